@@ -14,10 +14,12 @@ from ttlaunch.recipe import (
 
 
 def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
-    """(n - 1)/n of a unit each time that its n ranks gather it, and once a step for its gradients.
+    """Predict the bytes of a step: each rank sends (n - 1)/n of a unit whenever the n ranks of its shard group gather it.
 
-    A worker makes m passes a step. With `shard: all` blocks are gathered 2m times, for forward and backward pass, and the
-    unit of embedding and head m times, since it is the last of the one and the first of the other; else all once.
+    The gradients of a unit are reduced once a step, which costs the same. A worker makes m passes a step. With
+    `shard: all`, weights are freed after each use: every block is gathered 2m times, for the forward and for the backward
+    pass. Embedding and head form one unit. It is gathered only m times, because the forward pass ends with it and the
+    backward pass begins with it. With any other `shard`, every unit is gathered once a step.
     """
     workers, sharing = ranks.of("worker"), config.fully_sharded_config
     if not workers:
@@ -30,16 +32,15 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     passes = max(shares(config.training_config.micro_batches, len(workers)))
     checks = max(shares(ranks.validation_micro_batches, len(workers)))
     blocks, ends = ranks.facts[workers[0]]["values_of_blocks"], ranks.facts[workers[0]]["values_of_ends"]
-    keeps = sharing.shard != "all"
-    gathered = blocks + ends if keeps else 2 * passes * blocks + passes * ends
-    evaluated = blocks + ends if keeps else checks * blocks + ends
+    keeps_weights = sharing.shard != "all"
+    gathered = blocks + ends if keeps_weights else 2 * passes * blocks + passes * ends
+    evaluated = blocks + ends if keeps_weights else checks * blocks + ends
     weight = VALUE_BYTES if config.training_config.precision == "fp32" else VALUE_BYTES // 2
     size = len(workers) // sharing.replicas
     for first in range(0, len(workers), size):
         peers = workers[first : first + size]
-        parameters = (
-            ranks.tensors(peers[0]) - config.transformer_config.tie_embeddings
-        )  # a matrix of two uses has one norm
+        # A matrix that embedding and head share is listed as two tensors, but its norm is sent once.
+        parameters = ranks.tensors(peers[0]) - config.transformer_config.tie_embeddings
         norms = all_reduce_bytes(peers, parameters, value_bytes=NUMBER_BYTES)
         found += [Traffic("squared_norms", source, dest, per_step=moved) for source, dest, moved in norms]
         found += _ring("weights (torch)", peers, per_step=gathered * weight, per_validation=evaluated * weight)

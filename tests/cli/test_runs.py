@@ -215,7 +215,7 @@ def test_stop_of_a_run_without_a_launcher_ends_its_processes(ttlaunch, make_run)
     run = make_run("2026-08-23T10-14-07-beef", status=None)
     with subprocess.Popen(["sleep", "60"], env={**os.environ, contract.ENV_RUN_ID: run.name}) as process:
         said = ttlaunch("stop latest").stdout
-    assert f"{run.name} had lost its launcher; 1 process of it killed: cut off\n" == said
+    assert f"{run.name} had lost its launcher; 1 remaining process killed: cut off\n" == said
     assert -signal.SIGKILL == process.returncode
 
 

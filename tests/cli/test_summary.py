@@ -38,7 +38,7 @@ def told(here):
             for rank, ending in exits.items()
         ]
         words = Witnesses(stderr_tail=lambda _: parse_stderr_tail(log))
-        failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=words)
+        failure = first_failure(ranks, lost_shims={}, stopped=False, witnesses=words)
         rows = tuple({"rank": rank, "last_operation": last and {"text": last}} for rank in exits)
         known = dict.fromkeys(Report.__dataclass_fields__)
         report = Report(**{**known, "failure": failure, "ranks": rows})
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_failed_is_not_told_twice(here, kind, message):
         RankRow(0, "box", 0, "worker"), error=RankError(type=kind, message="step 16: no space left", time=1.0)
     )
     words = Witnesses(stderr_tail=lambda _: parse_stderr_tail("error: step 16: no space left\n"))
-    failure = first_failure([state], lost_shims={}, ordered=False, witnesses=words)
+    failure = first_failure([state], lost_shims={}, stopped=False, witnesses=words)
     report = Report(**{**dict.fromkeys(Report.__dataclass_fields__), "failure": failure, "ranks": ({"rank": 0},)})
     text = render([failure_diagnostic(report, RunFolder("tonight", here / "runs/tonight"))])
     assert f"error[{message}\n\nhint: full log: runs/tonight/logs/rank-0.stderr" == text.rstrip()

@@ -47,8 +47,8 @@ def said(text, **known):
     return Witnesses(engine=engine.read_output(text, {}), launcher=engine.signature.program, **known)
 
 
-def blamed(ranks, *, lost=None, ordered=False):
-    failure = first_failure(ranks, lost_shims=lost or {}, ordered=ordered)
+def blamed(ranks, *, lost=None, stopped=False):
+    failure = first_failure(ranks, lost_shims=lost or {}, stopped=stopped)
     return failure and (failure.code, failure.message)
 
 
@@ -73,10 +73,10 @@ NOTICED = "prterun noticed that process rank 1 with PID 4930 on node box exited 
 def test_a_shim_that_was_killed_before_it_wrote_anything_is_known_from_mpirun():
     heard = said(NOTICED, killing_since=3.0)
     ranks = states(r0=ended(1.0, number=signal.SIGTERM), r1={"started": {}})
-    failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=heard)
+    failure = first_failure(ranks, lost_shims={}, stopped=False, witnesses=heard)
     assert ("R006", 1) == (failure.code, failure.rank)
     ranks = states(r0=ended(1.0, number=signal.SIGSEGV))
-    assert 0 == first_failure(ranks, lost_shims={}, ordered=False, witnesses=heard).rank, "mpirun may kill a late shim"
+    assert 0 == first_failure(ranks, lost_shims={}, stopped=False, witnesses=heard).rank, "mpirun may kill a late shim"
 
 
 def test_of_ranks_that_starved_together_the_one_that_held_most_is_named():
@@ -93,11 +93,11 @@ DAEMON = "PRTE has lost communication with a remote daemon.\n\n  Remote daemon: 
 
 
 def test_a_shim_that_went_with_mpiruns_daemon_is_not_blamed():
-    failure = first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=said(DAEMON))
+    failure = first_failure(states(), lost_shims={1: 2.0}, stopped=False, witnesses=said(DAEMON))
     assert ("R057", None, "box") == (failure.code, failure.rank, failure.host)
     assert "mpirun's daemon on box was killed, and took the ranks there along" == failure.message
     both = said(NOTICED + DAEMON)
-    assert "R006" == first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=both).code, (
+    assert "R006" == first_failure(states(), lost_shims={1: 2.0}, stopped=False, witnesses=both).code, (
         "first was the shim"
     )
 
@@ -114,7 +114,7 @@ def test_an_own_exception_outranks_the_exits_that_follow():
 @pytest.mark.parametrize("cause", [ended(1.1, status=3), ended(1.1, number=signal.SIGSEGV)], ids=["exit", "crash"])
 def test_a_rank_that_lost_its_peer_is_not_blamed_for_it(kind, message, cause):
     ranks = states(r0=raised(1.0, kind, message), r3=cause)
-    assert first_failure(ranks, lost_shims={}, ordered=False).rank == 3
+    assert first_failure(ranks, lost_shims={}, stopped=False).rank == 3
     assert blamed(states(r0=raised(1.0, kind, message))) == ("R026", f"rank 0 (worker, box) lost its peer: {kind}")
 
 
@@ -150,12 +150,12 @@ def test_a_rank_that_could_not_be_started_says_why():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_signals_that_we_sent_blame_nobody(number):
-    assert blamed(states(r0=ended(1.0, number=number)), lost={1: 1.0}, ordered=True) is None
+    assert blamed(states(r0=ended(1.0, number=number)), lost={1: 1.0}, stopped=True) is None
 
 
 def test_an_exception_is_told_even_when_the_user_ended_the_run():
     ranks = states(r0=ended(1.0, number=signal.SIGTERM), r1=raised(0.9))
-    assert blamed(ranks, ordered=True) == ("R002", "rank 1 (worker, box) raised ValueError")
+    assert blamed(ranks, stopped=True) == ("R002", "rank 1 (worker, box) raised ValueError")
 
 
 def test_an_unknown_signal_is_named_by_its_number():
@@ -163,7 +163,7 @@ def test_an_unknown_signal_is_named_by_its_number():
 
 
 def test_the_step_of_the_exception_is_told_with_its_place():
-    failure = first_failure(states(r1=raised(1.0, step=41)), lost_shims={}, ordered=False)
+    failure = first_failure(states(r1=raised(1.0, step=41)), lost_shims={}, stopped=False)
     assert failure.message == "rank 1 (worker, box) raised ValueError in step 41"
     assert (failure.step, failure.place, failure.evidence) == (41, "t.py:7", ("`ValueError: short`",))
 
@@ -230,7 +230,7 @@ def test_a_host_that_was_lost_while_we_stood_still_is_told_with_it_and_no_other_
     def named(lost_hosts, stood_still_s, **records):
         witnesses = Witnesses(stood_still_s=stood_still_s)
         ranks = states(**records)
-        return first_failure(ranks, lost_shims={}, lost_hosts=lost_hosts, ordered=False, witnesses=witnesses)
+        return first_failure(ranks, lost_shims={}, lost_hosts=lost_hosts, stopped=False, witnesses=witnesses)
 
     assert ("no route", note) == named(lost, 25.2).evidence
     assert ("no route",) == named(lost, 0.0).evidence

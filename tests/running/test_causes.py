@@ -168,7 +168,7 @@ def states(*endings):
 
 def failure_of(ranks, *, mpi_words="", **known):
     engine = said_by_mpi(mpi_words, {state.row.rank: state.exit.status if state.exit else None for state in ranks})
-    return first_failure(ranks, lost_shims={}, ordered=False, witnesses=Witnesses(engine=engine, **known))
+    return first_failure(ranks, lost_shims={}, stopped=False, witnesses=Witnesses(engine=engine, **known))
 
 
 def test_a_peer_in_which_mpi_gave_up_is_not_blamed_for_an_exit_recorded_after_it():
@@ -179,10 +179,10 @@ def test_a_peer_in_which_mpi_gave_up_is_not_blamed_for_an_exit_recorded_after_it
 
 def test_shims_that_mpirun_killed_after_a_rank_had_left_are_not_blamed():
     ranks = states({"status": 3, "time": 1.0}, None, None)
-    failure = first_failure(ranks, lost_shims={1: 1.6, 2: 1.6}, ordered=False)
+    failure = first_failure(ranks, lost_shims={1: 1.6, 2: 1.6}, stopped=False)
     assert (failure.rank, failure.kind) == (0, Cause.EXITED)
     assert render_cascade(failure.followers) == "then rank 1 and 2 were ended with the run"
-    assert first_failure(ranks, lost_shims={1: 0.9}, ordered=False).kind is Cause.SHIM_LOST
+    assert first_failure(ranks, lost_shims={1: 0.9}, stopped=False).kind is Cause.SHIM_LOST
 
 
 def test_ranks_that_we_killed_are_not_blamed():

@@ -26,7 +26,7 @@ def blamed(*, exits=None, error=None, lost=None):
     for rank, record in (exits or {}).items():
         ranks[rank].exit = RankExit(**record)
     ranks[0].error = error and RankError(**error)
-    return first_failure(ranks, lost_shims={}, lost_hosts=lost or {}, ordered=False)
+    return first_failure(ranks, lost_shims={}, lost_hosts=lost or {}, stopped=False)
 
 
 def test_a_lost_host_is_named_with_its_ranks():
@@ -67,7 +67,7 @@ def test_times_of_a_host_whose_clock_is_wrong_are_put_right(watch):
     for rank, time in ((0, 101.0), (1, 3700.0)):
         (records / f"rank-{rank}.error.json").write_text(json.dumps({"time": time, "type": "ValueError"}))
     seen.poll()
-    failure = first_failure(seen.ranks, lost_shims={}, ordered=False)
+    failure = first_failure(seen.ranks, lost_shims={}, stopped=False)
     assert (failure.rank, failure.time) == (1, 100.0)
 
 

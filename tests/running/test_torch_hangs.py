@@ -67,7 +67,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from ttlaunch.train import process_group
-from ttlaunch.runtime.parallel.sharded.collectives import Ring, enter_collectives
+from ttlaunch.runtime.parallel.sharded.collectives import Ring, count_collectives
 
 
 def peer(cfg, ctx):
@@ -76,7 +76,7 @@ def peer(cfg, ctx):
     with process_group(ctx, among=peers, device=torch.device("cpu")):
         with ctx.announced("import"):  # of what torch needs on first use
             unit = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (2,)))
-        enter_collectives([unit], shards=Ring(ctx.traffic, rank=ctx.rank, among=peers), replicas=None)
+        count_collectives([unit], shards=Ring(ctx.traffic, rank=ctx.rank, among=peers), replicas=None)
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no mean
         for step in range(1, 5):
             ctx.step = step

@@ -102,7 +102,7 @@ def write_record(environment: str, record: Record) -> None:
 
 
 def read_record(environment: str) -> Record | None:
-    """The record of an environment; None for one that is not finished."""
+    """Read the record of an environment; None if it is not finished."""
     try:
         with open(os.path.join(environment, RECORD), encoding="utf-8") as file:
             record: Record = json.load(file)
@@ -162,7 +162,7 @@ def is_in_use(environment: str) -> bool:
 
 
 def entries(folder: str) -> list[str]:
-    """The names in a folder; empty where there is no such folder."""
+    """List the names in a folder; empty if the folder does not exist."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -199,7 +199,7 @@ def check_room(wheels: list[Record], folder: str, *, unpacked: int, files: int) 
 
 
 def room(folder: str) -> tuple[int, int | None]:
-    """Bytes and files that the user may still write in a folder; None where files are not counted."""
+    """Return how many bytes and files the user may still write; None for files if the file system does not limit them."""
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     found = os.statvfs(folder)
@@ -207,7 +207,7 @@ def room(folder: str) -> tuple[int, int | None]:
 
 
 def wheel_place(wheel: Record, folder: str) -> str:
-    """Where a wheel lies once it has been received."""
+    """Return where a wheel is stored once it has been received."""
     return os.path.join(folder, "wheels", wheel["sha256"], wheel["file"])
 
 

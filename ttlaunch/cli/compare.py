@@ -118,13 +118,13 @@ def _check_candidates(candidates: Sequence[Candidate], workload: Workload, *, on
 def _notes(
     mistake: Diagnostic, found: Sequence[Sequence[Diagnostic]], candidates: Sequence[Candidate]
 ) -> tuple[str, ...]:
-    """Return the mistake's notes, and one that lists the candidates that have it unless all have it or it is in no file."""
+    """Return the mistake's notes; if it points at a file and only some candidates have it, add a note that lists them."""
     text = mistake.as_json()
     owners = [
         str(one) for one, group in zip(candidates, found, strict=True) if text in [each.as_json() for each in group]
     ]
-    has_owner = len(owners) < len(candidates) and mistake.primary
-    return (*mistake.notes, f"of {listed(owners)}") if has_owner else mistake.notes
+    lists_owners = len(owners) < len(candidates) and mistake.primary
+    return (*mistake.notes, f"of {listed(owners)}") if lists_owners else mistake.notes
 
 
 def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:
@@ -159,7 +159,7 @@ def _all_candidates() -> list[Candidate]:
 
 
 def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format) -> "list[Attempt]":
-    """Run everything; exit if Ctrl-C is pressed."""
+    """Collect the attempts while they run, report each on stderr, and exit if Ctrl-C is pressed."""
     attempts: list[Attempt] = []
     with interruptible():
         try:

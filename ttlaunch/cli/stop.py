@@ -11,7 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, read_launcher_here
 from ttlaunch.cli.console import exit_with, print_json
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, counted
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError
 
 EXAMPLES = """\
 [bold]ttlaunch stop latest[/bold]   the newest run; its ranks finish and save their step first
@@ -67,13 +67,13 @@ def stop(
 
 
 def _end_processes(path: Path, *, form: Format) -> None:
-    """Kill the processes that are left of a run whose launcher is gone."""
+    """Kill the remaining processes of a run whose launcher is gone."""
     from ttlaunch.agent.run_processes import kill_run_processes
     from ttlaunch.running.runs.facts import read_daemons
 
     killed = len(kill_run_processes(path.name, daemons=read_daemons(path)))
-    words = counted(killed, "process").replace("processs", "processes")
-    _say(path, f"had lost its launcher; {words} of it killed", form=form, was_running=True)
+    noun = "process" if killed == 1 else "processes"
+    _say(path, f"had lost its launcher; {killed} remaining {noun} killed", form=form, was_running=True)
 
 
 def _say(path: Path, text: str, *, form: Format, was_running: bool) -> None:

@@ -178,7 +178,7 @@ def _failure(
     watch: Watch, broken: Failure | None, findings: tuple[SimulatedFinding, ...], *, returncode: int
 ) -> Failure | None:
     """Find the first rank that failed by itself, or another reason why the simulation failed."""
-    failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken
+    failure = first_failure(watch.ranks, lost_shims={}, stopped=False) or broken
     if failure is None and not findings and returncode != 0:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
         failure = Failure(code="R003", cause=f"the process of all ranks {how}", time=time.time())

@@ -109,7 +109,7 @@ def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Eng
         watch.ranks,
         lost_shims=lost_shims,
         lost_hosts=ending.lost_hosts,
-        ordered=stopped,
+        stopped=stopped,
         witnesses=_witnesses(folder, ending, watch.ranks, engine=engine),
     )
     failure = failure or ending.failure

@@ -1,7 +1,8 @@
-"""Find which rank broke first, and how: classify every ending, then order by time.
+"""Find which rank failed first, and how: classify every ending, then order by class and time.
 
 Sorting by time alone blames the wrong rank, because the ranks that lose their peer can be recorded before the one
-that was killed. So an own exception, a signal from outside or a crash outranks an ending that follows from another.
+that was killed. So a rank's own exception, a crash or a signal from outside comes before an ending that follows from
+another rank's.
 """
 
 import math
@@ -24,8 +25,9 @@ from ttlaunch.running.failures.stderr_tail import StderrTail, chained
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import RankState
 
-_FIRST_HAND, _WITHOUT_WORDS, _FOLLOWS = 0, 1, 2
-_STARVED_TOGETHER_S = 2.0  # a killed rank of many gigabytes takes that long to be gone
+_HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _FOLLOWS = 0, 1, 2
+"""Which ending to report, smallest first: one with a cause, a bare exit status, one that follows from another rank's."""
+_OUT_OF_MEMORY_TOGETHER_S = 2.0  # the kernel takes that long to free a killed rank of many gigabytes
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class Witnesses:
     Attributes:
         stderr_tail: The end of a rank's log.
         engine: What the engine's own output says.
-        launcher: What people call the engine's process.
-        killing_since: When we began to kill what was left of the run, seconds since the epoch; None: we did not.
-        stood_still_s: The longest time for which the supervisor, or all of its machine, did not run.
+        launcher: Name of the engine's process in messages, such as `mpirun`.
+        killing_since: When we began to kill the remaining ranks, seconds since the epoch; None: we did not.
+        stood_still_s: The longest time for which the supervisor did not run, because it or its whole machine was suspended.
     """
 
     stderr_tail: Callable[[int], StderrTail] = lambda _: StderrTail()
@@ -57,16 +59,16 @@ def first_failure(
     *,
     lost_shims: Mapping[int, float],
     lost_hosts: Mapping[str, LostHost] | None = None,
-    ordered: bool,
+    stopped: bool,
     witnesses: Witnesses | None = None,
 ) -> Failure | None:
-    """Find the failure that the others follow from; None if every rank did its work.
+    """Find the failure that caused the others; None if no rank failed.
 
     Args:
         ranks: All ranks, after their endings were read.
         lost_shims: Ranks whose shim vanished without a record, with the time at which that was seen.
         lost_hosts: Hosts that can no longer be reached. What follows from a lost host happens after its last sign of life.
-        ordered: Whether we ended the run ourselves; then signals that we send do not count.
+        stopped: Whether the launcher was told to stop the run; then endings by the signals that it sends are no failures.
         witnesses: Logs and the like; None: there are none.
     """
     seen = witnesses or Witnesses()
@@ -77,12 +79,12 @@ def first_failure(
         # A shim that was killed before it recorded its process can only be known from the engine's output.
         if lost is None and rank in seen.engine.killed_shims and not state.started:
             lost = seen.killing_since or math.inf
-        candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in seen.engine.gave_up)
+        candidates += _of_rank(state, lost, seen, stopped=stopped, lost_peer=rank in seen.engine.gave_up)
     if not candidates:
         return None
-    candidates = _without_shims_of_the_end(candidates)
+    candidates = _without_shims_killed_later(candidates)
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
-    first = _that_held_most(first, candidates, ranks)
+    first = _largest_out_of_memory(first, candidates, ranks)
     followers = _followers(first, candidates, ranks, lost_hosts=lost_hosts or {})
     words = seen.stderr_tail(first.rank).lines if first.rank is not None else ()
     hint = first.next_step or next_step(first)
@@ -90,31 +92,31 @@ def first_failure(
 
 
 def _of_rank(
-    state: RankState, lost: float | None, seen: Witnesses, *, ordered: bool, lost_peer: bool
+    state: RankState, lost: float | None, seen: Witnesses, *, stopped: bool, lost_peer: bool
 ) -> list[_Candidate]:
-    """The failure of one rank, if it has one."""
+    """Return the failure of one rank as the only candidate, or nothing if it has not failed."""
     if state.error is not None:
         kind = _of_exception(state.error, state.exit)
-        return [_Candidate(_FOLLOWS if kind.follows else _FIRST_HAND, name_exception(state, state.error, kind))]
+        return [_Candidate(_FOLLOWS if kind.follows else _HAS_OWN_CAUSE, name_exception(state, state.error, kind))]
     if state.exit is not None and state.exit.is_failure:
         time = state.exit.time
         by_us = seen.killing_since is not None and time > seen.killing_since
         words = seen.stderr_tail(state.row.rank)
-        kind = classify_ending(state.exit, words, by_us=by_us or ordered, lost_peer=lost_peer)
-        if ordered and kind is Cause.ENDED:
+        kind = classify_ending(state.exit, words, by_us=by_us or stopped, lost_peer=lost_peer)
+        if stopped and kind is Cause.ENDED:
             return []
         without_words = kind is Cause.EXITED and words.raised is None
-        order = _FOLLOWS if kind.follows else _WITHOUT_WORDS if without_words else _FIRST_HAND
+        order = _FOLLOWS if kind.follows else _GIVES_NO_CAUSE if without_words else _HAS_OWN_CAUSE
         return [_Candidate(order, name_ending(state, state.exit, words, kind=kind))]
-    if lost is not None and state.exit is None and not ordered:
+    if lost is not None and state.exit is None and not stopped:
         by_daemon = seen.engine.lost_daemon and state.row.rank not in seen.engine.killed_shims
         named = name_lost_daemon(state, lost, launcher=seen.launcher) if by_daemon else name_lost_shim(state, lost)
-        return [_Candidate(_FIRST_HAND, named)]
+        return [_Candidate(_HAS_OWN_CAUSE, named)]
     return []
 
 
-def _without_shims_of_the_end(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Leave out shims that vanished after a rank had broken: the engine kills those that do not end in time."""
+def _without_shims_killed_later(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Leave out shims that vanished after a rank had failed: the engine kills shims that do not exit in time."""
     broke = [one.failure.time or 0.0 for one in candidates if one.order != _FOLLOWS and not _is_lost_shim(one)]
     return [
         one for one in candidates if not _is_lost_shim(one) or (one.failure.time or 0.0) <= min(broke, default=math.inf)
@@ -131,22 +133,22 @@ def _of_exception(error: RankError, ending: RankExit | None) -> Cause:
     return classify_exception(error.type, error.message, chain=chain, oom_kills=kills)
 
 
-def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
-    """Choose the largest of ranks that ran out of memory together: the kernel may have killed a smaller one first."""
+def _largest_out_of_memory(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
+    """Of ranks that ran out of memory together, choose the one that used most: the kernel may kill a smaller one first."""
     if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
         return first
-    held = {state.row.rank: float((state.exit.peak_memory_bytes if state.exit else None) or 0) for state in ranks}
-    starved = [
+    used_bytes = {state.row.rank: float((state.exit.peak_memory_bytes if state.exit else None) or 0) for state in ranks}
+    together = [
         one.failure
         for one in candidates
         if (one.failure.kind, one.failure.host) == (first.kind, first.host)
-        and (one.failure.time or math.inf) - first.time < _STARVED_TOGETHER_S
+        and (one.failure.time or math.inf) - first.time < _OUT_OF_MEMORY_TOGETHER_S
     ]
-    return max(starved, key=lambda failure: -1.0 if failure.rank is None else held.get(failure.rank, 0.0))
+    return max(together, key=lambda failure: -1.0 if failure.rank is None else used_bytes.get(failure.rank, 0.0))
 
 
 def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Candidate:
-    """The failure of a lost host, in place of its ranks, of which nothing is known."""
+    """Return the failure of a lost host; it stands for its ranks, whose endings are unknown."""
     host = lost.error.host
     its_ranks = [state for state in ranks if state.row.host == host]
     step = max((state.step for state in its_ranks), default=0)
@@ -160,13 +162,13 @@ def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Cand
         evidence=loss_notes(lost, its_ranks, stood_still_s=seen.stood_still_s),
         next_step=NEXT_STEP,
     )
-    return _Candidate(_FIRST_HAND, failure)
+    return _Candidate(_HAS_OWN_CAUSE, failure)
 
 
 def _followers(
     first: Failure, candidates: list[_Candidate], ranks: list[RankState], *, lost_hosts: Mapping[str, LostHost]
 ) -> tuple[Follower, ...]:
-    """The other ranks that did not do their work, in the order of their ends."""
+    """Return the other ranks that did not finish, in the order in which they ended."""
     known = {one.failure.rank: one.failure for one in candidates if one.failure.rank is not None}
     found = []
     for state in ranks:

@@ -1,4 +1,4 @@
-"""Compute the parts of a run's steps from the telemetry: the passes, and the time in which ranks only waited."""
+"""Compute from the telemetry how long the phases of a run's steps took, and how long ranks only waited."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 from ttlaunch.running.metrics.telemetry import RankTelemetry
 
 _WARM_UP = 1
-"""Steps that are left out where there are more: the first one opens connections and fills caches."""
+"""How many first steps are left out, if more were made: they open connections and fill caches."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """The time of steps that one part takes, in seconds.
+    """How much of the steps' time one part takes, in seconds.
 
     Attributes:
         median, p90: The median over steps, and the time that nine steps in ten do not exceed.
@@ -35,10 +35,10 @@ class StepTimes:
 
     Attributes:
         ranks: The ranks that the steps belong to.
-        step: All of a step, up to its report.
+        step: Whole steps, each up to its report.
         phases: Forward, backward, update, and `exchange`, which is the rest.
-        waits: By operation: the rank waited for messages to leave or to arrive and could do nothing else. They are
-            part of the phases that they happen in.
+        waits: For each operation, the time in which the rank could only wait for messages to leave or to arrive. It is
+            also part of the phase in which the rank waited.
     """
 
     ranks: tuple[int, ...]
@@ -69,7 +69,7 @@ def step_times(telemetry: Sequence[RankTelemetry]) -> StepTimes | None:
 
 
 def share_of(operation: str, telemetry: Sequence[RankTelemetry]) -> Share | None:
-    """The time that some ranks waited for one operation, in all steps but the first; None if they did not wait."""
+    """Return how long some ranks waited for one operation; None if they did not wait. See `step_times`."""
     times = step_times(telemetry)
     return None if times is None else next((wait for wait in times.waits if wait.name == operation), None)
 
@@ -85,9 +85,11 @@ def _shares(found: Iterable[tuple[Mapping[str, Mapping[int, int]], Sequence[int]
 
 def _share(name: str, microseconds: Sequence[int], whole: int) -> Share:
     ordered = sorted(microseconds)
-    return Share(name, _at(ordered, 0.5) / 1e6, _at(ordered, 0.9) / 1e6, sum(ordered) / whole if whole else 0.0)
+    return Share(
+        name, _quantile(ordered, 0.5) / 1e6, _quantile(ordered, 0.9) / 1e6, sum(ordered) / whole if whole else 0.0
+    )
 
 
-def _at(ordered: Sequence[int], part: float) -> int:
-    """The smallest value that at least this part of all values does not exceed."""
+def _quantile(ordered: Sequence[int], part: float) -> int:
+    """Return a quantile by the nearest rank: the smallest value that is at least as large as this part of the values."""
     return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]

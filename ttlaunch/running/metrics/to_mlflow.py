@@ -1,4 +1,4 @@
-"""Write metrics to MLflow: an experiment for each recipe, in it a run for each of ours, with a nested run a rank."""
+"""Write metrics to MLflow: a recipe is an experiment, a run is a run in it, and each rank has a nested run."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ _LONGEST_PARAM = 500
 
 
 class MlflowSink:
-    """Writes into a folder, or to the tracking server of an address such as `http://host:5000`."""
+    """Writes into a folder, or to a tracking server if the place is an address such as `http://host:5000`."""
 
     def __init__(self, run: LoggedRun, place: str) -> None:
         is_folder = "://" not in place
         if is_folder:
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow asks for this since it prefers databases
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer MLflow writes to a folder only with this
             Path(place).mkdir(parents=True, exist_ok=True)
         self._client = MlflowClient(tracking_uri=Path(place).as_uri() if is_folder else place)
         self._run = run

@@ -1,4 +1,4 @@
-"""Measures by messages how far a rank's clock is from rank 0's, so that timelines can be put side by side."""
+"""Measures the offset of a rank's clock from rank 0's with messages, so that timelines can be put side by side."""
 
 import time
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ _ROUNDS = 16
 
 @contextmanager
 def clocks_compared(trace: Trace | None, communicator: Communicator, *, world_size: int) -> Iterator[None]:
-    """Note how far the rank's clock is from rank 0's, before and after a block; without a trace do nothing.
+    """Note the offset of this rank's clock from rank 0's, before and after a block; without a trace do nothing.
 
     Args:
-        trace: Where to note it; None: nobody asked for a timeline. Equal on all ranks in being None or not.
-        communicator: Every rank must call; none may be receiving from rank 0 by the tag of these messages.
+        trace: Where to note it; None if no timeline was requested, and then None on every rank.
+        communicator: Every rank must call; no other message may use the tag `_CLOCK` meanwhile.
         world_size: Ranks.
 
     Cost: `compare_clocks`, twice.
@@ -34,7 +34,7 @@ def clocks_compared(trace: Trace | None, communicator: Communicator, *, world_si
 
 
 def compare_clocks(communicator: Communicator, *, world_size: int) -> tuple[int, int]:
-    """Measure how much later it is on rank 0's monotonic clock than on this rank's, and how wrong that may be.
+    """Measure how far rank 0's monotonic clock is ahead of this rank's, and the largest possible error.
 
     Rank 0 answers with its time. The best estimate is that it did so in the middle of the shortest round trip, so the
     error is at most half of that trip.
@@ -50,20 +50,20 @@ def compare_clocks(communicator: Communicator, *, world_size: int) -> tuple[int,
     Order: rank 0 serves the others by rank, one after the other.
     Source: F. Cristian, "Probabilistic Clock Synchronization", Distributed Computing 3, 1989.
     """
-    said = torch.zeros(1, dtype=torch.int64)
+    time_of_0 = torch.zeros(1, dtype=torch.int64)
     if communicator.rank == 0:
         for other in range(1, world_size):
             for _ in range(_ROUNDS):
-                communicator.recv(said, source=Rank(other), tag=_CLOCK)
-                said[0] = time.monotonic_ns()
-                communicator.send(said, dest=Rank(other), tag=_CLOCK)
+                communicator.recv(time_of_0, source=Rank(other), tag=_CLOCK)
+                time_of_0[0] = time.monotonic_ns()
+                communicator.send(time_of_0, dest=Rank(other), tag=_CLOCK)
         return 0, 0
     found = []
     for _ in range(_ROUNDS):
         began = time.monotonic_ns()
-        communicator.send(said, dest=Rank(0), tag=_CLOCK)
-        communicator.recv(said, source=Rank(0), tag=_CLOCK)
+        communicator.send(time_of_0, dest=Rank(0), tag=_CLOCK)
+        communicator.recv(time_of_0, source=Rank(0), tag=_CLOCK)
         ended = time.monotonic_ns()
-        found.append((ended - began, int(said.item()) - (began + ended) // 2))
+        found.append((ended - began, int(time_of_0.item()) - (began + ended) // 2))
     round_trip, offset = min(found)
     return offset, round_trip // 2 + 1

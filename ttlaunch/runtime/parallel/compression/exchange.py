@@ -28,9 +28,8 @@ _COUNTS = 30_051
 class CompressedExchange:
     """Has the methods of `GradientExchange`; gradients leave after the last backward pass of a step, in one message.
 
-    With fp16 the loss scale is divided out before anything is encoded, so what is owed from one step to the next does
-    not depend on it. All ranks skip a step that overflowed, and each takes back what it sent: it owes what it owed
-    before.
+    With fp16 the loss scale is divided out before anything is encoded, so the remainder, which a rank adds to its next
+    gradient, does not depend on it. All ranks skip a step that overflowed, and each restores its previous remainder.
 
     Cost of a step: that of `CompressedSum`, and as many messages of 16 bytes.
     """

@@ -34,11 +34,11 @@ class ParameterServerClient:
                 ...                        # sums of the block's micro-batches
                 client.push(step, sums)
                 client.pull(sums)
-                client.checkpoint(step)    # what this worker's codecs owe
+                client.checkpoint(step)    # the remainders of this worker's codecs
 
-    With fp16 and a codec that loses something, the loss scale is divided out before anything is encoded, so what is
-    owed from one step to the next does not depend on it. A gradient that was refused, or whose step was skipped, was
-    not used: the worker then owes what it owed before.
+    With fp16 and a codec that loses something, the loss scale is divided out before anything is encoded, so the
+    remainder, which the worker adds to its next gradient, does not depend on it. If a gradient is refused or its step is
+    skipped, nothing that was sent is used, and the worker restores its previous remainder.
 
     Cost of a step: K * S bytes out and S back, S = 4N, K the nodes of the worker's block; a message for each node and
         each server. Buffers for what is sent.

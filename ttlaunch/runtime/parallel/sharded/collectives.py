@@ -1,11 +1,11 @@
 """Counts the collectives of torch's FSDP2: how many there were, of what size, and how long they took.
 
-What is counted is each call, and for it what a ring moves: n - 1 of n parts of the whole vector, to the next rank.
-(Which messages gloo or NCCL cut it into is theirs; a ring is what both document.) So a gather too many, or a reduction
-that `no_sync` should have held back, shows in the counted traffic against the formula. They are also in the flight
-recorder, so that a hang within one is reported by name and unit, and in the timeline if there is one.
+Each call is counted with the bytes that a ring moves: (n - 1)/n of the whole vector, to the next rank. Both gloo and
+NCCL document a ring; how they cut it into messages is not visible here. If FSDP2 gathers once too often, or reduces where
+`no_sync` should have prevented it, the counted traffic differs from the formula. The flight recorder has the calls too,
+so the report of a hang names the operation and the unit. If there is a timeline, it shows them.
 
-On CUDA devices a call returns when it has been put in a stream, so there times are those of the call.
+On CUDA devices a call returns as soon as it is queued on a stream, so the measured time is that of queueing it.
 """
 
 import time
@@ -24,11 +24,14 @@ from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
 
 WEIGHTS, GRADIENTS, COPIES = "weights (torch)", "gradients (torch)", "replicas (torch)"
-"""Operations: gathering rows of weights, reducing gradients to rows, and adding up those rows over replicas."""
+"""Operations: all-gather of weights, reduce-scatter of gradients, all-reduce of gradient shards over replicas."""
 
 
 class Ring:
-    """The ranks that a rank shares parameters with, or those that have the same rows of other replicas."""
+    """A group of ranks whose collectives are counted.
+
+    The ranks shard one replica of the parameters, or have the same rows of each replica.
+    """
 
     def __init__(self, traffic: TrafficCounter, *, rank: Rank, among: Sequence[Rank]) -> None:
         self._traffic = traffic
@@ -38,18 +41,26 @@ class Ring:
 
     @contextmanager
     def operation(self, name: str, *, unit: int, whole: int, times: int = 1) -> Iterator[None]:
-        """Enter a collective over a vector of so many bytes, during which the rank waits."""
+        """Count and time the collective that runs in this block; `whole` is the size of its full vector in bytes."""
         began = time.monotonic_ns()
         recorder, at = self._traffic.recorder, 0
         if recorder is not None:
             at = recorder.begin(COLLECTIVE, (name, unit), None, peer=GROUP, tag=self._tag, size=whole, now=began)
         yield
-        self.enter(name, unit=unit, whole=whole, times=times, began=began)
+        self.count(name, unit=unit, whole=whole, times=times, began=began)
         if recorder is not None:
             recorder.end(at, time.monotonic_ns())
 
-    def enter(self, name: str, *, unit: int, whole: int, times: int = 1, began: int | None = None) -> None:
-        """Enter a collective that is over: the ring's bytes, so many times, and since when the rank has waited."""
+    def count(self, name: str, *, unit: int, whole: int, times: int = 1, began: int | None = None) -> None:
+        """Count a collective that has ended.
+
+        Args:
+            name: Operation.
+            unit: Number of the FSDP unit.
+            whole: Bytes of the full vector.
+            times: How often a ring moves (n - 1)/n of it; twice in an all-reduce.
+            began: When the rank began to wait, nanoseconds; None: the time is unknown and is not counted.
+        """
         now = time.monotonic_ns()
         if self._size > 1:
             self._traffic.sent((name, None), self._next, times * (self._size - 1) * whole // self._size)
@@ -78,21 +89,21 @@ class _Reduce(DefaultReduceScatter):
             return super().__call__(output_tensor, input_tensor, *how, **named)
 
 
-def enter_collectives(units: Sequence[FSDPModule], *, shards: Ring, replicas: Ring | None) -> None:
+def count_collectives(units: Sequence[FSDPModule], *, shards: Ring, replicas: Ring | None) -> None:
     """Count every collective of FSDP's units in the rank's traffic counter.
 
     Args:
         units: The units in the order of the model.
-        shards: The ranks that share the parameters.
-        replicas: Those that have the same rows; None: nobody has.
+        shards: The ranks that shard one replica of the parameters.
+        replicas: The ranks with the same rows of each replica; None: there is one replica.
     """
     for number, unit in enumerate(units):
         unit.set_custom_all_gather(_Gather(shards, number))
         unit.set_custom_reduce_scatter(_Reduce(shards, number))
         if replicas is not None:
-            unit.set_all_reduce_hook(partial(_enter_copies, replicas, number))
+            unit.set_all_reduce_hook(partial(_count_copies, replicas, number))
 
 
-def _enter_copies(ring: Ring, unit: int, rows: Tensor) -> None:
-    """The rows of a unit's gradients have been added up over the replicas; an all-reduce moves them twice."""
-    ring.enter(COPIES, unit=unit, whole=rows.nbytes, times=2)
+def _count_copies(ring: Ring, unit: int, rows: Tensor) -> None:
+    """Count the all-reduce that has added up a unit's rows of gradients over the replicas; it moves them twice."""
+    ring.count(COPIES, unit=unit, whole=rows.nbytes, times=2)

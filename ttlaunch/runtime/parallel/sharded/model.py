@@ -52,7 +52,7 @@ class ShardedModel(Model):
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415  only ranks that share a model need it
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
-        from ttlaunch.runtime.parallel.sharded.collectives import Ring, enter_collectives  # noqa: PLC0415
+        from ttlaunch.runtime.parallel.sharded.collectives import Ring, count_collectives  # noqa: PLC0415
 
         size = len(among) // replicas
         grid = (replicas, size) if replicas > 1 else (size,)
@@ -66,7 +66,7 @@ class ShardedModel(Model):
         replica, place = divmod(among.index(ctx.rank), size)
         shards = Ring(ctx.traffic, rank=ctx.rank, among=among[replica * size : (replica + 1) * size])
         copies = Ring(ctx.traffic, rank=ctx.rank, among=among[place::size]) if replicas > 1 else None
-        enter_collectives(self._units, shards=shards, replicas=copies)
+        count_collectives(self._units, shards=shards, replicas=copies)
         register_owner(ctx, self, _held_tensors)  # in place of `tensors_of_model`, which sees only the rows
 
     def synchronises(self, *, is_last: bool) -> None:
