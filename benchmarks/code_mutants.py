@@ -3,7 +3,7 @@
 mutmut makes the mutants of every function without a decorator, runs under each one the tests that call the function, and
 forks for it, so that torch is imported once. The sample follows from the seed and the mutants' names. Two kinds of mutants
 are left out: other text in a sentence for people (its wording may change), and functions that only ranks under mpirun call
-(`benchmarks/sockets.py` and `tests/mpi` run those).
+(`benchmarks/communicators.py` and `tests/mpi` run those).
 
     pip install -e '.[train,dev,mutants]'
     python benchmarks/code_mutants.py [--count 400] [--seed 0] [--folder /tmp/ttlaunch-mutants] [--again]
