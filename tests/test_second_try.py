@@ -9,7 +9,7 @@ import pytest
 
 CI = Path(__file__).parents[1] / ".ci"
 OUTER = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
-"""What the pytest around these tests was told by variables: the `-m` of `.ci/run` would deselect the tests made here."""
+"""Variables that configure the pytest around these tests: the `-m` of `.ci/run` would deselect the tests made here."""
 FLAKY = """\
     assert "PYTHONPATH" not in os.environ
     print("said in try", len(list(HERE.glob("{name}.*"))))

@@ -107,7 +107,7 @@ def test_naive_bounded_staleness_is_its_recipe_where_every_mean_arrives_as_late_
 
 @pytest.mark.parametrize("config", [{}, SGD], ids=["adamw", "sgd"])
 def test_naive_sharding_has_the_losses_of_one_process_up_to_rounding(both, config):
-    """As the README promises of the fast form, whose workers need a process each; see `tests/mpi/test_fully_sharded.py`."""
+    """The naive form of `fully_sharded` keeps the README's tolerance; `tests/mpi` compares it with torch's own sharding."""
     naive, alone = both("fully_sharded", {"trainer": 1}, config, naive={"worker": 3})
     for key in ("loss", "grad_norm", "learning_rate", "tokens"):
         expected = alone.by_step(contract.KIND_STEP, key)

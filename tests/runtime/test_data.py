@@ -63,7 +63,7 @@ def test_every_epoch_has_an_order_of_its_own(make_cfg):
 
 
 def test_a_validation_sees_the_last_part_of_the_text_and_training_never_does(make_cfg):
-    """Of 250 numbers the last tenth is kept; the last of those has no token that follows it."""
+    """The text has 250 numbers; validation gets the last tenth, whose last number has no token that follows it."""
     text = "".join(f"{number:08}" for number in range(250))
     cfg = make_cfg(
         training={"batch_size": 4, "micro_batch_size": 4, "validation_sequences": 1000},

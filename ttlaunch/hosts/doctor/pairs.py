@@ -203,5 +203,5 @@ def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def _all(transports: Sequence[Transport]) -> int:
-    """As many at once as there are hosts: they connect to each other, so none may wait for a turn."""
+    """How many hosts work at once: all of them, since they connect to each other and none may wait for its turn."""
     return max(1, len(transports))

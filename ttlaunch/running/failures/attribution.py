@@ -68,7 +68,7 @@ def first_failure(
         ranks: All ranks, after their endings were read.
         lost_shims: Ranks whose shim vanished without a record, with the time at which that was seen.
         lost_hosts: Hosts that can no longer be reached. What follows from a lost host happens after its last sign of life.
-        stopped: Whether the launcher was told to stop the run; then endings by the signals that it sends are no failures.
+        stopped: Whether somebody asked the launcher to stop the run; then endings by the signals that it sends are no failures.
         witnesses: Logs and the like; None: there are none.
     """
     seen = witnesses or Witnesses()
@@ -134,7 +134,7 @@ def _of_exception(error: RankError, ending: RankExit | None) -> Cause:
 
 
 def _largest_out_of_memory(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
-    """Of ranks that ran out of memory together, choose the one that used most: the kernel may kill a smaller one first."""
+    """Choose the rank that used most memory among those that ran out of it: the kernel may kill a smaller one first."""
     if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
         return first
     used_bytes = {state.row.rank: float((state.exit.peak_memory_bytes if state.exit else None) or 0) for state in ranks}

@@ -75,7 +75,7 @@ class TelemetryReader:
         return good_records(self._tail, self._read, rank=self._rank, file=self._name, complain=self._complain)
 
     def steps(self) -> Iterator[StepTelemetry]:
-        """The same, step by step."""
+        """Yield the telemetry of each step, in order, from the lines that can be used."""
         for stretch in self.stretches():
             found = _by_step(stretch)
             yield from (found[step] for step in sorted(found))
