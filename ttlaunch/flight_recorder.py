@@ -55,7 +55,7 @@ GROUP = -1
 ranks have a channel of that tag from the moment at which they join it; the channel counts the group's operations."""
 
 ANY = -2
-"""In place of a peer: whoever of those comes first that the rank has asked for a message of this tag and who owe it one."""
+"""In place of a peer: any rank that has not yet sent a message of this tag that this rank has requested."""
 
 WORLD = 0
 """The tag of the group of all ranks."""

@@ -96,7 +96,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
 
 
 def _is_looked_at(cfg: Config, ctx: RankContext, step: int) -> bool:
-    """Whether somebody looks at the weights after this step, so that all updates so far have to be in them."""
+    """Whether this step is followed by a validation, a checkpoint or a stop, before which all updates have to be applied."""
     interval = cfg.checkpoint_config.interval
     return validation_is_due(cfg, ctx, step) or (interval is not None and step % interval == 0) or ctx.should_stop()
 

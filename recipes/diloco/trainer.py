@@ -5,7 +5,7 @@
     worker 2   step step ... step |         | step  | step step ... step |
 
 The outer gradient is the agreed weights of H steps ago minus the average of the workers' weights now. SGD with Nesterov
-momentum takes a step with it, and everybody goes on from there. So workers talk as rarely as with `local_sgd`, 2(W - 1)/W
+momentum takes a step with it, and all workers continue from there. So workers talk as rarely as with `local_sgd`, 2(W - 1)/W
 of the weights' size S each way in H steps, and H may be larger; with `compression_config` each sends its part of the outer
 gradient through a codec. All workers make the same outer step, so that needs no message.
 What it costs: agreed weights and outer momentum on every worker, 2S more. The state of the inner optimizer stays

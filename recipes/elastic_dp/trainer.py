@@ -1,4 +1,4 @@
-"""An asynchronous parameter server: whoever has a gradient pushes it, and nobody waits for anybody else.
+"""An asynchronous parameter server: a worker pushes each gradient when it is ready, and waits for no other worker.
 
     worker 0 -- gradient, version of its weights --> server -- next task, now and then weights --> worker 0
     worker 1 -- gradient, ... --------------------->   |    -- ... -------------------------------> worker 1

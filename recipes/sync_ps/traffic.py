@@ -54,9 +54,10 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
 
 
 def _as_it_went(config: TrainingFile, ranks: Ranks, *, workers: list[int], servers: list[int]) -> list[Traffic]:
-    """With `straggler: drop` who takes part in what is decided in the run: how often each message was sent, its sender says.
+    """Return the traffic with `straggler: drop`, where senders report how often they sent each message.
 
-    In a run that was cut, some of it belongs to steps that not all ranks have finished.
+    Which workers take part in a step is decided during the run. If the run was cut off, some of these messages belong to steps that
+    not all ranks have finished.
     """
     first, found = servers[0], []
     told = ranks.facts[first]

@@ -1,4 +1,4 @@
-"""ZeRO: data parallelism in which nobody keeps what somebody else keeps already.
+"""ZeRO: data parallelism in which no worker keeps what another one keeps already.
 
     worker 0  owns shard 0 of every layer --.      .-- parameters of layer l + 1 --> all, while layer l computes
     worker 1  owns shard 1 of every layer --+--<>--+

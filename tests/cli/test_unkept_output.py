@@ -1,6 +1,6 @@
 """What no file has of the ranks' output is said at the end, with the host and the reason."""
 
-from ttlaunch.app.run_diagnostics import unkept_diagnostics
+from ttlaunch.app.run_diagnostics import lost_output_diagnostics
 from ttlaunch.diagnostics import render
 
 
@@ -10,7 +10,7 @@ def rank(number, **unkept):
 
 
 def test_a_run_whose_output_is_all_there_says_nothing():
-    assert [] == unkept_diagnostics([rank(0), {"rank": 1, "host": "box", "role": "worker"}])
+    assert [] == lost_output_diagnostics([rank(0), {"rank": 1, "host": "box", "role": "worker"}])
 
 
 def test_the_first_rank_is_named_with_the_number_of_bytes():
@@ -19,10 +19,10 @@ def test_the_first_rank_is_named_with_the_number_of_bytes():
         " = note: 1 byte of rank 3's stderr on box-3: no space left on device\n"
         "\n"
         "hint: make room there; `remote_folder:` in cluster.yaml and `--runs-dir` choose another place"
-    ) == render(unkept_diagnostics([rank(0), rank(3, stderr=1)]))
+    ) == render(lost_output_diagnostics([rank(0), rank(3, stderr=1)]))
 
 
 def test_many_are_counted():
-    (found,) = unkept_diagnostics([rank(number, stdout=9) for number in range(7)])
+    (found,) = lost_output_diagnostics([rank(number, stdout=9) for number in range(7)])
     assert "9 bytes of rank 0's stdout could not be kept and 6 more" == found.message
     assert (6, "and 2 more; `report.json` has all") == (len(found.notes), found.notes[-1])

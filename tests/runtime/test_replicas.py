@@ -34,7 +34,7 @@ def test_a_rank_that_is_still_in_its_backward_pass_waits_for_none(books):
 def test_it_then_waits_for_those_that_are_not_done_whatever_their_order(books, order):
     one, box = books
     began = [one.begin(0, 400), one.begin(1, 80)]
-    one.wait()
+    one.begin_wait()
     first = box().waiting
     assert ("torch's all_reduce", 0, 400, 1) == (first.name, first.bucket, first.nbytes, first.message)
     one.end(done(), bucket=order[0], size=8, began=began[order[0]])
@@ -55,7 +55,7 @@ def test_each_end_is_a_sign_of_life(books):
 def test_those_that_are_done_before_the_last_has_begun_are_not_waited_for(books):
     one, box = books
     one.end(done(), bucket=0, size=400, began=one.begin(0, 400))
-    one.wait()
+    one.begin_wait()
     assert box().waiting is None
 
 

@@ -1,7 +1,7 @@
 """Execute a checked plan: get everything ready, start it, and watch over it to its end.
 
-This is what a supervisor does, in a process of its own (`app/supervisor_process.py`). It shows nothing; whoever wants to see the
-run reads its folder.
+This is what a supervisor does, in a process of its own (`app/supervisor_process.py`). It shows nothing; views
+read the run's folder.
 """
 
 import os
@@ -95,7 +95,7 @@ def execute_plan(
 
     Args:
         begun: Told of the run's folder once all is there and nothing has started.
-        watched_by: Whoever is told of everything as it happens; None: what the supervisor says stands in the folder.
+        watched_by: The view that receives everything as it happens; None: the supervisor writes its output to the folder.
 
     Raises:
         LaunchError: A host is not ready, or the run's folder cannot be made; nothing was started.

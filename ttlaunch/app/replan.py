@@ -63,8 +63,8 @@ def replan(
 ) -> Replanned | Diagnostic:
     """Choose hosts and a number of ranks for the next attempt, or explain why there are none.
 
-    What was asked for is kept where it can be: spare hosts of the hostfile take the place of those that are gone. Else
-    the recipe goes on with as many ranks as its layouts allow.
+    If the hostfile has enough spare hosts, they replace the lost ones and the number of ranks stays. Otherwise the recipe continues
+    with as many ranks as one of its layouts allows.
 
     Args:
         request: What was typed.

@@ -41,7 +41,7 @@ def run_with_restarts(
     Args:
         prepared: What was asked for and its plan. A restart checks and plans all of it anew, with another beginning.
         options: How it is executed.
-        dialogue: Whoever started it.
+        dialogue: How to inform and ask the caller.
         most: Restarts at the most.
         ready: The hosts of the first start, if they are ready already.
         begun: Told of the folder of each start.
@@ -58,7 +58,7 @@ def run_with_restarts(
             if decision.no_progress:
                 write_follow_up(last, no_progress=decision.no_progress)
             return outcomes
-        # Whoever watches waits for this first: it prints the failed start now, and not at the end with the last one.
+        # Views wait for this file before they print the failed start: it must be there before the next start is prepared.
         write_follow_up(last, again=True)
         following = _following(prepared, decision, outcomes, dialogue=dialogue)
         name = decision.resume.name if decision.resume else None

@@ -44,7 +44,7 @@ def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[
         *([failure] if failure else []),
         *outstayed_diagnostics(report, folder),
         *checkpoint_diagnostics(report),
-        *unkept_diagnostics(report.ranks),
+        *lost_output_diagnostics(report.ranks),
         *bad_record_diagnostics(folder),
         *(traffic_diagnostics(report.traffic, [row.role for row in facts.ranks]) if is_done else []),
     ]
@@ -151,7 +151,7 @@ def lost_steps(report: Report) -> str:
     return ", ".join(steps[:_MOST_STEPS]) + more
 
 
-def unkept_diagnostics(ranks: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
+def lost_output_diagnostics(ranks: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     """Warn about output of ranks that could not be kept; empty if all was.
 
     Args:

@@ -228,7 +228,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
     ) -> None:
         if not self._is_detached and self.is_running:
-            with contextlib.suppress(LaunchError):  # whoever wants to know what it came to asks for its report
+            with contextlib.suppress(LaunchError):  # the report says how the run ended
                 self.stop()
 
     def __repr__(self) -> str:
@@ -278,7 +278,7 @@ class Run:
         return Report.of(outcomes, more=more, status=exit_status_of(outcomes))
 
     def _recorded(self, folder: Path) -> RecordedReport | None:
-        """From the folder, or from the supervisor if the folder's disk was full; None if nobody wrote one.
+        """Return the report from the folder, or from the supervisor if the folder's disk was full; None if there is none.
 
         Raises:
             OSError, ValueError: The folder is gone, or the report is none.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ttlaunch.running.runs.run_folder import RunFolder
 
 _PATIENCE_S = 5.0
-"""For which a command waits, after a run, for what its sinks still have to write."""
+"""How long a command waits after a run for its sinks to write what they have read."""
 
 
 def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PIECE = 65536
 FREE = b"free\n"
-"""What whoever started a supervisor says when it leaves it to itself."""
+"""The message of the process that started a supervisor, when it leaves and the run is to continue."""
 
 Begun = Callable[["RunFolder"], None]
 """Is told of a run's folder before anything of the run starts."""

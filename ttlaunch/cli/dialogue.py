@@ -113,7 +113,7 @@ class TerminalDialogue:
         return typer.confirm(ask, err=True)
 
     def gave_up(self, outcomes: "Sequence[Outcome]", diagnostics: Sequence[Diagnostic], *, status: int | None) -> None:
-        """In JSON the last start is told with it, since nobody else tells it any more."""
+        """With JSON, print the last start together with the diagnostics, because nothing prints it later."""
         if self._form is Format.JSON:
             from ttlaunch.cli.summary import tell
 

@@ -1,4 +1,4 @@
-"""`ttlaunch report`: show the traffic and the time of a run, measured and by its formula; also while it runs."""
+"""`ttlaunch report`: show the measured traffic of a run beside the recipe's formula, and where its time went."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch report --communication[/bold]   the cost of each operation: messages, bytes, waiting time
 
-[bold]ttlaunch report latest --format json[/bold]   the same by rank, as JSON
+[bold]ttlaunch report latest --format json[/bold]   all of this as JSON, with times by rank instead of by role
 """
 
 
@@ -42,16 +42,16 @@ def report(
         Format,
         typer.Option(
             "--format",
-            help="full: tables; concise: one tab-separated line per pair of ranks, time and last operation; json; github: tables and CI annotations.",
+            help="full: tables; concise: tab-separated lines for traffic, times, memory and last operations; json: also what `--communication` shows; github: tables and CI annotations.",
         ),
     ] = Format.FULL,
 ) -> None:
     """Show what a run sent, compared with the recipe's formula, and where its steps spent their time."""
-    from ttlaunch.app.run_diagnostics import traffic_diagnostics, unkept_diagnostics
+    from ttlaunch.app.run_diagnostics import lost_output_diagnostics, traffic_diagnostics
 
     recorded = _read(run, runs_dir)
     found = [
-        *unkept_diagnostics((recorded.report or {}).get("ranks") or ()),
+        *lost_output_diagnostics((recorded.report or {}).get("ranks") or ()),
         *traffic_diagnostics(recorded.traffic, _roles(recorded)),
     ]
     if form is Format.JSON:
@@ -99,7 +99,7 @@ def _read(where: str, runs_dir: Path) -> "Recorded":
 
 
 def _heading(recorded: "Recorded") -> list[str]:
-    """Render which run it is, and how it ended."""
+    """Render the lines that name the run and say how it ended."""
     from ttlaunch.app.run_spec import short_name
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
@@ -127,7 +127,7 @@ def _lines(recorded: "Recorded") -> list[str]:
     lines += ["", *render_edges(recorded.traffic, _roles(recorded))]
     times, memory = _by_role(recorded), memory_of_ranks(recorded.telemetry)
     lines += ["", *render_times(times)] if times else []
-    return [*lines, "", *render_memory(memory, _roles(recorded), _processes(recorded))] if memory else lines
+    return [*lines, "", *render_memory(memory, _roles(recorded), _peak_memory(recorded))] if memory else lines
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:
@@ -149,8 +149,8 @@ def _roles(recorded: "Recorded") -> list[str]:
     return [state.row.role for state in recorded.ranks]
 
 
-def _processes(recorded: "Recorded") -> dict[int, int]:
-    """Return the peak memory of each rank's process; ranks that have not ended are left out."""
+def _peak_memory(recorded: "Recorded") -> dict[int, int]:
+    """Return the peak memory of each rank's process, without ranks that have not ended."""
     rows = (recorded.report or {}).get("ranks") or ()
     return {row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes")}
 
@@ -170,7 +170,7 @@ def _ended_by(recorded: "Recorded") -> str:
     if recorded.report is None:
         if recorded.is_running:
             return "still running; this is what is written so far"
-        return "no report was written and none of its processes is here; its launcher was killed, or it runs elsewhere"
+        return "no report was written, and none of its processes is on this machine; its launcher was killed, or it runs elsewhere"
     failure = recorded.report.get("failure")
     if failure:
         known = {name: failure.get(name) for name in ("code", "rank", "role", "host", "step", "cause", "when")}

@@ -1,7 +1,7 @@
 """Draw diagnostics as text: `full` with the lines of the files and marks under them, `concise` with one line each.
 
-`github` writes the annotations of a GitHub workflow. Otherwise plain text with optional ANSI colours; words carry the meaning and colour repeats it. The layout is fixed by the
-word-for-word tests under `tests/`, so other programs should read `--format json` instead.
+Both are plain text with optional ANSI colours; words carry the meaning and colour repeats it. Tests under `tests/` compare
+the text word for word. Other programs should read `json`. `github` writes the annotations of a GitHub workflow.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,15 @@ _COLOURS = {Severity.ERROR: "1;31", Severity.WARNING: "1;33", Severity.NOTE: "1;
 _WIDEST_LINE = 160
 _LEFT_OF_MARK = 60
 _TAB = "    "
-_NO_FILES = {"--set", "--plan", "--hosts", "--mpi-args", "--mpi-args --host", "standard input", "this machine"}
+_SOURCES_WITHOUT_FILE = {
+    "--set",
+    "--plan",
+    "--hosts",
+    "--mpi-args",
+    "--mpi-args --host",
+    "standard input",
+    "this machine",
+}
 
 
 class Format(StrEnum):
@@ -44,23 +52,23 @@ def render_json(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def _github(diagnostic: Diagnostic) -> str:
-    """Write a workflow command of GitHub Actions, which the web page shows at the line; it is a single line."""
+    """Write one line with a workflow command, which GitHub shows as an annotation at the diagnostic's place in the file."""
     command = "notice" if diagnostic.severity is Severity.NOTE else str(diagnostic.severity)
     label, where = diagnostic.primary, ""
-    if label and label.span.source.name not in _NO_FILES:
-        where = f"file={_property(label.span.source.name)},line={label.span.line},col={label.span.column},"
+    if label and label.span.source.name not in _SOURCES_WITHOUT_FILE:
+        where = f"file={_escape_property(label.span.source.name)},line={label.span.line},col={label.span.column},"
     lines = [diagnostic.message, *([label.text] if label and label.text else [])]
     lines += [f"{other.span}: {other.text}".removesuffix(": ") for other in diagnostic.secondary]
     lines += [f"note: {note}" for note in diagnostic.notes] + [f"hint: {hint}" for hint in diagnostic.hints]
-    return f"::{command} {where}title={_property(diagnostic.code)}::{_data(chr(10).join(lines))}"
+    return f"::{command} {where}title={_escape_property(diagnostic.code)}::{_escape_data(chr(10).join(lines))}"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _concise(diagnostic: Diagnostic, *, colour: bool) -> str:

@@ -18,9 +18,10 @@ _GOODBYE_S = 5.0
 def guarded(run_id: str, scratch: Path, *, daemons: Sequence[str] = ()) -> Iterator[None]:
     """Keep a guard beside a run for as long as this process supervises it.
 
-    The guard starts while the run does, and nobody waits for it. It carries no run's id and has a session of its own, so
-    nothing that ends a run ends it. Where it cannot be started, the run goes on without. `daemons` are the names of the
-    engine's processes, which it kills after the ranks.
+    The guard starts at the same time as the run, which does not wait for it. ttlaunch ends the processes that have the run's id in
+    their environment; the guard does not have it, and has its own session, so it outlives the run's other processes. If the guard
+    cannot be started, the run continues without it. `daemons` are the names of the engine's processes, which the guard kills after
+    the ranks.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(contract.PREFIX)}
     try:
@@ -45,7 +46,9 @@ def guarded(run_id: str, scratch: Path, *, daemons: Sequence[str] = ()) -> Itera
         yield
     finally:
         with contextlib.suppress(OSError):
-            guard.stdin.write(b".")
+            guard.stdin.write(
+                b"."
+            )  # any byte: this process has cleaned up itself; a pipe that ends without one means it was killed
             guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.wait(_GOODBYE_S)

@@ -18,7 +18,7 @@ NEXT_STEP = "`ttlaunch doctor --on NAME` shows whether the host is back"
 RANK_WENT_WITH_HOST = "was on a host that was lost"
 """Why a rank of a lost host did not do its work; one clause that follows "rank 3"."""
 RANKS_WENT_WITH_HOST = ("went with its host", "went with their host")
-"""The same of one rank and of several, where failures that only followed are counted."""
+"""The same clause for one rank and for several, where the report counts the failures that followed from another."""
 _CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
 """Events of the supervisor, and the state of the connection to a host after each of them."""
 FENCE_S = 2.5
@@ -31,7 +31,7 @@ class LostHost:
     """A host that can no longer be reached.
 
     Attributes:
-        error: Why not.
+        error: Why it cannot be reached.
         last_heard: Its last sign of life, seconds since the epoch on this machine.
     """
 

@@ -155,7 +155,7 @@ class Watch:
                 state.clock_offset_s = offset_s
 
     def clock_offsets(self) -> dict[int, float]:
-        """By rank, the seconds by which the clock of its host is ahead of ours."""
+        """Return for each rank by how many seconds its host's clock is ahead of ours."""
         return {state.row.rank: self._clocks.get(state.row.host, 0.0) for state in self.ranks}
 
     def poll(self) -> list[tuple[RankState, AnyProgress]]:

@@ -1,8 +1,8 @@
-"""What carries out a trainer in a rank, behind `ttlaunch.train`; the names that trainers import can be had from here, too.
+"""The code behind `ttlaunch.train` that runs a trainer in a rank.
 
-That is for trainers written when `ttlaunch.runtime` was where they imported from. Tools read `__init__.pyi`.
-`ttlaunch.train` is loaded by name and only when such a trainer asks, since it stands above this package and imports
-from it.
+Older trainers import their names from `ttlaunch.runtime`, so this module still offers the names of `ttlaunch.train`. It loads
+`ttlaunch.train` by name, and only when such a trainer needs it, because `ttlaunch.train` imports from this package. Tools read
+`__init__.pyi`.
 """
 
 from importlib import import_module

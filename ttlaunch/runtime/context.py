@@ -1,4 +1,4 @@
-"""What the function of a role is given besides its configuration: who it is, its peers, its data, and how to report."""
+"""The context that a role's function receives with its configuration: its rank and role, its peers, its data, and its reports."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,7 @@
 """Ending training when validations no longer improve; a function of their losses, so the same in every layout.
 
-Source: L. Prechelt, "Early Stopping - But When?", in "Neural Networks: Tricks of the Trade", 1998: its third class of
-criteria, counted in validations.
+Source: L. Prechelt, "Early Stopping - But When?", in "Neural Networks: Tricks of the Trade", 1998: the third class of
+stopping criteria, which counts successive strips of training; here these are the steps between two validations.
 """
 
 import math
@@ -65,18 +65,18 @@ class EarlyStop:
         return f"after step {self._step}: the validation loss has not fallen{amount} in {times}"
 
     def state(self) -> dict[str, Any] | None:
-        """For a checkpoint, as JSON, where a `best` of None is infinite; None if training never ends early."""
+        """Return the state for a checkpoint, as JSON; a `best` of None means infinity. None if training never ends early."""
         if not self.is_on:
             return None
         best = self.best if math.isfinite(self.best) else None
         return {"best": best, "misses": self.misses, "step": self._step}
 
     def values(self) -> list[float]:
-        """What other ranks need to agree."""
+        """Return the values that other ranks need for the same decision."""
         return [self.best, float(self.misses), float(self._step)]
 
     def take(self, values: Sequence[float]) -> None:
-        """Agree with another rank's `values`."""
+        """Take over the state of another rank, from its `values`."""
         best, misses, step = values
         self.best, self.misses, self._step = float(best), int(misses), int(step)
 

@@ -1,7 +1,7 @@
-"""`python -m ttlaunch.runtime.simulate`: all ranks of a plan in this one process, with communicators that watch each other.
+"""`python -m ttlaunch.runtime.simulate`: run all ranks of a plan in this process, and check the messages between them.
 
-Writes the records that ranks write, and `simulation.json`: mistakes in the messages, how many bytes went where, and the
-memory it took. With `--checkpoints` also the shards of checkpoints.
+The simulation writes the records that ranks write, and `simulation.json` with the mistakes in the messages, the bytes between each
+pair of ranks and the memory used. With `--checkpoints` it also writes the shards of checkpoints.
 """
 
 import faulthandler

@@ -1,10 +1,10 @@
-"""The order to stop, at a rank: all ranks leave after the same step, although the order finds them in different ones.
+"""The order to stop, at a rank: all ranks leave after the same step, although the order reaches them in different steps.
 
-SIGUSR1 says that the run is to stop. A thread takes it at once, whatever the main thread waits for, writes down the
-last step that this rank can no longer avoid, and from then on no further step begins here. When all ranks have said
-theirs, the launcher leaves word of the largest in the run folder and signals again; every rank goes on to that step and
-stops. Nobody's answer depends on how far training gets meanwhile, so nobody waits in a circle. As long as no order
-comes, it costs a comparison a step and no message; until one is answered, at most a step begins.
+SIGUSR1 is the order to stop. A thread of the rank receives it at once, even while the main thread waits. It writes down the step
+to which the rank is committed, and the rank begins no further step. When all ranks have written theirs, the launcher writes the
+largest of these steps to the run folder and signals again. Every rank continues to the end of that step and stops. What a rank
+writes does not depend on the progress of another rank, so no ranks wait for each other in a circle. Without an order, this costs
+one comparison in each step and no message. Between an order and the rank's answer, at most one step begins.
 """
 
 import json
@@ -29,7 +29,7 @@ class StopOrder:
     def ends_after(self, step: int) -> bool:
         """Whether the rank stops after a step, which it has begun; the same on all ranks, however often it is asked.
 
-        Waits while an order has come and not all ranks have said where they are. If not, the next step counts as begun.
+        After an order, this waits until the last step is decided. Without an order, the rank is now committed to the next step.
         """
         with self._decided:
             if step < self._begun:
@@ -64,7 +64,7 @@ def take_stop_signals(order: StopOrder, *, run_dir: Path, answer: Callable[[int]
 
     Args:
         order: Receives what the signals mean.
-        run_dir: Where the launcher leaves word of the last step.
+        run_dir: Where the launcher writes the last step.
         answer: Called once with the step that `order` was frozen in.
     """
     threading.Thread(target=_take_signals, args=(order, run_dir, answer), daemon=True).start()

@@ -27,7 +27,7 @@ class Pair:
         seconds: Until the other accepted the connection; None if it did not.
         latency_s: Median round trip of one byte, where it was measured.
         bytes_per_s: Towards `target`, where it was measured.
-        problem: What went wrong; None: nothing.
+        problem: What went wrong; None if nothing did.
     """
 
     source: str
@@ -40,10 +40,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """All ordered pairs of those hosts that took part.
+    """The results of all ordered pairs of the hosts that took part.
 
     Attributes:
-        errors: Why the other hosts did not.
+        errors: The reason for each host that did not take part.
     """
 
     pairs: list[Pair] = field(default_factory=list)
@@ -58,34 +58,37 @@ def measure_pairs(
     bandwidth: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Pairs:
-    """Try every ordered pair of hosts at once; with `bandwidth` measure each afterwards, one pair of a host at a time.
+    """Let all hosts connect to all others at the same time; with `bandwidth`, measure each pair afterwards.
+
+    No host takes part in two measurements at the same time.
 
     Args:
         transports: The hosts; connected.
         addresses: The address of each host on the chosen network; hosts without one do not take part.
         pythons: Interpreters to try first for our script.
-        bandwidth: Takes a second for each host, more or less, since a round of disjoint pairs takes one.
-        progress: Called with the number of rounds of measuring that are done, and of all.
+        bandwidth: Whether to measure latency and bandwidth. This takes about a second for each host: disjoint pairs are measured
+            in one round, a round takes a second, and n hosts need n - 1 rounds, or n if n is odd.
+        progress: Called before each round of measurements, with the number of rounds done and the number of all rounds.
     """
-    meeting = _Meeting(addresses, pythons)
+    scripts = _PairScripts(addresses, pythons)
     try:
-        meeting.listen([transport for transport in transports if transport.host in addresses])
-        meeting.reach()
+        scripts.listen([transport for transport in transports if transport.host in addresses])
+        scripts.reach()
         if bandwidth:
-            meeting.measure(progress or _ignore)
+            scripts.measure(progress or _ignore)
     finally:
-        meeting.close()
+        scripts.close()
     order = {host: number for number, host in enumerate(addresses)}
-    pairs = sorted(meeting.pairs.values(), key=lambda pair: (order[pair.source], order[pair.target]))
-    return Pairs(pairs, meeting.errors)
+    pairs = sorted(scripts.pairs.values(), key=lambda pair: (order[pair.source], order[pair.target]))
+    return Pairs(pairs, scripts.errors)
 
 
 def _ignore(_done: int, _total: int) -> None:
     """Drop the progress."""
 
 
-class _Meeting:
-    """Our scripts on all hosts, for as long as they try each other."""
+class _PairScripts:
+    """The scripts that we run on all hosts, with which the hosts connect to each other."""
 
     def __init__(self, addresses: Mapping[str, str], pythons: Sequence[str]) -> None:
         self.errors: dict[str, HostError] = {}
@@ -99,7 +102,9 @@ class _Meeting:
 
     def listen(self, transports: Sequence[Transport]) -> None:
         """Start a script on each host, which opens a port."""
-        for transport, answer in on_each(transports, self._listen, timeout_s=START_S, most_at_once=_all(transports)):
+        for transport, answer in on_each(
+            transports, self._listen, timeout_s=START_S, most_at_once=_all_at_once(transports)
+        ):
             host = transport.host
             if isinstance(answer, HostError):
                 self.errors[host] = answer
@@ -111,7 +116,9 @@ class _Meeting:
     def reach(self) -> None:
         """Let all hosts connect to all others, at the same time."""
         deadline = REACH_S + _MARGIN_S
-        for transport, answer in on_each(self._ready, self._reach, timeout_s=deadline, most_at_once=_all(self._ready)):
+        for transport, answer in on_each(
+            self._ready, self._reach, timeout_s=deadline, most_at_once=_all_at_once(self._ready)
+        ):
             if isinstance(answer, HostError):
                 self.errors[transport.host] = answer
             else:
@@ -187,7 +194,7 @@ def _port(stream: FrameStream, address: str) -> int:
 
 
 def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Rounds of disjoint pairs in which everybody meets everybody once, as in a chess tournament.
+    """Rounds of disjoint pairs that together contain each pair once: a round-robin tournament.
 
     >>> plan_rounds(["a", "b", "c", "d"])
     [[('a', 'd'), ('b', 'c')], [('a', 'c'), ('d', 'b')], [('a', 'b'), ('c', 'd')]]
@@ -202,6 +209,6 @@ def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
     return rounds
 
 
-def _all(transports: Sequence[Transport]) -> int:
-    """How many hosts work at once: all of them, since they connect to each other and none may wait for its turn."""
+def _all_at_once(transports: Sequence[Transport]) -> int:
+    """The number of hosts to use at once: all, because they connect to each other, and none may wait for its turn."""
     return max(1, len(transports))

@@ -1,12 +1,12 @@
-"""What kind of host an environment is for: all that decides which wheels fit, as pip names it."""
+"""The kind of a host: the properties that decide which wheels run on it, and pip's names for these."""
 
 from dataclasses import dataclass
 
 from ttlaunch.records.host_scripts import FoundPython
 
-_OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
+_OLDEST_GLIBC = {"x86_64": 5, "i686": 5}  # minor version: there are wheels for glibc 2.5 and newer
 _OLDEST_GLIBC_ELSEWHERE = 17
-_LONG = 4  # digits that no part of a version has
+_MOST_DIGITS = 3  # a longer number in the host's answer is not part of a version of libc
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
@@ -67,6 +67,6 @@ def parse_kind(base: FoundPython) -> Kind:
     """The kind of a host, from the facts about its base Python."""
     name, _, version = base.libc.partition(" ")
     parts, python = version.split("."), base.version or ""
-    if name == "glibc" and len(parts) > 1 and all(part.isdecimal() and len(part) < _LONG for part in parts[:2]):
+    if name == "glibc" and len(parts) > 1 and all(part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts[:2]):
         return Kind(python, base.machine, "glibc", (int(parts[0]), int(parts[1])))
     return Kind(python, base.machine, "musl", (1, 2))

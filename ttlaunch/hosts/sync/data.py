@@ -1,4 +1,4 @@
-"""Texts to train on: what is sent besides the code, so that every host reads the same."""
+"""Training texts: they are sent together with the code, so that every host reads the same text."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,13 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True)
 class DataItem:
-    """A text by its content.
+    """A training text that hosts need, identified by its content.
 
     Attributes:
         sha256: The hash of the text, in hexadecimal.
         size: The size in bytes.
-        path: A file, or a folder whose files make the text, absolute; None for the default text, which differs between
-            versions of Python and so has to be sent as well.
+        path: The absolute path of a file, or of a folder whose files together are the text. None for the default text, which is
+            sent too, because it differs between versions of Python.
     """
 
     sha256: str
@@ -30,7 +30,7 @@ class DataItem:
 
     @property
     def file(self) -> str | None:
-        """The path, if it is one file."""
+        """The path if the text is one file, else None."""
         return os.fspath(self.path) if self.path is not None and self.path.is_file() else None
 
     def chunks(self) -> Iterator[bytes]:
@@ -40,12 +40,12 @@ class DataItem:
                 while chunk := file.read(_CHUNK):
                     yield chunk
         else:
-            from ttlaunch.spec.recipe.data import read_data  # noqa: PLC0415 - 20 ms that few syncs need
+            from ttlaunch.spec.recipe.data import read_data  # noqa: PLC0415 - takes 20 ms, and few syncs need it
 
             yield read_data(self.path).text
 
 
 def data_item(data: Mapping[str, Any]) -> DataItem:
-    """The text that a recipe's configuration names: `RecipeChoice.data`."""
+    """Return the training text as an item; `data` is `RecipeChoice.data`: its path, SHA-256 and size."""
     path = data["path"]
     return DataItem(data["sha256"], data["bytes"], None if path is None else Path(path))

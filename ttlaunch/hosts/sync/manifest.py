@@ -15,7 +15,7 @@ class Entry:
     """A file, a folder or a symbolic link of a release.
 
     Attributes:
-        path: Relative to the release, as the system has it; a name need not be text.
+        path: Relative to the release; bytes, because the name of a file need not be valid UTF-8.
         mode: The nine permission bits; 0 for a link.
         size: The size in bytes; 0 for anything but a file.
         content: SHA-256 of a file in hexadecimal, the target of a link, nothing for a folder.
@@ -47,7 +47,7 @@ class Manifest:
 
     @cached_property
     def packed(self) -> bytes:
-        """The text as it travels, and as it is kept for the next sync."""
+        """The compressed text, as it is sent and stored for the next sync."""
         return zlib.compress(self.text, 1)
 
     @cached_property
@@ -57,7 +57,7 @@ class Manifest:
 
     @cached_property
     def sources(self) -> dict[str, Entry]:
-        """One file for each content, by SHA-256, in the order that launching machine and hosts count in."""
+        """One file for each different content, by SHA-256; launching machine and hosts number the contents in this order."""
         found: dict[str, Entry] = {}
         for entry in self.entries:
             if entry.kind == FILE:

@@ -118,8 +118,8 @@ def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: floa
 
     Args:
         outcome: The outcome of a run that was executed in this process.
-        prepared: The same, before.
-        began: When it did, seconds since the epoch.
+        prepared: The plan and options of that run.
+        began: When the run began, seconds since the epoch.
         lease_s: How long ranks on another host may have run on.
     """
     transports: Sequence[Transport] = []

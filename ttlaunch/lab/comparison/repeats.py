@@ -1,7 +1,7 @@
-"""Run the recipes of a comparison one after the other, each as its command line would, and none twice.
+"""Run the recipes of a comparison one after the other, each as its command line would, and no run twice.
 
-A run that came to its end is kept. When the same comparison is asked for again, after Ctrl-C or with more repeats, runs
-whose plan has the same hash and that the same code made are taken as they are.
+Completed runs are kept. If the user starts the same comparison again, after Ctrl-C or with more repeats, it uses the existing runs that
+have the same plan hash and were made by the same code.
 """
 
 import json

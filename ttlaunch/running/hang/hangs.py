@@ -39,7 +39,7 @@ _MOST_DUMPED = 16
 
 @dataclass
 class _Quiet:
-    """For how long the marks of progress have not changed."""
+    """The time for which the marks of progress have not changed."""
 
     marks: Any = None
     seconds: float = 0.0

@@ -96,7 +96,7 @@ def is_in(one: Seen, wait: Operation) -> bool:
 
 
 def waiters(ranks: Sequence[Seen]) -> Mapping[int, frozenset[int]]:
-    """By rank, those that wait for it, directly or through others."""
+    """Return for each rank the ranks that wait for it, directly or through others."""
     direct = {one.rank: {other.rank for other in ranks if one.rank in peers_of(other, ranks)} for one in ranks}
     found = {}
     for rank, members in direct.items():

@@ -1,6 +1,6 @@
-"""Checkpoints as ranks see them: each writes the shard it owns while training goes on, and reads what it needs by name.
+"""Checkpoints as ranks see them: each rank writes the shard that it owns while training continues, and reads what it needs by name.
 
-`image.py` lays a shard out in memory, `writer.py` brings it to the disk, `reader.py` gets it back; `checkpoints.py` is
-what a rank's context has of them. Completing a checkpoint, once every shard is there, is the launcher's part: ranks of
-several hosts share no folder.
+`image.py` lays a shard out in memory, `writer.py` writes it to the disk, `reader.py` reads it, and `checkpoints.py` is what a
+rank's context uses. The launcher completes a checkpoint when all shards are present, because ranks of several hosts share no
+folder.
 """

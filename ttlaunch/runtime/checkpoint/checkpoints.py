@@ -27,7 +27,7 @@ class HasParameters(Protocol):
 
     @property
     def splits(self) -> Mapping[str, Split]:
-        """Which values the rank has of each parameter of which it does not have all."""
+        """For each parameter that the rank has only in part: which of its values."""
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 

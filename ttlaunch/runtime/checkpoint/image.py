@@ -82,8 +82,8 @@ class ShardImage:
     def final_after(self, place: int) -> int:
         """Wait until more than `place` bytes have been copied, and return how many; the header counts with the first tensor.
 
-        For whoever reads the file's bytes while others are still being copied. If copying fails all bytes count as
-        final.
+        The writer calls this, to write the first bytes of the file while others are still being copied. If copying fails, all bytes
+        count as copied.
         """
         with self._progress:
             self._progress.wait_for(lambda: self._final > place)

@@ -1,4 +1,4 @@
-"""Read tensors back by their names, whichever ranks of whichever layout once wrote them.
+"""Read tensors by their names from a checkpoint, regardless of the layout and ranks that wrote it.
 
 A file is read only if it holds a tensor that this rank needs, and then its SHA-256 is compared first.
 """
@@ -38,7 +38,7 @@ def read_tensors(
         files: `path` and `sha256` of each, as the launcher found them.
         into: By name, which may be that of a part; on any device. Nothing is converted but the dtype of weights, which
             may be stored in a shorter one.
-        known: Names that the files may have, whichever rank needs them; None: any.
+        known: The names that files may contain, also for other ranks; None: any.
         optional: Names that they may lack; then the tensor stays as it is.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Bring a shard to the disk in the background; whoever finds its record finds a whole shard.
+"""Write a shard to the disk in the background; if its record exists, the shard is complete.
 
-The order is what makes it so: the shard's bytes are written and flushed to the disk under another name, renamed, and
-only then is there a record of its size and SHA-256.
+The order ensures this: the writer writes the shard's bytes under another name, flushes them to the disk, renames the file, and only
+then records its size and SHA-256.
 """
 
 import errno

@@ -1,11 +1,11 @@
 """Messages from device to device: torch.distributed's point-to-point messages, NCCL on CUDA devices, gloo in host memory.
 
-Set up over the MPI communicator of the same world, which also carries each message's header; so a mismatch is reported
-as there. Which ranks may talk so is decided before anything starts: the mesh graph needs a path of links between their
-meshes.
+The MPI communicator of the same ranks sets this transport up and carries each message's header, so a mismatch is reported as with
+MPI. Planning checks which ranks may use it: the mesh graph needs a path of links between their meshes.
 
 With NCCL, tensors in host memory, such as the losses of a validation, travel over MPI, and messages between
-two ranks match in the order in which both began them: a tag names a mismatch but doesn't overtake.
+two ranks match in the order in which both began them. Tags only serve to report a mismatch; a message cannot overtake another one of
+a different tag.
 """
 
 import zlib

@@ -1,8 +1,8 @@
-"""A world of ranks in one process, a thread each, which reports who waits for whom where a real one would hang.
+"""A world of ranks in one process, one thread for each rank; in a deadlock it reports which rank waits for which.
 
-Only one rank runs at a time; it hands over when it must wait, to the next rank in order that can go on. So every run is
-the same as the one before, and a deadlock is simply: nobody can go on. Sends are synchronous, as if MPI had no buffers:
-a send that relies on them is found here and not on the cluster.
+Only one rank runs at a time. When it has to wait, the next rank in order that can continue runs. So every run is equal to the
+one before it, and a deadlock is the state in which no rank can continue. Sends are synchronous, as if MPI had no buffers: a send
+that relies on buffers is found here and not on the cluster.
 
 Ranks share what a process has once: module variables, the current folder, torch's default generator. The recipes use
 none of these to compute.

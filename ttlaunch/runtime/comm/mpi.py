@@ -1,10 +1,10 @@
-"""Messages over MPI: raw bytes between buffers, never pickled objects, and waits that leave the core to who computes.
+"""Messages over MPI: raw bytes between buffers, never pickled objects, and waits during which other threads and ranks can use the core.
 
 Every message begins with a header (dtype, shape), so that a receiver can name a mismatch instead of misreading the
 bytes. A small tensor travels behind its header in one message, at the price of a copy on both sides; a large one
-follows in messages of its own, straight from buffer to buffer. Buffers come back in every step, so the requests for
-each buffer, peer and tag are set up once and only started again. Open MPI busy-waits in its blocking calls, hence none
-is used here once the world is up.
+follows in messages of its own, straight from buffer to buffer. Steps use the same buffers again, so the request of each
+buffer, peer and tag is set up once and then only restarted. Open MPI's blocking calls busy-wait, so this module uses none of them
+once the ranks are connected.
 """
 
 import os
@@ -22,7 +22,7 @@ from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, CommunicationError,
 from ttlaunch.runtime.world import Rank, World
 
 ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
-"""With 1, a send completes only when its receive has begun: tests thereby turn a possible deadlock into a real one."""
+"""If 1, a send completes only when its receive has begun: so in tests, each possible deadlock is a real one."""
 
 CHUNK_BYTES = 2**30
 """Counts are 32-bit integers in many MPI libraries; larger tensors travel in several messages."""

@@ -11,11 +11,12 @@ M = 6:
      / \   / \
     0   1 2   3
 
-A worker adds its contiguous block as far as whole nodes go and sends those; whoever has several workers' nodes goes on
-in the order of the indices. Every addition of the tree is made exactly once, by somebody, with the same two operands,
-hence the same bits. Floating-point addition commutes, so only the pairing matters.
+A worker adds the micro-batches of its contiguous block up to the largest complete nodes, and sends these. The rank that
+receives the nodes of several workers adds them further up the tree, in the order of their indices. So some rank makes each
+addition of the tree exactly once, with the same two operands, and the bits are the same. Floating-point addition commutes, so
+only the pairing matters.
 
-Shapes: N = values of the flat gradient.
+Shapes: N = number of values of the flat gradient.
 """
 
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ class GradientTree:
         self._device = torch.device(device)
         self._stack: list[Subtree] = []
         self._free: list[Tensor] = []
-        self._lefts: list[Tensor] = []  # sums that wait for the open leaf, from its sibling upwards
+        self._lefts: list[Tensor] = []  # what `complete` adds to the open leaf: its sibling's sum first
         self._open_N: Tensor | None = None
 
     def add(self, index: int, grads_N: Tensor, *, tokens: int, loss: float, leaves: int = 1) -> None:
@@ -74,11 +75,11 @@ class GradientTree:
             index: The micro-batch's index in the step; calls follow each other without gaps.
             grads_N: Gradient of its *summed* loss, shape `(N,)`, float32, or bfloat16 or float16: the sums are float32.
             tokens: The number of tokens that it predicted.
-            loss: Summed over them.
-            leaves: 2: `grads_N`, tokens and loss are the sums of this micro-batch and the next, and the index is even.
+            loss: The sum of the losses of these tokens.
+            leaves: 1; or 2 if `grads_N`, `tokens` and `loss` are sums over this micro-batch and the next. `index` is then even.
 
         Raises:
-            ValueError: The index does not follow the one before, or two leaves do not have one parent.
+            ValueError: The index does not follow the one before, or the two leaves have different parents.
         """
         self._check_follows(index)
         if leaves not in {1, 2} or index % leaves:
@@ -99,15 +100,15 @@ class GradientTree:
         return tuple(self._stack)
 
     def open_leaf(self, index: int, grads_N: Tensor, *, tokens: int, loss: float) -> None:
-        """Enter the last micro-batch of a block before its gradient is known; `complete` adds it up part by part.
+        """Enter the last micro-batch of a block before its gradient is known: the open leaf, which `complete` adds in parts.
 
-        No copy is made: the sums that come of it are built in `grads_N`, which belongs to the tree until `clear`.
+        No copy is made: the additions write into `grads_N`, which belongs to the tree until `clear`.
 
         Args:
             index: The micro-batch's index, as for `add`.
             grads_N: Where its gradient will be, shape `(N,)`, float32.
             tokens: The number of tokens that it predicts.
-            loss: Summed over them.
+            loss: The sum of the losses of these tokens.
 
         Raises:
             ValueError: The index does not follow the one before.
@@ -122,7 +123,11 @@ class GradientTree:
         self._open_N = grads_N
 
     def complete(self, values: range) -> None:
-        """Make the additions that the open leaf has brought, for a part of the values; once for each value."""
+        """Add the sums that wait for the open leaf to its gradient, for those values of the gradient that are now known.
+
+        Args:
+            values: A range of the N values; together the calls cover each value exactly once.
+        """
         assert self._open_N is not None  # noqa: S101 - `open_leaf` comes first
         sum_N = self._open_N[values.start : values.stop]
         for left_N in self._lefts:

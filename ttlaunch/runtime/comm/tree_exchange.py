@@ -1,8 +1,8 @@
-"""Sums over ranks along the tree of `reduction.py`: every shard goes to its owner, who adds in the order of the tree.
+"""Sums over ranks along the tree of `reduction.py`: every shard goes to the rank that owns it, which adds in the order of the tree.
 
-The one engine behind all collective sums. A rank holds some nodes of the tree; whoever owns a shard of the vector gets
-that shard of every node and makes the additions that are left. So each addition of the tree is made once for each
-value, with the same two operands, however many ranks there are and whichever of them own what.
+All collective sums use this module. A rank holds some nodes of the tree. The owner of a shard of the vector receives that
+shard of every node and makes the remaining additions. So each addition of the tree is made once for each value, with the same
+two operands, for any number of ranks and any division into shards.
 
 Shapes: N = values of the vector. n = ranks, S = bytes of the vector, k = nodes that a rank holds.
 """

@@ -1,4 +1,4 @@
-"""What all data to train on have in common, and which part of a step each rank takes.
+"""The common interface of all kinds of training data, and which part of a step each rank reads.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
 """

@@ -1,8 +1,8 @@
 """Images to classify, micro-batch by micro-batch: a pure function of the rows, seed and step.
 
-An image is a sequence of pixels with one target, its class. A validation goes over its images twice: for the loss, then
-for the number of wrong answers, with targets that ask for it; so accuracy reaches whoever reports by the same messages
-as the loss, in every recipe.
+An image is a sequence of pixels with one target, its class. A validation computes its images twice: first for the
+loss, then for the number of wrong answers, for which its targets are marked. So accuracy needs no code in recipes: it reaches the
+reporting rank by the same messages as the loss.
 
 Shapes: B = images of a micro-batch, T = pixels of an image.
 """

@@ -1,16 +1,15 @@
-"""Sequences that a random Markov chain draws: as many as one likes, without a file, and with a known best loss.
+"""Sequences that a random Markov chain draws: any number of them, without a file, and with a known lowest loss.
 
-In a chain of order k, one of b tokens in a row follows a context, all as likely. Where they begin is the sum of what a
-random table says of each of the last k tokens, of which the beginning of a sequence has fewer:
+In a chain of order k, the next token is one of b consecutive tokens, with equal probability. The first of these b is the sum of k
+values: for each of the last k tokens, the value that a random table has for it. At the beginning of a sequence there are fewer:
 
     x_t = (f_1(x_{t-1}) + ... + f_k(x_{t-k}) + u_t) mod V,    u_t uniform on 0 to b - 1,    x_0 on 0 to V - 1
 
-So a model that knows the tables gives each token that came 1/b: its loss is ln b and its perplexity b, for any sample
-and not only in the mean. That is the chain's entropy rate, below which nobody can be in expectation who has not seen
-the sample.
+So a model that knows the tables gives the token that follows the probability 1/b. Its loss is ln b and its perplexity b, for every
+sample and not only in the mean. That is the chain's entropy rate: no model that has not seen the sample has a lower expected loss.
 
-A sequence is a function of seed and number alone, drawn when it is asked for: training has the first numbers,
-validations those after them.
+A sequence depends on the seed and its number alone, and is drawn when it is needed. Training uses the first numbers, validations
+use those after them.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, V = vocabulary.
 Source: T. M. Cover, J. A. Thomas, "Elements of Information Theory", 2nd edition, Wiley, 2006, for the entropy rate of a

@@ -1,7 +1,7 @@
 """All parameters of a model as one flat vector, and all gradients as another, without copies.
 
-Each parameter begins on a 64-byte border: kernels may add in another order where the alignment differs, and then a
-pipeline stage would not compute the same bits as the whole model.
+Each parameter begins on a 64-byte border: kernels may add in an order that depends on the alignment, and then
+a pipeline stage would not compute the same bits as the whole model.
 
 Shapes: N = values of the flat vectors, padding included.
 """

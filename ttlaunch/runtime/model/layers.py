@@ -46,7 +46,7 @@ class WholeLayers:
 
 
 WHOLE = WholeLayers()
-"""What a model is made of unless somebody splits it."""
+"""The layers of a model whose matrices are not split among ranks."""
 
 
 @runtime_checkable

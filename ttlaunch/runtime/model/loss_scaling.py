@@ -3,11 +3,11 @@
 Every micro-batch's summed loss is multiplied by the scale before its backward pass. The sums of the tree are of scaled
 gradients, in float32; the optimizer divides by the scale after the sum and the division by the tokens. Scales are
 powers of two, so neither changes a bit of a float32 number. If the norm of the whole reduced gradient is not finite,
-some gradient has overflowed: then everybody skips the update. The norm is the same on every rank that updates, so those
+some gradient has overflowed: then every rank skips the update. The norm is the same on every rank that updates, so those
 agree without a message; workers whose optimizer is elsewhere receive the next scale with the weights.
 
-A skipped step is a step: it is counted and reported, its samples are used up, and the learning rate of the next one is
-the next one's. Weights and the optimizer's state, AdamW's own count of updates included, stay as they were.
+A skipped step counts as a step: it is reported, its samples are used up, and the learning rate continues with that of the next
+step. Weights and the optimizer's state, AdamW's own count of updates included, stay as they were.
 
 Source: P. Micikevicius et al., "Mixed Precision Training", ICLR 2018; halving and doubling as in torch.amp.GradScaler.
 """

@@ -1,13 +1,13 @@
-"""Tied embeddings: the head's matrix is that of the token embedding, and the bits do not depend on where the two are.
+"""Tied embeddings: head and token embedding share a matrix, and the bits do not depend on which ranks have the two layers.
 
 The two uses of the matrix each have a gradient of their own, summed over micro-batches along the tree like any other;
 once in a step, after the division by the tokens, the two means are added. That is the definition in every layout. So a
 pipeline, whose first and last stage each hold the matrix, exchanges them once in a step and not for each micro-batch,
-and both ends add the same two numbers. (Adding the uses micro-batch by micro-batch, as autograd would with one leaf,
-rounds differently: the sum of sums is another one.)
+and both ends add the same two numbers. (Autograd with one leaf would add both uses in each micro-batch, in another
+order, and so round differently.)
 
 Where one rank has both uses, `head.output.weight` is only the place where the gradient of the second use is gathered:
-its values are zero and unused, and nobody who asks for named parameters sees it. It costs a gradient of V * D values in
+its values are zero and unused, and `named_parameters` leaves it out. It costs a gradient of V * D values in
 memory and in what is reduced, and as many unused values among the weights. Where embedding and head are on different
 ranks, or come and go one after the other, `head.output.weight` is a copy, under the name of the embedding.
 

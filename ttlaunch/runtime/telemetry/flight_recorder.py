@@ -111,10 +111,10 @@ class FlightRecorder:
             tag: The message's tag.
             size: Bytes.
             now: The time of the monotonic clock, in nanoseconds.
-            message: The message's number in its channel; 0: it begins here and is counted.
+            message: The message's number in its channel; 0 if the message begins with this operation, which then counts it.
 
         Returns:
-            What `end` wants to know. Attribute `message` then says which one of its channel it is.
+            The offset of the entry in the flight recorder, which `end` takes. Attribute `message` has the message's number.
         """
         words = self._words
         if not message:
@@ -122,7 +122,7 @@ class FlightRecorder:
             message = words[counter] + 1
             words[counter] = self.message = message
         self._begun = number = self._begun + 1
-        at = RING_AT + number % OPERATIONS * OPERATION.size
+        offset = RING_AT + number % OPERATIONS * OPERATION.size
         name, bucket = label
         texts = self._texts
         named = texts.get(name)
@@ -133,15 +133,17 @@ class FlightRecorder:
             placed = self._text(place)
         if bucket is None:
             bucket = NO_BUCKET
-        self._pack(self._map, at, number, now, 0, size, message, self.step, peer, tag, bucket, verb, named, placed, 0)
+        self._pack(
+            self._map, offset, number, now, 0, size, message, self.step, peer, tag, bucket, verb, named, placed, 0
+        )
         # Last: a reader in another process that sees this number finds the whole entry.
         words[WORD_BEGUN] = number
-        return at
+        return offset
 
-    def end(self, at: int, now: int) -> None:
+    def end(self, offset: int, now: int) -> None:
         """Enter that an operation has ended."""
         # The third word of the entry: while it is 0, readers take the operation for one that is still under way.
-        self._words[(at >> 3) + 2] = now
+        self._words[(offset >> 3) + 2] = now
 
     def join_group(self, among: Sequence[int] | None = None) -> int:
         """Announce that this rank takes part in collective operations of MPI or torch, which `begin` enters under `GROUP`.
@@ -159,13 +161,13 @@ class FlightRecorder:
     @contextlib.contextmanager
     def meeting(self, name: str, *, tag: int = WORLD) -> Iterator[None]:
         """Enter for a block an operation in which the ranks of a group wait for each other."""
-        at = self.begin(COLLECTIVE, (name, None), None, peer=GROUP, tag=tag, size=0, now=time.monotonic_ns())
+        offset = self.begin(COLLECTIVE, (name, None), None, peer=GROUP, tag=tag, size=0, now=time.monotonic_ns())
         yield
-        self.end(at, time.monotonic_ns())
+        self.end(offset, time.monotonic_ns())
 
-    def wait_for(self, at: int) -> None:
+    def begin_wait(self, offset: int) -> None:
         """Enter that the rank now waits for an operation of a group that it had begun in the background."""
-        _VERB.pack_into(self._map, at + VERB_AT, COLLECTIVE)
+        _VERB.pack_into(self._map, offset + VERB_AT, COLLECTIVE)
 
     def begin_step(self, step: int) -> None:
         """Enter that the following operations belong to this step."""

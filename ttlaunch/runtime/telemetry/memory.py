@@ -1,13 +1,12 @@
-"""What a rank's tensors take in one step, by what they are for, and the most of it at any moment.
+"""Measures the memory of a rank's tensors in one step, by purpose (weights, gradients, …), with the peak of each.
 
-What counts is the memory that tensors really have: views of one piece count once, and a piece counts from the operation
-that makes it until the last that needs it has let go, autograd included. Memory within an operation, and that of the
-process besides tensors, is not seen. Looking on takes some microseconds for each operation and each live tensor, so it
-is done in one step of a run that asks for it.
+It counts the storages of tensors: views of one storage count once, and a storage counts from the operation that allocates it until
+it is freed, also while only autograd holds it. It does not see memory within an operation, or memory of the process outside
+tensors. Measuring takes some microseconds for each operation and each live tensor, so it is done in only one step, and only if the
+run was started with this option.
 
-Models and optimizers register with `TensorOwners` and are asked for their tensors when the step begins. Memory that no
-owner names shows itself when an operation uses it that no operation of the step has made, and that is still there in
-the end.
+Models and optimizers register with `TensorOwners` and are asked for their tensors when the step begins. Other
+memory that existed before the step is found when an operation uses it, if it still exists at the end of the step.
 
 Source: torch.distributed._tools.mem_tracker, in which modules and torch's own optimizers are registered in the same
     way.

@@ -1,6 +1,6 @@
 """Records in the traffic counter when a rank runs a forward pass, a backward pass or an update.
 
-What is sent from within a backward pass, by hooks of its gradients, is so attributed to it.
+So messages that gradient hooks send during a backward pass are attributed to this pass.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Torch's profiler on chosen steps of one rank, with the names that the traffic counter uses.
 
-The trace shows every operator of torch on a time line. What the profiler cannot know is marked in it: the step, and
-each message and wait with the operation that it belongs to, such as `wait gradients`. Collectives of torch's own, as in
-`DistributedDataParallel`, the profiler names itself, such as `gloo:all_reduce`.
+The trace shows every operator of torch on a time line. ttlaunch adds marks for what the profiler
+cannot know: the step, and each message and wait with its operation, such as `wait gradients`. The profiler itself names torch's own
+collectives, as in `DistributedDataParallel`, for example `gloo:all_reduce`.
 """
 
 import contextlib
@@ -98,6 +98,6 @@ class StepProfile:
 
 
 def open_profile(run_dir: Path, *, rank: Rank, environment: Mapping[str, str] = os.environ) -> StepProfile | None:
-    """The profiler that the run was asked for; None if it was not."""
+    """Return the profiler of a rank; None if the run was started without one."""
     steps = parse_steps(environment.get(ENV_PROFILE_STEPS, ""))
     return None if steps is None else StepProfile(run_dir, rank=rank, steps=steps)

@@ -1,7 +1,8 @@
 """A timeline of one rank: passes, updates, messages and waits of the first steps, on the rank's own clock.
 
-How far that clock is from rank 0's is measured with messages of the same kind before and after, so that the launcher
-can put the timelines of all ranks into one. Nothing is traced unless it was asked for.
+Before and after the training, each rank measures how far rank 0's clock is ahead of its own (`comm/clocks.py`). With these
+offsets the launcher puts the timelines of all ranks on one clock. Only runs started with `--trace` or
+`--trace-steps` are traced.
 """
 
 import contextlib
@@ -23,11 +24,11 @@ class Trace:
     """The events of the first steps, in memory until these are over, then in a file.
 
     Attributes:
-        is_open: Whether events are still taken.
+        is_open: Whether events are still recorded.
     """
 
     def __init__(self, path: Path, *, steps: int) -> None:
-        """Take events up to the end of step `steps` of this run, and at most as many as fit into memory easily."""
+        """Record events of the first `steps` steps of this run, at most `_MOST_EVENTS`, because they are kept in memory."""
         self.is_open = True
         self._path = path
         self._steps_left = steps
@@ -41,7 +42,7 @@ class Trace:
             self.is_open = len(self._events) < _MOST_EVENTS
 
     def number(self, *, is_send: bool, peer: Rank, tag: int) -> int:
-        """Number a message among those to or from a peer with the same tag; both ends count alike."""
+        """Number a message among those to or from a peer with the same tag; sender and receiver get the same number."""
         self._counts[is_send, peer, tag] += 1
         return self._counts[is_send, peer, tag]
 
@@ -51,17 +52,17 @@ class Trace:
             self._events.append(["send" if is_send else "recv", name, when, facts])
 
     def end_step(self) -> None:
-        """Count a step; after the last one that was asked for, write the events."""
+        """Count a step; after the last traced one, write the events."""
         self._steps_left -= 1
         if self._steps_left == 0:
             self.close()
 
     def note_clock(self, offset: int, error: int) -> None:
-        """Write how much later it is on rank 0 than here, and how wrong that may be, in nanoseconds."""
+        """Write how far rank 0's clock is ahead of this rank's, and the largest possible error, in nanoseconds."""
         self._write([["clock", time.monotonic_ns(), offset, error]])
 
     def close(self) -> None:
-        """Take no more events, and write those there are."""
+        """Record no more events, and write those in memory to the file."""
         self.is_open = False
         self._write(self._events)
         self._events = []
@@ -74,6 +75,6 @@ class Trace:
 
 
 def open_trace(run_dir: Path, rank: Rank) -> Trace | None:
-    """The trace that the run was asked for; None if it was not."""
+    """Return the trace of a rank; None if the run was started without one."""
     steps = os.environ.get(contract.ENV_TRACE_STEPS, "")
     return Trace(run_dir / contract.trace_file(rank), steps=int(steps)) if steps.isdecimal() else None

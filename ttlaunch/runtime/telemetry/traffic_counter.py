@@ -1,8 +1,7 @@
 """Counts what a rank sends: to whom, for which operation, in which phase of which step; and how long it waits.
 
-Every message is counted where it leaves, in memory; steps that sent the same are kept as one row. A line goes to the
-rank's traffic file every few seconds, in long runs every few minutes, and at the end, so what a run did is known also
-when it is killed.
+The sender counts every message, in memory; steps that sent the same are one row. A rank writes a line to its traffic file every
+few seconds, in long runs every few minutes, and at the end. So the traffic of a run that is killed is known too.
 
 A message belongs to the operation that `operation()` names, else to the function of the recipe that sent it, without a
 leading underscore and `send_` or `receive_`: `_send_weights` and `_receive_weights` are the two ends of `weights`.
@@ -53,8 +52,8 @@ class TrafficCounter:
         step: The step that further messages belong to; 0 before the first.
         phase: What the rank does.
         label: Operation and bucket in force; None: that of the function that sends.
-        trace: A timeline of the same; None: nobody asked for one.
-        profile: Torch's profiler on some steps; None: nobody asked for it.
+        trace: The timeline of the first steps; None if the run is not traced.
+        profile: Torch's profiler on some steps; None if the run is not profiled.
         recorder: The rank's flight recorder; None: it has none, as in `ttlaunch simulate`.
     """
 
@@ -243,9 +242,10 @@ def register_owner(holder: object, owner: Owner, tensors: Callable[[Owner], Iter
 
 
 def caller() -> tuple[tuple[str, int | None], Place]:
-    """The operation of a message that nobody named, and where it was asked for.
+    """Return the operation of a message outside any `operation()` block, and the recipe's line that caused the message.
 
-    It is named after the function that the recipe called, or else the recipe's own; the place is the recipe's line.
+    The operation has the name of the runtime's function that the recipe called, or of the recipe's own function if it sent the message
+    itself.
     """
     frame = sys._getframe(1)  # noqa: SLF001  the documented way to find a caller without building a traceback
     while frame.f_back is not None and (frame.f_code.co_filename in _VERBS or frame.f_code.co_name[0] == "<"):

@@ -1,9 +1,9 @@
-"""Squared norms of gradients, added along one fixed tree over the values of each parameter, whoever has which of them.
+"""Squared norms of gradients, added along one fixed tree over the values of each parameter, however ranks share the values.
 
-Sixteen values in a row are a leaf: the square of their norm. The leaves of a parameter are those of a binary tree like
-the one over micro-batches in `comm/reduction.py`. A rank that has a part of a parameter, cut between leaves, adds as
-far as whole nodes go; whoever has the nodes of all parts makes the additions that are left. So the norm of a gradient
-that ranks share has the bits that it has on one.
+A leaf is the squared norm of sixteen consecutive values. The leaves of a parameter form a binary tree like the one over
+micro-batches in `comm/reduction.py`. A rank that has a part of a parameter, cut between leaves, computes the largest complete
+nodes of its part; the rank that receives the nodes of all parts makes the remaining additions. So a gradient that ranks share
+has the same norm, bit for bit, as on one rank.
 
 Shapes: N = values of a flat vector, in which each parameter begins at a leaf and is padded with zeros to whole ones;
 L = leaves.

@@ -1,7 +1,7 @@
 """Training in one process: the reference that every synchronous recipe equals, bit for bit.
 
-Not a shortcut beside the recipes: the same micro-batches, the same tree of sums, one division, the same clipping norm
-and the same update, with nobody to talk to.
+It uses the same code as the recipes: the same micro-batches, tree of sums, single division, clipping norm and update, only without
+messages.
 """
 
 from ttlaunch.runtime.context import RankContext

@@ -79,7 +79,9 @@ class Optimizer:
         self._ready: Callable[[], object] | None = None
         self._parts: dict[range, list[_Group]] = {}
         self._skips = False
-        self.squares: dict[str, float] = {}  # norms of gradients by name; whoever splits matrices completes them
+        self.squares: dict[
+            str, float
+        ] = {}  # norms of gradients by name; a technique that splits matrices completes them
         self._norms: dict[range | None, SquaredNorms] = {}
         named, has_squares = list(model.named_parameters()), cfg.training_config.optimizer == "adamw"
         self._names = [name for name, _ in named]
@@ -108,7 +110,7 @@ class Optimizer:
         yield from ((OPTIMIZER, tensor) for _, tensor in self.named_state())
 
     def wait_before_update(self, ready: Callable[[], object]) -> None:
-        """Let the next update begin only when `ready()` has returned, because somebody still reads what it changes."""
+        """Let the next update begin only when `ready()` has returned, because a copy for a checkpoint still reads what it changes."""
         self._ready = ready
 
     def squared_norms(self, parameters: range | None = None) -> list[float]:

@@ -1,4 +1,4 @@
-"""When a validation is due, what else is reported then, and the losses it adds up: the same bits for any number of ranks that share it."""
+"""When a validation is due, what is reported with it, and the sum of its losses, which has the same bits for any number of ranks."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class HasLayerNorms(Protocol):
-    """An optimizer, or whoever else knows the norms of the layers' gradients."""
+    """An optimizer, or another object that knows the norms of the layers' gradients."""
 
     def layer_norms(self) -> dict[str, float]: ...
 
@@ -29,7 +29,7 @@ def validation_is_due(cfg: TrainingFile, ctx: RankContext, step: int) -> bool:
 def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: HasLayerNorms, step: int) -> None:  # noqa: PLR0917  users' trainers call it so
     """Report the gradient norms of this rank's layers, if the configuration asks for them and a validation is due.
 
-    For whoever has updated with the optimizer; replicas that have made the same update leave it to one of them.
+    The rank that made the update calls this; of replicas that made the same update, only one does.
     """
     if cfg.training_config.log_layer_grad_norms and validation_is_due(cfg, ctx, step):
         ctx.report_layer_norms(step, optimizer.layer_norms())

@@ -30,7 +30,7 @@ class Section(BaseModel):
 
     Attributes:
         noun: What a message calls one of these, "a rank binding"; empty: the key that it stands under.
-        marks: What holds of all its keys, for whoever defines such marks, as `spec/recipe/bits.py` does.
+        marks: Marks that apply to all its keys, such as `Bits` of `spec/recipe/bits.py`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -1,7 +1,7 @@
 """Mark how the bits of a training depend on a key, where the key is defined: `key: Annotated[int, Bits.FREE] = Field(…)`.
 
-A key without a mark changes the bits: whoever adds one and forgets the mark gets a run that refuses to go on from a
-checkpoint with another value, not one that goes on to other numbers.
+A key without a mark counts as one that changes the bits. If a developer forgets the mark, a run with another value of the key
+refuses to resume from a checkpoint; it does not silently compute other numbers.
 """
 
 from collections.abc import Iterator

@@ -130,9 +130,9 @@ class Ranks:
 
 
 Formula = Callable[[Any, Ranks], Sequence[Traffic] | None]
-"""From the configuration and the ranks; None where the bytes depend on what is measured in the run.
+"""Returns the traffic for a configuration and its ranks; None if the bytes depend on what the run measures.
 
-Raises `LookupError` where a rank has not said what is needed.
+Raises `LookupError` if a rank has not reported a number that the formula needs.
 """
 
 
@@ -175,7 +175,7 @@ def shares(count: int, parts: int) -> list[int]:
 
 
 def sequences_of_blocks(sequences: int, micro_batch: int, parts: int) -> list[int]:
-    """Return the sequences of each block of micro-batches, the last of which may be smaller.
+    """Return the number of sequences in each block of micro-batches; the last micro-batch may be smaller.
 
     >>> sequences_of_blocks(7, 2, 3)
     [4, 2, 1]

@@ -1,6 +1,6 @@
 """Write the three files of a new configuration: texts that validate as they stand and explain themselves.
 
-Whoever starts from them changes numbers rather than looking for the format.
+A user changes the numbers in them and does not have to look up the format.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""Gradients in fewer bytes: codecs that any flow of gradients can send through, and what they still owe."""
+"""Gradients in fewer bytes: codecs for any flow of gradients, and the errors that they still have to make up for."""

@@ -1,4 +1,4 @@
-"""The interface of codecs for gradients, and how to build the one that a configuration asks for.
+"""The interface of codecs for gradients, and how to build the configured one.
 
 A codec turns a vector of float32 values into bytes and back, with a loss that its docstring bounds. The number
 of bytes depends only on the number of values, so receivers know it and the formulas of traffic are exact:
@@ -10,8 +10,8 @@ of bytes depends only on the number of values, so receivers know it and the form
     ctx.recv(payload, source=worker)
     codec.decode(payload, out_N)
 
-Codecs are for gradients only. With `ErrorFeedback`, what is lost of one gradient is added to the next one; what is lost
-of weights would stay lost.
+Codecs are for gradients only. With `ErrorFeedback`, what the codec loses of one gradient is added to the next one. A loss in
+weights could not be made up for.
 
 An infinity or NaN survives: the decoded vector is not finite at that place, and perhaps at others. The norm of the
 gradient is then not finite either, so the training with fp16 sees the overflow and skips the step.

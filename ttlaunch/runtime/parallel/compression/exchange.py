@@ -1,10 +1,10 @@
-"""The mean gradient from what every rank's codec makes of its sum: gradients travel compressed, parameters never do.
+"""The mean gradient of all ranks, where each rank sends its sum through a codec; only gradients are compressed, never parameters.
 
     payload r = encode(sum of rank r's micro-batches)          each rank, once a step
     mean      = (decode(payload 0) + decode(payload 1) + ...) / tokens      all ranks, in this order
 
-So replicas that were equal stay equal to the bit. What one process computes they equal up to the codec's error, and
-other numbers of ranks give other bits.
+So equal replicas stay equal to the bit. They differ from a training in one process by the codec's error, and the bits depend on the
+number of ranks.
 
 Shapes: N = values of the flat gradient.
 """

@@ -4,8 +4,8 @@ The scale is symmetric around zero, `absmax / 127`, so there is no zero point th
 one sign, and no branch for small ranges. A zero is sent as zero, whatever the other values of its block are.
 
 Shapes: N = values, R = blocks of one piece.
-Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for the blocks; its values are
-    spread unevenly, these evenly.
+Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for the blocks; its
+    quantization levels are spaced unevenly, these evenly.
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,8 @@
     P = orthonormal(M Q)        with the Q of the previous step
     Q = M' P                    sent: P and Q; decoded: P Q'
 
-The paper's ranks add P up, then Q, and hold one pair of factors for all; here a payload has both factors of one rank's
-matrix, so that any flow can carry it, a parameter server's as well as an all-gather. The price is that the bytes which
+In the paper, ranks add up their P, then their Q, and share one pair of factors. Here a payload has both factors of one rank's
+matrix, so that any flow can carry it, to a parameter server as well as in an all-gather. The price is that the bytes which
 a rank receives grow with the number of senders.
 
 Shapes: N = values, M = a matrix of the gradient with R rows and C columns, K = columns of the factors.

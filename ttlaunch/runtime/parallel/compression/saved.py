@@ -1,9 +1,8 @@
-"""What checkpoints have of codecs: what each rank still owes goes on with the training.
+"""The state of codecs in checkpoints: the error that each rank still has to add to its next gradient.
 
-A codec's state belongs to one sender, so its tensors carry the sender's name. A run with other senders than the
-checkpoint's goes on with the states of those that it has; a sender that was not there owes nothing, and what one owed
-that is not there any more is dropped: a rounding error of one gradient, or of `top_k` and `powersgd` what few gradients
-left out.
+A codec's state belongs to one sender, so its tensors have the sender's name. If a resumed run has other senders than the
+checkpoint, senders in both keep their states, new senders begin without an error, and the errors of missing senders are dropped.
+Such an error is the rounding error of one gradient, or with `top_k` and `powersgd` what was left out of a few gradients.
 """
 
 from collections.abc import Callable, Iterator, Mapping

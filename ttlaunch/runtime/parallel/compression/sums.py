@@ -1,4 +1,4 @@
-"""The sum of a vector of every rank's, each of which travels through its rank's codec.
+"""The sum over ranks of one vector each, where every rank encodes its vector before it sends it.
 
     payload r = encode(vector of rank r)                                    each rank
     sum       = decode(payload 0) + decode(payload 1) + ...                 all ranks, in this order
@@ -63,14 +63,14 @@ class CompressedSum:
         self._room_N = torch.empty_like(model.weights_N)
 
     def begin(self, values_N: Tensor, *, name: str) -> list[Pending]:
-        """Encode this rank's vector, and begin to send it and to receive the others'; `finish` when all have come.
+        """Encode this rank's vector, and begin to send it and to receive those of the others; `finish` adds them.
 
         Args:
             values_N: Shape `(N,)`, float32, contiguous; only read. Every rank of `among` must call.
             name: The operation's name, in reports.
 
         Returns:
-            The transfers, each of which must be waited for before `finish`.
+            The transfers; wait for all of them before `finish`.
 
         Cost: `n - 1` messages of P bytes (uint8) each way.
         """

@@ -1,1 +1,1 @@
-"""Gradients shared among ranks that all hold the model, in buckets and behind the backward pass."""
+"""Gradients averaged over ranks that all have the whole model, in buckets and during the backward pass."""

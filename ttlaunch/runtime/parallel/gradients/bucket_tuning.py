@@ -1,4 +1,4 @@
-"""How large a bucket is: as configured, or whichever of a few sizes made the first steps fastest.
+"""Choose the size of a bucket: the configured one, or the one of a few sizes with which the first steps were fastest.
 
 One rank decides and sends the size to the others, so that all of them cut alike. The bits do not depend on it.
 """

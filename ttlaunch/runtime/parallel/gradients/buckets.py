@@ -1,7 +1,7 @@
 """Contiguous parts of the flat vectors, each one message, in the order in which a backward pass fills them.
 
 A backward pass goes from the last parameter to the first, so buckets are cut from the end of the vector; a forward pass
-reads them in the opposite order. Borders lie between parameters: what is complete can then be updated, too.
+reads them in the opposite order. Borders lie between parameters, so the optimizer can update the parameters of a complete bucket.
 
 Shapes: N = values of the flat vectors, padding included.
 """

@@ -1,4 +1,4 @@
-"""All ranks share the tree of gradients, bucket by bucket, while the last backward pass still computes other buckets.
+"""All ranks add gradients along the tree, bucket by bucket, while the last backward pass still computes other buckets.
 
 Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the most nodes of the tree that one
 rank's block makes.

@@ -1,7 +1,7 @@
 """Wraps a model in torch's own data parallelism, which `reduction: fast` uses, and records its all-reduces.
 
-They are in the flight recorder, so the launcher reports a hang or a death within one by bucket and step, and in the
-timeline if there is one.
+The flight recorder has each all-reduce, so if a rank hangs or dies within one, the launcher reports its bucket and step. The timeline
+of a traced run has them too.
 """
 
 import importlib
@@ -60,7 +60,7 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
         began = telemetry.begin(bucket.index(), size)
         done = allreduce_hook(state, bucket).then(partial(telemetry.end, bucket=bucket.index(), size=size, began=began))
         if bucket.is_last():
-            telemetry.wait()
+            telemetry.begin_wait()
         return done
 
     replica.register_comm_hook(None, entered)
@@ -80,7 +80,7 @@ class Buckets:
         self._traffic = traffic
         self._recorder = traffic.recorder
         self._tag = 0 if self._recorder is None else self._recorder.join_group(among)
-        self._open: dict[int, int] = {}  # bucket to where it is entered
+        self._open: dict[int, int] = {}  # bucket to the offset of its entry
 
     def begin(self, bucket: int, size: int) -> int:
         """Record that an all-reduce begins while the backward pass goes on; returns the time, nanoseconds."""
@@ -91,17 +91,17 @@ class Buckets:
             )
         return now
 
-    def wait(self) -> None:
+    def begin_wait(self) -> None:
         """Record that the last all-reduce has begun: from here on the rank does nothing but wait for them."""
         if self._recorder is not None:
-            for at in list(self._open.values()):
-                self._recorder.wait_for(at)
+            for offset in list(self._open.values()):
+                self._recorder.begin_wait(offset)
 
     def end(self, done: torch.futures.Future[Tensor], *, bucket: int, size: int, began: int) -> Tensor:
         """Record that an all-reduce is done, and return its result."""
-        trace, at = self._traffic.trace, self._open.pop(bucket, None)
+        trace, offset = self._traffic.trace, self._open.pop(bucket, None)
         if trace is not None and trace.is_open:
             trace.span("all_reduce (torch)", "collective", began=began, ended=_now(), bucket=bucket, bytes=size)
-        if self._recorder is not None and at is not None:
-            self._recorder.end(at, _now())
+        if self._recorder is not None and offset is not None:
+            self._recorder.end(offset, _now())
         return done.value()

@@ -1,4 +1,4 @@
-"""Shares the tree of gradients among ranks: everybody gets the mean, or a shard of it.
+"""Add gradients along one tree on several ranks: every rank gets the mean, or a shard of it.
 
 `GradientAggregator` is the form in which one rank adds for all, and `GradientExchange` is `all_reduce_mean` in buckets.
 All of them make the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks

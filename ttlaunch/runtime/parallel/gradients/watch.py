@@ -12,7 +12,7 @@ _Ready = Callable[[Bucket], None]
 
 
 class GradientWatch:
-    """Hooks on all parameters, asleep but for the passes that somebody watches.
+    """Hooks on all parameters, which do nothing except in the passes that `begin` announces.
 
     Every parameter must get its whole gradient in one go, as it does from one call of `backward()`.
     """

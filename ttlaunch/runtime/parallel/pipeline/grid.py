@@ -3,7 +3,7 @@
     replica 0:   rank 0 (stage 0)   rank 1 (stage 1)   ...  rank p-1 (stage p-1)
     replica 1:   rank p             rank p+1           ...  rank 2p-1
 
-Where several ranks split the matrices of a stage, each place here is so many ranks, one behind the other.
+If several ranks split the matrices of a stage, each place in this picture stands for these ranks, which have consecutive numbers.
 
 The model is cut into `p * v` contiguous parts; part i lies on stage `i % p`, where it is chunk `i // p`. With one chunk
 a stage (v = 1) that is the plain pipeline: part i on stage i.

@@ -1,9 +1,9 @@
-"""What one pipeline stage sends and receives while it runs through its passes, and when it waits for that.
+"""What one pipeline stage sends and receives during its passes, and when it waits for these messages.
 
-A stage posts each receive before the pass that precedes the one that needs it, and waits for no send right away. So
-neighbours with consistent orders of passes never wait for each other, even if sends are synchronous. Buffers are few,
-too: besides the micro-batches in flight, a stage has room for one message of each kind that is on its way to it, and
-for at most two gradients a stage that are on their way from it.
+A stage posts each receive one pass before the pass that needs it, and does not wait for a send at once. So neighbours with
+consistent orders of passes never wait for each other in a circle, even if sends are synchronous. Few buffers are needed: besides
+the micro-batches in flight, a stage has room for one incoming message of each kind, and for at most two outgoing gradients for
+each stage.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim.
 """

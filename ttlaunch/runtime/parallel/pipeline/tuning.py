@@ -1,8 +1,8 @@
-"""`schedule: auto`: each possible schedule runs a few steps at the start, and the quickest one runs the others.
+"""`schedule: auto`: each possible schedule runs a few steps at the start, and the fastest one runs all further steps.
 
-These steps are ordinary training steps: the parameters do not depend on the order of the passes. All that is lost is
-the time by which the steps of slower schedules take longer. Where the next schedule cuts the model otherwise, blocks
-move to other ranks first, with their optimizer state.
+These steps are ordinary training steps: the parameters do not depend on the order of the passes. The only
+cost is the additional time of the slower schedules. If the next schedule cuts the model differently, blocks and their optimizer state
+first move to other ranks.
 """
 
 import re

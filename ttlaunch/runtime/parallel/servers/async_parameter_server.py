@@ -1,4 +1,4 @@
-"""An asynchronous parameter server: it serves each worker as it comes, and nobody waits for anybody else.
+"""An asynchronous parameter server: it serves workers in the order in which they push, and no worker waits for another.
 
 Shapes: N = values of the flat vector, W = workers.
 """
@@ -80,7 +80,7 @@ class AsyncParameterServer:
             self._ask(worker)
 
     def next_push(self, meanwhile: Callable[[], bool] | None = None) -> tuple[Rank, Push]:
-        """Take the next gradient, of whoever comes first, and leave it in `model.grads_N`.
+        """Take the next gradient, from the first worker that has pushed one, and leave it in `model.grads_N`.
 
         Args:
             meanwhile: Does a small part of something else, and returns whether there was anything to do; called as long
@@ -94,7 +94,7 @@ class AsyncParameterServer:
 
         Cost: one message in, of a header and the codec's payload (uint8).
         """
-        worker = self._replay.popleft() if self._replay else self._whoever_comes(meanwhile)
+        worker = self._replay.popleft() if self._replay else self._next_worker(meanwhile)
         push, payload = self._take(worker)
         if not 0 <= push.version < self._ctx.step:
             raise CommunicationError(
@@ -123,7 +123,7 @@ class AsyncParameterServer:
         Cost: as `next_push` and `answer`, for each task that workers still have in hand.
         """
         while self._asked:
-            worker = self._whoever_comes(None)
+            worker = self._next_worker(None)
             push, _ = self._take(worker)
             self._send_answer(worker, 0, self._ctx.step, with_weights=push.wants_weights)
             self._ask(worker)
@@ -136,7 +136,7 @@ class AsyncParameterServer:
             with operation(self._ctx, "pushes"):
                 self._asked[worker] = self._ctx.irecv(self._buffers[worker], source=worker, tag=messages.PUSHES)
 
-    def _whoever_comes(self, meanwhile: Callable[[], bool] | None) -> Rank:
+    def _next_worker(self, meanwhile: Callable[[], bool] | None) -> Rank:
         """The worker whose push is there; of several, the one that was served longest ago."""
         waiting = list(self._asked)
         pending = [self._asked[worker] for worker in waiting]

@@ -13,8 +13,8 @@ def owners_of_checkpoints(
 ) -> tuple[Rank, ...]:
     """Return the servers, and also the workers where their codecs keep a state and every step waits for all workers.
 
-    With `drop` nobody waits for a late worker, and no checkpoint does: it would be whole only when that one is back. So
-    there, as with an asynchronous server, what workers owe is not kept.
+    With `drop`, no step waits for a late worker. A checkpoint with the workers' codec states would have to wait for it, so checkpoints
+    leave these states out, as they do with an asynchronous server.
     """
     servers, keeps = ctx.ranks("server"), remembers(cfg) and straggler != "drop"
     return (*ctx.ranks("worker"), *servers) if keeps else servers

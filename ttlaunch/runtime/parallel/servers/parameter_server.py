@@ -1,4 +1,4 @@
-"""A synchronous parameter server: a step is made of fresh gradients only, of all workers or of those that came in time.
+"""A synchronous parameter server: a step uses only gradients of the newest weights, from all workers or from those that pushed in time.
 
 Shapes: N = values of the server's shard, V = micro-batches of a validation, W = workers.
 """
@@ -231,7 +231,7 @@ class ParameterServer:
         return came
 
     def _go_on_without(self, late: Sequence[Rank], step: int) -> None:
-        """Say who is late, once for each time that somebody falls behind."""
+        """Note which workers are late, once each time that a worker falls behind; with the policy `fail`, raise."""
         fails, timeout_s = self._patience.policy == "fail", self._patience.timeout_s
         fresh = [worker for worker in late if fails or worker in self.members]
         named = ", ".join(f"rank {worker} (worker)" for worker in fresh)

@@ -1,4 +1,4 @@
-"""The average of weights over training, beside the weights themselves: less noise than the last ones have.
+"""The average of the weights over the training, kept beside the weights: it has less noise than the last weights.
 
 Source: B. T. Polyak, A. B. Juditsky, "Acceleration of Stochastic Approximation by Averaging", SIAM J. Control Optim.
     30(4), 1992, for the mean of all; with a decay it is the exponential average that is common in deep learning.

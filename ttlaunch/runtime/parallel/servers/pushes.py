@@ -1,7 +1,6 @@
 """A gradient on its way to an asynchronous server, with what the server has to know of it, in one message.
 
-One message, so that the server can wait for whoever comes first without ever waiting in the middle of somebody's
-gradient.
+It is one message, so that the server can wait for the first worker to push, and then never waits for the rest of a gradient.
 """
 
 from typing import NamedTuple

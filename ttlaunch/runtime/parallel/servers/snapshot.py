@@ -1,4 +1,4 @@
-"""Validations by a rank that has something more urgent to do: of the weights as they were, a micro-batch at a time.
+"""Validations on a rank that also serves others: it evaluates a copy of the weights, one micro-batch at a time between its other tasks.
 
 Shapes: N = values of the flat vector.
 """

@@ -43,13 +43,13 @@ class Ring:
     def operation(self, name: str, *, unit: int, whole: int, times: int = 1) -> Iterator[None]:
         """Count and time the collective that runs in this block; `whole` is the size of its full vector in bytes."""
         began = time.monotonic_ns()
-        recorder, at = self._traffic.recorder, 0
+        recorder, offset = self._traffic.recorder, 0
         if recorder is not None:
-            at = recorder.begin(COLLECTIVE, (name, unit), None, peer=GROUP, tag=self._tag, size=whole, now=began)
+            offset = recorder.begin(COLLECTIVE, (name, unit), None, peer=GROUP, tag=self._tag, size=whole, now=began)
         yield
         self.count(name, unit=unit, whole=whole, times=times, began=began)
         if recorder is not None:
-            recorder.end(at, time.monotonic_ns())
+            recorder.end(offset, time.monotonic_ns())
 
     def count(self, name: str, *, unit: int, whole: int, times: int = 1, began: int | None = None) -> None:
         """Count a collective that has ended.

@@ -32,10 +32,10 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ShardedModel(Model):
-    """The whole model, of which only the units that compute are whole at a time.
+    """The whole model, in which only the units that compute have all their weights; of the others a rank has its shard.
 
-    With `precision: bf16` or `fp16` weights are gathered in it and a unit computes in it throughout, where in other
-    recipes autocast chooses for each operation. A rank's own rows, and the sums of gradients, are float32.
+    With `precision: bf16` or `fp16`, weights are gathered in this precision and a unit makes all its computations in it. In other
+    recipes, autocast chooses the precision of each operation. A rank's own rows, and the sums of gradients, are float32.
     """
 
     def __init__(self, cfg: TrainingFile, *, vocabulary: int, keeps_weights: bool) -> None:

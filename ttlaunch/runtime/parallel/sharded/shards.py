@@ -20,7 +20,7 @@ from ttlaunch.runtime.world import Rank
 
 
 class Shards:
-    """Stands in for a model wherever somebody updates or saves one.
+    """This rank's rows of a model, in place of the model where one is updated or saved.
 
     Attributes:
         peers: The ranks that together have all rows, in their order.
@@ -32,7 +32,7 @@ class Shards:
     """
 
     def __init__(self, model: Model, *, peers: Sequence[Rank], place: int) -> None:
-        """Look at a model whose parameters FSDP has dealt to the peers, of which this rank is the one at `place`."""
+        """Take a model whose parameters FSDP has divided among `peers`; this rank is `peers[place]`."""
         self.peers = peers
         self.traffic = model.traffic
         self.loss_scaler = model.loss_scaler

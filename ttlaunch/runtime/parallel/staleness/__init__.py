@@ -1,1 +1,1 @@
-"""Data parallelism in which workers drift apart: by a bounded number of steps, or for some local steps between averages."""
+"""Data parallelism whose workers may differ for a time: by a bounded number of steps, or for some local steps between averages."""

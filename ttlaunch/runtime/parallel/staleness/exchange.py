@@ -1,4 +1,4 @@
-"""The mean gradients of a training whose workers may lead: in the same step, or up to K steps later in the order of the steps.
+"""Mean gradients for workers of which some may lead: a mean is applied in its own step, or up to K steps later, in the order of the steps.
 
 Shapes: N = values of the flat gradient. W = workers, S = bytes of the gradient, K = the bound.
 """
@@ -20,7 +20,7 @@ from ttlaunch.runtime.world import Rank
 
 @dataclass(frozen=True)
 class Mean:
-    """A step's mean gradient, which is in the model's gradients until the next one is asked for.
+    """A step's mean gradient, which is in the model's gradients until the next mean is requested.
 
     Attributes:
         step: The step whose gradients it is the mean of.
@@ -135,8 +135,8 @@ class SynchronousMeans:
 class BoundedMeans:
     """K > 0: every step's mean comes around the ring, while up to K further steps are computed.
 
-    Messages are taken, added and passed on before each backward pass and after it; a worker that may not go on waits
-    for the oldest step that is not whole, which needs no step that comes after it, so somebody can always go on.
+    A worker receives, adds and passes on messages before and after each backward pass. A worker that may not continue waits for
+    the oldest step that is not complete. This step needs no later step, so there is always a worker that can continue.
 
     The mean is weighted: each of a worker's tokens counts 1 / (1 + damping * s) if its gradient is s updates old. So
     where one worker leads, the others' fresh gradients say more; gradients that are all as old have the plain mean.

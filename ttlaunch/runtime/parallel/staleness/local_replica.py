@@ -1,4 +1,4 @@
-"""A worker's replica that takes steps of its own and is averaged with the others' every so often.
+"""A worker's replica of the model, which the worker updates alone and averages with the other replicas every few steps.
 
 Shapes: N = values of all parameters in one flat vector. W = workers, S = bytes of the weights.
 """

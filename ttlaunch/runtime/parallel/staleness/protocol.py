@@ -1,24 +1,24 @@
 """Who may begin which step, when a mean is applied, when its buffers are free: bounded staleness without any message.
 
-Two small machines without time and without messages. `Clock` is one worker's view of the steps; `RingPart` its part in
-the all-reduce of one of them. `exchange.py` only carries out what they allow, so what a search through all orders of
-events proves of them holds for the recipe, whatever the network does.
+`Clock` is a state machine for one worker's steps, and `RingPart` one for its part in the all-reduce of a step. Neither has a clock
+time or sends a message. `exchange.py` only does what they allow. A test searches all orders of events, so what it proves of them
+holds for the recipe, whatever the network does.
 
     begin s      allowed once the buffers of step s-K-1 are free, so at most K+1 steps hold buffers
     give s       this worker's gradient of step s joins the all-reduce
     whole s      the mean of step s, which has every worker's gradient, is here
     apply s      the means are applied in the order of their steps, each of them once, as soon as it is whole
-    free s       nobody reads the buffers of step s any more
+    free s       no rank reads the buffers of step s any more
 
-The mean of step s-K-1 is whole only if every worker has given its gradient of it. So whoever begins step s has finished
-at most K steps more than anybody else: the lead is bounded by who waits for what, not by how long. All workers apply
+The mean of step s-K-1 is whole only if every worker has given its gradient of it. So a worker that begins step s
+has finished at most K steps more than any other: what a worker waits for bounds the lead, not how long it waits. All workers apply
 the same means in the same order, so after the same step all of them have the same weights, bit for bit; what depends on
 time is only which weights a gradient was computed with. That is its staleness: the updates between the weights it was
 computed with and those it changes, at most K.
 
 Source: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013, for
-the bound on the lead; there a worker sees its own updates at once, here it sees them with everybody's, which is what
-keeps the replicas equal.
+the bound on the lead; there a worker sees its own updates at once; here it sees them together with those of all
+workers, which keeps the replicas equal.
 """
 
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ from typing import Self
 
 
 class ProtocolError(AssertionError):
-    """An event that the protocol doesn't allow in this state: a mistake of whoever carries it out."""
+    """An event that the protocol doesn't allow in this state: a mistake in the code that carries it out."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Clock:
 
     Attributes:
         bound: K.
-        begun, given, applied, freed: The last step of which this is so.
+        begun, given, applied, freed: For each of these events, the last step in which it has happened.
         whole: Steps whose mean is here and not yet applied.
         version: Updates that the weights had when the last step began.
     """

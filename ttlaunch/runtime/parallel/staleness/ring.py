@@ -1,4 +1,4 @@
-"""The buffers and messages of one step's ring all-reduce, which goes on bit by bit while its worker computes other steps.
+"""The buffers and messages of one step's ring all-reduce, which continues, one message after the other, while its worker computes other steps.
 
 Shapes: N = values of the gradient; shard s is part s of `contiguous_blocks(N, W)`. W = workers, S = bytes of the
     gradient.
@@ -158,7 +158,7 @@ class RingBuffers:
 
 
 class _Nothing:
-    """The transfer of a shard without values, of which there are some where workers outnumber values."""
+    """The transfer of an empty shard: if there are more workers than values, some shards are empty."""
 
     def wait(self) -> None:
         """Return at once."""

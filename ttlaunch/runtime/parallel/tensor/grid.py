@@ -7,7 +7,7 @@
                           rank 5 (tp 1)         rank 7 (tp 1)
 
 Along `dp` ranks have the same weights and other micro-batches, along `pp` other blocks, along `tp` other parts of the
-same matrices. Ranks of the last axis follow each other, so those that talk most lie on one host.
+same matrices. Ranks along the last axis have consecutive numbers, so the ranks that communicate most are on one host.
 """
 
 from collections.abc import Mapping, Sequence

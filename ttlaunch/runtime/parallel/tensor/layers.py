@@ -2,7 +2,7 @@
 
     x (all) --enter--> column-parallel: outputs of this rank --> ... --> row-parallel: a part of the sum --leave--> y (all)
 
-What lies between, an activation function or whole attention heads, needs no message.
+Between the two, an activation function or whole attention heads need no message.
 
 Source: as `share.py`.
 """

@@ -1,9 +1,9 @@
 """One rank's share of a model whose matrices several ranks split, and the sums over these ranks.
 
-Two operators, each the other's derivative. Where a column-parallel layer begins, every rank has the same activations,
-and the gradients that come back are of this rank's outputs only: so `enter` passes activations on as they are, and adds
-the gradients up. Where a row-parallel layer ends, every rank has a part of a sum: so `leave` adds it up, and passes
-gradients on as they are. All ranks then have the same bits of both sums, and so of all that they compute from them.
+`enter` and `leave` are two operators of which each is the derivative of the other. Where a column-parallel layer begins, every rank
+has the same activations, but a rank's backward pass gives only the gradient through its own outputs. So `enter` returns activations
+unchanged and adds up the gradients of the ranks. Where a row-parallel layer ends, every rank has one term of a sum. So `leave` adds
+up the activations and returns gradients unchanged. Both sums have the same bits on all ranks, and so has all that follows.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
@@ -33,8 +33,8 @@ class ModelShare:
     Attributes:
         place: The share's number, from 0; the first one also stands for what all ranks have whole, such as norms.
         count: Shares.
-        communicator: How to reach the ranks that have the others; None: whoever holds the share does not compute with
-            it.
+        communicator: How to reach the ranks that have the other shares; None if this process only stores the share and
+            does not compute with it.
         among: The ranks that have the shares, in order.
     """
 

@@ -1,4 +1,4 @@
-"""The two ends between an aggregator and an optimizer of its own rank: mean gradients one way, new weights the other.
+"""The two ends of the connection between an aggregator and an optimizer on different ranks: mean gradients one way, new weights the other.
 
 Shapes: N = values of the flat vectors, S = 4N, their bytes.
 """

@@ -1,4 +1,4 @@
-"""An optimizer's step, bucket by bucket: what is complete is updated while other gradients are still on their way."""
+"""An optimizer's step, bucket by bucket: complete buckets are updated while other gradients have not yet arrived."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -7,8 +7,8 @@ They are a grid, row by row:
                                                       1                     2 3
 
 Rows split the worker's micro-batches; the ranks of a row split the model, and compute each of the row's micro-batches
-together. Rows follow each other, and so do their blocks of micro-batches: the first row adds the others' sums to its
-own along the tree, and the bits are those of as many workers of one row.
+together. Rows have consecutive blocks of micro-batches. The first row adds the sums of the other rows to its own along the
+tree, so the bits are those of the same number of workers with one row each.
 
 Shapes: V = micro-batches of a validation.
 """

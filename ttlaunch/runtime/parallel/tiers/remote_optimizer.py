@@ -1,4 +1,4 @@
-"""An optimizer that is somewhere else: gradients go out, weights come back.
+"""An optimizer on another rank: gradients go out, weights come back.
 
     optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx)
     optimizer.receive_weights()
@@ -8,9 +8,9 @@
         loss.backward()
         optimizer.step()
 
-With micro-batches, `expect()` before the backward pass of each and `accumulate()` after it; then gradients leave while
-the last of these passes still computes others, and with `model` the next forward pass begins before all weights are
-back.
+With micro-batches, `expect()` before the backward pass of each and `accumulate()` after it; then gradients are
+sent while the last of these passes still computes others. With `model`, the next forward pass begins before all weights have
+arrived.
 
 Shapes: N = values of the flat vectors, padding included.
 """

@@ -1,7 +1,7 @@
-"""The rank that aggregates where workers split the model: shares of gradients come in, the whole gradient goes on.
+"""The aggregator for workers that split the model: it receives shares of gradients, and passes on the whole gradient.
 
-Behind it nothing knows that the model is split: the optimizer updates whole matrices, and the clipping norm and
-checkpoints are those of any other layout.
+So the optimizer updates whole matrices as if the model were not split, and the clipping norm and checkpoints are those of any other
+layout.
 """
 
 from collections import deque
@@ -157,6 +157,6 @@ def _share_of(cfg: TrainingFile, model: Model, share: ModelShare, *, device: tor
 
 
 def _gradients(model: Model) -> dict[str, Tensor]:
-    """By the names of the layers, so also that of the second use of a shared matrix."""
+    """Return the gradients by name, also that of the second use of a shared matrix, which has a name of its own."""
     named = nn.Module.named_parameters(model)
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}

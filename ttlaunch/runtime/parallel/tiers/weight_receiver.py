@@ -1,4 +1,4 @@
-"""New weights on their way to a worker, whose next forward pass begins with the layers that have come.
+"""Receives new weights at a worker, whose next forward pass begins as soon as the weights of the first layers have arrived.
 
 Shapes: N = values of the flat weights.
 """

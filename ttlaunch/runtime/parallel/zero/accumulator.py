@@ -1,8 +1,7 @@
 """Adds up gradients that arrive at any time: from several senders at once, in any order, perhaps twice or too late.
 
-It is what an owner of parameters puts behind a transport that repeats a request whose answer was lost, such as the
-remote procedure calls that the project is to have. The recipe `zero` needs none: its messages come once, in order, from
-ranks that all take part in every step.
+An owner of parameters needs it with a transport that repeats a request if the answer was lost, such as remote procedure calls. The
+recipe `zero` does not use it: its messages arrive once, in order, from ranks that all take part in every step.
 
 Shapes: those of the parameters.
 """
@@ -71,7 +70,7 @@ class GradientAccumulator:
         self.receipts: Counter[Receipt] = Counter()
 
     def add(self, gradient: Tensor, *, step: int, parameter: str, sender: str) -> Receipt:
-        """Count a gradient, unless it was counted before, comes too late, or belongs to nobody.
+        """Count a gradient, unless it was counted before, comes too late, or is not expected at all.
 
         Args:
             gradient: Copied, so that the sender may use its memory again.
@@ -100,7 +99,7 @@ class GradientAccumulator:
         return receipt
 
     def is_ready(self, *, step: int, parameter: str) -> bool:
-        """Whether all senders have sent, and nobody has taken the sum yet."""
+        """Whether all senders have sent, and the sum has not been taken yet."""
         with self._changed:
             return self._is_ready(step, parameter)
 

@@ -1,4 +1,4 @@
-"""Gradients of layers on their way to whoever owns them, while the backward pass computes those of the layer before.
+"""Send the gradients of a layer to the ranks that own them, while the backward pass computes those of the layer before.
 
 Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the gradient, k = the most nodes of
     the tree over micro-batches that one rank's block makes.

@@ -150,7 +150,7 @@ class ShardLayout:
         return self.starts[at] + -(-count // LEAF_VALUES) * LEAF_VALUES
 
     def _shards_of_second_use(self, values: range) -> tuple[range, ...]:
-        """The last layer's: of the second use whoever owns the rows in the first layer, of the rest the first rank."""
+        """Divide the last layer. A row of the second use belongs to its owner in the first layer, all else to the first rank."""
         matrix = range(self.starts[0], self.starts[0] + math.prod(self.shapes[EMBEDDING]))
         stops = [shard.stop for shard in self.layers[0].shards[:-1]]
         ends = [len(self.second_use) if stop >= matrix.stop else stop - matrix.start for stop in stops]

@@ -1,8 +1,7 @@
-"""What a rank owns of a model: the parameters that it updates, their gradients, and how checkpoints call them.
+"""What a rank owns of a model: the parameters that it updates, their gradients, and their names in checkpoints.
 
-It stands in for the model where an optimizer is built and where checkpoints are written and read. Which vectors are
-whole and which are shards is what `zero_stage` says: from 1 on a rank has optimizer state for its shard only, from 2 on
-gradients, from 3 on parameters.
+It stands in for the model where an optimizer is built and where checkpoints are written and read. `zero_stage` determines
+what a rank has for its shard only: from 1 on the optimizer state, from 2 on also the gradients, from 3 on also the parameters.
 
 Shapes: N = values of the flat vector of the whole model, n = of this rank's shards of all layers, one after the other.
 """

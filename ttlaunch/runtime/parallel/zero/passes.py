@@ -1,8 +1,8 @@
-"""Forward and backward passes a layer at a time, each for all of a rank's micro-batches: a layer is needed twice a step.
+"""Forward and backward passes a layer at a time, each for all of a rank's micro-batches: so each layer is gathered twice in a step.
 
-The usual order takes a micro-batch through all layers before the next one, and would gather every layer twice for each.
-What this order costs is memory for the activations of all of a rank's micro-batches, as one large batch does; with
-`activation_checkpointing` they are those between layers only. It makes the same operations on the same operands, so the
+The usual order takes a micro-batch through all layers before the next one, and would gather every layer twice for
+each micro-batch. The price of this order is memory for the activations of all of a rank's micro-batches, as in one large batch; with
+`activation_checkpointing` only those between layers. It makes the same operations on the same operands, so the
 bits are the same.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.

@@ -1,7 +1,7 @@
 """Gathers the parameters of layers for the rank that computes with them, with versions, so that none is stale.
 
-A version is the number of steps that a shard has been through. Owners publish theirs when they have updated. A pass
-reads one version, and computing with a layer any shard of which has another one is an error, not another result.
+A version is the number of steps in which a shard was updated. Owners publish the version of their shards after each update. A pass
+reads one version. If a shard of a layer has another one, computing with that layer is an error and gives no result.
 
 Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the weights.
 """
