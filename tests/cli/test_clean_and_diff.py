@@ -22,8 +22,9 @@ training_config:
 
 
 @pytest.fixture
-def make_run(here):
-    """`make_run(name, …)`: the folder of a run that is over, or goes on."""
+def make_run(here, tmp_path_factory, monkeypatch):
+    """`make_run(name, …)`: the folder of a run that is over, or goes on; other tests' runs are not in its registry."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
 
     def make(
         name, *, days=0, status="done", launcher=None, losses=(), rate="0.1", origin="--set", tree="aa", layout="two"
