@@ -79,12 +79,25 @@ def test_an_end_that_cannot_be_read_is_told_and_is_no_end(watch, tmp_path, conte
 
 def test_a_line_without_an_end_fills_no_memory(watch, tmp_path):
     with (tmp_path / contract.progress_file(0)).open("wb") as file:
-        file.truncate(2 * LONGEST_RECORD)
+        file.write(b"x" * (LONGEST_RECORD + 2**21))
     assert [] == watch.poll()
     assert len(watch._tails[0]._rest) <= LONGEST_RECORD + 1
     write(tmp_path, 0, b"", contract.record_line(GOOD).strip().encode())
     assert [2] == [record.step for _, record in watch.poll()]
     assert "it is longer than 64 MiB" == next(watch.bad.fresh()).reason
+
+
+@pytest.mark.timeout(20)
+def test_terabytes_of_nothing_cost_no_time_and_no_memory(watch, tmp_path):
+    write(tmp_path, 0, contract.record_line(GOOD).strip().encode())
+    path = tmp_path / contract.progress_file(0)
+    with path.open("ab") as file:
+        file.truncate(2**43)
+    assert [2] == [record.step for _, record in watch.poll()]
+    with path.open("ab") as file:
+        file.write(b"\n" + contract.record_line({**GOOD, "step": 3}).encode())
+    assert [3] == [record.step for _, record in watch.poll()]
+    assert "it is no JSON" in next(watch.bad.fresh()).reason
 
 
 def test_a_full_disk_does_not_keep_the_warning_from_being_told(tmp_path):

@@ -1,5 +1,6 @@
 """The diagnostics of a run that has ended: what failed first, and everything else that is wrong."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -9,18 +10,23 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown
+from ttlaunch.records.regular_files import read_regular
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import render_cascade
 from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.facts import RunFacts
+from ttlaunch.running.runs.files import read_object_if_any
 from ttlaunch.running.runs.run_folder import RunFolder, read_events
+from ttlaunch.spec.named_folders import built_in_folder
 
 _MOST_RANKS = 5
 _MOST_STEPS = 20
 _MOST_REASONS = 3
 _MOST_UNKEPT = 5
 _MOST_EDGES = 4
+_MOST_DIGITS = 9
+_LONGEST_SOURCE = 4 * 1024 * 1024
 _OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
 """A file of this folder as it lies on another host."""
 
@@ -50,13 +56,20 @@ def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[
     ]
 
 
-def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
-    """Describe the first failure of a run: rank, cause, line, last output, followers and next step; None if nothing failed."""
+def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[Path] = ()) -> Diagnostic | None:
+    """Describe the first failure of a run: rank, cause, line, last output, followers and next step; None if nothing failed.
+
+    Args:
+        report: The run's report.
+        folder: The run's folder.
+        programs: Folders of the program that ranks ran, besides those that the plan in the folder names.
+    """
     failure = report.failure
     if failure is None:
         return None
     is_hung = failure.kind is Cause.HUNG
-    label = _source_label(failure.place, ("it is here",) if is_hung else failure.evidence)
+    words = ("it is here",) if is_hung else failure.evidence
+    label = _source_label(failure.place, words, programs=[*programs, *_program_folders(folder)])
     notes = [] if label else [*filter(None, [failure.place])]
     notes += failure.evidence[1:] if label and not is_hung else failure.evidence
     hints = [failure.next_step] if failure.next_step else []
@@ -78,26 +91,65 @@ def _stacks_hint(folder: RunFolder) -> str:
     return f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/"
 
 
-def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
-    """Label the line that raised, if its file, or the original that it was copied from, can be read here."""
+def _source_label(place: str | None, evidence: Sequence[str], *, programs: Sequence[Path]) -> Label | None:
+    """Label the line that raised, if its file, or the original that it was copied from, may be quoted."""
     if place is None:
         return None
     name, _, number = place.rpartition(":")
+    if not number.isdecimal() or len(number) > _MOST_DIGITS:
+        return None
     copied = _OF_RELEASE.fullmatch(name)
-    if copied and not Path(name).exists():
+    if copied:
         name = str(Path.cwd() / copied["path"])
-    return line_label(Path(name), int(number), " ".join(evidence[:1]).replace("`", ""))
+    return line_label(name, int(number), " ".join(evidence[:1]).replace("`", ""), programs=programs)
 
 
-def line_label(path: Path, number: int, text: str) -> Label | None:
-    """Label a whole line of a file; None if the file cannot be read here."""
+def line_label(name: str, number: int, text: str, *, programs: Sequence[Path] = ()) -> Label | None:
+    """Label a whole line of a Python file; None if the file may not be quoted or cannot be read here.
+
+    A rank or a host names the file, so only what it was given anyway is quoted: Python files below the current folder, the
+    folders of the run's program, the built-in recipes and this package.
+
+    Args:
+        name: The path as the rank or host has it.
+        number: The line, from 1.
+        text: Stands beside the line.
+        programs: Folders of the recipe or script that ranks run.
+    """
+    folders = [Path.cwd(), *programs, Path(contract.__file__).parent, built_in_folder("recipes")]
+    lexical = os.path.normpath(Path.cwd() / name)
+    # Compared as text first: only looking at a path can already mount a network folder.
+    if not name.endswith(".py") or "\0" in name or not _is_below(lexical, folders):
+        return None
+    path = os.path.realpath(lexical)
+    if not path.endswith(".py") or not _is_below(path, [folder.resolve() for folder in folders]):
+        return None
     try:
-        content = path.read_text(encoding="utf-8", errors="replace")
+        content = read_regular(path, most=_LONGEST_SOURCE).decode("utf-8", "replace")
     except OSError:
         return None
-    source = Source(short_name(path, Path.cwd()), content)
+    source = Source(short_name(Path(lexical), Path.cwd()), content)
     line = source.line(number)
     return Label(source.span(number, len(line) - len(line.lstrip()) + 1, max(1, len(line.strip()))), text)
+
+
+def _is_below(path: str, folders: Sequence[Path]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+def _program_folders(folder: RunFolder) -> list[Path]:
+    """The folders of the recipe or script that ranks of a run were given, as its plan names them."""
+    plan = read_object_if_any(folder.file(contract.PLAN_FILE))
+    recipe, command = plan.get("recipe"), plan.get("command")
+    named = [Path(str(recipe.get("folder")))] if isinstance(recipe, dict) else []
+    words = command.get("command") if isinstance(command, dict) else None
+    scripts = (
+        [word for word in words if isinstance(word, str) and word.endswith(".py")] if isinstance(words, list) else []
+    )
+    # The plan may be a stranger's: a folder without a recipe's declaration is none.
+    return [path for path in named if (path / "recipe.py").is_file()] + [
+        Path(word).absolute().parent for word in scripts
+    ]
 
 
 def _stderr_tail(lines: Sequence[str]) -> list[str]:

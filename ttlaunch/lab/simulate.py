@@ -5,7 +5,7 @@ import secrets
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,25 +163,25 @@ def run_simulation(
             )
         except OSError as error:
             raise file_error(place, error) from error
-        found = _diagnostics(played)
+        found = _diagnostics(played, [Path(plan.program.folder)] if isinstance(plan.program, RecipeProgram) else [])
     details = {**played.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]}
     report = played.report
     status, digest = report.exit_status, report.parameters_sha256
     return Simulation(plan, report.status, status, digest, tuple(found), tuple(as_json(played.edges)), details, played)
 
 
-def _diagnostics(played: Played) -> list[Diagnostic]:
+def _diagnostics(played: Played, programs: Sequence[Path]) -> list[Diagnostic]:
     """Return the diagnostics of a simulation: mistakes in messages, then everything else."""
-    found = [_diagnostic(finding) for finding in played.findings]
+    found = [_diagnostic(finding, programs) for finding in played.findings]
     if played.report.status == "done":  # else the first thing named is what broke
         found += traffic_diagnostics(played.report.traffic, [rank["role"] for rank in played.report.ranks])
     found += checkpoint_diagnostics(played.report)
-    failure = failure_diagnostic(played.report, RunFolder(played.report.run_id, Path()))
+    failure = failure_diagnostic(played.report, RunFolder(played.report.run_id, Path()), programs=programs)
     return found + ([replace(failure, hints=())] if failure else [])
 
 
-def _diagnostic(finding: SimulatedFinding) -> Diagnostic:
-    labels = [line_label(Path(side.place.file), side.place.line, side.text) for side in finding.sides]
+def _diagnostic(finding: SimulatedFinding, programs: Sequence[Path]) -> Diagnostic:
+    labels = [line_label(side.place.file, side.place.line, side.text, programs=programs) for side in finding.sides]
     seen = [label for label in labels if label is not None]
     unseen = [side.text for side, label in zip(finding.sides, labels, strict=True) if label is None]
     return Diagnostic(

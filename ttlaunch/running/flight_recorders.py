@@ -24,6 +24,7 @@ from ttlaunch.flight_recorder import (
     read_recorder,
     recorder_file,
 )
+from ttlaunch.records.regular_files import read_regular
 from ttlaunch.running.watch import RankState
 
 
@@ -64,7 +65,7 @@ def read_recorders(folder: Path, *, world_size: int) -> dict[int, Recording]:
     recordings = {}
     for rank in range(world_size):
         with contextlib.suppress(OSError):
-            recording = read_recorder((folder / recorder_file(rank)).read_bytes())
+            recording = read_recorder(read_regular(folder / recorder_file(rank), most=SIZE + 1))
             if recording is not None:
                 recordings[rank] = recording
     return recordings
@@ -76,7 +77,7 @@ def keep_recorders(source: Path, run_folder: Path, *, world_size: int) -> None:
         return
     for rank in range(world_size):
         with contextlib.suppress(OSError):
-            data = (source / recorder_file(rank)).read_bytes()
+            data = read_regular(source / recorder_file(rank), most=SIZE + 1)
             if len(data) == SIZE:
                 (run_folder / contract.FLIGHT_RECORDER_DIR).mkdir(exist_ok=True)
                 (run_folder / recorder_file(rank)).write_bytes(data)

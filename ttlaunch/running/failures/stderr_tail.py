@@ -8,11 +8,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ttlaunch.records.regular_files import read_tail
+
 _TAIL_BYTES = 65536
 _MOST_LINES = 10
 _LONGEST_LINE = 200
 _TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'\s+File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
+_FRAME = re.compile(r'\s+File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?!\d)')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _FATAL = re.compile(r"Fatal Python error: (.+)")
 _THREAD = re.compile(
@@ -66,13 +68,9 @@ class StderrTail:
 def read_stderr_tail(log: Path) -> StderrTail:
     """The end of a log; nothing if it cannot be read."""
     try:
-        with log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
+        return parse_stderr_tail(read_tail(log, most=_TAIL_BYTES).decode("utf-8", "replace"))
     except OSError:
         return StderrTail()
-    return parse_stderr_tail(text)
 
 
 def parse_stderr_tail(text: str) -> StderrTail:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)\Z')
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)\Z')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _ENTRY = "/ttlaunch/runtime/entry.py"
 _BETWEEN = ("/ttlaunch/spec/recipe/importing.py", "/importlib/__init__.py", "<frozen ")

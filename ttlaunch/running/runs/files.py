@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch.records.parser import LONGEST_RECORD
+from ttlaunch.records.regular_files import next_data, open_regular, read_regular, read_tail
 
-_PART = 8 * 1024 * 1024
+_PART = 1024 * 1024  # a part of many short lines takes 15 times its size in memory
+_LONGEST_TEXT = 4 * 1024 * 1024
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -31,14 +33,10 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_file(path: Path) -> bytes | None:
     """Read a file for a parser that checks its content; None if there is no file that can be read.
 
-    At most one byte more than the longest record is read, so that the parser sees that it is too long. A named pipe is
-    refused, because reading it would never end.
+    At most one byte more than the longest record is read, so that the parser sees that it is too long.
     """
     try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return file.read(LONGEST_RECORD + 1)
+        return read_regular(path, most=LONGEST_RECORD + 1)
     except OSError:
         return None
 
@@ -52,9 +50,9 @@ def read_object_if_any(path: Path) -> dict[str, Any]:
 
 
 def read_text_if_any(path: Path) -> str:
-    """Read a text file, with replacements for bytes that are no UTF-8; empty if it cannot be read."""
+    """Read a text file, or its last 4 MiB, with replacements for bytes that are no UTF-8; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_tail(path, most=_LONGEST_TEXT).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -95,12 +93,21 @@ class Tail:
         """Read the whole lines that were added since the last call.
 
         Of a line that is longer than the longest record, only the beginning is kept, which the parser still refuses as too
-        long. So a writer that never ends its line cannot fill our memory.
+        long. So a writer that never ends its line cannot fill our memory. A hole of a sparse file counts as one NUL.
         """
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                while part := file.read(_PART):
+            if self._path.lstat().st_size <= self._read:  # the usual answer, which costs a tenth of opening the file
+                return
+            with open_regular(self._path) as file:
+                while True:
+                    data = next_data(file, self._read)
+                    if data > self._read:
+                        self._read = data
+                        yield from self._lines(b"\0")
+                    file.seek(self._read)
+                    part = file.read(_PART)
+                    if not part:
+                        return
                     self._read += len(part)
                     yield from self._lines(part)
         except OSError:
