@@ -3,8 +3,8 @@
     server -- number of a step, weights --> worker      the worker differentiates that step's data
     server <- mean gradient --------------- worker      the server updates at once; then the worker gets the next step
 
-A gradient counts less the more updates have happened since its worker got the weights. A worker waits for every answer, as with
-`is_ahead: false` of `trainer.py`; the parameters have the bits of that, if gradients arrive in the same order. `ttlaunch repro`
+The more updates have happened since its worker received the weights, the less a gradient counts. A worker waits for every answer,
+as `trainer.py` does with `is_ahead: false`; if gradients arrive in the same order, both end with the same bits. `ttlaunch repro`
 repeats the order of a run.
 
     ttlaunch run elastic_dp --naive

@@ -3,14 +3,15 @@
     worker 0 -- gradient, version of its weights --> server -- next task, now and then weights --> worker 0
     worker 1 -- gradient, ... --------------------->   |    -- ... -------------------------------> worker 1
 
-Each task is the data of one whole step, handed out one after the other, so as many samples are seen as in one process, each
-once, and a fast worker does more tasks than a slow one. The server applies a gradient when it comes: an update for each. By
-then other gradients have changed the weights that it was computed with; the gradient says which version these were, any is
-accepted, and the learning rate is divided by its staleness, which is about W - 1. So as not to wait for the server's answer
-either, a worker begins its next task before that is there, and takes new weights after the first micro-batch (`is_ahead`).
+A task is the data of one step. The server hands out the tasks in order, so the run uses the same samples as one process, each
+once; a fast worker does more tasks than a slow one. The server makes one update for each gradient, as soon as it arrives. By then,
+other gradients have changed the weights that it was computed with. The gradient names the version of these weights; the
+server accepts any version and divides the learning rate by the staleness, which is about W - 1. With `is_ahead`, a worker
+does not wait for the server's answer either: it begins its next task at once, and receives new weights after the first
+micro-batch.
 
-Nothing is saved but waiting: all of it. The price is staleness, and that two runs differ in the order in which gradients
-came. That order is in the records, and `ttlaunch repro` repeats a run in it, to the same bits.
+The technique removes all waiting and saves nothing else. Its price is staleness, and that two runs differ in the order in which
+gradients arrive. The records contain this order; `ttlaunch repro` repeats it and ends with the same bits.
 
     ttlaunch run elastic_dp
     ttlaunch run elastic_dp --set multihost_config.num_workers=3 --set 'elastic_dp_config.slow_workers={0: 3}'

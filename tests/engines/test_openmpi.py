@@ -64,8 +64,8 @@ def test_the_script_on_a_host_is_found_wherever_its_home_is(folder, expected):
     assert said.stdout == expected
 
 
-def test_words_of_the_user_stand_in_the_command():
-    argv = command((5, 0, 11), words=("-x", "A=b c")).argv
+def test_arguments_of_the_user_stand_in_the_command():
+    argv = command((5, 0, 11), arguments=("-x", "A=b c")).argv
     at = argv.index("A=b c")
     assert ("-x", "A=b c", "/opt/bin/python") == argv[at - 1 : at + 2]
 

@@ -211,7 +211,7 @@ def _install(
 
 
 def _report_progress(process: int, total: int) -> None:
-    """Report how far pip is, measured by the bytes that its process has written."""
+    """Report pip's progress, measured by the bytes that its process has written."""
     with contextlib.suppress(OSError), open(f"/proc/{process}/io", encoding="ascii") as file:
         written = re.search(r"wchar: (\d+)", file.read())
         if written:

@@ -1,8 +1,9 @@
 """Lets this host connect to every other host of a cluster, and them to it, on ports that the system chooses.
 
 Frames to it: `reach` (connect to all peers at once), `measure` (latency and bandwidth to one). Frames from it:
-`listening` (the port), `reached`, `measured`. Whoever connects shows a token that only this cluster's scripts know, and
-whoever answers proves who it is, so that neither a stranger nor a second machine with the same address is taken for a peer.
+`listening` (the port), `reached`, `measured`. The side that connects shows a token that only this
+cluster's scripts know, and the side that answers proves its identity, so neither a stranger nor a second machine with the same
+address is taken for a peer.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.report import Report
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.sinks import judge_sinks
-from ttlaunch.app.stop import press
+from ttlaunch.app.stop import interrupt
 from ttlaunch.diagnostics import Diagnostic, LaunchError, usage_error
 from ttlaunch.diagnostics.html import facts_html, table_html
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
@@ -177,7 +177,7 @@ class Run:
         if grace is not None and not grace >= 0:
             raise usage_error(f"`grace={grace!r}`: a number of at least 0 was expected")
         launcher = self._launcher or read_launcher(self._first)
-        if self.is_running and launcher is not None and not press(launcher, grace_s=grace, now=now):
+        if self.is_running and launcher is not None and not interrupt(launcher, grace_s=grace, now=now):
             message = f"the run {self.id} was asked to stop and has not ended"
             hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
             raise LaunchError([Diagnostic("R048", message, hints=(hint,))])

@@ -1,4 +1,4 @@
-"""End a run from another process, as Ctrl-C in its own terminal would: first with a grace, then more firmly."""
+"""End a run from another process, as repeated Ctrl-C in its own terminal would."""
 
 import signal
 import time
@@ -9,34 +9,35 @@ if TYPE_CHECKING:
     from ttlaunch.running.runs.launcher import Launcher
 
 _TICK_S = 0.05
-_PRESS_S = 8.0
-"""What a run may take after it was pressed: ranks have at most 5 s then."""
-_LAST_S = 15.0
+_AFTER_SECOND_S = 8.0
+"""Seconds to wait after the second interrupt, which leaves the ranks at most 5 s."""
+_AFTER_THIRD_S = 15.0
 
 
-def press(
+def interrupt(
     launcher: "Launcher", *, grace_s: float | None, now: bool, say: Callable[[str], None] = lambda _: None
 ) -> bool:
     """Send up to three interrupts, wait after each, and return whether the run has ended.
 
     Args:
         launcher: The process that watches over the run.
-        grace_s: Seconds to wait before the second; None: the run's own grace, however long.
-        now: Do not wait for a step, as three Ctrl-C would.
-        say: Told what is done, in a few words.
+        grace_s: Seconds between the first and the second interrupt; None: as long as the run's own grace period lasts.
+        now: Send all three without waiting, so that the ranks do not finish their step.
+        say: Called after each interrupt with a short message about it.
     """
-    patience = [0.0, 0.0, _LAST_S] if now else [grace_s, _PRESS_S, _LAST_S]
-    for seconds, words in zip(patience, ("told to end", "told to hurry", "told to end at once"), strict=True):
+    waits = [0.0, 0.0, _AFTER_THIRD_S] if now else [grace_s, _AFTER_SECOND_S, _AFTER_THIRD_S]
+    for seconds, message in zip(waits, ("told to end", "told to hurry", "told to end at once"), strict=True):
         if not launcher.signal(signal.SIGINT):
             break
-        say(words)
+        say(message)
+        # Two signals in quick succession could reach the launcher as one, so even a wait of 0 s takes a moment.
         if _has_ended(launcher, seconds, at_least=3 * _TICK_S):
             return True
     return not launcher.is_alive
 
 
 def _has_ended(launcher: "Launcher", seconds: float | None, *, at_least: float) -> bool:
-    """Wait for a launcher to end, without a limit for None: it enforces its own grace. Signals in quick succession could merge."""
+    """Wait for a launcher to end, for the longer of the two times; None: without a limit, since it enforces its own grace."""
     deadline = None if seconds is None else time.monotonic() + max(seconds, at_least)
     while launcher.is_alive:
         if deadline is not None and time.monotonic() >= deadline:

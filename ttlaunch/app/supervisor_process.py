@@ -33,7 +33,7 @@ FREE = b"free\n"
 """The message of the process that started a supervisor, when it leaves and the run is to continue."""
 
 Begun = Callable[["RunFolder"], None]
-"""Is told of a run's folder before anything of the run starts."""
+"""A callback that gets the run's folder before anything of the run starts."""
 
 
 class Line:

@@ -41,7 +41,7 @@ def stop(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Stop a run, and wait until it has ended."""
-    from ttlaunch.app.stop import press
+    from ttlaunch.app.stop import interrupt
     from ttlaunch.running.runs.launcher import is_running
 
     path = find_named_run(run, runs_dir=runs_dir)
@@ -54,12 +54,12 @@ def stop(
         _end_processes(path, form=form)
         return
 
-    def say(words: str) -> None:
+    def say(message: str) -> None:
         if form is not Format.JSON:
-            sys.stdout.write(f"{path.name}: {words}\n")
+            sys.stdout.write(f"{path.name}: {message}\n")
             sys.stdout.flush()
 
-    if not press(launcher, grace_s=grace, now=now, say=say):
+    if not interrupt(launcher, grace_s=grace, now=now, say=say):
         message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after the request to stop"
         hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
         raise LaunchError([Diagnostic("R048", message, hints=(hint,))])

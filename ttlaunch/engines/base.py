@@ -61,7 +61,7 @@ class DaemonStart:
         prefix: Folder of the engine there, whose `bin` has the daemon.
         programs: Folder whose programs ranks find first: that of their interpreter.
         environment: Variables for the daemon, and so for all that it starts.
-        secrets: Variables whose values show nowhere.
+        secrets: Variables whose values appear on no command line and in no output.
     """
 
     prefix: str
@@ -89,7 +89,7 @@ class Engine(PlansCommands, Protocol):
     """One engine as it is installed on this machine.
 
     An engine does not report that a rank has ended: the rank's shim writes a record at that moment, and the launcher
-        follows the records. An engine's exit status and `read_output` only add what a shim could not write, because
+    follows the records. An engine's exit status and `read_output` only add what a shim could not write, because
     it was killed itself.
     """
 
@@ -145,7 +145,7 @@ class Engine(PlansCommands, Protocol):
         """Whether ranks that load this library belong to one world when this engine starts them.
 
         Args:
-            library: The first words of what MPI says of itself, such as `Open MPI v5.0.11`.
+            library: The beginning of the version that the MPI library reports, such as `Open MPI v5.0.11`.
         """
 
     @property

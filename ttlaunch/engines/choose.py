@@ -25,7 +25,7 @@ def find_engine(
     Args:
         python: Interpreter of the ranks.
         search_path: `PATH` of the shell; None: the process's own.
-        gets_arguments: Whether the user has words for its command, which only the preferred engine's understands.
+        gets_arguments: Whether the user gives arguments for its command, which only the preferred engine understands.
         engines: Those to look for.
     """
     answers = []

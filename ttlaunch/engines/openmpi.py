@@ -46,15 +46,16 @@ class Generation:
     """The names of settings in one generation of Open MPI; all of them are chosen at once, by the version.
 
     Attributes:
-        majors: The major versions that it is.
-        by_rankfile: Words that place ranks as the rankfile says.
+        majors: The major versions of the generation.
+        by_rankfile: Options that place ranks as the rankfile says.
         shared_memory: The transport between ranks of one host.
-        daemon_setting: The option that gives a setting to the daemons.
-        no_tree: Has every daemon started from here: daemons on hosts have no connection of ours to start others with.
-        daemon_networks: The networks that daemons talk over.
-        keeps_names: Settings that keep names of hosts as they are, which may mean something to ssh alone.
-        session_folder, segments_folder: Variables for where session folders and shared-memory files lie.
-        remote_shell: Variable with the command that is used in place of ssh.
+        daemon_setting: The option that passes a setting to the daemons.
+        no_tree: The setting that makes mpirun start every daemon itself. By default, daemons start further daemons, which
+            fails here, because only the launching machine is connected to the hosts.
+        daemon_networks: The setting for the networks that daemons use.
+        keeps_names: Settings that stop mpirun from resolving host names; only ssh's configuration may know a name.
+        session_folder, segments_folder: Variables for the folders of session files and shared-memory files.
+        remote_shell: The variable for the command that mpirun calls instead of ssh.
     """
 
     majors: tuple[int, ...]
@@ -101,8 +102,8 @@ def generation_of(version: tuple[int, ...]) -> Generation:
     """Find the generation that a version belongs to.
 
     Raises:
-        ValueError: The version is of none that is known here; a newer one may have renamed any of the settings, and one
-            that it does not know it would leave out without a word.
+        ValueError: No known generation has this version. A newer Open MPI may have renamed any of these settings, and
+            Open MPI silently ignores settings that it does not know.
     """
     for generation in GENERATIONS:
         if version[:1] and version[0] in generation.majors and SIGNATURE.refusal(version) is None:
@@ -117,7 +118,7 @@ class OpenMpi:
     Attributes:
         program: Absolute path of mpirun.
         version: Such as `(5, 0, 11)`.
-        generation: What this version calls its settings.
+        generation: The names that this version has for its settings.
     """
 
     program: str
@@ -143,8 +144,8 @@ class OpenMpi:
             *("-n", str(len(ranks.rows))),
             *("--hostfile", HOSTFILE),
             *self.generation.by_rankfile,
-            *own_settings(_settings(self.generation, over_hosts), ranks.words),
-            *ranks.words,
+            *own_settings(_settings(self.generation, over_hosts), ranks.arguments),
+            *ranks.arguments,
             *((ranks.python, "-I", "-S", ranks.shim, contract.PLAN_FILE) if not over_hosts else _start(over_hosts)),
         ]
         environment = {
@@ -168,7 +169,8 @@ class OpenMpi:
         if match is None:
             return None
         variables = dict(start.environment)
-        lines = ['eval "$(cat)"']  # the secrets; standard input may be a socket, which no shell can open by name
+        # Standard input has the secrets as `export` lines. `. /dev/stdin` cannot read them if it is a socket.
+        lines = ['eval "$(cat)"']
         if start.prefix not in _SYSTEM_PREFIXES:
             variables |= dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), start.prefix)
             lines.append(f"LD_LIBRARY_PATH={shlex.quote(start.prefix)}/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
@@ -190,7 +192,7 @@ class OpenMpi:
 def _names(generation: Generation) -> EngineNames:
     return EngineNames(
         launcher=SIGNATURE.program,
-        # Slurm's own comes last: it is in every process that Slurm started, mpirun included, and is no rank there.
+        # Slurm's own comes last: it is in every process that Slurm started, mpirun included, and is no rank in mpirun.
         rank_variables=("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
         network_variables=("OMPI_MCA_btl_tcp_if_include",),
         # Session folders and shared memory survive a killed mpirun; in a folder of the run's own they go with it.
@@ -246,14 +248,14 @@ _LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d+)")
 _GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
 _GAVE_UP_STATUS = 14
 _KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
-_LOST_DAEMON = "has lost communication with a remote daemon"  # of the hosts it knows only its own names
+_LOST_DAEMON = "has lost communication with a remote daemon"  # the message does not have the host's name in `hosts.txt`
 
 
 def _gave_up(said: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
     """Find the ranks in which MPI itself gave up because the connection to a peer had closed.
 
     Open MPI reports that through mpirun and not in the rank's own log, and folds the messages of several ranks into
-    one. All of these ranks exit with the same status, by which the others are found.
+    one. All of these ranks exit with the same status, which identifies the ranks that the message does not name.
     """
     named = {int(rank) for rank in _GAVE_UP.findall(said)}
     return frozenset(named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS})

@@ -69,8 +69,8 @@ class OverHosts:
 
     Attributes:
         remote_folder: Where ttlaunch keeps its things on a host; if not absolute, below the user's home there.
-        networks: Networks in CIDR notation that ranks talk over; empty: the engine chooses.
-        control_networks: Networks that the engine's own daemons talk over, which must also reach the launching machine.
+        networks: Networks for the ranks' messages, in CIDR notation; if empty, the engine chooses.
+        control_networks: Networks for the messages of the engine's daemons, which must also reach the launching machine.
         has_rdma: Whether every host has an RDMA device, so that ranks must be free to use it.
     """
 
@@ -89,8 +89,8 @@ class RanksToStart:
         shim: Path of `shim.py` on this machine.
         rows: The ranks.
         slots: Host and number of slots, in the order of the hostfile, with `user@` where the hostfile has it.
-        words: The user's further words for the engine's command; what they set, the engine does not.
-        over_hosts: What ranks on other machines need, each of which has its own paths; None: all ranks run on this
+        arguments: The user's own arguments for the engine's command. The engine leaves out its own values of what they set.
+        over_hosts: What ranks on other machines need, each of which has its own paths; None if all ranks run on this
             machine.
     """
 
@@ -98,7 +98,7 @@ class RanksToStart:
     shim: str
     rows: Sequence[RankRow]
     slots: Sequence[tuple[str, int]]
-    words: Sequence[str] = ()
+    arguments: Sequence[str] = ()
     over_hosts: OverHosts | None = None
 
 

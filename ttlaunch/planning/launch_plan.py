@@ -103,8 +103,8 @@ class EngineCommand:
         argv: Run in the folder that holds `files`.
         environment: What the engine itself needs; never a value of the user's.
         files: Name to text, written beside `plan.json`.
-        by_hand: Script that starts one rank on this machine's own paths, for hosts that see them too; None where the
-            command starts ranks here without one.
+        by_hand: Script that starts one rank with the launching machine's paths, for users who start the command
+            themselves on hosts with the same paths. None if `argv` already starts the ranks in this way.
         names: What the engine calls things.
     """
 

@@ -1,6 +1,7 @@
-"""Put the parts of a plan together: a program, topology, engine and shell in; `LaunchPlan` out.
+"""Make a `LaunchPlan` from a program, a topology, an engine and the shell's environment.
 
-`recipe_plan.py` does it for a recipe; it is another file because reading recipes costs a tenth of a second.
+`recipe_plan.py` does this for a recipe. It is a separate file because it imports the code that reads recipes, which takes
+a tenth of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,11 @@ from ttlaunch.spec.topology.variables import MANAGED
 
 @dataclass(frozen=True)
 class Networks:
-    """Networks in CIDR notation: that ranks talk over, and that the engine's daemons and the launching machine talk over.
+    """The networks of a run, in CIDR notation.
 
     Attributes:
+        ranks: Networks for the ranks' messages; if empty, the engine chooses.
+        control: Networks between the engine's daemons and the launching machine; if empty, the engine chooses.
         has_rdma: Whether every host has an RDMA device.
     """
 
@@ -35,14 +38,14 @@ class Surroundings:
     """What planning needs to know of the launching machine; handed in so that planning stays pure.
 
     Attributes:
-        working_folder: Where the command was typed; ranks start there.
-        shell: Environment of the command.
+        working_folder: The folder in which the command was typed, and in which ranks start.
+        shell: The environment of the command.
         python: Interpreter for shims and ranks.
         shim: Path of the shim.
         engine: What starts the ranks.
-        engine_arguments: The user's further words for its command.
+        engine_arguments: The user's own arguments for the engine's command.
         local_hosts: Names in the hostfile that mean this machine.
-        networks: What is known of the networks between hosts; None before the hosts have been asked.
+        networks: The networks between the hosts; None before the hosts have been probed.
     """
 
     working_folder: Path
@@ -58,7 +61,7 @@ class Surroundings:
 def plan_command(
     command: Sequence[str], topology: Topology, surroundings: Surroundings, *, ranks: int | None, name: str
 ) -> LaunchPlan | Diagnostic:
-    """Plan any other program: every rank runs the same command."""
+    """Plan a program that is not a recipe: every rank runs the same command."""
     world_size = topology.world_size or ranks or 1
     if ranks is not None and ranks != world_size:
         span = topology.bindings[-1].span
@@ -86,7 +89,7 @@ def plan_program(
     roles: Sequence[str],
     flows: tuple[tuple[str, str, str], ...],
 ) -> LaunchPlan:
-    """Plan a program whose ranks, started by `command`, have these roles and flows; there is a slot for each."""
+    """Plan a program with one role per rank; `command` starts a rank, and the topology has a slot for each rank."""
     shell = surroundings.shell
     rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
     # Before anything is written or hashed: a plan with a secret in it would be readable in the run's folder.
@@ -105,7 +108,7 @@ def plan_program(
         shim=surroundings.shim,
         rows=rows,
         slots=slots,
-        words=surroundings.engine_arguments,
+        arguments=surroundings.engine_arguments,
         over_hosts=_over_hosts(rows, topology, surroundings),
     )
     return LaunchPlan(
@@ -142,10 +145,10 @@ def _row(rank: int, role: str, topology: Topology) -> RankRow:
         role=role,
         mesh_id=mesh.id if mesh else None,
         mesh_host_rank=binding.mesh_host_rank if binding else None,
-        device_shape=_block_shape(mesh.device_shape, mesh.host_shape) if mesh else None,
+        device_shape=_shape_on_one_host(mesh.device_shape, mesh.host_shape) if mesh else None,
         environment=plan_rank_environment(rank, binding, topology),
     )
 
 
-def _block_shape(devices: tuple[int, int], hosts: tuple[int, int]) -> tuple[int, int]:
+def _shape_on_one_host(devices: tuple[int, int], hosts: tuple[int, int]) -> tuple[int, int]:
     return devices[0] // hosts[0], devices[1] // hosts[1]

@@ -1,8 +1,8 @@
 """Keep secrets out of everything that is written or shown: a plan names them, and their values travel beside it.
 
-A value `env:NAME` stands for the launching shell's variable `NAME`, in the training configuration and in environments. In
-environments also a variable whose name says that it is secret (`HF_TOKEN`, `WANDB_API_KEY`) is treated so, whatever its
-file holds. Ranks find the values in their environment; see `agent/shim.py` and `runtime/entry.py`.
+In the training configuration and in environments, the value `env:NAME` stands for the launching shell's variable `NAME`.
+An environment variable whose name marks a secret (`HF_TOKEN`, `WANDB_API_KEY`) is hidden too, even if a file gives its
+value literally. Ranks find the values in their environment; see `agent/shim.py` and `runtime/entry.py`.
 """
 
 import re
@@ -23,9 +23,9 @@ class Hidden:
     """Environments with references in place of secret values.
 
     Attributes:
-        environment: The environment of all ranks.
-        rows: The rows of all ranks.
-        secrets: What the references stand for, by variable.
+        environment: The variables that all ranks share.
+        rows: Each rank's own variables.
+        secrets: The value of each variable that a reference names.
     """
 
     environment: Mapping[str, str]
@@ -42,7 +42,7 @@ def hide_secrets(
 ) -> Hidden:
     """Take secret values out of environments, and collect those that environments and configuration refer to.
 
-    A reference to a variable that the shell lacks is left out of `secrets`; reading the files has refused it already.
+    `secrets` leaves out variables that the shell lacks: reading the files has already refused references to them.
     """
     secrets = {name: shell[name] for name in references(config) if name in shell}
 
@@ -54,7 +54,8 @@ def hide_secrets(
                 secrets.update({referred: shell[referred]} if referred in shell else {})
                 hidden[name] = value
             elif _SECRET_NAME.search(name) and value:
-                # The shell's own name where it has the value; a literal of a file gets a name that no shell uses.
+                # If the shell has the same value under this name, refer to that variable. Otherwise a file gave the
+                # value, which then gets a name that no shell uses.
                 key = name if shell.get(name) == value else _key_of(value, secrets)
                 secrets[key] = value
                 hidden[name] = f"{contract.REFERENCE}{key}"
@@ -87,7 +88,7 @@ def _collect(value: Any, found: dict[str, None]) -> None:
 
 
 def _key_of(value: str, secrets: Mapping[str, str]) -> str:
-    """Name a literal secret: by the name it has already, or the next free one."""
+    """Return the name under which a file's secret is stored: the same for equal values, otherwise the next free one."""
     own = (name for name, known in secrets.items() if known == value and name.startswith(contract.SECRET_PREFIX))
     number = sum(name.startswith(contract.SECRET_PREFIX) for name in secrets)
     return next(own, f"{contract.SECRET_PREFIX}{number}")

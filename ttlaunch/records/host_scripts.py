@@ -1,6 +1,6 @@
 """The answers of the scripts that run on hosts before and after a run.
 
-They report whether hosts reach each other, how far code and environments are, and what is left of a run.
+They report whether hosts reach each other, the progress of code and environments, and what remains of a run.
 
 The facts that a probe finds are in `hosts/doctor/facts.py`, which is checked by the same parser. Python 3.9 and the standard
 library only.

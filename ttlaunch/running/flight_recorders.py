@@ -36,9 +36,9 @@ class LastOperation:
         text: The whole description, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
         operation: Its name, such as `gradients`.
         verb: Such as `recv`; empty for an operation in which a group meets.
-        peer: The other rank; -1: all ranks of a group; -2: any of several, the first that comes.
-        bucket: None: none.
-        step: 0: before the first.
+        peer: The other rank; -1 for all ranks of a group; -2 for any of several ranks.
+        bucket: The number of the bucket; None for an operation without one.
+        step: The step; 0 before the first.
         place: `file:line` of the recipe, None if it is not known.
         began_s: How long before the end of the run, or before the failure, it was begun.
         ended_s: How long before that it was done; None if it never was.

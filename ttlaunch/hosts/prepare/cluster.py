@@ -1,4 +1,4 @@
-"""Prepare all hosts of a cluster: look at each, settle one lock for each kind of host, install on all at once."""
+"""Prepare all hosts of a cluster: find each host's Python, lock the packages for each kind of host, install on all at once."""
 
 import sys
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class Outcome:
 
     Attributes:
         results: The result of each host on which the work has ended.
-        locks: The lock of each kind of host.
-        bases: The base of each host.
+        locks: The list of packages for each kind of host.
+        bases: The Python of each host that its environment is built on.
         diagnostics: What went wrong.
     """
 
@@ -37,9 +37,10 @@ class Outcome:
 
 
 def prepare_hosts(topology: Topology, transports: Sequence[Transport], job: Job) -> Outcome:
-    """Make the environment of every host; a host that cannot be prepared does not keep the others from it.
+    """Make the environment of every host.
 
-    Nothing is made anywhere if a host has no base Python, or if there is no lock for one: half a cluster is of no use.
+    No host is changed unless every host has a base Python and a lock, because part of a cluster is of no use. After that,
+    a host on which the installation fails does not stop that of the others.
     """
     outcome = Outcome()
     _look_at_all(topology, transports, outcome)
@@ -58,7 +59,7 @@ def prepare_hosts(topology: Topology, transports: Sequence[Transport], job: Job)
 def _look_at_all(topology: Topology, transports: Sequence[Transport], outcome: Outcome) -> None:
     named = [topology.cluster.python] if topology.cluster.python else []
     lost: list[HostError] = []
-    without: dict[str, Sequence[FoundPython] | HostError] = {}
+    without_python: dict[str, Sequence[FoundPython] | HostError] = {}
 
     def work(transport: Transport) -> tuple[Base | None, Sequence[FoundPython]]:
         return look(transport, pythons=named, preferred_minor=sys.version_info.minor)
@@ -67,14 +68,14 @@ def _look_at_all(topology: Topology, transports: Sequence[Transport], outcome: O
         if not isinstance(answer, HostError):
             base, found = answer
             if base is None:
-                without[transport.host] = found
+                without_python[transport.host] = found
             else:
                 outcome.bases[transport.host] = base
         elif answer.trouble is Trouble.NO_PYTHON:
-            without[transport.host] = answer
+            without_python[transport.host] = answer
         else:
             lost.append(answer)
-    outcome.diagnostics += explain_bases(without, topology=topology) + explain_lost(lost, topology=topology)
+    outcome.diagnostics += explain_bases(without_python, topology=topology) + explain_lost(lost, topology=topology)
 
 
 def _install_on_all(topology: Topology, transports: Sequence[Transport], job: Job, *, outcome: Outcome) -> None:
@@ -91,7 +92,9 @@ def _install_on_all(topology: Topology, transports: Sequence[Transport], job: Jo
         if isinstance(answer, HostError):
             lost.append(answer)
         elif isinstance(answer, LaunchError):
-            problems += [problem for problem in answer.diagnostics if problem not in problems]  # alike for one kind
+            problems += [
+                problem for problem in answer.diagnostics if problem not in problems
+            ]  # hosts of one kind often report the same problem
         else:
             outcome.results[transport.host] = answer
         job.progress.phase(transport.host, _ended(answer))

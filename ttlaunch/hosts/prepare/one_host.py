@@ -32,7 +32,7 @@ _BODY_BYTES = 1 << 20
 
 
 class Progress(Protocol):
-    """Shows how far the hosts are; called from several threads."""
+    """Shows the progress of the hosts; called from several threads."""
 
     def phase(self, host: str, phase: str) -> None:
         """Note what a host is doing now."""

@@ -28,9 +28,9 @@ def check_size(outcome: Outcome, *, allowed: int = LARGEST_UNASKED_BYTES) -> Dia
 
 
 def check_synced(outcome: Outcome) -> list[Diagnostic]:
-    """Hosts that could not take the code in, and what is worth knowing of those that could.
+    """Describe the hosts that could not store the code, and give warnings about those that could.
 
-    A host that could not even be reached, a `HostError` that is no `SyncError`, is left to whoever explains those.
+    The caller explains the hosts that could not be reached at all, each a `HostError` that is not a `SyncError`.
     """
     found = []
     for host, answer in outcome.hosts.items():

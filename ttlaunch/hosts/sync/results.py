@@ -1,4 +1,4 @@
-"""What a sync answers: how far a host is, what would be done to it, what was done to it."""
+"""The results of a sync: a host's progress, what a dry run would change on it, and what was changed."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from ttlaunch.hosts.sync.release import Release
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one host is.
+    """The progress of one host.
 
     Attributes:
         sent: Bytes of content that are on their way to it.
         total: Bytes of content that it lacks.
-        finished: Whether its last frame has come.
+        finished: Whether its last frame has arrived.
     """
 
     host: str

@@ -12,9 +12,9 @@ T = TypeVar("T")
 _IDLE_S = 5.0
 
 
-def time_left(end: float) -> float:
-    """Seconds until `end` on the monotonic clock, never negative."""
-    return max(0.0, end - time.monotonic())
+def time_left(deadline: float) -> float:
+    """Seconds until `deadline` on the monotonic clock, never negative."""
+    return max(0.0, deadline - time.monotonic())
 
 
 def render_seconds(timeout_s: float) -> str:

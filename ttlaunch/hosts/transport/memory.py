@@ -38,10 +38,10 @@ class Faults:
     """The ways in which a host fails.
 
     Attributes:
-        refuses: What connecting to it raises.
-        silent: It takes connections and never speaks.
-        slow_s: How much later than at once it connects and starts a command.
-        dies_after_bytes: It vanishes when so many bytes have gone to and from its commands.
+        refuses: The error that `connect` raises.
+        silent: The host accepts connections and sends nothing.
+        slow_s: Seconds that pass before it accepts a connection, and before it starts a command.
+        dies_after_bytes: The host vanishes once this many bytes have gone to and from its commands.
     """
 
     refuses: HostError | None = None
@@ -64,9 +64,9 @@ class Streams:
     def read(self, most: int | None = None) -> bytes:
         """Up to `most` bytes of standard input as soon as there are any; None reads to the end."""
         if most is not None:
-            return self._process.stdin.read(most, end=float("inf"))
+            return self._process.stdin.read(most, deadline=float("inf"))
         parts = []
-        while part := self._process.stdin.read(CHUNK, end=float("inf")):
+        while part := self._process.stdin.read(CHUNK, deadline=float("inf")):
             parts.append(part)
         return b"".join(parts)
 
@@ -76,7 +76,7 @@ class Streams:
         Raises:
             BrokenPipeError: If the reader has closed its end.
         """
-        self._process.stdout.write(data, end=float("inf"))
+        self._process.stdout.write(data, deadline=float("inf"))
 
     def write_error(self, data: bytes) -> None:
         """Print to standard error, which never blocks."""
@@ -92,9 +92,11 @@ class MemoryTransport:
 
     Args:
         host: Its name.
-        programs: By name: the first word of a command line, which is split as a shell splits it and not expanded.
-        faults: None: it is in good health.
-        addresses: As over a network; None as on this machine.
+        programs: The host's programs by name. `start` splits a command line as a shell does, but expands nothing; the
+            first word names the program.
+        faults: How the host fails; None if it does not.
+        addresses: The value of the property `addresses`: IP addresses of this machine and of the host, or None for no
+            network between them.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class MemoryProcess:
         try:
             self._raise_if_lost()
             with reporting_timeout(self._host, NOT_READ, timeout_s):
-                self.stdin.write(data, end=time.monotonic() + timeout_s)
+                self.stdin.write(data, deadline=time.monotonic() + timeout_s)
             self._count(len(data))
             self._raise_if_lost()
         except BrokenPipeError as error:
@@ -192,7 +194,7 @@ class MemoryProcess:
 
     def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
         with reporting_timeout(self._host, NO_ANSWER, timeout_s):
-            data = self.stdout.read(most, end=time.monotonic() + timeout_s)
+            data = self.stdout.read(most, deadline=time.monotonic() + timeout_s)
         self._raise_if_lost()
         self._count(len(data))
         return data
@@ -229,7 +231,7 @@ class MemoryProcess:
             status = program(streams)
         except BrokenPipeError:
             status = 1
-        except Exception as error:  # noqa: BLE001 - a program that breaks ends as programs do
+        except Exception as error:  # noqa: BLE001 - an uncaught exception ends the program with status 1, as in a process
             self.complain(f"{type(error).__name__}: {error}\n".encode())
             status = 1
         if not self._over.is_set():  # a command that was killed, or whose host vanished, has no status
@@ -260,17 +262,17 @@ class MemoryPipe:
         self._closed = False
         self._abandoned = False
 
-    def write(self, data: bytes, *, end: float) -> None:
+    def write(self, data: bytes, *, deadline: float) -> None:
         """Write all of `data`, waiting while the buffer is full.
 
         Raises:
-            TimeoutError: If not all of it fitted by `end`.
+            TimeoutError: If not all of it fitted by `deadline`, a time of the monotonic clock.
             BrokenPipeError: If the reader has closed its end.
         """
         view = memoryview(data)
         with self._changed:
             while view:
-                self._wait_until(lambda: self._abandoned or self._closed or len(self._content) < _CAPACITY, end)
+                self._wait_until(lambda: self._abandoned or self._closed or len(self._content) < _CAPACITY, deadline)
                 if self._abandoned or self._closed:
                     raise BrokenPipeError
                 room = _CAPACITY - len(self._content)
@@ -278,14 +280,14 @@ class MemoryPipe:
                 view = view[room:]
                 self._changed.notify_all()
 
-    def read(self, most: int, *, end: float) -> bytes:
-        """Return up to `most` bytes as soon as there are any; none at the end.
+    def read(self, most: int, *, deadline: float) -> bytes:
+        """Return up to `most` bytes as soon as there are any, and `b""` at the end of the data.
 
         Raises:
-            TimeoutError: If no byte came by `end`.
+            TimeoutError: If no byte came by `deadline`.
         """
         with self._changed:
-            self._wait_until(lambda: bool(self._content) or self._closed or self._abandoned, end)
+            self._wait_until(lambda: bool(self._content) or self._closed or self._abandoned, deadline)
             part = bytes(self._content[:most])
             del self._content[:most]
             self._changed.notify_all()
@@ -304,8 +306,8 @@ class MemoryPipe:
             self._content.clear()
             self._changed.notify_all()
 
-    def _wait_until(self, true: Callable[[], bool], end: float) -> None:
+    def _wait_until(self, true: Callable[[], bool], deadline: float) -> None:
         while not true():
-            if not time_left(end):
+            if not time_left(deadline):
                 raise TimeoutError
-            self._changed.wait(min(time_left(end), _LONGEST_S))
+            self._changed.wait(min(time_left(deadline), _LONGEST_S))

@@ -82,7 +82,7 @@ def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]
 
 
 def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """The ranks of a group that have not come to its operation; once all have, the others that are still in it."""
+    """Return the ranks of a group that have not reached its operation; if all have, the others that are still in it."""
     group = (GROUP, wait.tag, False)
     members = [other for other in ranks if other is not one and (wait.tag == WORLD or group in other.channels)]
     missing = tuple(other.rank for other in members if other.channels.get(group, 0) < wait.message)

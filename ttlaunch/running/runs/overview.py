@@ -1,4 +1,4 @@
-"""Summarise many runs, from the ends of their files only, so that hundreds take a moment."""
+"""Summarise many runs quickly: of the ranks' files, only the beginning and the end are read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from ttlaunch.running.runs.files import read_object_if_any
 from ttlaunch.running.runs.launcher import is_running, read_launcher, runs_with_processes
 from ttlaunch.running.runs.registry import Registry, RegistryError
 
-_TAIL = 8192
-_HEAD = 4096
+_TAIL_BYTES = 8192
+_HEAD_BYTES = 4096
 _STAMP = "%Y-%m-%dT%H-%M-%S"
 
 
@@ -23,11 +23,12 @@ class RunSummary:
     """The summary of a run, for one line of a list.
 
     Attributes:
-        state: "running", "done", "failed", "interrupted", "terminated"; "cut off": its launcher was killed; "elsewhere": it
-            was started on another machine, and nothing says that it has ended.
-        step, total_steps, loss: The last that any rank reported.
+        state: "running", "done", "failed", "interrupted", "terminated"; "cut off" if its launcher was killed; "elsewhere" if
+            another machine started it and the folder has no report of its end.
+        step, total_steps: The largest that any rank reported.
+        loss: The loss in the latest step for which a rank reported one; None if no rank did.
         started, ended: Seconds since the epoch; None if unknown.
-        machine: Where its launcher ran; None if unknown.
+        machine: The machine on which its launcher ran; None if unknown.
     """
 
     folder: Path
@@ -91,7 +92,7 @@ def _summary(folder: Path, with_processes: frozenset[str]) -> RunSummary:
 
 
 def _progress(folder: Path, ranks: int) -> tuple[int, int | None, float | None]:
-    """The furthest step, how many there are, and the loss of the furthest rank that knows one."""
+    """Return the largest step and total number of steps of any rank, and the newest loss in the ranks' last records."""
     step: int = 0
     total: int | None = None
     known: tuple[int, float | None] = (0, None)
@@ -109,12 +110,12 @@ def _progress(folder: Path, ranks: int) -> tuple[int, int | None, float | None]:
 
 
 def _ends(path: Path) -> tuple[list[AnyProgress], list[AnyProgress]]:
-    """The records at the beginning and at the end of a file; short ones are read twice."""
+    """Return the records at the beginning and at the end of a file; in a short file, records can be in both."""
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD)
+            head = file.read(_HEAD_BYTES)
             size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL))
+            file.seek(max(0, size - _TAIL_BYTES))
             tail = file.read()
     except OSError:
         return [], []
@@ -127,7 +128,7 @@ def _records(lines: list[bytes]) -> list[AnyProgress]:
 
 
 def _started(folder: Path) -> float | None:
-    """The start time in the run's id."""
+    """Return the start time that the run's id contains."""
     try:
         return datetime.strptime("-".join(folder.name.split("-")[:5]), _STAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -135,7 +136,7 @@ def _started(folder: Path) -> float | None:
 
 
 def _ended(folder: Path) -> float | None:
-    """When the last file of a run was written."""
+    """Return when a run's report was written; without a report, its events, and without these, its plan."""
     for name in (contract.REPORT_FILE, contract.EVENTS_FILE, contract.PLAN_FILE):
         try:
             return (folder / name).stat().st_mtime

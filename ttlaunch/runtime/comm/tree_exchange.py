@@ -125,7 +125,7 @@ def next_around(place: int, count: int) -> list[int]:
 
 
 def add_up(arriving: Iterable[Node]) -> Tensor:
-    """Add all nodes as they come, in the order of their leaves; then what is left, from the right."""
+    """Add up nodes in the order of their leaves as they arrive; then add the remaining ones from right to left."""
     stack = merge_halves(arriving)
     while len(stack) > 1:
         _add_top(stack)
@@ -133,13 +133,13 @@ def add_up(arriving: Iterable[Node]) -> Tensor:
 
 
 def merge_halves(arriving: Iterable[Node]) -> list[tuple[range, Tensor]]:
-    """Add nodes as they come, in the order of their leaves, as a binary counter carries; only the halves of a node.
+    """Combine the two halves of a node as soon as both have arrived, in the order of the leaves, as a binary counter carries.
 
     Args:
-        arriving: Leaves, sum, and the message to wait for before the sum is there; sums are overwritten.
+        arriving: Leaves, sum, and the message to wait for before the sum can be read; sums are overwritten.
 
     Returns:
-        The largest whole nodes, each in the place of the first of those that it was made of.
+        The largest complete nodes, each in the memory of its first part.
     """
     stack: list[tuple[range, Tensor]] = []
     for leaves, sum_N, message in arriving:

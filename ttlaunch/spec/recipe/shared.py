@@ -23,10 +23,11 @@ def check_training_file(
     """Check a training file by itself.
 
     Args:
-        data: Its bytes.
-        name: How messages call it.
-        recipe: None: only the shared sections count, and a section like none of them gives a warning.
-        overrides: `KEY=VALUE` each, merged into it.
+        data: The bytes of the file.
+        name: The name of the file in messages.
+        recipe: The recipe that the file is for. Without one, only the shared sections are checked, and a section with
+            another name gives a warning.
+        overrides: `KEY=VALUE` each, merged into the file.
 
     Returns:
         The configuration, and all diagnostics.

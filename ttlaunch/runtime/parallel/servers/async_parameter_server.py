@@ -1,6 +1,6 @@
-"""An asynchronous parameter server: it serves workers in the order in which they push, and no worker waits for another.
+"""An asynchronous parameter server: it serves workers in the order in which they send, and no worker waits for another.
 
-Shapes: N = values of the flat vector, W = workers.
+Shapes: N = values of the flat vector, W = workers, S = 4N = bytes of the weights in float32.
 """
 
 from collections import Counter, deque
@@ -23,7 +23,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class AsyncParameterServer:
-    """Serves weights and tasks to `AsyncParameterServerClient`s, and takes their gradients as they come.
+    """Serves weights and tasks to `AsyncParameterServerClient`s, and receives their gradients in any order.
 
         server = AsyncParameterServer(ctx, model, tasks, compression=cfg.compression_config)
         server.register_workers()
@@ -33,11 +33,12 @@ class AsyncParameterServer:
             server.answer(worker, push, version=step)
         server.dismiss()
 
-    Cost: for each push one message of S bytes in, S = 4N, or the codec's, and 16 bytes out, with S more where the
-        worker asks for weights. Memory: W messages that may come at any moment, and W copies of weights on their way.
-    Order: gradients are applied as they come, so another run has other bits. The run's records hold the order, and a
-        run that repeats another one takes them in that order: then all ranks compute the same, since nothing else
-        matters.
+    Cost: for each gradient, the server receives one message of a header and S bytes, or fewer with a codec. It answers with
+        16 bytes, and with S bytes more if the worker asks for weights. Memory: for each worker, a buffer for its next
+        message and a copy of the weights that are being sent to it.
+    Order: the server applies gradients in the order in which they arrive, so two runs end with different bits. The run's
+        records contain this order. A run that repeats another one applies gradients in the recorded order and ends with
+        the same bits, because the result depends on nothing else that varies.
     Source: J. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: Downpour SGD, with one server.
     """
 
@@ -45,20 +46,21 @@ class AsyncParameterServer:
         """Create the server; nothing is sent before `register_workers`.
 
         Args:
-            ctx: The server.
+            ctx: The context of this server.
             model: The model whose weights it keeps.
-            tasks: What is to be computed.
-            compression: How gradients come.
+            tasks: The steps that it hands out to workers.
+            compression: How workers compress gradients.
         """
         self._ctx, self._model, self._tasks = ctx, model, tasks
         self._workers = ctx.ranks("worker")
         size = model.grads_N.numel()
+        # Error feedback belongs to the sender; a server only decodes.
         self._codec = build_codec(compression.model_copy(update={"error_feedback": False}), size, device=ctx.device)
         payload = self._codec.payload_bytes(size)
         ctx.traffic.note(payload_bytes=payload)
         room = HEADER_BYTES + payload
         self._buffers = {worker: torch.empty(room, dtype=torch.uint8, device=ctx.device) for worker in self._workers}
-        self._asked: dict[Rank, Pending] = {}
+        self._receiving: dict[Rank, Pending] = {}
         self._in_hand = dict.fromkeys(self._workers, 0)
         self._sending: dict[Rank, list[tuple[Pending, Tensor]]] = {worker: [] for worker in self._workers}
         self._replay = deque(Rank(rank) for rank in ctx.replay)
@@ -77,24 +79,24 @@ class AsyncParameterServer:
             for worker in [worker for worker, buffer in wanted.items() if number < int(buffer.item())]:
                 self._send_answer(worker, self._tasks.hand_out(), self._ctx.steps_done, with_weights=number == 0)
         for worker in self._workers:
-            self._ask(worker)
+            self._begin_receive(worker)
 
     def next_push(self, meanwhile: Callable[[], bool] | None = None) -> tuple[Rank, Push]:
-        """Take the next gradient, from the first worker that has pushed one, and leave it in `model.grads_N`.
+        """Take the gradient that arrives next, from any worker, and leave it in `model.grads_N`.
 
         Args:
-            meanwhile: Does a small part of something else, and returns whether there was anything to do; called as long
-                as nothing comes. Then the server sleeps.
+            meanwhile: Other work in small parts: each call does one part and returns whether it found any work. It is
+                called until a gradient arrives or no work is left; without work, the server sleeps until one arrives.
 
         Returns:
             The worker, and what it sent besides the gradient.
 
         Raises:
-            CommunicationError: The gradient is of other weights than this server has ever sent.
+            CommunicationError: The gradient's version is none of those that this server has sent.
 
         Cost: one message in, of a header and the codec's payload (uint8).
         """
-        worker = self._replay.popleft() if self._replay else self._next_worker(meanwhile)
+        worker = self._replay.popleft() if self._replay else self._wait_for_any(meanwhile)
         push, payload = self._take(worker)
         if not 0 <= push.version < self._ctx.step:
             raise CommunicationError(
@@ -115,31 +117,31 @@ class AsyncParameterServer:
         """
         self._tasks.close(push.task)
         self._send_answer(worker, self._tasks.hand_out(), version, with_weights=push.wants_weights)
-        self._ask(worker)
+        self._begin_receive(worker)
 
     def dismiss(self) -> None:
-        """Let all workers go: receive the gradients that still come, unused, and answer that no task is left.
+        """Let all workers end: receive and drop the remaining gradients, and answer that no task is left.
 
         Cost: as `next_push` and `answer`, for each task that workers still have in hand.
         """
-        while self._asked:
-            worker = self._next_worker(None)
+        while self._receiving:
+            worker = self._wait_for_any(None)
             push, _ = self._take(worker)
             self._send_answer(worker, 0, self._ctx.step, with_weights=push.wants_weights)
-            self._ask(worker)
+            self._begin_receive(worker)
         for worker in self._workers:
             self._finish_sends(worker)
 
-    def _ask(self, worker: Rank) -> None:
+    def _begin_receive(self, worker: Rank) -> None:
         """Begin to receive the worker's next push, if it has something to compute."""
         if self._in_hand[worker]:
             with operation(self._ctx, "pushes"):
-                self._asked[worker] = self._ctx.irecv(self._buffers[worker], source=worker, tag=messages.PUSHES)
+                self._receiving[worker] = self._ctx.irecv(self._buffers[worker], source=worker, tag=messages.PUSHES)
 
-    def _next_worker(self, meanwhile: Callable[[], bool] | None) -> Rank:
-        """The worker whose push is there; of several, the one that was served longest ago."""
-        waiting = list(self._asked)
-        pending = [self._asked[worker] for worker in waiting]
+    def _wait_for_any(self, meanwhile: Callable[[], bool] | None) -> Rank:
+        """Wait for a gradient from any worker; if several have arrived, choose the worker that was served longest ago."""
+        waiting = list(self._receiving)
+        pending = [self._receiving[worker] for worker in waiting]
         with operation(self._ctx, "pushes"):
             place = self._ctx.wait_any(pending, timeout_s=0)
             while place is None and meanwhile is not None and meanwhile():
@@ -151,12 +153,12 @@ class AsyncParameterServer:
 
     def _take(self, worker: Rank) -> tuple[Push, Tensor]:
         with operation(self._ctx, "pushes"):
-            self._asked.pop(worker).wait()
+            self._receiving.pop(worker).wait()
         self._in_hand[worker] -= 1
         return read_push(self._buffers[worker])
 
     def _send_answer(self, worker: Rank, task: int, version: int, *, with_weights: bool) -> None:
-        """Begin to send; the weights from a copy, since the next update does not wait for this worker."""
+        """Begin to send an answer. The weights are copied first, because the next update does not wait for this worker."""
         self._finish_sends(worker)
         self._in_hand[worker] += bool(task)
         answer = torch.tensor([task, version])
@@ -177,7 +179,7 @@ class AsyncParameterServer:
 
 
 def step_size(staleness: float, rule: Literal["inverse", "constant"]) -> float:
-    """Return the share of the schedule's learning rate that a stale gradient gets: 1 / staleness from 1 on, or all.
+    """Return the factor of the learning rate for a stale gradient: always 1, or 1 / staleness if the staleness exceeds 1.
 
     Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
 
@@ -190,7 +192,7 @@ def step_size(staleness: float, rule: Literal["inverse", "constant"]) -> float:
 class StalenessCounts:
     """Count the staleness of every gradient that was applied.
 
-    Staleness is the number of updates between the weights that a gradient was computed with and those that it changes.
+    Staleness is the number of updates between the weights that a gradient was computed with and the weights it changes.
     """
 
     def __init__(self) -> None:

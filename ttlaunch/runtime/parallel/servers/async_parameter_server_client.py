@@ -1,4 +1,4 @@
-"""A worker's end of an asynchronous parameter server: it pushes gradients, and hardly ever waits.
+"""The worker's side of an asynchronous parameter server: it pushes gradients and rarely waits.
 
 Shapes: N = values of the flat vector.
 """
@@ -23,25 +23,27 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class AsyncParameterServerClient:
-    """Pushes a worker's gradients to an `AsyncParameterServer`, and takes tasks and weights from it.
+    """Pushes a worker's gradients to an `AsyncParameterServer`, and receives tasks and weights from it.
 
-        client = AsyncParameterServerClient(ctx, model, pull_interval=N, is_ahead=True,
-        compression=cfg.compression_config) client.register()                      # first weights, first tasks while
-        task := client.next_task():      # a step, whose data is this worker's
-            ...                                # `client.advance()` after each micro-batch
+        client = AsyncParameterServerClient(ctx, model, pull_interval=N, is_ahead=True, compression=cfg.compression_config)
+        client.register()                    # first weights, first tasks
+        while task := client.next_task():    # a step whose data this worker computes
+            ...                              # `client.advance()` after each micro-batch
             client.push(task, loss=loss, tokens=tokens)      # the mean gradient is in `model.grads_N`
 
-    With `is_ahead` a worker has one more task in hand than the one it computes. It takes the answer to a push, with the
-    next task and every `pull_interval` pushes with weights, only after the first micro-batch of the task that follows;
-    by then it has come. The price: that micro-batch is of older weights. Without, it waits for every answer.
+    With `is_ahead`, the worker has the next task before it has finished the current one. It receives the answer to a push only
+    after the first micro-batch of the next task; usually the answer has then arrived. The price is that this micro-batch
+    uses older weights. Without `is_ahead`, the worker waits for every answer. An answer contains a further task and, after
+    every `pull_interval` pushes, the server's weights.
 
-    Cost of a task: a message of S bytes out, or the codec's, S = 4N, and one of 16 bytes back, with one of S bytes
-        every `pull_interval` tasks. Buffers for a gradient on its way and, when pulling, for weights on theirs.
-    Order: what a worker computes depends on the order in which the server answers, and on no time.
+    Cost of a task: one message of S = 4N bytes to the server, or fewer with a codec; 16 bytes back, and every
+        `pull_interval` tasks S bytes more. Buffers for the gradient that is being sent and, when pulling, for the
+        weights that are being received.
+    Order: what a worker computes depends on the order in which the server answers, but not on time.
 
     Attributes:
-        version: Updates that the weights in the model have seen.
-        waited_s: Seconds since `register` in which this worker could do nothing.
+        version: The number of updates in the model's weights.
+        waited_s: Seconds since `register` in which this worker could only wait.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class AsyncParameterServerClient:
 
     @property
     def idle_share(self) -> float:
-        """The part of this worker's time since it registered in which it could do nothing."""
+        """The share of the time since `register` in which this worker could only wait."""
         return self.waited_s / (time.monotonic() - self._began)
 
     def register(self) -> None:
@@ -86,7 +88,7 @@ class AsyncParameterServerClient:
         self._began, self.waited_s = time.monotonic(), 0.0
 
     def next_task(self) -> int:
-        """Return the step whose data is to be differentiated next; 0 when there is none left for this worker.
+        """Return the step whose data this worker computes next; 0 when no step is left for it.
 
         Cost: no message of its own; it may wait for the answer to the last push.
         """
@@ -99,11 +101,11 @@ class AsyncParameterServerClient:
         """Begin to send the gradient in `model.grads_N`, which is zeroed.
 
         Args:
-            task: The step whose data it is of.
-            loss: Mean over its tokens.
-            tokens: How many they are.
+            task: The step whose data the gradient was computed from.
+            loss: The mean loss per token.
+            tokens: The number of tokens.
 
-        Cost: one message of a header and the codec's payload (uint8); the answer is begun to be received.
+        Cost: one message of a header and the codec's payload (uint8); the client begins to receive the answer.
         """
         payload = self._codec.encode(self._model.take_gradients())
         self._model.zero_grad()
@@ -120,7 +122,7 @@ class AsyncParameterServerClient:
             self._take_answer()
 
     def advance(self) -> None:
-        """Note that a micro-batch of the task is done, and let transfers go on that need this rank for it.
+        """Note that a micro-batch of the task is done, and advance transfers that need this rank to do so.
 
         Cost: no message; after the task's first micro-batch it may wait for the answer to the last push.
         """
@@ -162,8 +164,8 @@ def slowed(factors: Mapping[int, float], place: int) -> Iterator[None]:
     """Make a block take several times as long, for experiments with stragglers; meanwhile the rank sleeps.
 
     Args:
-        factors: By place among the workers; those that are not named are as fast as they are.
-        place: Of this one.
+        factors: The factor for each slow worker, by its position among the workers; others run at their own speed.
+        place: The position of this worker.
     """
     began = time.monotonic()
     yield

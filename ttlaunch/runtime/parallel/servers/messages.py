@@ -26,12 +26,12 @@ _COLUMNS = 5
 
 
 class Verdict(NamedTuple):
-    """What the first server answers to a gradient.
+    """The first server's answer to a gradient.
 
     Attributes:
-        version: Steps that the weights have seen that come with it.
+        version: The number of updates in the weights that come with it.
         is_over: Whether there will be no further step.
-        members: The workers whose gradients made the last of these steps; none if the gradient was refused.
+        members: The workers whose gradients are in the last of these updates; empty if the gradient was refused.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""A synchronous parameter server: a step uses only gradients of the newest weights, from all workers or from those that pushed in time.
+"""A synchronous parameter server: each update uses only gradients of the current step, from all workers or those in time.
 
 Shapes: N = values of the server's shard, V = micro-batches of a validation, W = workers.
 """
@@ -34,7 +34,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class StragglerError(TtlaunchError):
-    """A worker's gradient did not come in time, which the configuration lets end the run."""
+    """A worker's gradient did not come in time, and the configuration ends the run in this case."""
 
     says_all = True
 
@@ -44,7 +44,7 @@ class Patience(NamedTuple):
 
     Attributes:
         policy: `wait` for them, `drop` their gradient of the step, or `fail`.
-        timeout_s: A worker is late if its gradient has not come this long after the step's last gradient that did.
+        timeout_s: A worker is late if this much time has passed since the last gradient of the step arrived.
     """
 
     policy: Literal["wait", "drop", "fail"]
@@ -62,19 +62,20 @@ class ParameterServer:
             server.send_weights(step)
         server.dismiss()
 
-    The first server decides whose gradients make a step, and sends its decision to the others. A worker that was
-    dropped brings its gradient later; it is refused, and the worker gets the weights of the last step and takes part in
-    the next one.
+    The first server decides whose gradients a step uses, and sends its decision to the other servers. A worker that was
+    dropped sends its gradient later. The server refuses this gradient and sends the worker the newest weights, with which
+    it takes part in the next step.
 
-    Cost of a step: W * K * S bytes in, W * S out, S = 4N. Buffers for all of a step's gradients of its shard.
-    Order: that of the tree over micro-batches, so with all workers the bits of one process; where some are missing,
-        their nodes are. The mean is over the tokens that came.
+    Cost of a step: the server receives W * K * S bytes and sends W * S, where S = 4N. It has buffers for all gradients of its
+        shard in a step.
+    Order: the tree over micro-batches. With the gradients of all workers, the result therefore has the bits of one process.
+        Without some of them, the sum leaves out their nodes, and the mean counts only the tokens of the others.
     Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, with a barrier in
         every step; dropping late workers as in J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
 
     Attributes:
         owners: The ranks that write checkpoints.
-        members: The workers whose gradients made the last step.
+        members: The workers whose gradients are in the last update.
         refused: Gradients that came too late.
     """
 
@@ -121,15 +122,15 @@ class ParameterServer:
         """Wait for the step's gradients and leave their mean in `shard.grads_N`.
 
         Returns:
-            Mean loss per token, and tokens, of those that came.
+            Mean loss per token and number of tokens, over the gradients that the step uses.
 
         Raises:
-            StragglerError: One did not come in time, and that is to end the run.
-            CommunicationError: A worker brings other micro-batches than its block.
+            StragglerError: A gradient did not come in time, and the policy is `fail`.
+            CommunicationError: A worker sends other micro-batches than its block.
 
         Cost: from each worker a message of 40K bytes (float64) and K of the codec's payload (uint8); from the first
-            server to each other one of 8 * (1 + W) bytes (int64) for each decision. A refused gradient is received, and
-            weights answer it.
+            server to each other one of 8 * (1 + W) bytes (int64) for each decision. A refused gradient costs the same, and
+            is answered with weights.
         """
         counts = self._gather(step) if self._is_first else self._follow(step)
         self.members = tuple(worker for worker in self._workers if worker in counts)
@@ -141,13 +142,13 @@ class ParameterServer:
         ]
         tokens, loss = add_up(rows).tolist()
         torch.div(sum_N, max(1, int(tokens)), out=self._shard.grads_N)
-        if self._is_lossy and self._shard.loss_scaler.is_on:  # workers have divided it out
+        if self._is_lossy and self._shard.loss_scaler.is_on:  # workers have already divided the scale out
             self._shard.grads_N.mul_(self._shard.loss_scaler.scale)
         self._ctx.traffic.note(steps_made=1)
         return mean_per_token(loss, int(tokens)), int(tokens)
 
     def send_weights(self, step: int) -> None:
-        """Send the new weights to the workers whose gradients made the step.
+        """Send the new weights to the workers whose gradients are in the update.
 
         Cost: S bytes (float32) to each; from the first server also 8 * (2 + W) bytes (int64) and the loss scale with
             fp16.
@@ -155,7 +156,7 @@ class ParameterServer:
         self._answer(self.members, Verdict(step, is_over=False, members=self.members))
 
     def send_average(self, average_N: Tensor) -> None:
-        """Send averaged weights, for a validation, to the workers whose gradients made the last step.
+        """Send averaged weights, for a validation, to the workers whose gradients are in the last update.
 
         Cost: S bytes (float32) to each, who wait for them in `ParameterServerClient.averaged_weights`.
         """
@@ -191,9 +192,9 @@ class ParameterServer:
         agree(self._ctx, self._ctx.early_stop, source=source, dests=dests)
 
     def dismiss(self) -> None:
-        """After the last step, wait for workers whose gradients are late, and let them go with the last weights.
+        """After the last step, wait for the gradients of late workers and answer them with the last weights.
 
-        Every server must call. No worker is late unless late ones may be dropped.
+        Every server must call. Workers can be late only if the policy is `drop`.
 
         Cost: none; with `drop`, for each late worker its gradient in and weights out, and the decisions to the other
             servers.
@@ -211,7 +212,7 @@ class ParameterServer:
         self._order(messages.END, ())
 
     def _gather(self, step: int) -> dict[Rank, Tensor]:
-        """Ask all workers, and take what is fresh until all have come, or time is over."""
+        """Receive fresh gradients until all workers have sent one, or the time is over."""
         came: dict[Rank, Tensor] = {}
         for worker in self._workers:
             self._ask(worker)
@@ -231,7 +232,7 @@ class ParameterServer:
         return came
 
     def _go_on_without(self, late: Sequence[Rank], step: int) -> None:
-        """Note which workers are late, once each time that a worker falls behind; with the policy `fail`, raise."""
+        """Report late workers, once each time that a worker falls behind."""
         fails, timeout_s = self._patience.policy == "fail", self._patience.timeout_s
         fresh = [worker for worker in late if fails or worker in self.members]
         named = ", ".join(f"rank {worker} (worker)" for worker in fresh)
@@ -258,28 +259,28 @@ class ParameterServer:
             self._refuse(chosen[0], is_over=False)
 
     def _ask(self, worker: Rank) -> None:
-        """Begin to wait for which step the worker's next gradient is of."""
-        # The receive from a worker that was late is still open, and brings what it sends next.
+        """Begin to receive the counts of the worker's next gradient, which name its step."""
+        # The receive for a worker that was late is still open; it will complete with the worker's next message.
         if worker not in self._asked:
             buffer = empty_counts(self._nodes[worker])
             with operation(self._ctx, "counts"):
                 self._asked[worker] = buffer, self._ctx.irecv(buffer, source=worker, tag=messages.COUNTS)
 
     def _next_worker(self, timeout_s: float | None) -> Rank | None:
-        """Sleep until any worker that was asked has a gradient; None when time is over."""
+        """Sleep until the counts of any worker arrive; None when the time is over."""
         waiting = list(self._asked)
         with operation(self._ctx, "counts"):
             place = self._ctx.wait_any([self._asked[worker][1] for worker in waiting], timeout_s=timeout_s)
         return None if place is None else waiting[place]
 
     def _take_counts(self, worker: Rank, *, newest: int) -> tuple[Tensor, int]:
-        """What the worker has answered, and the step of its gradient."""
+        """Return the counts that a worker has sent, and the step of its gradient."""
         counts, message = self._asked.pop(worker)
         message.wait()
         return counts, check_counts(counts, self._nodes[worker], worker=worker, newest=newest)
 
     def _refuse(self, worker: Rank, *, is_over: bool) -> None:
-        """Take a stale gradient from its worker, use nothing of it, and bring the worker up to date."""
+        """Receive a stale gradient, drop it, and send the worker the newest weights."""
         self._order(messages.REFUSE, (worker,))
         for message in self._ask_gradient(worker):
             message.wait()
@@ -301,7 +302,7 @@ class ParameterServer:
             ]
 
     def _arriving(self, members: Sequence[Rank]) -> Iterator[tuple[range, Tensor, None]]:
-        """The sums of the members' nodes, in order, as they come."""
+        """Yield the sums of the members' nodes in the order of the tree, each as soon as it has arrived."""
         # All receives first, so that the workers send at the same time; the sums are still made in their order.
         asked = {worker: self._ask_gradient(worker) for worker in members}
         for worker in members:
@@ -324,7 +325,7 @@ class ParameterServer:
         self._send_weights(workers)
 
     def _send_weights(self, workers: Sequence[Rank]) -> None:
-        """The weights, and by what losses are multiplied."""
+        """Send the weights, and from the first server the loss scale."""
         self._send(self._shard.weights_N, workers, tag=messages.WEIGHTS, name="weights")
         if self._is_first:
             agree(self._ctx, self._shard.loss_scaler, dests=workers)

@@ -1,4 +1,4 @@
-"""A worker's end of synchronous parameter servers: gradients go out, each with its step; new weights come back.
+"""The worker's side of synchronous parameter servers: it sends gradients, each with its step, and receives new weights.
 
 Shapes: N = values of the flat vector.
 """
@@ -26,10 +26,11 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class ParameterServerClient:
-    """Sends a worker's gradients to every `ParameterServer`, and takes new weights from each.
+    """Sends a worker's gradients to every `ParameterServer`, and receives new weights from each.
 
-        client = ParameterServerClient(ctx, model, block=block, compression=cfg.compression_config,
-        straggler=keys.straggler) client.receive_first_weights() for step in ctx.steps(cfg):
+        client = ParameterServerClient(ctx, model, block=block, compression=cfg.compression_config, straggler=keys.straggler)
+        client.receive_first_weights()
+        for step in ctx.steps(cfg):
             if step > client.version:      # else the others have made this step without this worker
                 ...                        # sums of the block's micro-batches
                 client.push(step, sums)
@@ -40,13 +41,13 @@ class ParameterServerClient:
     remainder, which the worker adds to its next gradient, does not depend on it. If a gradient is refused or its step is
     skipped, nothing that was sent is used, and the worker restores its previous remainder.
 
-    Cost of a step: K * S bytes out and S back, S = 4N, K the nodes of the worker's block; a message for each node and
-        each server. Buffers for what is sent.
+    Cost of a step: the worker sends K * S bytes and receives S, where S = 4N and K is the number of nodes of its block; one
+        message for each node and server. It has buffers for what it sends.
     Order: the servers add up; see `ParameterServer`.
 
     Attributes:
-        version: Steps that this worker's weights have seen.
-        members: The workers whose gradients made the last of them; none if this worker's was refused.
+        version: The number of updates in this worker's weights.
+        members: The workers whose gradients are in the last update; empty if this worker's gradient was refused.
         is_over: Whether the servers make no further step.
     """
 
@@ -62,10 +63,10 @@ class ParameterServerClient:
         """Plan the messages; nothing is sent.
 
         Args:
-            ctx: The worker.
-            model: All of it.
+            ctx: The context of this worker.
+            model: The whole model.
             block: The worker's micro-batches of every step.
-            compression: How gradients travel; what is lost of one is added to the next.
+            compression: How gradients are compressed. What the codec loses of a gradient is added to the next one.
             straggler: What servers do about workers that are late.
         """
         self._ctx, self._model = ctx, model
@@ -91,7 +92,7 @@ class ParameterServerClient:
         self.version, self.is_over, self.members = Verdict(ctx.steps_done, is_over=False, members=self._workers)
 
     def receive_first_weights(self) -> None:
-        """Begin with the weights of the servers, and with what this worker owed at the checkpoint that the run goes on from.
+        """Receive the first weights; a resumed run also restores the remainders of this worker's codecs from its checkpoint.
 
         Cost: from each server one message of its shard (float32), S bytes in all; with fp16 the loss scale from the
             first.
@@ -129,10 +130,10 @@ class ParameterServerClient:
                     self._sending.append(self._ctx.isend(payload, dest=self._servers[server], tag=messages.GRADIENTS))
 
     def pull(self, sums: GradientTree) -> None:
-        """Wait for the verdict and the weights that come with it; the attributes then hold what the verdict says.
+        """Wait for the verdict and the weights that come with it, and set the attributes from the verdict.
 
         Args:
-            sums: What `push` was given; emptied.
+            sums: The sums that `push` was given; they are emptied.
 
         Cost: 8 * (2 + W) bytes (int64) from the first server, W = workers; the weights as in `receive_first_weights`.
         """
@@ -152,13 +153,13 @@ class ParameterServerClient:
         sums.clear()
 
     def checkpoint(self, step: int) -> None:
-        """`ctx.checkpoint` of what this worker's codecs owe, if that is kept; the servers write all else."""
+        """Save the remainders of this worker's codecs, if they have any; the servers save everything else."""
         if self._ctx.rank in self._owners:
             self._ctx.checkpoint(step, self._owed, self._owed, owners=self._owners)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Have the servers' averaged weights in the model for a block; only members may call, in a validation.
+        """Put the servers' averaged weights into the model during a block; only members may call, in a validation.
 
         Cost: S bytes (float32) in, a message from each server; a copy of the model's own weights.
         """
@@ -171,7 +172,7 @@ class ParameterServerClient:
         """Send the first server the losses of this worker's share of a validation, and wait for its decision to go on.
 
         Args:
-            losses_V: Summed by micro-batch, float64, contiguous; a row for each set of weights.
+            losses_V: The summed loss of each micro-batch, float64, contiguous, with a row for each set of weights.
 
         Cost: one message of 8 bytes for each loss; an `agree` back.
         """

@@ -1,6 +1,7 @@
-"""A gradient on its way to an asynchronous server, with what the server has to know of it, in one message.
+"""The message that brings a gradient to an asynchronous server: a header with the server's data about it, and the payload.
 
-It is one message, so that the server can wait for the first worker to push, and then never waits for the rest of a gradient.
+Both are in one message, so that the server can wait for the first message from any worker and then never has to wait for
+the rest of a gradient.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 HEADER_BYTES = 64
-"""Eight numbers, float64; what follows begins at a border that suits every dtype."""
+"""Size of eight float64 numbers; the payload after them is aligned for every dtype."""
 
 _NUMBERS = HEADER_BYTES // 8
 
@@ -18,11 +19,11 @@ class Push(NamedTuple):
     """The header of a gradient.
 
     Attributes:
-        task: The step whose data it is of.
-        version: Updates that the weights had seen that it was computed with; their mean over its micro-batches.
-        tokens: The number of tokens that it is the mean over.
-        loss: Their mean.
-        wants_weights: Whether the answer is to bring the server's weights.
+        task: The step whose data the gradient was computed from.
+        version: The number of updates in the weights that the gradient was computed with; the mean over its micro-batches.
+        tokens: The number of tokens in the mean.
+        loss: The mean loss per token.
+        wants_weights: Whether the server's answer must include its weights.
     """
 
     task: int
@@ -33,13 +34,13 @@ class Push(NamedTuple):
 
 
 def pack_push(push: Push, payload: Tensor) -> Tensor:
-    """Header and payload, uint8, in a new tensor."""
+    """Pack header and payload into a new uint8 tensor."""
     numbers = [*map(float, push), *[0.0] * (_NUMBERS - len(push))]
     header = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
     return torch.cat([header.to(payload.device), payload])
 
 
 def read_push(message: Tensor) -> tuple[Push, Tensor]:
-    """What `pack_push` was given; the payload is a view."""
+    """Unpack a message of `pack_push`; the payload is a view of it."""
     task, version, tokens, loss, wants_weights = message[:HEADER_BYTES].cpu().view(torch.float64).tolist()[:5]
     return Push(int(task), version, int(tokens), loss, bool(wants_weights)), message[HEADER_BYTES:]

@@ -24,18 +24,19 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class ParameterShard:
-    """Parameters without the model around them, under their names in it; all that an optimizer and a checkpoint need.
+    """Some of a model's parameters, under the same names, with everything that an optimizer and a checkpoint need.
 
-    Where embedding and head share a matrix, the shard that has the embedding owns it, and gets the gradients of both
-    uses.
+    If embedding and head share a matrix, the shard that has the embedding owns the matrix and receives the gradients of
+    both uses.
 
     Attributes:
-        weights_N: Its part of the model's flat vector, a copy.
-        grads_N: Its gradients, in the same layout; behind them that of a matrix's second use.
-        traffic: The traffic counter of the rank that has it.
+        weights_N: A copy of its part of the model's flat vector.
+        grads_N: The gradients, in the same layout. If the shard owns a shared matrix, the gradient of its second use
+            follows them.
+        traffic: The traffic counter of the rank that has the shard.
         loss_scaler: The model's loss scaler.
-        copies: Always empty: no parameter belongs to another rank.
-        splits: Always empty: a shard has whole parameters.
+        copies: Always empty, because no other rank has these parameters.
+        splits: Always empty, because a shard has whole parameters.
     """
 
     copies: frozenset[str] = frozenset()
@@ -62,7 +63,7 @@ class ParameterShard:
         return iter(self._named.items())
 
     def names_of_whole(self) -> Collection[str]:
-        """The parameters of the whole model."""
+        """The names of the whole model's parameters."""
         return self._names_of_whole
 
     def take_gradients(self) -> Tensor:
@@ -71,7 +72,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def add_head_gradient(self) -> None:
-        """Add the mean gradients of both uses of a shared matrix, if it is here."""
+        """Add the gradient of a shared matrix's second use to that of the first, if this shard owns the matrix."""
         for second in self._second_use:
             first = self._named[EMBEDDING]
             if first.grad is not None and second.grad is not None:
@@ -80,13 +81,13 @@ class ParameterShard:
 
 
 def build_shard(cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank]) -> "Model | ParameterShard":
-    """Build this server's part of the model: of one server all of it.
+    """Build this server's part of the model; a sole server has the whole model.
 
-    It also notes in the rank's traffic counter how many values that is, which the formulas of traffic need.
+    The size of the part is noted in the rank's traffic counter, because the formulas of traffic need it.
 
     Args:
         cfg: Sizes, model type and seed.
-        ctx: The server.
+        ctx: The context of this server.
         among: All servers, in the order of their shards.
     """
     model = build_model(cfg, ctx)
@@ -100,7 +101,7 @@ def shared_norm(ctx: RankContext, optimizer: Optimizer, *, among: Sequence[Rank]
     """Return the norm of the whole gradient, from the squared norms of every server's parameters, in the model's order.
 
     Args:
-        ctx: Every server must call, once a step, when its gradients are whole.
+        ctx: Every rank of `among` must call, once a step, when the gradients of its own parameters are complete.
         optimizer: The optimizer of this server's shard.
         among: All servers, in the order of their shards.
 
@@ -112,7 +113,7 @@ def shared_norm(ctx: RankContext, optimizer: Optimizer, *, among: Sequence[Rank]
 
 
 def cut_layers(model: Model, *, parts: int) -> list[range]:
-    """Cut a model's parameters between layers, into contiguous parts of as equal size as that allows.
+    """Cut a model's parameters between layers, into contiguous parts whose sizes differ as little as possible.
 
     Returns:
         The places in `named_parameters()` of each part.
@@ -129,13 +130,16 @@ def cut_layers(model: Model, *, parts: int) -> list[range]:
     borders = [0]
     for part in range(1, parts):
         at = starts.index(borders[-1])
-        left = starts[at + 1 : len(starts) - (parts - part) + 1]  # each of the parts to come needs a layer, too
+        left = starts[at + 1 : len(starts) - (parts - part) + 1]  # each of the remaining parts needs a layer
         borders.append(min(left, key=lambda start: abs(before[start] - before[-1] * part / parts)))
     return [range(*pair) for pair in zip(borders, [*borders[1:], len(named)], strict=True)]
 
 
 def cut_values(model: Model, *, parts: int) -> list[range]:
-    """Where those parts are in the model's flat vectors; together all of it, but for the place of a second use."""
+    """Find the values of each part of `cut_layers` in the model's flat vectors.
+
+    Together the parts cover the whole vector, except the place of a shared matrix's second use.
+    """
     if parts == 1:
         return [range(model.weights_N.numel())]
     parameters = [parameter for _, parameter in model.named_parameters()]
@@ -145,17 +149,17 @@ def cut_values(model: Model, *, parts: int) -> list[range]:
 
 
 def second_use_values(model: Model) -> range:
-    """Where a whole model's flat gradient has that of a shared matrix's second use; empty if none is shared."""
+    """Find the gradient of a shared matrix's second use in a whole model's flat gradient; empty if no matrix is shared."""
     second, size = place_of_second_use(model), model.weights_N.numel()
     return range(size if second is None else int(second.storage_offset()), size)
 
 
 def own_values(weights_N: Tensor, part: range) -> Tensor:
-    """The part of a flat vector, a view."""
+    """Return a part of a flat vector as a view."""
     return weights_N[part.start : part.stop]
 
 
 def own_gradients(gradient_N: Tensor, parts: Sequence[range]) -> Tensor:
-    """The parts of a flat gradient that one server gets; a view if they are one."""
+    """Join the parts of a flat gradient that one server gets; the result is a view if there is only one part."""
     values = [own_values(gradient_N, part) for part in parts if part]
     return values[0] if len(values) == 1 else torch.cat(values)

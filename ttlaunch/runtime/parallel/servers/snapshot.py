@@ -1,4 +1,4 @@
-"""Validations on a rank that also serves others: it evaluates a copy of the weights, one micro-batch at a time between its other tasks.
+"""Validations by a rank that has more urgent work: it evaluates a copy of the weights, one micro-batch at a time.
 
 Shapes: N = values of the flat vector.
 """
@@ -17,11 +17,11 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 class SnapshotValidation:
     """Evaluates a copy of the weights in small parts, and reports the mean loss when the last one is done.
 
-    Memory: the weights once more, and a model around them.
+    Memory: a second model.
     """
 
     def __init__(self, cfg: TrainingFile, ctx: RankContext, model: Model) -> None:
-        """Nothing is evaluated."""
+        """Make room for the copy; `begin` fills it."""
         self._cfg, self._ctx, self._model = cfg, ctx, model
         blocks = range(cfg.transformer_config.num_blocks)
         self._copy = Model(cfg, vocabulary=model.vocabulary, blocks=blocks, has_embedding=True, has_head=True)
@@ -32,7 +32,7 @@ class SnapshotValidation:
 
     @torch.no_grad()
     def begin(self, step: int) -> None:
-        """Keep the weights as they are now, after `step`; a validation that is not done yet is brought to its end."""
+        """Copy the weights after `step`; first finish a validation that is still under way."""
         self.finish()
         self._copy.weights_N.copy_(self._model.weights_N)
         self._batches = deque((x_BT, y_BT) for _, x_BT, y_BT in validation_micro_batches(self._cfg, self._ctx))
@@ -51,13 +51,13 @@ class SnapshotValidation:
         return True
 
     def finish(self) -> None:
-        """Evaluate what is left."""
+        """Evaluate the remaining micro-batches."""
         with self._ctx.announced("evaluation"):
             while self.advance():
                 pass
 
 
 def begin_task(ctx: RankContext, task: int) -> None:
-    """Say that what this rank does now belongs to a step's data; for ranks that do not do every step."""
+    """Set the step that this rank's records belong to from now on; for ranks that do not take part in every step."""
     ctx.step = task
     ctx.traffic.begin_step(task)

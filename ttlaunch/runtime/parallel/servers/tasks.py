@@ -1,4 +1,4 @@
-"""Hands the data of steps out to workers that do not wait for each other: in order, and each step exactly once."""
+"""Hands out the data of steps to workers that do not wait for each other, in order and each step exactly once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,21 +12,20 @@ _OPEN = "open_steps"
 
 
 class TaskList:
-    """The data of every step of a run, to be handed out.
+    """The steps of a run whose data is handed out to workers; a step is open until its gradient has been applied.
 
-    The gradient of a step's data is applied when it comes, so after n updates other data may have been used than that
-    of steps 1 to n. What was handed out and not used yet is in checkpoints, and is handed out first by a run that goes
-    on.
+    Gradients are applied in the order in which they arrive, so after n updates the data used need not be that of steps 1
+    to n. Checkpoints therefore contain the open steps, and a resumed run hands these out first.
     """
 
     def __init__(self, *, done: int, last: int) -> None:
-        """Begin behind the first `done` steps; `last` is the last one there is."""
+        """Begin after the first `done` steps; `last` is the number of the last step."""
         self._done, self._next, self._last = done, done + 1, last
         self._again: deque[int] = deque()
         self._open: set[int] = set()
 
     def hand_out(self) -> int:
-        """The next step whose data nobody has; 0 if there is none left."""
+        """Return the next step that no worker has; 0 if none is left."""
         if self._again:
             step = self._again.popleft()
         elif self._next <= self._last:
@@ -38,21 +37,21 @@ class TaskList:
         return step
 
     def close(self, step: int) -> None:
-        """The gradient of a step's data has been applied."""
+        """Note that the gradient of a step's data has been applied."""
         self._open.remove(step)
 
     def open_steps(self) -> list[int]:
-        """Handed out by this run or the one before, and not applied."""
+        """Return the steps that this run or the one before has handed out and whose gradients have not been applied."""
         return sorted(self._open | set(self._again))
 
     def reopen(self, steps: list[int]) -> None:
-        """Go on from a checkpoint with these open; before anything is handed out."""
+        """Continue from a checkpoint with these open steps; call before the first `hand_out`."""
         self._again = deque(steps)
         self._next = self._done + len(steps) + 1
 
 
 class TaskedState:
-    """An optimizer's state and what is open, for checkpoints."""
+    """An optimizer's state and the open steps, for checkpoints."""
 
     def __init__(self, optimizer: Optimizer, tasks: TaskList) -> None:
         self._optimizer = optimizer
@@ -65,7 +64,7 @@ class TaskedState:
         self._optimizer.wait_before_update(ready)
 
     def scaler_state(self) -> Mapping[str, Any] | None:
-        """What is kept as JSON; nothing is scaled where gradients may be stale."""
+        """Return the open steps, which take the place of the loss scaler's state: stale gradients are never scaled."""
         return {_OPEN: self._tasks.open_steps()}
 
     def restore_scaler(self, state: Mapping[str, Any] | None) -> None:

@@ -169,7 +169,7 @@ class LocalReplica:
         return mean_per_token(loss, int(tokens)), int(tokens)
 
     def _add_up_differences(self, total: CompressedSum, share: float) -> None:
-        """Add to the agreed weights what all codecs let through of how far the workers have moved from them."""
+        """Add to the agreed weights the mean of the workers' differences from them, as the codecs transmit it."""
         moved_N = (self.model.weights_N - self.agreed_N).mul_(share)
         self._owed.wait_before_encode()
         for message in total.begin(moved_N, name="differences"):

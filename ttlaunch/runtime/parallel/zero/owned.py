@@ -96,7 +96,7 @@ class OwnedParameters:
         yield from ((fragment.name, parameter) for fragment, parameter in self._parameters)
 
     def names_of_whole(self) -> frozenset[str]:
-        """The parameters of the whole model."""
+        """The names of the whole model's parameters."""
         return self._model.names_of_whole()
 
     def take_gradients(self) -> Tensor:
@@ -105,7 +105,7 @@ class OwnedParameters:
 
     @torch.no_grad()
     def add_head_gradient(self) -> None:
-        """Add the mean gradients of both uses of a shared matrix, as far as this rank owns it."""
+        """Add the gradient of a shared matrix's second use to that of the first, for the rows that this rank owns."""
         first, last = self.layout.layers[0], self.layout.layers[-1]
         values = last.shards[self.place] if self.shares_state else last.values
         again, matrix = self.layout.use_again(last, values)
