@@ -29,7 +29,7 @@ HELLO = {"kind": "hello", "version": contract.AGENT_VERSION}
 class Hosted:
     """A run with an agent on this machine, and the connection to it."""
 
-    def __init__(self, folder, run_id=RUN, *, lease_s=600.0):
+    def __init__(self, folder, run_id=RUN, *, lease_s=600.0, **more):
         self.run_id = run_id
         self.folder = folder / "runs" / run_id
         self.scratch = folder / f"s-{run_id}"
@@ -42,6 +42,7 @@ class Hosted:
             "lock": str(folder / "lock"),
             "lease_s": lease_s,
             "files": {"plan.json": "{}", "start": "exec true\n"},
+            **more,
         }
         self.received = self.ordered = 0
         self.processes = []
@@ -50,8 +51,17 @@ class Hosted:
 
     def join(self, script="bridge"):
         """Connect, and say how many pieces have come so far; returns the greeting."""
-        modules = ("run_processes", "stop_marker", "stack_dump", "hosted_run", "line", "agent_server", "bridge")
-        beside = modules if script == "start_agent" else ("stop_marker",)
+        modules = (
+            "claims",
+            "run_processes",
+            "stop_marker",
+            "stack_dump",
+            "hosted_run",
+            "line",
+            "agent_server",
+            "bridge",
+        )
+        beside = modules if script == "start_agent" else ("claims", "stop_marker")
         self.stream = start_script(
             self.transport, script, beside=beside, arguments=self.arguments, timeout_s=DEADLINE_S
         )
@@ -190,7 +200,7 @@ def test_an_end_kills_what_still_runs_and_counts_it(hosted):
     assert run.ends()[-1][0]["killed"] == 1
     assert process.wait(DEADLINE_S) == -9
     assert not run.scratch.exists()
-    assert sorted(path.name for path in run.folder.iterdir()) == ["plan.json", "start"]
+    assert sorted(path.name for path in run.folder.iterdir()) == ["agent.claim", "plan.json", "start"]
 
 
 def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(hosted):

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from ttlaunch.agent.claims import claim
 from ttlaunch.agent.run_processes import kill_run_processes, run_processes
 from ttlaunch.errors import RunFolderError
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.running.runs.record_inputs import tree_hash
-from ttlaunch.running.runs.run_folder import create_run_folder, make_scratch_folder
+from ttlaunch.running.runs.run_folder import create_run_folder, scratch_folder
 
 CANARY = "sk-canary-0123"
 
@@ -60,15 +61,13 @@ def test_a_tree_hash_sees_names_and_contents_but_no_byte_code(here):
 
 
 def test_folders_for_sockets_of_killed_runs_are_removed_and_others_stay(here):
-    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
-    own = make_scratch_folder()
-    abandoned = own.parent / f"ttl-{gone}-test"
-    abandoned.mkdir()
-    second = make_scratch_folder()
-    assert (abandoned.exists(), own.exists(), second.exists()) == (False, True, True)
-    assert own.stat().st_mode & 0o777 == 0o700
-    own.rmdir()
-    second.rmdir()
+    with scratch_folder() as own:
+        abandoned = own.with_name(f"ttl-test-{os.getpid()}")
+        os.close(claim(str(abandoned), "launcher"))
+        with scratch_folder() as second:
+            assert (abandoned.exists(), own.exists(), second.exists()) == (False, True, True)
+            assert own.stat().st_mode & 0o777 == 0o700
+    assert (own.exists(), second.exists()) == (False, False)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", socket.gethostname()])

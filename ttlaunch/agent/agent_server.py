@@ -21,6 +21,7 @@ import time
 from collections import deque
 
 from ttlaunch import contract
+from ttlaunch.agent.claims import is_same_user
 from ttlaunch.agent.line import Line
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -108,6 +109,9 @@ class AgentServer:
         try:
             connection, _ = self._listener.accept()
         except OSError:
+            return
+        if not is_same_user(connection):
+            connection.close()
             return
         line = Line(connection)
         ready = {"kind": "ready", "time": time.time(), "clock": lease_clock(), "pid": os.getpid()}

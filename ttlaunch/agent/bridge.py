@@ -12,6 +12,7 @@ import socket
 import threading
 
 from ttlaunch import contract
+from ttlaunch.agent.claims import connect
 from ttlaunch.agent.stop_marker import read_farewell
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -27,9 +28,8 @@ def main(arguments: dict[str, Any]) -> int:
     Args:
         arguments: `socket`: where the agent listens; `folder`: the run's folder.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(arguments["socket"])
+        connection = connect(arguments["socket"])
     except OSError as error:
         reason = read_farewell(arguments["folder"]) or f"its agent is gone: {error.strerror or error}".lower()
         _write(1, contract.pack_frame({"kind": "gone", "reason": reason}))

@@ -11,6 +11,7 @@ Python 3.9 and the standard library only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import hashlib
 import json
@@ -151,7 +152,16 @@ def prune(folder: str) -> None:
 
 
 def is_in_use(environment: str) -> bool:
-    """Whether a process of this host runs a program of an environment or has loaded one of its libraries."""
+    """Whether an agent has locked an environment, or a process of this host runs a program or has loaded a library of it."""
+    descriptor = os.open(environment, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        pass
+    finally:
+        os.close(descriptor)
     inside = environment.encode() + b"/"
     for process in glob.glob("/proc/[0-9]*"):
         for name in ("maps", "cmdline"):

@@ -22,7 +22,7 @@ import threading
 import time
 
 from ttlaunch import contract
-from ttlaunch.agent import probe_software
+from ttlaunch.agent import claims, probe_software
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -317,7 +317,12 @@ def _leftovers(detached: list[str]) -> dict[str, Any]:
     A process whose line of parents leads out of its run, to an engine's shell or an agent, belongs to a run that goes on,
     and so does one below a daemon that cuts that line itself.
     """
-    folders = dict.fromkeys(glob.glob(_SHM + "/ttl-*"), False)
+    folders = {}
+    for folder in glob.glob(_SHM + "/ttl-*"):
+        taken = claims.take_claims(folder)
+        if taken is not None:  # nobody uses it in any container, nor does it belong to another user
+            claims.release(taken)
+            folders[folder] = False
     runs: dict[int, str] = {}
     mark = contract.ENV_RUN_ID.encode() + b"="
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -332,7 +337,7 @@ def _leftovers(detached: list[str]) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
             if _is_left(pid, runs, detached):
                 found.append({"pid": pid, "run_id": runs[pid], "age_s": _age(pid), "command": _command(pid)})
-    unused = sorted(folder for folder, used in folders.items() if not used and os.stat(folder).st_uid == os.getuid())
+    unused = sorted(folder for folder, used in folders.items() if not used)
     return {"leftovers": found, "folders": unused}
 
 

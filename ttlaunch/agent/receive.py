@@ -19,6 +19,7 @@ import os
 
 from ttlaunch import contract
 from ttlaunch.agent import releases
+from ttlaunch.agent.claims import hold
 from ttlaunch.agent.host_data import HostData
 from ttlaunch.agent.unpack import Building, Connection, Contents, LookAgain, Refused, Target, check_space, find_copies
 
@@ -101,7 +102,7 @@ class _Session:
         os.umask(0)  # from here on every file gets exactly the rights of the original
         # The order matters. Our own lock comes first: without it another sync would take our files for leftovers. The
         # release is held before it is looked at, so that no sync prunes it between the look and the end.
-        self._lock = releases.hold(self._incoming + b".lock", fcntl.LOCK_EX)
+        self._lock = hold(self._incoming + b".lock", fcntl.LOCK_EX)
         self._id = self._identify()
         releases.clear_leftovers(self._folder)
         held = releases.hold_release(self._folder, self._tree)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.claims import connect  # noqa: E402
 from ttlaunch.agent.parent_death import end_with_parent  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
@@ -33,8 +33,7 @@ def main() -> int:
         print("ttlaunch relay: no host was named", file=sys.stderr)
         return _NO_ANSWER
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(path)
+        with connect(path) as connection:
             host = words[0].rpartition("@")[2]  # the launcher is logged in already, as whoever the hostfile says
             connection.sendall(contract.pack_frame({"host": host, "command": " ".join(words[1:])}))
             # A killed mpirun must take us along: we hold its output open, and the launcher would wait for that to end.

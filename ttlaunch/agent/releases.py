@@ -10,7 +10,6 @@ Paths are bytes, as the system has them. Python 3.9 and the standard library onl
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -19,6 +18,7 @@ import stat
 import struct
 
 from ttlaunch import contract
+from ttlaunch.agent.claims import hold
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -185,33 +185,6 @@ def write_file(path: bytes, content: bytes) -> None:
         os.unlink(path)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
         file.write(content)
-
-
-def hold(path: bytes, how: int) -> int | None:
-    """Lock a file that stays locked until the descriptor is closed.
-
-    Args:
-        path: The file; made if it is not there.
-        how: For `flock`: LOCK_SH or LOCK_EX, which are waited for, or LOCK_EX | LOCK_NB.
-
-    Returns:
-        The descriptor; None if another process holds the lock and `how` forbids waiting.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, how)
-        except OSError as error:
-            os.close(descriptor)
-            if how & fcntl.LOCK_NB and error.errno in {errno.EWOULDBLOCK, errno.EACCES, errno.ENOLCK}:
-                return None
-            raise
-        # Whoever held the lock before may have removed the file between our opening and locking it. Then our lock excludes
-        # nobody, because the next one makes and locks a new file.
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        os.close(descriptor)
 
 
 def hold_release(folder: bytes, tree_hash: str) -> int:

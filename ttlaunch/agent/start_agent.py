@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import shutil
 import signal
 import socket
 
 from ttlaunch import contract
-from ttlaunch.agent import bridge
+from ttlaunch.agent import bridge, claims
 from ttlaunch.agent.agent_server import AgentServer
 from ttlaunch.agent.hosted_run import HostedRun
 from ttlaunch.agent.line import forget, listen
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _KEPT_RUNS = 20
-_CLAIM = "agent.claim"
+_CLAIM = "agent"
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -42,7 +41,7 @@ def main(arguments: dict[str, Any]) -> int:
             run lives; `lease_s`: how long ranks may run without word from the launcher.
     """
     try:
-        held = _prepare(arguments)
+        claim, held = _prepare(arguments)
         listener = listen(arguments["socket"])
     except OSError as error:
         reason = f"{error.filename or arguments['folder']}: {error.strerror or error}"
@@ -52,11 +51,10 @@ def main(arguments: dict[str, Any]) -> int:
     child = os.fork()
     if not child:
         _detach()
-        _attend(arguments, listener)
+        _attend(arguments, listener, claim)
     os.waitpid(child, 0)
     listener.close()
-    for descriptor in held:
-        os.close(descriptor)  # the agent keeps them
+    claims.release([claim, *held])  # the agent keeps them
     return bridge.main(arguments)
 
 
@@ -74,8 +72,8 @@ def _detach() -> None:
     os.close(nothing)
 
 
-def _attend(arguments: dict[str, Any], listener: socket.socket) -> None:
-    """Be the agent; never returns."""
+def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int) -> None:
+    """Be the agent, which holds a claim on its folder in shared memory; never returns."""
     lease_s = float(arguments["lease_s"])
     run = HostedRun(
         arguments["run_id"], arguments["folder"], arguments["scratch"], daemons=arguments.get("daemons", ())
@@ -90,46 +88,50 @@ def _attend(arguments: dict[str, Any], listener: socket.socket) -> None:
         run.fence(f"its agent broke: {type(error).__name__}: {error}")
     finally:
         forget(arguments["socket"])
-        shutil.rmtree(arguments["scratch"], ignore_errors=True)
+        # On the launching machine, or on one with two host names, others work in the same folder.
+        os.close(claim)
+        claims.remove_if_abandoned(arguments["scratch"])
         server.close()
         os._exit(0)
 
 
-def _prepare(arguments: dict[str, Any]) -> list[int]:
-    """Make the folders and files of the run; the descriptors returned keep its code locked."""
-    folder = arguments["folder"]
+def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:
+    """Make the folders and files of the run.
+
+    Returns:
+        The claim on its folder in shared memory, and descriptors that keep its folder, its code and its environment.
+    """
+    folder, scratch = arguments["folder"], arguments["scratch"]
     held = []
     if arguments.get("lock"):
         held.append(os.open(arguments["lock"], os.O_RDWR | os.O_CREAT, 0o644))
         fcntl.flock(held[0], fcntl.LOCK_SH)
+    held += _hold_environment(arguments.get("python", ""))
     _prune(os.path.dirname(folder))
     for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
         os.makedirs(os.path.join(folder, name), exist_ok=True)
     os.chmod(folder, 0o700)
+    held.append(claims.claim_existing(folder, _CLAIM))
     for name, text in arguments["files"].items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
-    held.append(_claim(arguments["scratch"]))
-    return held
+    claims.remove_abandoned(os.path.dirname(scratch))
+    os.makedirs(os.path.dirname(scratch), mode=0o700, exist_ok=True)
+    return claims.claim(scratch, _CLAIM), held
 
 
-def _claim(scratch: str) -> int:
-    """Make the run's folder in shared memory, and remove those of runs whose agent was killed.
+def _hold_environment(python: str) -> list[int]:
+    """Lock the environment that `ttlaunch prepare` made for the ranks' interpreter, if it made one, so that none removes it.
 
-    The descriptor holds a lock for as long as the agent lives, by which others see that the folder is in use.
+    Containers that share the remote folder do not see each other's processes.
     """
-    for path in glob.glob(os.path.join(os.path.dirname(scratch), "ttl-*", _CLAIM)):
-        try:
-            with open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-        except OSError:  # in use, somebody else's, or gone meanwhile
-            continue
-    os.makedirs(scratch, mode=0o700, exist_ok=True)
-    descriptor = os.open(os.path.join(scratch, _CLAIM), os.O_RDWR | os.O_CREAT, 0o600)
-    with contextlib.suppress(OSError):  # another agent works in the same folder and keeps it
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
+    environment = os.path.realpath(os.path.dirname(os.path.dirname(python)))
+    if os.path.basename(os.path.dirname(environment)) != "envs":
+        return []
+    descriptor = os.open(environment, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return [descriptor]
 
 
 def _prune(runs: str) -> None:
@@ -140,5 +142,8 @@ def _prune(runs: str) -> None:
     old = ids[:-_KEPT_RUNS]
     alive = {run_id for _, run_id in processes_of_runs()} if old else set()
     for run_id in old:
-        if run_id not in alive:
+        # The processes of a run may be out of sight, in another container or on a host that shares this folder.
+        taken = claims.take_claims(os.path.join(runs, run_id))
+        if taken is not None and run_id not in alive:
             shutil.rmtree(os.path.join(runs, run_id), ignore_errors=True)
+        claims.release(taken or [])

@@ -84,8 +84,10 @@ def read_launcher_here(path: Path, command: str) -> "Launcher | None":
 
     launcher = read_launcher(path)
     if launcher is not None and not launcher.is_here and not (path / contract.REPORT_FILE).is_file():
-        hint = f"`ssh {launcher.machine} ttlaunch {command} {path}`"
-        message = f"the run {path.name} was started on {launcher.machine}"
+        hint, place = f"`ssh {launcher.machine} ttlaunch {command} {path}`", launcher.machine
+        if launcher.is_in_container:
+            place, hint = "this machine in another container", f"`ttlaunch {command} {path}` in that container"
+        message = f"the run {path.name} was started on {place}"
         raise LaunchError([Diagnostic("R049", message, hints=(hint,))])
     return launcher
 

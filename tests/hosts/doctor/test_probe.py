@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ttlaunch import contract
+from ttlaunch.agent import claims
 from ttlaunch.engines.openmpi import SIGNATURE
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.facts import Clock, parse_facts
@@ -177,9 +178,10 @@ def test_a_process_of_a_run_that_goes_on_is_not_left(ask):
 
 def test_a_folder_of_a_run_that_nobody_uses_is_left(ask):
     shared = Path("/dev/shm")  # noqa: S108 - where runs keep their sockets
-    unused, used = shared / f"ttl-test-unused-{os.getpid()}", shared / f"ttl-test-used-{os.getpid()}"
+    unused, used, claimed = (shared / f"ttl-test-{what}-{os.getpid()}" for what in ("unused", "used", "claimed"))
     for folder in (unused, used):
         folder.mkdir()
+    claim = claims.claim(str(claimed), "agent")  # as by an agent in another container, whose processes nobody sees here
     try:
         with subprocess.Popen(["sleep", "300"], env={**os.environ, "TMPDIR": str(used)}) as user:
             try:
@@ -188,8 +190,10 @@ def test_a_folder_of_a_run_that_nobody_uses_is_left(ask):
                 user.kill()
         assert str(unused) in folders
         assert str(used) not in folders
+        assert str(claimed) not in folders
     finally:
-        for folder in (unused, used):
+        os.close(claim)
+        for folder in (unused, used, claimed):
             shutil.rmtree(folder)
 
 

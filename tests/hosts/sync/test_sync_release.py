@@ -275,7 +275,7 @@ def start_receiving(host, release):
         "owner": "0123456789abcdef",
     }
     transport = LocalTransport("localhost")
-    beside = ("releases", "unpack", "host_data")
+    beside = ("claims", "releases", "unpack", "host_data")
     stream = start_script(transport, "receive", beside=beside, arguments=arguments, timeout_s=10)
     return transport, stream
 

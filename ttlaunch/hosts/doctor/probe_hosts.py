@@ -119,7 +119,12 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
     asked = time.time()
     pythons = (SYSTEM_PYTHON, *question.pythons)
     stream = start_script(
-        transport, "probe", beside=("probe_software",), arguments=arguments, pythons=pythons, timeout_s=timeout_s
+        transport,
+        "probe",
+        beside=("claims", "probe_software"),
+        arguments=arguments,
+        pythons=pythons,
+        timeout_s=timeout_s,
     )
     try:
         first = stream.receive(timeout_s=time_left(end))

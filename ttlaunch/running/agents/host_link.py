@@ -34,7 +34,16 @@ from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 
 START_S = 10.0
 """The time that an agent may take to start."""
-_AGENT_MODULES = ("run_processes", "stop_marker", "stack_dump", "hosted_run", "line", "agent_server", "bridge")
+_AGENT_MODULES = (
+    "claims",
+    "run_processes",
+    "stop_marker",
+    "stack_dump",
+    "hosted_run",
+    "line",
+    "agent_server",
+    "bridge",
+)
 """The modules of `agent/` that are sent along with `start_agent`."""
 _RENEW_S = 1.0
 _QUIET_S = 4.0  # an agent sends a frame every second
@@ -331,7 +340,7 @@ def join_agent(
     """
     place = {name: arguments[name] for name in ("socket", "folder")}
     return start_script(
-        transport, "bridge", beside=("stop_marker",), arguments=place, pythons=pythons, timeout_s=timeout_s
+        transport, "bridge", beside=("claims", "stop_marker"), arguments=place, pythons=pythons, timeout_s=timeout_s
     )
 
 

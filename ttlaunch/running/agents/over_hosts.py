@@ -114,6 +114,7 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
         "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,
         "lock": host.lock,
+        "python": host.python,
         "files": {
             contract.PLAN_FILE: json.dumps(plan, indent=1) + "\n",
             contract.START_FILE: f"exec {shlex.join(shim)}\n",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import RELAY
+from ttlaunch.agent.claims import is_same_user
 from ttlaunch.engines.base import DaemonStart, Engine
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.transport import Process, Transport
@@ -77,6 +78,9 @@ class Relay:
                 connection, _ = self._socket.accept()
             except OSError:  # closed
                 return
+            if not is_same_user(connection):
+                connection.close()
+                continue
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """Identify the process that launched a run, and find out whether it is alive: `launcher.json` in the run's folder.
 
-A process id alone is not enough, because it is reused. Together with the start time of its process, the machine and the
-boot it identifies one process for ever.
+A process id alone is not enough, because it is reused, and because a container has process ids of its own. Together with the
+start time of its process, the machine, the boot and the namespace it identifies one process for ever.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from ttlaunch import contract
 from ttlaunch.agent.run_processes import processes_of_runs
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/pid")
 _STARTED = 19  # of the fields in /proc/PID/stat after the command's name
 
 
@@ -26,21 +27,29 @@ class Launcher:
     Attributes:
         boot: The id of the machine's boot; "" if it does not say.
         started: The process's start in clock ticks since the boot; 0 if the process does not say.
+        namespace: Of process ids, in which `pid` is meant; 0 if that is not known.
     """
 
     machine: str
     boot: str
     pid: int
     started: int
+    namespace: int = 0
 
     @property
     def is_here(self) -> bool:
-        """Whether it belongs to this machine, so that we can see if it lives."""
-        return self.machine == socket.gethostname()
+        """Whether it belongs to this machine and to no other container of it, so that we can see if it lives."""
+        return self.machine == socket.gethostname() and not self.is_in_container
+
+    @property
+    def is_in_container(self) -> bool:
+        """Whether it was started since the boot of a machine named like this one, among processes that we do not see."""
+        is_recent = self.machine == socket.gethostname() and self.boot == _boot()
+        return is_recent and self.namespace not in {0, _namespace()}
 
     @property
     def is_alive(self) -> bool:
-        """Whether it lives; never if it belongs to another machine or another boot of this one."""
+        """Whether it lives; never if it belongs to another machine, container or boot of this one."""
         return self.is_here and self.boot == _boot() and self.started == _started(self.pid) and self.started > 0
 
     def signal(self, number: int) -> bool:
@@ -63,7 +72,7 @@ class Launcher:
 
 def this_process() -> Launcher:
     """The identity of this process."""
-    return Launcher(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()))
+    return Launcher(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()), _namespace())
 
 
 def write_launcher(folder: Path) -> None:
@@ -79,7 +88,8 @@ def read_launcher(folder: Path) -> Launcher | None:
     """Read which process launched a run; None if it is not recorded."""
     try:
         record = json.loads((folder / contract.LAUNCHER_FILE).read_text(encoding="utf-8"))
-        return Launcher(str(record["machine"]), str(record["boot"]), int(record["pid"]), int(record["started"]))
+        names = (str(record["machine"]), str(record["boot"]))
+        return Launcher(*names, int(record["pid"]), int(record["started"]), int(record.get("namespace", 0)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -106,6 +116,13 @@ def _boot() -> str:
     with contextlib.suppress(OSError):
         return _BOOT.read_text(encoding="ascii").strip()
     return ""
+
+
+def _namespace() -> int:
+    try:
+        return _NAMESPACE.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _started(pid: int) -> int:

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch import contract
@@ -68,7 +68,18 @@ class Registry:
         with self._open(write=True) as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
-                (str(folder), folder.name, name, plan_hash, ranks, *astuple(us), time.time()),
+                (
+                    str(folder),
+                    folder.name,
+                    name,
+                    plan_hash,
+                    ranks,
+                    us.machine,
+                    us.boot,
+                    us.pid,
+                    us.started,
+                    time.time(),
+                ),
             )
 
     def leave(self, folder: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.agent.claims import claim, remove_abandoned
 from ttlaunch.errors import RunFolderError
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
 from ttlaunch.running.runs.launcher import write_launcher
@@ -180,33 +181,23 @@ def read_event(line: bytes | str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a scratch folder, and remove it at the end of the run."""
-    folder = make_scratch_folder()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """Make a short, private folder for sockets and shared-memory files, and remove it at the end of the run.
 
-
-def make_scratch_folder() -> Path:
-    """Make a short, private folder for sockets and shared-memory files, never on a network file system.
-
-    Its name contains our process id, so that later runs can remove the folders of launchers that were killed.
+    It is never on a network file system. Later runs remove the folders that nobody claims any more, because their launchers
+    were killed.
 
     Raises:
         RunFolderError: If no such folder can be made.
     """
-    bases = [Path(base) for base in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), "/tmp") if base]  # noqa: S108 - the folder itself is private
-    for base in bases:
-        if os.access(base, os.W_OK):
-            _remove_abandoned(base)
-            return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=base))
-    raise RunFolderError(f"no writable folder for sockets: tried {', '.join(str(base) for base in bases)}")
-
-
-def _remove_abandoned(base: Path) -> None:
-    for path in base.glob(f"{_SCRATCH}*-*"):
-        owner = path.name.removeprefix(_SCRATCH).partition("-")[0]
-        with contextlib.suppress(OSError):
-            if owner.isdecimal() and not Path("/proc", owner).exists() and path.stat().st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
+    bases = [base for base in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), "/tmp") if base]  # noqa: S108 - the folder itself is private
+    base = next((base for base in bases if os.access(base, os.W_OK)), None)
+    if base is None:
+        raise RunFolderError(f"no writable folder for sockets: tried {', '.join(bases)}")
+    remove_abandoned(base)
+    folder = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=base)
+    claimed = claim(folder, "launcher")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(claimed)
