@@ -109,7 +109,7 @@ def execute_plan(
     from ttlaunch.running.watch import Watch
 
     ready = ready or make_ready(prepared, options, dialogue)  # unless its hosts are ready already
-    plan, engine, folder = ready.plan, prepared.engine, _make_folder(ready, prepared, options)
+    plan, engine, folder = ready.plan, prepared.engine, _make_folder(ready, prepared, options, dialogue=dialogue)
     with (
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # first: ends the ranks if we are killed
@@ -160,7 +160,9 @@ class FolderView:
         """Nothing is drawn."""
 
 
-def _make_folder(ready: "LaunchContext", prepared: "PreparedRun", options: RunOptions) -> "RunFolder":
+def _make_folder(
+    ready: "LaunchContext", prepared: "PreparedRun", options: RunOptions, *, dialogue: Dialogue
+) -> "RunFolder":
     """Make the run's folder and write the plan and all inputs into it."""
     from ttlaunch.errors import RunFolderError
     from ttlaunch.running.runs.record_inputs import write_inputs
@@ -169,7 +171,9 @@ def _make_folder(ready: "LaunchContext", prepared: "PreparedRun", options: RunOp
     try:
         folder = create_run_folder(options.runs_dir)
         resolved = prepared.resolved_config
-        write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
+        dialogue.warn(
+            write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
+        )
     except RunFolderError as error:
         raise LaunchError([Diagnostic("H008", str(error), hints=(_ELSEWHERE,), blame=Blame.HOSTS)]) from error
     return folder

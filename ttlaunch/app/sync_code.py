@@ -151,7 +151,8 @@ def sync_code(
         raise LaunchError([*found, changed]) from error
     lost = [one for one in outcome.hosts.values() if isinstance(one, HostError) and not isinstance(one, SyncError)]
     unreached = explain_troubles(lost, topology=topology) if lost else []
-    return outcome, [*found, *unreached, *check_synced(outcome)]
+    synced = [one for one in check_synced(outcome) if one not in found]  # a release made anew repeats some
+    return outcome, [*found, *unreached, *synced]
 
 
 def _ask_about_size(outcome: Outcome, found: Sequence[Diagnostic], dialogue: Dialogue) -> None:

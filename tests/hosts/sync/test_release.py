@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 
 import pytest
 
@@ -144,6 +146,57 @@ def test_a_link_that_leads_out_is_mentioned_and_others_are_not(project, problems
     assert texts == sorted(problems_of(project))
 
 
+def _switch(folder, version):
+    """What `git checkout` does: some files change, one comes, one goes."""
+    for name in ("a.py", "b.py", "sub/c.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(version)
+    for name in ("one.py", "two.py"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / f"{version}.py").write_text(version)
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_release_never_mixes_two_versions_of_the_project(project, surroundings, after):
+    """The project changes when so many of its files have been read."""
+    _switch(project, "one")
+    hashes = {}
+    for version in ("two", "one"):
+        _switch(project, version)
+        hashes[version] = make_release(project, environment=surroundings)[0].tree_hash
+    for file in project.rglob("*.py"):
+        os.utime(file, ns=(10**18, 10**18))  # long ago, so that only a change makes ttlaunch read a file again
+
+    def count(files, size):
+        if files == after + 1:
+            _switch(project, "two")
+
+    release, problems = make_release(project, environment=surroundings, on_progress=count)
+    assert ([], hashes["two"]) == (problems, release.tree_hash)
+
+
+def test_a_project_that_never_holds_still_is_refused(project, surroundings):
+    for name in ("a.py", "b.py"):
+        (project / name).write_text("")
+    stop = threading.Event()
+
+    def write():
+        while not stop.is_set():
+            for name in ("a.py", "b.py"):
+                (project / "new").write_text(str(time.monotonic_ns()))
+                (project / "new").rename(project / name)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        release, [problem] = make_release(project, environment=surroundings)
+    finally:
+        stop.set()
+        writer.join()
+    message = f"the files in {project} change all the time: they were read 4 times"
+    assert (None, "S005", message) == (release, problem.code, problem.message)
+
+
 def test_a_file_that_somebody_writes_all_the_time_is_refused(project, problems_of, monkeypatch):
     """Every look at the file while it is read finds another time: the writer is as fast as the reader."""
     file = project / "train.log"
@@ -164,7 +217,7 @@ def test_a_file_that_somebody_writes_all_the_time_is_refused(project, problems_o
 def test_what_has_not_changed_is_not_read_again(project, surroundings, opened):
     (project / "a.py").write_text("1")
     first, _ = make_release(project, environment=surroundings)
-    assert first.files == len(opened)
+    assert first.files == len(set(opened))
     opened.clear()
     second, _ = make_release(project, environment=surroundings)
     assert {bytes(project / "a.py")} >= set(opened)  # it was written in the same moment as what is known of it

@@ -1,8 +1,16 @@
 """Files that look like secrets stay on the launching machine, and the user is told."""
 
-import pytest
+from pathlib import Path
 
-from ttlaunch.hosts.sync.secret_files import looks_secret
+import paramiko
+import pydantic
+import pytest
+import rich
+import typer
+import yaml
+
+from ttlaunch.hosts.sync.read_files import CHUNK
+from ttlaunch.hosts.sync.secret_files import KeySearch, holds_private_key, looks_secret
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n"
 
@@ -32,11 +40,109 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY---
         ("google-credentials.json", '{"private_key": "x"}', True),
         ("model.json", '{"private_key": "x"}', False),
         ("train.py", "token = 1", False),
+        ("prod.env", "", True),
+        (".envrc", "", True),
+        (".env.local", "", True),
+        ("sample.env", "", False),
+        ("env", "", False),
+        ("deploy_key", "", True),
+        ("deploy_key.py", "", False),
+        ("deploy_key.pub", "", False),
+        ("id_rsa.bak", "", True),
+        ("id_rsa_github", "", True),
+        ("ID_RSA", "", True),
+        ("id_rsa.py", "", False),
+        ("ssh_host_ed25519_key", "", True),
+        ("secrets.yaml", "", True),
+        ("prod.secrets.toml", "", True),
+        ("secrets.example.yaml", "", False),
+        ("secrets.py", "", False),
+        ("client_secret.json", "", True),
+        ("client_secret_123.apps.googleusercontent.com.json", "", True),
+        ("application_default_credentials.json", "", True),
+        (".pgpass", "", True),
+        ("kaggle.json", "", True),
+        (".ssh/mykey", "", True),
+        (".ssh/work/mykey", "", True),
+        (".ssh/config", "", True),
+        (".ssh/known_hosts", "", False),
+        (".ssh/mykey.pub", "", False),
+        (".huggingface/token", "", True),
+        (".cache/huggingface/token", "", True),
+        ("tokenizers/huggingface.py", "", False),
+        (".docker/config.json", "", True),
+        (".kube/config", "", True),
+        (".aws/credentials", "", True),
+        (".aws/config", "", True),
+        (".config/gcloud/legacy/adc.json", "", True),
+        (".gnupg/secring.gpg", "", True),
+        ("docker/config.json", "", False),
+        ("pip.conf", "index-url = https://me:pw@host/simple", True),
+        ("pip.conf", "index-url = https://host/simple", False),
+        (".yarnrc.yml", "npmAuthToken: x", True),
     ],
 )
 def test_a_file_looks_secret_by_its_name_and_where_that_says_little_by_what_is_in_it(tmp_path, name, text, secret):
-    (tmp_path / name).write_text(text)
-    assert secret is looks_secret(bytes(tmp_path / name))
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert secret is looks_secret(bytes(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (KEY, True),
+        ("x" * 70_000 + "\n" + KEY, True),
+        ("-----BEGIN PRIVATE KEY-----\r\nMIIE\r\n", True),
+        ("key: |\n  -----BEGIN RSA PRIVATE KEY-----\n  MIIE\n", True),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQ\n", True),
+        ('{"private_key": "-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B\\n"}', True),
+        ("KEY='-----BEGIN EC PRIVATE KEY-----\\nMHcCAQEEIIIIIIIIIIII'", True),
+        ('BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"\n', False),
+        ('if "-----BEGIN PRIVATE KEY-----\\n" in text:\n', False),
+        ("# begins with -----BEGIN PRIVATE KEY-----\n", False),
+        ("-----BEGIN PUBLIC KEY-----\nMIIE\n", False),
+        ("-----BEGIN CERTIFICATE-----\nMIIE\n", False),
+    ],
+)
+@pytest.mark.parametrize("piece", [1, 7, 1000, 65536, 1 << 20])
+def test_a_private_key_is_found_at_any_place_whatever_the_pieces_that_a_file_is_read_in(text, secret, piece):
+    content, search = text.encode(), KeySearch()
+    for start in range(0, len(content), piece):
+        search.add(content[start : start + piece])
+    assert secret is search.found
+
+
+@pytest.mark.parametrize("before", [CHUNK - 10, CHUNK - 1, CHUNK, 2 * CHUNK - 20])
+def test_a_file_with_a_private_key_stays_here_whatever_its_name_and_wherever_the_key_begins(
+    repository, problems_of, copied, before
+):
+    (repository / "notes.txt").write_bytes(b"x" * before + b"\n" + KEY.encode())
+    (repository / "train.py").write_text("")
+    assert [("warning", "S001", "1 file that may hold secrets stays here: `notes.txt`")] == problems_of(repository)
+    assert [("warning", "S001", "1 file that may hold secrets stays here: `notes.txt`")] == problems_of(repository)
+    (repository / ".ttlaunchignore").write_text("!notes.txt\n")
+    assert [".ttlaunchignore", "notes.txt", "train.py"] == copied(repository)
+
+
+def test_secrets_of_a_recipe_outside_the_project_stay_here_and_are_named(project, tmp_path, problems_of):
+    recipe = tmp_path / "mine"
+    recipe.mkdir()
+    for name in ("recipe.py", "trainer.py"):
+        (recipe / name).write_text("")
+    (recipe / "prod.env").write_text("TOKEN=1")
+    (recipe / "notes.txt").write_text(KEY)
+    message = f"2 files in {recipe} that may hold secrets stay here: `notes.txt` and `prod.env`"
+    assert [("warning", "S001", message)] == problems_of(project, recipe=recipe)
+
+
+def test_no_file_of_the_installed_packages_looks_like_a_secret():
+    """Hundreds of programs and their data: what is held back wrongly would be missing on hosts."""
+    packages = (Path(module.__file__).parent for module in (paramiko, pydantic, rich, typer, yaml))
+    files = [path for package in packages for path in package.rglob("*") if path.is_file()]
+    assert len(files) > 300
+    assert [] == [path for path in files if looks_secret(bytes(path)) or holds_private_key(bytes(path))]
 
 
 def test_secrets_stay_here_and_are_named(repository, problems_of):

@@ -352,6 +352,20 @@ def test_a_file_that_changes_on_its_way_is_read_again(project, release_of, host,
     assert outcome.release.tree_hash != release.tree_hash
     assert outcome.release.tree_hash == outcome.hosts["localhost"].tree_hash
     assert "2" == (host.current / "a.py").read_text()
+    message = f"files changed while they were copied, so hosts were given what they held afterwards: `{project}/a.py`"
+    assert [("warning", "S018", message)] == [
+        (str(one.severity), one.code, one.message) for one in check_synced(outcome)
+    ]
+
+
+def test_what_a_release_that_is_made_again_leaves_out_is_named(project, release_of, host):
+    (project / "a.py").write_text("1")
+    release = release_of(project)
+    (project / "a.py").write_text("2")
+    (project / "prod.env").write_text("TOKEN=1")
+    found = [(one.code, one.message) for one in check_synced(host.ask(release))]
+    assert ("S001", "1 file that may hold secrets stays here: `prod.env`") in found
+    assert not (host.current / "prod.env").exists()
 
 
 def test_a_file_that_changes_each_time_is_given_up(project, release_of, host, monkeypatch):

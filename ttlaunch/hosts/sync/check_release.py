@@ -18,13 +18,7 @@ def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:
         message = f"git cannot be asked what belongs to the project in {root}: {found.without_git}"
         notes = (".gitignore files are obeyed, but tracked files that they match are left out",)
         yield Diagnostic("S007", message, notes=notes, severity=Severity.WARNING, blame=Blame.CODE_SYNC)
-    hints: tuple[str, ...]
-    if found.secrets:
-        names = [name_of(path) for path in sorted(found.secrets)]
-        stay = "stays here" if len(names) == 1 else "stay here"
-        message = f"{counted(len(names), 'file')} that may hold secrets {stay}: {listed(names, last='and')}"
-        hints = (f"to copy it all the same, put `!{names[0]}` into .ttlaunchignore",)
-        yield Diagnostic("S001", message, hints=hints, severity=Severity.WARNING, blame=Blame.CODE_SYNC)
+    yield from check_secrets(found)
     if found.special:
         names = [name_of(path) for path in sorted(found.special)]
         message = f"a named pipe, socket or device cannot be copied: {listed(names, last='and')}"
@@ -32,6 +26,7 @@ def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:
     yield from (_explain_useless(line) for line in found.useless)
     for path, error in sorted(found.unreadable.items()):
         reason = (error.strerror or str(error)).lower()
+        hints: tuple[str, ...]
         if os.path.basename(path) == OWN_RULES:
             hints = ("`.ttlaunchignore` is to be a file with a pattern on each line",)
         else:
@@ -39,6 +34,25 @@ def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "S004", f"{name_of(path) or root} cannot be read: {reason}", hints=hints, blame=Blame.CODE_SYNC
         )
+
+
+def check_secrets(found: Listing, *, inside: Path | None = None) -> Iterator[Diagnostic]:
+    """Report which files of a folder are not copied because they may hold secrets; `inside` is the folder if it is not the project."""
+    if not found.secrets:
+        return
+    names = [name_of(path) for path in sorted(found.secrets)]
+    where = f" in {name_of(os.fsencode(inside))}" if inside else ""
+    stay = "stays here" if len(names) == 1 else "stay here"
+    message = f"{counted(len(names), 'file')}{where} that may hold secrets {stay}: {listed(names, last='and')}"
+    hints = (f"to copy it all the same, put `!{names[0]}` into .ttlaunchignore{where}",)
+    yield Diagnostic("S001", message, hints=hints, severity=Severity.WARNING, blame=Blame.CODE_SYNC)
+
+
+def explain_changing(root: Path, *, times: int) -> Diagnostic:
+    """Explain that no two readings of the project found the same files."""
+    message = f"the files in {name_of(os.fsencode(root))} change all the time: they were read {times} times"
+    hints = ("wait until whatever writes them has ended, or leave them out: put their paths into .ttlaunchignore",)
+    return Diagnostic("S005", message, hints=hints, blame=Blame.CODE_SYNC)
 
 
 def _explain_useless(line: UselessLine) -> Diagnostic:

@@ -5,17 +5,15 @@ Paths are bytes relative to the folder, as the system has them; a name need not 
 
 import os
 import stat
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ttlaunch.hosts.sync.ignore import GIT_RULES, OWN_RULES, IgnoreRules, UselessLine
+from ttlaunch.hosts.sync.repository import GitError, Repository, is_in_repository, open_repository
 from ttlaunch.hosts.sync.secret_files import looks_secret
 
 _NEVER = {b".git", b"__pycache__"}
 _VIRTUAL_ENVIRONMENT = b"pyvenv.cfg"
-_GIT_TIMEOUT_S = 60.0
-_MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
 
 
 @dataclass
@@ -28,6 +26,7 @@ class Listing:
         folders: Folders to make, also empty ones.
         special: Named pipes, sockets and devices, which are not copied.
         secrets: Files that are not copied because they look like secrets.
+        named: Files that an exception names, so that they are copied whatever they look like.
         unreadable: What could not be listed, and why.
         rules: Those of `.ttlaunchignore` files.
         useless: Lines of rule files that are no pattern.
@@ -40,6 +39,7 @@ class Listing:
     folders: set[bytes] = field(default_factory=set)
     special: set[bytes] = field(default_factory=set)
     secrets: set[bytes] = field(default_factory=set)
+    named: set[bytes] = field(default_factory=set)
     unreadable: dict[bytes, OSError] = field(default_factory=dict)
     useless: list[UselessLine] = field(default_factory=list)
     without_git: str | None = None
@@ -52,7 +52,8 @@ def collect(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True
     verdicts = {path: rules.verdict(path) for path in listing.paths | listing.ignored} if rules else {}
     kept = {path for path in listing.paths if verdicts.get(path) is not True}
     kept |= {path for path in listing.ignored if verdicts.get(path) is False}
-    listing.secrets = {path for path in kept if verdicts.get(path) is not False and looks_secret(below + path)}
+    listing.named = {path for path in kept if verdicts.get(path) is False}
+    listing.secrets = {path for path in kept - listing.named if looks_secret(below + path)}
     listing.paths = kept - listing.secrets
     if rules:
         listing.folders = {path for path in listing.folders if not rules.verdict(path, is_folder=True)}
@@ -64,17 +65,18 @@ def collect(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True
 def _list_files(root: bytes, *, environment: Mapping[str, str], ask_git: bool) -> Listing:
     """List a folder; in a git repository tracked files and those that are neither tracked nor ignored."""
     listing = Listing(IgnoreRules(root, OWN_RULES))
-    if ask_git and _is_in_repository(root):
+    if ask_git and is_in_repository(root):
         try:
-            listing.paths = _ask_git(root, environment=environment)
-        except _GitError as error:
-            listing.without_git = str(error)
-        else:
-            _look_around(root, listing, environment=environment)
-            listing.useless = listing.rules.useless
-            if listing.rules.has_exceptions:
-                listing.ignored = _ask_git(root, "--others", "--ignored", environment=environment) - listing.paths
-            return listing
+            with open_repository(root, environment=environment) as repository:
+                listing.paths = _ask_git(repository, root, environment=environment)
+                _look_around(root, listing, repository)
+                listing.useless = listing.rules.useless
+                if listing.rules.has_exceptions:
+                    ignored = _ask_git(repository, root, "--others", "--ignored", environment=environment)
+                    listing.ignored = ignored - listing.paths
+                return listing
+        except GitError as error:
+            listing = Listing(IgnoreRules(root, OWN_RULES), without_git=str(error))
     walk = _Walk(root, listing)
     walk.folder(b"", ignored=False)
     listing.useless = [*walk.git_rules.useless, *listing.rules.useless]
@@ -92,57 +94,35 @@ def folders_of(paths: Iterable[bytes]) -> set[bytes]:
     return folders - {b""}
 
 
-class _GitError(Exception):
-    """Git cannot list what belongs to the project; the text is its message."""
-
-
-def _is_in_repository(root: bytes) -> bool:
-    folder = root
-    while not os.path.lexists(os.path.join(folder, b".git")):
-        if folder == os.path.dirname(folder):
-            return False
-        folder = os.path.dirname(folder)
-    return True
-
-
-def _ask_git(root: bytes, *which: str, environment: Mapping[str, str]) -> set[bytes]:
+def _ask_git(repository: Repository, root: bytes, *which: str, environment: Mapping[str, str]) -> set[bytes]:
     """The paths that git lists below a folder, including those of repositories inside it."""
-    chosen = which or ("--cached", "--others")
-    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--exclude-standard", *chosen]
-    names = {name: value for name, value in environment.items() if name not in _MISLEADING}
-    try:
-        answer = subprocess.run(
-            command,
-            cwd=root,
-            env={**names, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_GIT_TIMEOUT_S,
-        )
-    except FileNotFoundError as error:
-        raise _GitError("there is no git") from error
-    except (OSError, subprocess.SubprocessError) as error:
-        raise _GitError(str(error)) from error
-    if answer.returncode:
-        lines = answer.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {answer.returncode}"]
-        raise _GitError(lines[0].removeprefix("fatal: "))
+    answer = repository.ask("ls-files", "-z", "--exclude-standard", *(which or ("--cached", "--others")))
+    listed = {path.rstrip(b"/") for path in answer.split(b"\0")}
+    # The index of a stranger's repository may list `../x`, or `link/x` where `link` leads out of the folder.
+    reachable = {b""}
+    for folder in sorted(folders_of(listed)):  # the folder that holds another comes first
+        above, name = os.path.split(folder)
+        if above in reachable and name != b".." and not os.path.islink(root + b"/" + folder):
+            reachable.add(folder)
     paths: set[bytes] = set()
-    for listed in answer.stdout.split(b"\0"):
-        path = listed.rstrip(b"/")
+    for path in listed:
         full = root + b"/" + path
+        if os.path.dirname(path) not in reachable:
+            continue
         try:
             mode = os.lstat(full).st_mode if path else 0
         except OSError:
             continue  # tracked by git, but deleted here
         if stat.S_ISDIR(mode):  # a submodule, or a repository inside this one
-            paths |= {os.path.join(path, inner) for inner in _ask_git(full, *which, environment=environment)}
+            with open_repository(full, environment=environment) as inside:
+                inner = _ask_git(inside, full, *which, environment=environment)
+            paths |= {os.path.join(path, one) for one in inner}
         elif path:
             paths.add(path)
     return paths
 
 
-def _look_around(root: bytes, listing: Listing, *, environment: Mapping[str, str]) -> None:
+def _look_around(root: bytes, listing: Listing, repository: Repository) -> None:
     """Find what git does not list: rules of ours, empty folders, special files, environments."""
     known = {b"", *folders_of(listing.paths)}
     empty: set[bytes] = set()
@@ -158,7 +138,7 @@ def _look_around(root: bytes, listing: Listing, *, environment: Mapping[str, str
                 empty |= set() if path in known else _empty_folders(root, path)
             elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
                 listing.special.add(path)
-    listing.folders = known - {b""} | empty - _ignored_by_git(root, empty, environment=environment)
+    listing.folders = known - {b""} | empty - _ignored_by_git(repository, empty)
 
     def belongs(path: bytes) -> bool:
         return not _NEVER.intersection(path.split(b"/")) and not (path + b"/").startswith(tuple(environments))
@@ -195,14 +175,13 @@ def _empty_folders(root: bytes, folder: bytes) -> set[bytes]:
     return found
 
 
-def _ignored_by_git(root: bytes, folders: Iterable[bytes], *, environment: Mapping[str, str]) -> set[bytes]:
+def _ignored_by_git(repository: Repository, folders: Iterable[bytes]) -> set[bytes]:
     asked = b"\0".join(folder + b"/" for folder in folders)
-    if not asked:
+    try:
+        answer = repository.ask("check-ignore", "-z", "--stdin", stdin=asked) if asked else b""
+    except GitError:  # its exit status is 1 if it ignores none of them
         return set()
-    names = {name: value for name, value in environment.items() if name not in _MISLEADING}
-    command = ["git", "check-ignore", "-z", "--stdin"]
-    answer = subprocess.run(command, cwd=root, env=names, input=asked, capture_output=True, check=False)
-    return {path.rstrip(b"/") for path in answer.stdout.split(b"\0")}
+    return {path.rstrip(b"/") for path in answer.split(b"\0")}
 
 
 class _Walk:

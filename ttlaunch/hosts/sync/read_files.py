@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ttlaunch.diagnostics import shown
 from ttlaunch.errors import TtlaunchError
-from ttlaunch.hosts.sync.hash_cache import HashCache
+from ttlaunch.hosts.sync.hash_cache import FileContent, HashCache
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, LINK, Entry
+from ttlaunch.hosts.sync.secret_files import KeySearch
 
 CHUNK = 1024 * 1024
 _ATTEMPTS = 3
@@ -42,12 +43,14 @@ class FileReader:
 
     Attributes:
         bytes_read: The bytes read from all files together, known ones included.
+        with_keys: The files, as absolute paths, in which a private key stands.
     """
 
     def __init__(self, cache: HashCache, *, on_progress: Callable[[int, int], None] | None = None) -> None:
         self._cache, self._on_progress = cache, on_progress
         self._files = 0
         self.bytes_read = 0
+        self.with_keys: set[bytes] = set()
 
     def read_all(
         self, root: bytes, paths: Iterable[bytes], *, folders: Iterable[bytes], into: bytes
@@ -75,23 +78,25 @@ class FileReader:
                 return Entry(LINK, path, content=os.readlink(source))
             if not stat.S_ISREG(found.st_mode):
                 return None
-            sha256 = self._cache.find(source, found)
-            if sha256 is None:
-                found, sha256 = _read_steadily(source)
-                self._cache.keep(source, found, sha256)
+            content = self._cache.find(source, found)
+            if content is None:
+                found, content = _read_steadily(source)
+                self._cache.keep(source, found, content)
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR}:
                 return None
             raise UnreadableError(source, (error.strerror or str(error)).lower()) from error
+        if content.holds_key:
+            self.with_keys.add(source)
         self._files += 1
         self.bytes_read += found.st_size
         if self._on_progress is not None:
             self._on_progress(self._files, self.bytes_read)
-        return Entry(FILE, path, found.st_mode & 0o777, found.st_size, sha256.encode(), source)
+        return Entry(FILE, path, found.st_mode & 0o777, found.st_size, content.sha256.encode(), source)
 
 
-def _read_steadily(source: bytes) -> tuple[os.stat_result, str]:
-    """Read a file, again if it is written meanwhile; returns its status and SHA-256.
+def _read_steadily(source: bytes) -> tuple[os.stat_result, FileContent]:
+    """Read a file, again if it is written meanwhile; returns its status and what is to be known of its content.
 
     Raises:
         UnreadableError: If it is written each time that it is read.
@@ -101,16 +106,17 @@ def _read_steadily(source: bytes) -> tuple[os.stat_result, str]:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             before = os.fstat(descriptor)
-            digest, size = hashlib.sha256(), 0
+            digest, size, search = hashlib.sha256(), 0, KeySearch()
             while chunk := os.read(descriptor, CHUNK):
                 digest.update(chunk)
+                search.add(chunk)
                 size += len(chunk)
             after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
         same = (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
         if same and size == after.st_size:
-            return after, digest.hexdigest()
+            return after, FileContent(digest.hexdigest(), search.found)
         sizes.append(size)
     read = ", ".join(map(str, sizes))
     raise UnreadableError(source, f"it was read {_ATTEMPTS} times and had {read} bytes", changes=True)

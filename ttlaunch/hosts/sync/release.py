@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, has_errors
-from ttlaunch.hosts.sync.check_release import check_collected, check_links, check_read
+from ttlaunch.hosts.sync.check_release import check_collected, check_links, check_read, check_secrets, explain_changing
 from ttlaunch.hosts.sync.hash_cache import HashCache, cache_folder
 from ttlaunch.hosts.sync.listing import Listing, collect, folders_of
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, Entry, Manifest, make_manifest
@@ -17,6 +17,7 @@ from ttlaunch.spec.named_folders import built_in_folder
 
 _PACKAGE = Path(__file__).parents[2]
 _BUNDLED = ("recipes", "configurations")
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Release:
                 return [other, name]
         return []
 
-    def again(self) -> "Release | None":
+    def again(self) -> "tuple[Release | None, list[Diagnostic]]":
         """Make the release again from what the files hold now; None if they cannot be read any more."""
-        return _make(self.origin, on_progress=None)[0]
+        return _make(self.origin, on_progress=None)
 
 
 def make_release(
@@ -111,33 +112,79 @@ def make_release(
     return _make(origin, on_progress=on_progress)
 
 
+@dataclass(frozen=True)
+class _Tree:
+    """What the files of a release held, each at the moment when it was read.
+
+    Attributes:
+        root: The project's root.
+        recipe: Where the recipe lies in the release.
+        entries: The release, without the folders above its parts.
+        problems: What is to be reported about it.
+    """
+
+    root: Path
+    recipe: str | None
+    entries: list[Entry]
+    problems: list[Diagnostic]
+
+
 def _make(origin: Origin, *, on_progress: Callable[[int, int], None] | None) -> tuple[Release | None, list[Diagnostic]]:
-    root, collected = _choose_project(origin)
-    cache = HashCache(cache_folder(origin.environment), os.fsencode(root))
-    reader = FileReader(cache, on_progress=on_progress)
-    into = contract.PROJECT_DIR.encode()
-    entries, errors = reader.read_all(
-        os.fsencode(root), sorted(collected.paths), folders=[b"", *sorted(collected.folders)], into=into
-    )
-    problems = [*check_collected(collected, root=root), *check_links(entries, into=into)]
+    project = _choose_project(origin)
+    cache = HashCache(cache_folder(origin.environment), os.fsencode(project[0]))
+    tree = _read_tree(origin, project, FileReader(cache, on_progress=on_progress))
+    # While files are read one after another, a `git checkout` may change some of them: the release would mix two
+    # versions that were never there together. If a second look finds every file as it was read, all were there at once.
+    for _ in range(_ATTEMPTS):
+        if has_errors(tree.problems):
+            break
+        former, tree = tree, _read_tree(origin, _choose_project(origin), FileReader(cache))
+        if tree.entries == former.entries:
+            break
+    else:
+        tree.problems.append(explain_changing(tree.root, times=_ATTEMPTS + 1))
+    cache.save()
+    if has_errors(tree.problems):
+        return None, tree.problems
+    manifest = make_manifest(_with_parents(tree.entries))
+    release = Release(manifest, tree.root, _in_project(origin.working_folder, tree.root), tree.recipe, origin)
+    _ = release.tree_hash, release.manifest.sources, release.same_names  # known from now on, while hosts are reached
+    return release, tree.problems
+
+
+def _read_tree(origin: Origin, project: tuple[Path, Listing], reader: FileReader) -> _Tree:
+    """Read the project, ttlaunch, and the recipe unless one of the two holds it."""
+    (root, collected), into = project, contract.PROJECT_DIR
+    entries, errors = _read_part(reader, root, collected, into=into)
+    problems = [*check_collected(collected, root=root), *check_links(entries, into=into.encode())]
     for source, name in _package_parts():
-        found, unreadable = _read_part(reader, source, into=f"{contract.PACKAGE_DIR}/{name}", origin=origin)
+        part = collect(os.fsencode(source), environment=origin.environment, ask_git=False)
+        found, unreadable = _read_part(reader, source, part, into=f"{contract.PACKAGE_DIR}/{name}")
         entries, errors = entries + found, errors + unreadable
     recipe, place = origin.recipe, None
     if recipe is not None:
         place = _recipe_in_release(recipe, root=root, entries=entries)
         if place is None:
             place = f"{contract.RECIPES_DIR}/{recipe.name}"
-            found, unreadable = _read_part(reader, recipe, into=place, origin=origin)
+            part = collect(os.fsencode(recipe), environment=origin.environment, ask_git=False)
+            found, unreadable = _read_part(reader, recipe, part, into=place)
             entries, errors = entries + found, errors + unreadable
-    cache.save()
+            problems += check_secrets(part, inside=recipe)
     problems += check_read(errors, root=root)
-    if has_errors(problems):
-        return None, problems
-    manifest = make_manifest(_with_parents(entries))
-    release = Release(manifest, root, _in_project(origin.working_folder, root), place, origin)
-    _ = release.tree_hash, release.manifest.sources, release.same_names  # known from now on, while hosts are reached
-    return release, problems
+    return _Tree(root, place, entries, problems)
+
+
+def _read_part(
+    reader: FileReader, source: Path, listing: Listing, *, into: str
+) -> tuple[list[Entry], list[UnreadableError]]:
+    """Read the files of a listing; one that turns out to hold a private key becomes one of its secrets."""
+    root = os.fsencode(source)
+    folders = [b"", *sorted(listing.folders)]
+    entries, errors = reader.read_all(root, sorted(listing.paths), folders=folders, into=into.encode())
+    with_keys = {path for path in listing.paths - listing.named if root + b"/" + path in reader.with_keys}
+    listing.secrets |= with_keys
+    left_out = {root + b"/" + path for path in with_keys}
+    return [entry for entry in entries if entry.source not in left_out], errors
 
 
 def _choose_project(origin: Origin) -> tuple[Path, Listing]:
@@ -158,15 +205,6 @@ def _package_parts() -> list[tuple[Path, str]]:
     """Folders of ttlaunch, and their names in the release, where they lie as in an installed package."""
     bundled = [(built_in_folder(kind), f"ttlaunch/_{kind}") for kind in _BUNDLED]
     return [(_PACKAGE, "ttlaunch"), *((source, name) for source, name in bundled if source.parent != _PACKAGE)]
-
-
-def _read_part(
-    reader: FileReader, source: Path, *, into: str, origin: Origin
-) -> tuple[list[Entry], list[UnreadableError]]:
-    found = collect(os.fsencode(source), environment=origin.environment, ask_git=False)
-    return reader.read_all(
-        os.fsencode(source), sorted(found.paths), folders=[b"", *sorted(found.folders)], into=into.encode()
-    )
 
 
 def _recipe_in_release(recipe: Path, *, root: Path, entries: list[Entry]) -> str | None:

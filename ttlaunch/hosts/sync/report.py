@@ -32,7 +32,11 @@ def check_synced(outcome: Outcome) -> list[Diagnostic]:
 
     The caller explains the hosts that could not be reached at all, each a `HostError` that is not a `SyncError`.
     """
-    found = []
+    found = list(outcome.problems)
+    if outcome.changed:
+        names = listed(outcome.changed, last="and")
+        message = f"files changed while they were copied, so hosts were given what they held afterwards: {names}"
+        found.append(Diagnostic("S018", message, severity=Severity.WARNING, blame=Blame.CODE_SYNC))
     for host, answer in outcome.hosts.items():
         if isinstance(answer, SyncError):
             found.append(

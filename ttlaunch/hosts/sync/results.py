@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.sync.release import Release
 
@@ -84,7 +85,11 @@ class Outcome:
     Attributes:
         release: What was sent: made anew if files changed on the way.
         hosts: The hosts in the order of the transports.
+        changed: Files that changed on the way.
+        problems: What is to be reported about a release that was made anew.
     """
 
     release: Release
     hosts: dict[str, Synced | Planned | HostError]
+    changed: tuple[str, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()

@@ -1,14 +1,36 @@
-"""Which files look as if they held a password, a token or a private key; such files stay on the launching machine."""
+"""Which files look as if they held a password, a token or a private key; such files stay on the launching machine.
 
+Three rules decide: the names that secrets usually have, for some names also what stands in the file, and a private key
+at any place in any file.
+"""
+
+import contextlib
 import os
 import re
+import stat
+from collections.abc import Iterator
 
-_ALWAYS = re.compile(
+_EXAMPLE = re.compile(rb"(.*[._-])?(example|sample|template|tmpl|dist)([._-].*)?")
+"""Names of files that show what a secret file looks like; they are sent unless a private key is in them."""
+
+_NAMES = re.compile(
     rb"""
-    \.env(\..*)?(?<!\.example)(?<!\.sample)(?<!\.template)(?<!\.dist)
-    | [._]netrc | \.pgpass | \.htpasswd | \.dockercfg | \.git-credentials | credentials | kubeconfig
-    | id_(rsa|dsa|ecdsa|ed25519|ecdsa_sk|ed25519_sk)
-    | .*\.(p12|pfx|jks|keystore|kdbx|ppk)
+    .*\.env | \.env\..* | \.envrc
+    | [._]netrc | \.pgpass | \.my\.cnf | \.mylogin\.cnf | \.htpasswd | \.dockercfg | \.git-credentials | \.s3cfg | \.boto
+    | \.vault-token | \.databrickscfg | rclone\.conf | credentials | kubeconfig | kaggle\.json
+    | \.secrets? | (.*[._-])? secrets? \.(ya?ml|json|toml|ini|cfg|conf|txt|properties)
+    | client_secret.*\.json | application_default_credentials\.json
+    | (id_(rsa|dsa|ecdsa|ed25519)(_sk)? ([_-][\w-]+)? | ssh_host_\w+_key | (.*[._-])? (deploy|ssh|private|signing)[_-]?key)
+      (\.(bak|backup|old|orig|save|txt|pem|key|\d+))? ~?
+    | .*\.(p12|pfx|jks|jceks|keystore|kdbx|ppk|agekey)
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+
+_FOLDERS = re.compile(
+    rb"""
+    /(?: \.ssh/(?!(?:.*/)?(?:known_hosts|authorized_keys|[^/]*\.pub)$) | \.gnupg/ | \.aws/ | \.azure/ | \.config/gcloud/
+       | \.?huggingface/(?:stored_)?tokens?$ | \.docker/config\.json$ | \.kube/config$ | gh/hosts\.yml$ )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -16,35 +38,86 @@ _ALWAYS = re.compile(
 # Secret only if the second stands in them; without it they are ordinary files.
 _BY_CONTENT = (
     (re.compile(rb".*\.(pem|key)", re.DOTALL), re.compile(rb"PRIVATE KEY-----")),
-    (re.compile(rb"\.npmrc"), re.compile(rb"_authToken|_password|_auth\b")),
+    (re.compile(rb"\.npmrc|\.yarnrc(\.yml)?"), re.compile(rb"_authToken|AuthToken|_password|_auth\b")),
     (re.compile(rb"\.pypirc"), re.compile(rb"password")),
+    (re.compile(rb"pip\.(conf|ini)|\.condarc|\.wgetrc|\.curlrc"), re.compile(rb"://[^/\s:@]*:[^/\s@]+@|password")),
     (re.compile(rb".*credential.*\.json", re.DOTALL), re.compile(rb"private_key|client_secret|refresh_token")),
     (re.compile(rb".*service.*account.*\.json", re.DOTALL), re.compile(rb"private_key")),
 )
-_PERHAPS = (b".pem", b".key", b"rc", b".json")  # how the names of those end; saves time where there are many files
-_READ = 65536
+_PERHAPS = (b".pem", b".key", b"rc", b".yml", b".conf", b".ini", b".json")  # their endings, which are tested first
+_PIECE = 1024 * 1024
+
+_BEGIN = rb"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+_PRIVATE_KEY = re.compile(
+    rb"[\r\n][ \t]{0,100}%b[ \t]{0,100}[\r\n]"  # a line of its own, as in PEM, in OpenSSH's and in PGP's files
+    rb"|[\"']%b(?:\\+r)?\\+n[A-Za-z0-9+/=]{16}" % (_BEGIN, _BEGIN)  # a string in which `\n` ends the line, as in JSON
+)
+_MARK = b"PRIVATE KEY"
+_LONGEST = 1024
+"""More bytes than a match of `_PRIVATE_KEY` has, so that one across two pieces of a file is found in the second."""
 
 
 def looks_secret(path: bytes) -> bool:
-    """Whether a file looks like a secret, by its name and, for some names, by its beginning; unreadable ones are reported elsewhere."""
+    """Return whether a file looks like a secret by its absolute path and, for some names, by its beginning.
+
+    A private key in it does not count here: `KeySearch` finds it. An unreadable file is reported elsewhere.
+    """
     name = path[path.rfind(b"/") + 1 :]
-    if _ALWAYS.fullmatch(name):
+    if _FOLDERS.search(path):
         return True
+    if _NAMES.fullmatch(name):
+        return not _EXAMPLE.fullmatch(name)
     if name.endswith(_PERHAPS):
         for names, content in _BY_CONTENT:
             if names.fullmatch(name):
-                return bool(content.search(_beginning(path)))
+                return bool(content.search(next(_pieces(path), b"")))
     return False
 
 
-def _beginning(path: bytes) -> bytes:
-    try:
+def has_private_key(text: bytes) -> bool:
+    """Return whether a private key stands in a text."""
+    search = KeySearch()
+    search.add(text)
+    return search.found
+
+
+class KeySearch:
+    """Looks for a private key in the pieces of a file.
+
+    Attributes:
+        found: Whether there is one in the pieces so far.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self._end = b"\n"
+
+    def add(self, piece: bytes) -> None:
+        """Look at the next piece."""
+        if self.found:
+            return
+        # The seam is searched by itself: joining every piece with the end of the former would copy the whole file.
+        for part in (self._end + piece[:_LONGEST], piece):
+            if _MARK in part and _PRIVATE_KEY.search(part):
+                self.found = True
+        self._end = (self._end + piece[-_LONGEST:])[-_LONGEST:]
+
+
+def holds_private_key(path: bytes) -> bool:
+    """Return whether a private key stands at any place of a regular file; a file that cannot be read holds none."""
+    search = KeySearch()
+    for piece in _pieces(path):
+        search.add(piece)
+    return search.found
+
+
+def _pieces(path: bytes) -> Iterator[bytes]:
+    """Yield the content of a regular file; nothing of any other, which could block or never end."""
+    with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, _READ)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                while piece := os.read(descriptor, _PIECE):
+                    yield piece
+        finally:
+            os.close(descriptor)

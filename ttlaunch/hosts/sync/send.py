@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.last_release import News, find_news, remember
@@ -66,7 +67,9 @@ def sync_release(
     Raises:
         SourceChangedError: If files kept changing while they were being sent, three times in a row.
     """
-    attempts_left, waiting = _ATTEMPTS, dict(interpreters or {})
+    waiting = dict(interpreters or {})
+    changed: list[str] = []
+    problems: Sequence[Diagnostic] = ()
     while True:
         arguments = {"remote_folder": remote_folder, "keep": keep, "dry_run": dry_run}
         task = _Task(release, data, arguments=arguments, pythons=pythons, on_progress=on_progress or (lambda _: None))
@@ -76,10 +79,11 @@ def sync_release(
             answers = {host.host: answer for host, answer in on_each(transports, task.bring_to, timeout_s=timeout_s)}
             if any(isinstance(answer, Synced) for answer in answers.values()):
                 remember(release)
-            return Outcome(release, {transport.host: answers[transport.host] for transport in transports})
-        except SourceChangedError:
-            attempts_left -= 1
-            newer = release.again() if attempts_left else None
+            hosts = {transport.host: answers[transport.host] for transport in transports}
+            return Outcome(release, hosts, changed=tuple(dict.fromkeys(changed)), problems=tuple(problems))
+        except SourceChangedError as error:
+            changed.append(error.name)
+            newer, problems = release.again() if len(changed) < _ATTEMPTS else (None, ())
             if newer is None:
                 raise
             release = newer

