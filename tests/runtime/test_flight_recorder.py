@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from ttlaunch.flight_recorder import CHANNELS, OPERATIONS, SIZE, read_recorder, recorder_file
+from ttlaunch.flight_recorder import ANY, CHANNELS, OPERATIONS, SIZE, WAIT_ANY, read_recorder, recorder_file
 from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, open_flight_recorder
@@ -147,6 +148,39 @@ def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
     assert f"{__file__}:{lines['send']}" == sender.operations[0].place
     assert 2 == sender.operations[1].bucket
     assert all(one.ended >= one.begun for one in (*sender.operations, *receiver.operations))
+
+
+def test_a_wait_names_its_own_message_and_one_for_any_names_nobody(tmp_path):
+    world = InProcessWorld(["peer"] * 2)
+    box = FlightRecorder(tmp_path / recorder_file(1), rank=1)
+    found = []
+
+    def live(rank):
+        comm = world.communicator(rank)
+        if rank == 0:
+            for size in (1, 2):
+                comm.send(torch.zeros(size), dest=1, tag=9)
+            return
+        comm = CountingCommunicator(comm, TrafficCounter(recorder=box))
+        with operation(comm, "weights", bucket=3):
+            first, second = (comm.irecv(torch.zeros(size), source=0, tag=9) for size in (1, 2))
+            first.wait()
+            second.wait()
+            found.extend([comm.wait_any([second]), comm.wait_any([second], timeout_s=0)])
+
+    outcome = world.run({rank: partial(live, rank) for rank in range(2)})
+    assert ({}, [0, 0]) == (outcome.errors, found)
+    entered = content(tmp_path / recorder_file(1))
+    assert [
+        (IRECV, 0, 9, 4, 1),
+        (IRECV, 0, 9, 8, 2),
+        (WAIT_RECV, 0, 9, 4, 1),
+        (WAIT_RECV, 0, 9, 8, 2),
+        (WAIT_ANY, ANY, 9, 8, 1),
+    ] == [(one.verb, one.peer, one.tag, one.nbytes, one.message) for one in entered.operations]
+    assert {("weights", 3)} == {(one.name, one.bucket) for one in entered.operations}
+    assert not any(one.is_open for one in entered.operations)
+    assert {(0, 9, False): 2} == entered.channels
 
 
 def test_a_box_outlives_a_rank_that_is_killed(path):

@@ -74,6 +74,20 @@ def test_the_scale_halves_and_doubles_within_its_bounds(overflows, interval, hig
     assert sum(overflows) == scaler.skipped
 
 
+def test_a_checkpoint_sets_the_scale_of_fp16_alone():
+    saved = {"scale": 64.0, "good_steps": 2, "skipped": 5}
+    scaled, plain = (
+        LossScaler(TrainingFile.model_validate({"training_config": {"precision": precision}}))
+        for precision in ("fp16", "fp32")
+    )
+    for scaler in (scaled, plain):
+        scaler.restore(saved)
+    assert ([64.0, 2.0, 5.0], saved) == (scaled.values(), scaled.state())
+    assert ([1.0, 0.0, 0.0], None) == (plain.values(), plain.state())
+    scaled.restore(None)  # as of a checkpoint of a training that scaled nothing
+    assert [64.0, 2.0, 5.0] == scaled.values()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_nothing_is_scaled_where_exponents_suffice(precision):
     scaler = LossScaler(TrainingFile.model_validate({"training_config": {"precision": precision}}))
