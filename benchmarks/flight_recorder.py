@@ -85,7 +85,7 @@ def _bucket_time_us(telemetry: Buckets) -> float:
     began = time.thread_time()
     for _ in range(MESSAGES):
         moment = telemetry.begin(0, 16)
-        telemetry.wait()
+        telemetry.begin_wait()
         telemetry.end(done, bucket=0, size=16, began=moment)
     return (time.thread_time() - began) / MESSAGES * 1e6
 

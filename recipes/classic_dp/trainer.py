@@ -2,15 +2,15 @@
 
     worker 0 -- shards --> worker 1 -- shards --> ... --> worker W-1 -- shards --> worker 0
 
-Gradients of a step travel around a ring, 2(W - 1)/W of the weights' size S from each worker to the next. With
-`staleness_bound: 0` every worker waits for that in the same step. With K it goes on meanwhile, with the weights it has,
-and the mean is applied when it has come: at the latest before step s + K + 1 begins, so nobody leads by more than K
-steps. What is saved is waiting, where workers are now quicker and now slower; a worker that is always slower still sets the
-pace. What it costs: buffers for K + 1 steps, 2S each, and gradients that are up to K updates old. Those count less: `staleness_damping`.
+The gradients of a step travel around a ring, 2(W - 1)/W of the weights' size S from each worker to the next. With
+`staleness_bound: 0` every worker waits for the mean in the same step. With a bound of K, a worker continues with the weights it
+has. It applies the mean of step s when it arrives, at the latest before step s + K + 1 begins, so no worker leads by more than K
+steps. This saves waiting if different workers are slow at different times; a worker that is always slower still sets the pace. It
+costs buffers for K + 1 steps, 2S each, and gradients are up to K updates old. Old gradients count less (`staleness_damping`).
 
-All workers apply the same means in the order of the steps, so they have the same weights after the same update. With K > 0
-which weights a gradient was computed with depends on who was quicker; with K = 0 nothing does, gradients are added along
-one tree, and the bits are those of one process. Validations and checkpoints wait until all steps so far are applied.
+All workers apply the same means in the order of the steps, so they have the same weights after the same update. With K > 0, the
+speed of the workers decides with which weights a gradient was computed. With K = 0 the speed has no influence: gradients are added
+along one tree, and the bits are those of one process. Validations and checkpoints wait until all steps so far are applied.
 
     ttlaunch run classic_dp
     ttlaunch run classic_dp --set classic_dp_config.staleness_bound=0
@@ -20,7 +20,7 @@ V = micro-batches of a validation.
 Source: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013, for the
 bound; Y. Li et al., "Pipe-SGD: A Decentralized Pipelined SGD Framework for Distributed Deep Net Training", NeurIPS 2018,
 for an all-reduce that is applied steps later; W. Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI
-2016, for gradients that count less the older they are.
+2016, for the smaller weight of older gradients.
 """
 
 from functools import partial

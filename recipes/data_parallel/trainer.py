@@ -1,7 +1,7 @@
 """Data parallelism: every worker has the whole model and a part of each step's micro-batches.
 
     worker 0 <-- shard 0 of every gradient --> worker 1 <-- ... --> worker W-1      each worker adds up one shard
-    worker 0 <-- finished shards ------------> worker 1 <-- ... --> worker W-1      and gets the others' back
+    worker 0 <-- finished shards ------------> worker 1 <-- ... --> worker W-1      and gets the other shards
 
 An all-reduce moves 2(W - 1)/W of the weights' size S in and out of every worker, whatever W is, so no worker is a bottleneck.
 The price is memory: every worker keeps weights, gradients and optimizer state (16 bytes a parameter with AdamW), and makes the

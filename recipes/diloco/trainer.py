@@ -1,25 +1,24 @@
-"""DiLoCo: workers take H steps of their own; an outer optimizer takes one with what they have moved on average.
+"""DiLoCo: workers take H local steps; then an outer optimizer takes one step with their average change.
 
     worker 0   step step ... step |         |       | step step ... step |
     worker 1   step step ... step | average | outer | step step ... step | average ...
     worker 2   step step ... step |         | step  | step step ... step |
 
-The outer gradient is the agreed weights of H steps ago minus the average of the workers' weights now. SGD with Nesterov
-momentum takes a step with it, and all workers continue from there. So workers talk as rarely as with `local_sgd`, 2(W - 1)/W
-of the weights' size S each way in H steps, and H may be larger; with `compression_config` each sends its part of the outer
-gradient through a codec. All workers make the same outer step, so that needs no message.
-What it costs: agreed weights and outer momentum on every worker, 2S more. The state of the inner optimizer stays
-with its worker.
+The outer gradient is the common weights of H steps ago minus the average of the workers' weights now. SGD with Nesterov
+momentum takes a step with it, and all workers continue from there. So workers send as much as with `local_sgd`, 2(W - 1)/W
+of the weights' size S each way in H steps, and H may be larger. With `compression_config` each worker sends its part of the outer
+gradient through a codec. All workers make the same outer step, so it needs no message. Every worker also keeps the common weights
+and the outer momentum, 2S more memory. The state of the inner optimizer stays with its worker and is not averaged.
 
-With `outer_learning_rate: 1` and `outer_momentum: 0` the outer step goes to the average, and this is `local_sgd`, bit
-for bit. The last step of training has an outer step, whether or not H divides the number of steps.
+With `outer_learning_rate: 1` and `outer_momentum: 0` the outer step ends at the average, and this is `local_sgd`, bit
+for bit. An outer step always follows the last step of training, even if H does not divide the number of steps.
 
     ttlaunch run diloco
     ttlaunch run diloco --set diloco_config.every=50
 
 Shapes: N = values of all parameters in one flat vector, V = micro-batches of a validation.
 Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, its Algorithm 1.
-An average counts each worker by its tokens, where theirs have equally many.
+Here an average weighs each worker by its tokens; in the paper all workers have equally many.
 """
 
 from collections.abc import Sequence

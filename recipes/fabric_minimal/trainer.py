@@ -1,9 +1,9 @@
-"""The smallest run there is: every rank makes ones * (rank + 1), and all of them add up.
+"""The smallest recipe: every rank makes the vector ones * (rank + 1), and an all-reduce adds these vectors.
 
     rank 0 -- shard --> rank 1 -- shard --> ... --> rank W-1 -- shard --> rank 0
 
-The sum is 1 + 2 + ... + W = W(W + 1) / 2 in every place on every rank, so it shows at once whether all ranks of a
-cluster can talk, and how fast. A ring moves 2(W - 1)/W of the vector over each link, whatever W is: no all-reduce needs
+The sum is 1 + 2 + ... + W = W(W + 1) / 2 in every place on every rank, so the result shows whether all ranks of a
+cluster can communicate, and how fast. A ring moves 2(W - 1)/W of the vector over each link, whatever W is: no all-reduce needs
 less. The price is 2(W - 1) hops one after the other, which is slow for small vectors on many ranks.
 
     ttlaunch run fabric_minimal

@@ -1,17 +1,17 @@
-"""Fully sharded data parallelism: workers share weights, gradients and optimizer state, and each has a part of the step.
+"""Fully sharded data parallelism: each worker has a shard of weights, gradients and optimizer state, and a part of the step.
 
     rows of block 3 --> all workers gather block 3, compute, free it --> rows of block 4 --> ...     forward
     all workers gather block 4, differentiate, free it --> each keeps the sum of its own rows        backward
 
-A worker of n keeps 1/n of everything: with AdamW 16/n bytes a parameter instead of 16. The price are bytes: data parallelism
-moves 2(n - 1)/n of the weights' size S in and out of a worker in a step, and this moves (n - 1)/n of S for the gradients and
-as much for each time that weights are gathered: once with `shard: optimizer+gradients`, where they stay from the forward to
-the backward pass of all micro-batches, and with `shard: all` twice for each micro-batch. With `replicas` there are several
-rows of workers; only those of a row share, and rows of gradients are added up over the replicas.
+Each of n workers keeps 1/n of everything: with AdamW 16/n bytes for each parameter instead of 16. The price is traffic. Data
+parallelism moves 2(n - 1)/n of the weights' size S in and out of each worker in a step. This recipe moves (n - 1)/n of S for the
+gradients, and the same again each time that weights are gathered. With `shard: optimizer+gradients` that is once in a step, because
+gathered weights stay until the last backward pass; with `shard: all` it is twice for each micro-batch. With `replicas`, each
+replica is a group of workers that divide one model among them, and gradients are added up over the replicas.
 
 This is torch's FSDP2 over gloo, or NCCL on CUDA devices. It adds in an order that depends on the number of workers, so the
-loss is that of one process up to rounding. The optimizer, the norm, checkpoints and books are ours: a checkpoint has the
-rows of each worker, and any layout of any recipe goes on from it.
+loss is that of one process up to rounding. The optimizer, the norm, checkpoints and telemetry are ours: a checkpoint has the
+rows of each worker, and any layout of any recipe can resume from it.
 
     ttlaunch run fully_sharded
     ttlaunch run fully_sharded --on 5loudboxes -c train.yaml

@@ -3,9 +3,9 @@
     workers 0..W-1 -- gradients --> aggregator -- mean gradient --> optimizer
     workers 0..W-1 <-- weights ---- aggregator <---- weights ------ optimizer
 
-Only the optimizer keeps Adam's moments; a worker keeps the weights, one gradient and a few partial sums. The price: with S
-bytes of weights a worker moves 2S in a step, the aggregator 2(W + 1)S. Two tiers save 2S and a hop.
-Gradients travel in buckets during the last backward pass, and weights come back bucket by bucket, so the next forward pass
+Only the optimizer keeps Adam's moments; a worker keeps the weights, one gradient and a few partial sums. The price is traffic: with S
+bytes of weights a worker moves 2S in a step, and the aggregator 2(W + 1)S. With two tiers, where one rank aggregates and updates,
+that rank moves 2S less, and messages have one hop less. Gradients travel in buckets during the last backward pass, and weights come back bucket by bucket, so the next forward pass
 begins with the first layer's. If the norm is clipped, updates wait for the last bucket.
 
     ttlaunch run hierarchical_parallel

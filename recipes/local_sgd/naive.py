@@ -4,7 +4,7 @@
     all workers:     w <- sum over k of (tokens of k / tokens of all) * w_k;   w_k <- w
 
 An all-reduce of the weights every H steps (`local_sgd_config.every`) is the only large message; an all-reduce of one number
-before it says how many tokens the workers have seen. The parameters have the bits of `trainer.py`, except with SGD and H = 1:
+before it adds up how many tokens the workers have seen. The parameters have the bits of `trainer.py`, except with SGD and H = 1:
 there `trainer.py` averages gradients, which is the same up to rounding.
 
     ttlaunch run local_sgd --naive

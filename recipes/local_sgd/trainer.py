@@ -4,9 +4,9 @@
     worker 1   step step ... step | average | step step ... step | average ...
     worker 2   step step ... step |         | step step ... step |
 
-Workers talk only every H steps (`local_sgd_config.every`), so H times fewer bytes than `data_parallel` sends: 2(W -
-1)/W of the weights' size S each way in H steps. That suits slow networks. The price: between two averages workers see
-only their own micro-batches and drift apart, so with a large H each sample helps less. The state of the optimizer stays
+Workers communicate only every H steps (`local_sgd_config.every`): 2(W - 1)/W of the weights' size S each way in H steps, H times
+fewer bytes than `data_parallel`. That suits slow networks. The price: between two averages a worker sees only its own
+micro-batches and the weights of the workers drift apart, so with a large H each sample helps less. The state of the optimizer stays
 with its worker and is never averaged. With `compression_config` each worker sends the compressed change of its weights.
 
 With H = 1 and SGD, with or without momentum, this is `data_parallel`, bit for bit: the average of the weights after a

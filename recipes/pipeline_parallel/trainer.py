@@ -3,14 +3,14 @@
     tokens --> stage 0 -- activations --> stage 1 -- activations --> ... --> stage p-1 <-- targets
                stage 0 <-- gradients ---- stage 1 <-- gradients ---- ... <-- stage p-1
 
-A rank needs room for its own blocks only. The price: (p - 1) of (m + p - 1) slots of a step are idle, for m
-micro-batches. Stage 0 reads tokens and the last stage reads targets: data is a function of the step, so neither is
-sent. The schedule orders a stage's passes. `gpipe` runs all forward passes first; `1f1b` turns back as soon as it can, so
-stage s keeps p - s micro-batches and not m; with `interleaved` a rank has several chunks far apart in the model, which
-shortens the idle time by their number and takes that many times the messages. `auto` measures.
+A rank needs memory for its own blocks only. The price: with m micro-batches, (p - 1) of (m + p - 1) slots of a step are idle.
+Stage 0 reads the tokens and the last stage reads the targets. The step alone determines the data, so neither is sent. The schedule
+is the order of a stage's passes. `gpipe` runs all forward passes first. `1f1b` runs each backward pass as early as possible, so
+stage s keeps the activations of p - s micro-batches instead of m. With `interleaved` a rank has v chunks far apart in the model,
+which divides the idle time by v and multiplies the messages by v. `auto` tries the schedules and takes the fastest.
 
-With `ranks_per_stage` over 1 a stage is several ranks, which split its matrices as in `tensor_parallel`; each sends activations
-to the rank with the same shares of the next stage. Then bits are those of any other layout with as many shares.
+With `ranks_per_stage` above 1 a stage consists of several ranks, which split its matrices as in `tensor_parallel`. Each sends
+activations to the rank with the same share of the next stage. The bits are then those of any other layout with as many shares.
 
 With R replicas there are R such pipelines, each with a block of the micro-batches; the ranks of a stage average their
 gradients. For every schedule, p and R the gradients, clipping norm and update are those of one process, bit for bit.

@@ -1,4 +1,4 @@
-"""A synchronous parameter server in its plainest form: pull, differentiate, push; the server waits for everybody.
+"""A synchronous parameter server in its plainest form: pull, differentiate, push; the server waits for all workers.
 
     server -- weights ----------------------> every worker      pull
     server <- a gradient per micro-batch ---- every worker      push; the server averages and updates

@@ -4,8 +4,8 @@
     worker 0 ... W-1 <------------ new weights, K parts ---------- servers 0 ... K-1     each has the optimizer of its part
 
 A gradient carries the number of its step, and servers refuse and count a gradient of an older step. With S bytes of weights a
-worker sends S (once more for each further node of the tree that its block makes) and receives S; a server with 1/K of the
-weights moves 2W/K of S, so more servers help where one is the bottleneck.
+worker sends S for each node of the tree over micro-batches that its block consists of, usually one, and receives S. A server with
+1/K of the weights moves 2W/K of S, so more servers help if one is the bottleneck.
 
 A late worker delays all others. With `straggler: drop` a step uses the gradients that came in time: its mean is over their
 tokens, and the late worker gets the new weights. `straggler: fail` ends the run and names the worker. With `polyak_interval`
@@ -16,7 +16,7 @@ servers also keep the average of the weights, which validations evaluate beside 
 
 Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
 Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; J. Chen et al.,
-"Revisiting Distributed Synchronous SGD", ICLR 2016 workshop, for steps without the late ones.
+"Revisiting Distributed Synchronous SGD", ICLR 2016 workshop, for steps without late workers.
 """
 
 from functools import partial

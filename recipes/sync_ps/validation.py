@@ -2,7 +2,7 @@
 
     server  -- average, its part --> worker -- losses of its share, a row each --> first server -- go on? --> all
 
-The weights are at the workers anyway. Losses of micro-batches are put together in their order, so the mean has the bits of
+Workers have the weights already. The losses of micro-batches are joined in the order of the micro-batches, so the mean has the bits of
 one process.
 
 Shapes: V = micro-batches of a validation, R = 1 for the weights alone, 2 with their average.

@@ -5,8 +5,8 @@
     f: forward the same x on every rank,        backward the sum of all ranks' gradients
     g: forward the sum of all ranks' outputs,   backward the same gradient on every rank
 
-Each sum is an all-reduce of B T D values, two each way in a block. What lies outside such pairs (embedding, norms, head) every rank
-computes whole. The parameters have the bits of `trainer.py` with as many ranks, and its losses those of one process within 1e-5.
+Each sum is an all-reduce of B T D values, two each way in a block. Every rank computes all that is outside such
+pairs: embedding, norms, head. The parameters have the bits of `trainer.py` with as many ranks, and its losses those of one process within 1e-5.
 
     ttlaunch run tensor_parallel --naive
 

@@ -5,16 +5,16 @@
         +--> heads of rank 1 --> part of a sum --+              +--> a half inside, rank 1 --> part of a sum --+
              attention                                               feed-forward layer
 
-The first matrix of each pair is split by its outputs, the second by its inputs, so what lies between needs no message:
-attention heads and the activation function see whole rows. A block costs two sums of activations on the way forth and two
-on the way back, of 4BTD bytes each; what they save is memory, of weights, gradients, optimizer state and of what is kept
-inside blocks: with n ranks each has 1/n of them. Embedding, head, norms and the biases that are added after a sum are on
-every rank, which computes with them what the others do, to the bit. (A vocabulary of bytes makes a small embedding;
-splitting it would trade messages for little.)
+The first matrix of each pair is split by its outputs, the second by its inputs. So between the two no message is needed: each
+attention head is whole on one rank, and so is each value that the activation function reads. A block needs two sums of activations
+in the forward pass and two in the backward pass, of 4BTD bytes each. This saves memory: each of n ranks has 1/n of the weights, gradients and
+optimizer state, and of the activations inside blocks. Every rank has the whole embedding, head and norms, and the biases that are
+added after a sum; all ranks compute the same with these, to the bit. (With a vocabulary of bytes the embedding is small, so
+splitting it would save little memory and cost messages.)
 
-With `replicas` there are several such models, each with a block of a step's micro-batches; ranks that have the same parts
-average their gradients along one tree, so for a given number of ranks that split a model any number of models gives the
-same bits. One process gives others: there a value is one sum over all columns of a matrix, here a sum of n sums.
+With `replicas` there are several such models, each with a block of a step's micro-batches. Ranks that have the same parts average
+their gradients along one tree. So for a given number of ranks that split a model, any number of replicas gives the same bits. One
+process gives other bits: there a value is one sum over all columns of a matrix, here it is a sum of n sums.
 
     ttlaunch run tensor_parallel
     ttlaunch run tensor_parallel --set tensor_parallel_config.replicas=2

@@ -2,7 +2,7 @@
 
     before a step:   every owner sends its parameters to all others
     in a step:       the gradient of a micro-batch is cut; each owner gets its part, and adds up the parts of all micro-batches
-    after a step:    every owner updates its parameters, which nobody else keeps
+    after a step:    every owner updates its parameters, which no other worker keeps
 
 Here an owner has some layers, and all layers are gathered at once, so that there is room for the whole model within a step.
 `trainer.py` cuts every layer and has room for two of them. `zero_config.stage` changes nothing here. The parameters have the

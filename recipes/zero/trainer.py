@@ -5,17 +5,17 @@
     worker W-1 owns shard W-1               '      '-- gradients of layer l + 1 --> owners, while layer l computes
 
 AdamW in float32 needs 16 bytes for each parameter: 4 for itself, 4 for its gradient, 8 for two moments. With
-`data_parallel` every worker has all of that. Here a worker owns a shard of each layer and keeps, between steps,
+`data_parallel` every worker has all of these. Here a worker owns a shard of each layer. With W workers, each keeps between steps
 
-    zero_config.stage   0: 16 bytes   1: 8 + 8/W   2: 4 + 12/W   3: 16/W     a parameter, W workers
+    zero_config.stage   0: 16 bytes   1: 8 + 8/W   2: 4 + 12/W   3: 16/W     for each parameter
 
-for (W - 1)/W of the weights' size S in and out of it for gradients in a step, as much for parameters at stages 1 and 2,
-and at stage 3 nearly twice as much, since layers are gathered for the forward and again for the backward pass. (Stage 0 is
-an all-reduce.) Every layer runs for all of a worker's micro-batches before the next one does, so it is gathered that often
-however many they are; the price is memory for their activations.
+In a step, (W - 1)/W of the weights' size S moves in and out of each worker for gradients, and at stages 1 and 2 the same again for
+parameters. At stage 3 it is nearly twice as much for parameters, because layers are gathered for the forward and again for the
+backward pass. (Stage 0 is an all-reduce.) A worker runs each layer for all of its micro-batches before the next layer, so the
+number of micro-batches does not change how often a layer is gathered. The price is memory for their activations.
 
-Sums are made along one tree over the micro-batches, each update by the owner of the values; the kernel gives the same bits
-at any border. So all stages, for any number of workers, train to the bits of one process.
+Gradients are added along one tree over the micro-batches, and the owner of a value updates it. The kernel gives the same bits
+wherever shards begin and end. So all stages, for any number of workers, train to the bits of one process.
 
     ttlaunch run zero
     ttlaunch run zero --set zero_config.stage=2 --set multihost_config.num_workers=4
