@@ -187,7 +187,7 @@ class RankContext:
                 self._checkpoints.check()
 
     def should_stop(self) -> bool:
-        """Whether the run was ordered to end, by Ctrl-C or SIGTERM, and this is the step after which all ranks do.
+        """Whether the run was ordered to end, by Ctrl-C or SIGTERM, and all ranks stop after this step.
 
         `steps` asks by itself. A recipe that counts its steps itself asks once after each, on every rank: then all get
         the same answers, and leave together.
@@ -247,7 +247,7 @@ class RankContext:
         self.traffic.close()
 
     def _state(self, step: int) -> dict[str, Any]:
-        """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
+        """Return the state besides tensors that a resumed run needs; learning rate and dropout masks follow from the step alone."""
         return {"data": self._required_data().position(step), "early_stop": self.early_stop.state()}
 
     def _required_data(self) -> TrainingData:
@@ -298,7 +298,7 @@ class RankContext:
         self._records.write(contract.KIND_LAYER_NORMS, step=step, norms=dict(norms))
 
     def report_parameters(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Leave a digest of each parameter this rank holds; every holder does so at the end, and they are compared."""
+        """Report a digest of each parameter that this rank holds; the launcher compares the digests of all ranks that hold it."""
         self._records.write(contract.KIND_PARAMETERS, digests=digests(named_parameters))
 
     def result(self, name: str, value: float | str) -> None:

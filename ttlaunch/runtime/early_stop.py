@@ -23,7 +23,7 @@ class EarlyStop:
     name = "early_stop"
 
     def __init__(self, training: TrainingConfig | None, *, state: Mapping[str, Any] | None = None) -> None:
-        """Begin, or go on from a checkpoint's `state()`; without a configuration training never ends early."""
+        """Begin, or continue from a checkpoint's `state()`; without a configuration training never ends early."""
         self._training = training
         self.best, self.misses, self._step = math.inf, 0, -1
         if state:

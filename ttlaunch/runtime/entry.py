@@ -152,7 +152,7 @@ class _RankRun:
         )
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Record the error where launcher and user look for it, and leave at once, without waiting for any peer."""
+        """Record the error for the launcher and on standard error, and end the process at once, without waiting for any peer."""
         try:
             print_error(error)
             step = self.context.step if self.context is not None else 0

@@ -129,7 +129,7 @@ def _checkpoints(
     saves: bool,
     records: ProgressWriter,
 ) -> Checkpoints | None:
-    """What training begins from is the same as in a run; what is saved would be thrown away, so mostly nothing is."""
+    """Make the checkpoints of a rank: it begins from the same state as in a run, and saves only if the simulation keeps its results."""
     if not isinstance(cfg, TrainingFile):
         return None
     config = cfg.checkpoint_config if saves else cfg.checkpoint_config.model_copy(update={"interval": None})

@@ -17,10 +17,10 @@ from ttlaunch import contract
 
 
 class StopOrder:
-    """What a rank knows of the order, shared by its main thread and the one that takes the signal."""
+    """What a rank knows of the order, shared by its main thread and the thread that receives the signal."""
 
     def __init__(self, *, steps_done: int = 0) -> None:
-        """No order yet; `steps_done` steps lie behind."""
+        """Begin without an order; `steps_done` steps were made before."""
         self._begun = steps_done
         self._last: int | None = None
         self._is_ordered = False

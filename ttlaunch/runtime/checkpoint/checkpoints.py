@@ -19,7 +19,7 @@ CODEC_PREFIX = "codec."
 
 
 class HasParameters(Protocol):
-    """The part of a model that checkpoints see."""
+    """The part of a model that checkpoints use."""
 
     @property
     def copies(self) -> Collection[str]:
@@ -35,7 +35,7 @@ class HasParameters(Protocol):
 
 
 class HasState(Protocol):
-    """The part of an optimizer that checkpoints see."""
+    """The part of an optimizer that checkpoints use."""
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]: ...
 
@@ -62,7 +62,7 @@ class Checkpoints:
         start: Mapping[str, Any] | None = None,
         lose: Callable[[int, str], None],
     ) -> None:
-        """Look at what the run begins from; nothing is read.
+        """Note the checkpoint or weights that the run begins from, without reading them.
 
         Args:
             cfg: When checkpoints are due, and what a failed one means.
@@ -113,7 +113,7 @@ class Checkpoints:
     def save(
         self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank], state: Mapping[str, Any]
     ) -> None:
-        """Begin to write this rank's shard; waits only if the one before is still being written.
+        """Begin to write this rank's shard; waits only if the previous one is still being written.
 
         Copying happens in the background too: the optimizer's next update waits for it, which comes after a forward and
         a backward pass.

@@ -96,7 +96,7 @@ class _Targets:
         return [name for name, values in self._missing.items() if values]
 
     def lack(self, stored: str) -> list[str]:
-        """The targets that lack something that a stored tensor may have."""
+        """Return the targets that lack values that a stored tensor may have."""
         part = parse_part(stored)
         names = self._names.get(name_of_whole(stored), [])
         return [
@@ -106,7 +106,7 @@ class _Targets:
         ]
 
     def _new(self, name: str, part: Part) -> tuple[range, ...] | None:
-        """Where a stored part has what a target lacks; None if it has nothing of that."""
+        """Return where a stored part has values that a target lacks; None if it has none of them."""
         places = self._parts[name].overlap(part)
         return places if all(places) and places not in self._filled[name] else None
 

@@ -98,7 +98,7 @@ def gather(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[Ran
 
 
 def all_gather(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
-    """Fill the vector on every rank: each brings its own shard, in place, and gets the others'.
+    """Fill the vector on every rank: each rank has its own shard in place and receives the others.
 
     Args:
         ctx: Every rank of `among` must call, in the same order as its other collectives.

@@ -25,7 +25,7 @@ Edge = tuple[Rank, Rank]
 
 
 class WorldEndedError(BaseException):
-    """Unwinds a rank whose world is over because of another rank; no `Exception`, so that no recipe handles it."""
+    """Ends a rank whose world has ended because of another rank; not an `Exception`, so that no recipe handles it."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class InProcessWorld:
         self._pass_on(rank)
 
     def _pass_on(self, rank: Rank) -> None:
-        """Let the next rank in order go on that can; if none can and some should, that is a deadlock."""
+        """Let the next rank in order that can continue run; if no rank can and some have not ended, that is a deadlock."""
         others = [*self._ranks[rank + 1 :], *self._ranks[: rank + 1]]
         unfinished = [other for other in others if other not in self._finished]
         ready = [other for other in unfinished if self._is_over or self._can_go_on(other)]
@@ -123,13 +123,13 @@ class InProcessWorld:
         return rank not in self._waiting or self._waiting[rank].may_end
 
     def wait(self, transfer: "Transfer") -> None:
-        """Give the turn away until the transfer is done."""
+        """Let other ranks run until the transfer is done."""
         self._wait(_Wait((transfer,)))
         if transfer.error is not None:
             raise CommunicationError(transfer.error)
 
     def wait_any(self, transfers: Sequence["Transfer"], *, timeout_s: float | None) -> int | None:
-        """Give the turn away until one of them is done, or, with a timeout, until nobody else can go on."""
+        """Let other ranks run until one of the transfers is done, or, with a timeout, until no other rank can continue."""
         if timeout_s != 0:
             self._wait(_Wait(tuple(transfers), has_timeout=timeout_s is not None))
         return next((place for place, transfer in enumerate(transfers) if transfer.is_done), None)
@@ -247,7 +247,7 @@ class InProcessCommunicator:
         return self._world.post(tensor, rank=self.rank, peer=source, tag=tag, is_send=False)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """Which is complete; time passes only when no other rank can go on, so a timeout is as sure as the rest."""
+        """Return which transfer is complete; time passes only when no other rank can continue, so timeouts are deterministic too."""
         transfers = [transfer for transfer in pending if isinstance(transfer, Transfer)]
         return self._world.wait_any(transfers, timeout_s=timeout_s)
 

@@ -115,7 +115,7 @@ class MpiCommunicator:
         """Do nothing: MPI frees what it has when the world ends."""
 
     def _layout(self, host: Tensor) -> "_Layout":
-        """Return how a buffer at this address, of this dtype and shape, travels; looked at once and kept."""
+        """Return how a buffer at this address, of this dtype and shape, is sent; decided once and kept."""
         key = (host.data_ptr(), host.dtype, host.shape)
         layout = self._layouts.get(key)
         if layout is None or not host.is_contiguous():
@@ -126,7 +126,7 @@ class MpiCommunicator:
         return layout
 
     def _begin_send(self, layout: "_Layout", dest: Rank, tag: int) -> "tuple[list[_Sending], _Sending]":
-        """Start one of the idle sends of a buffer, or a new one; the caller gives it back when it is complete."""
+        """Start one of the idle send requests of a buffer, or a new one; the caller returns it to the idle ones when it is complete."""
         idle = layout.sends[dest, tag]
         if idle:
             sending = idle.pop()
@@ -138,7 +138,7 @@ class MpiCommunicator:
         return idle, sending
 
     def _begin_receive(self, layout: "_Layout", source: Rank, tag: int) -> "tuple[_HeaderBuffer, _Requests]":
-        """Start to receive a header, in a buffer that has room for any small tensor behind it, and what follows it."""
+        """Start to receive a header, in a buffer with room for a small tensor behind it, and the messages that follow it."""
         buffers = self._headers[source, tag]
         buffer = buffers.pop() if buffers else _HeaderBuffer(b"", INLINE_BYTES)
         if buffer.request is None:
@@ -155,7 +155,7 @@ class MpiCommunicator:
     def _finish_receive(
         self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, *, source: Rank, tag: int, tensor: Tensor
     ) -> None:
-        """Wait for the header, then for what has to follow it if it is the right one."""
+        """Wait for the header, then, if it matches, for the messages that follow it."""
         wait_for(buffer.request or MPI.REQUEST_NULL, self._oversubscribed)
         if not buffer.data.startswith(layout.header):
             # What the peer sent will not fill these receives, and a later message must not.
@@ -184,7 +184,7 @@ class _HeaderBuffer:
 
 
 class _Layout:
-    """How a buffer travels; holds its address but not its memory, and is looked up by address, dtype and shape."""
+    """How a buffer is sent and received; holds its address but not its memory, and is looked up by address, dtype and shape."""
 
     def __init__(self, host: Tensor) -> None:
         check_sendable(host)

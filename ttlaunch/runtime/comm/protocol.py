@@ -56,7 +56,7 @@ class Communicator(Protocol):
         """Begin to receive; `tensor` holds the message when `wait()` has returned."""
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """Sleep until one of several transfers of this communicator needs nothing more of its peer; its `wait()` comes next.
+        """Sleep until one of several transfers of this communicator needs nothing more from its peer; call its `wait()` next.
 
         Args:
             pending: The transfers, at least one, all with the same tag; if several are complete, the first is chosen.
@@ -100,5 +100,5 @@ def check_sendable(tensor: Tensor) -> None:
 
 
 def described(tensor: Tensor) -> str:
-    """Such as `float32 of shape (3,)`."""
+    """Describe a dtype and shape, such as `float32 of shape (3,)`."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -80,7 +80,7 @@ def micro_batches(cfg: TrainingFile, ctx: HasData, step: int, *, among: Sequence
 
 
 def validation_micro_batches(cfg: TrainingFile, ctx: HasData, *, among: Sequence[Rank] = ()) -> Iterator[MicroBatch]:
-    """This rank's micro-batches of a validation, as in `micro_batches`; none if there are more ranks than those."""
+    """This rank's micro-batches of a validation, as in `micro_batches`; none for some ranks if there are fewer micro-batches than ranks."""
     data = ctx.data(cfg)
     for index in _share(data.validation_micro_batches, ctx.rank, among):
         yield _on_device(data.validation_batch(index), ctx.device)

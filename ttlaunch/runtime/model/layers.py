@@ -13,11 +13,11 @@ from ttlaunch.runtime.model.split import Split
 
 
 class Layers(Protocol):
-    """Makes the layers of blocks, in pairs: what an `_in` layer puts out, one `linear_out` takes in."""
+    """Makes the layers of blocks, in pairs: the output of an `_in` layer is the input of a `linear_out` layer."""
 
     @property
     def has_common_part(self) -> bool:
-        """Whether checkpoints take from here what every part of a split model has whole, such as norms."""
+        """Whether this rank writes to checkpoints the parameters that are not split, such as norms."""
 
     def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
         """The first linear layer of a pair; `matrices` stand one behind the other in its outputs, such as query, key, value."""

@@ -72,7 +72,7 @@ class LossScaler:
             self.scale = min(self.scale * 2, 2.0**self._cfg.max_power)
 
     def _count_useless(self, *, overflowed: bool) -> None:
-        """Report when every update is skipped, so nothing is learned, and when updates happen again."""
+        """Report when every update is skipped, so that the model learns nothing, and when updates succeed again."""
         before, self._useless = self._useless, self._useless + 1 if overflowed else 0
         if before == self._useless:
             return
@@ -88,7 +88,7 @@ class LossScaler:
             )
 
     def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint stores of the scale; None if nothing is scaled."""
+        """Return the state of the scale for a checkpoint; None if losses are not scaled."""
         if not self.is_on:
             return None
         return {"scale": self.scale, "good_steps": self._good_steps, "skipped": self.skipped}

@@ -38,7 +38,7 @@ def count_tokens(targets_BT: Tensor) -> int:
 
 
 def perplexity(mean_loss: float) -> float:
-    """The exponential of a mean loss in nats: among how many equally likely tokens the model still hesitates."""
+    """The exponential of a mean loss in nats: a uniform choice among this many tokens would have the same loss."""
     try:
         return math.exp(mean_loss)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep what goes into a block, and compute what is inside again in the backward pass.
+"""Activation checkpointing: keep the input of a block, and recompute the activations inside it in the backward pass.
 
 Written here because `torch.utils.checkpoint` imports the compiler, two seconds on every rank. The second forward pass
 makes the same operations on the same operands, dropout masks included (they are drawn from seed, step, micro-batch and

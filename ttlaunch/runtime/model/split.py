@@ -11,7 +11,7 @@ from ttlaunch.stored_parts import Part
 
 @dataclass(frozen=True)
 class Split:
-    """A rank's values of one parameter: some ranges of one dimension, one behind the other, and all of the others.
+    """A rank's values of one parameter: some ranges of one dimension, joined in order, and all of the other dimensions.
 
     Attributes:
         shape: The shape of the whole parameter.

@@ -67,11 +67,11 @@ class FlightRecorder:
         step: The step that further operations belong to.
         message: The number, in its channel, of the last message that `begin` entered.
 
-    Cost: no message and no system call; 0.6 µs for the two ends of an operation, of which there is one for each verb.
+    Cost: no message and no system call; 0.6 µs for the begin and the end of an operation together.
     """
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
-        """Complete the file before it gets its name; without a path the recorder lies in private memory.
+        """Create the file, and rename it when it is complete; without a path the recorder is in private memory.
 
         Raises:
             OSError: The file cannot be made.
@@ -217,7 +217,7 @@ class FlightRecorder:
         return known + 1
 
     def _add_channel(self, peer: int, tag: int, verb: int) -> int:
-        """Where the messages of a channel are counted; the last entry is for all that have no room of their own."""
+        """Return the place of a channel's counter; the last counter is for all channels that have no room of their own."""
         is_send = verb in SENDS
         other = {SEND: ISEND, ISEND: SEND, RECV: IRECV, IRECV: RECV}.get(verb)
         # Blocking and non-blocking calls share one counter, since the peer cannot tell them apart.

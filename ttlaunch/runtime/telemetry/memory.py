@@ -72,7 +72,7 @@ def tensors_of_model(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class StepMemory:
-    """Looks on while a block runs; one block.
+    """Measures memory while a block runs; for one block only.
 
     Attributes:
         peaks: When the block is over, the most bytes of each kind at any moment, and of all together: `peak`.
@@ -103,7 +103,7 @@ class StepMemory:
         self._settle()
 
     def _look_before(self, used: Any) -> None:
-        """Take in what an operation is about to use; memory seen first here has no owner, and no operation made it."""
+        """Note the memory that an operation is about to use; memory seen first here has no owner, and no operation of the step made it."""
         for storage in _storages_in(used):
             # Memory that numpy made, such as that of a micro-batch, cannot be resized; it is not counted, like all memory
             # that is not torch's.
@@ -111,20 +111,20 @@ class StepMemory:
                 self._see(storage, f"unknown {next(self._unknown)}")
 
     def _look_after(self, found: Any) -> None:
-        """Take in what an operation has returned."""
+        """Note the memory that an operation has returned."""
         for storage in _storages_in(found):
             self._see(storage, ACTIVATIONS)
         self._count()
 
     def _see(self, storage: torch.UntypedStorage, kind: str) -> None:
-        """Remember a piece, unless it is known, as of this kind."""
+        """Note a storage as of this kind, unless it is known."""
         address = storage._cdata  # noqa: SLF001  which it keeps, while `data_ptr` is 0 as long as it is empty
         if address not in self._live:
             self._live[address] = storage
             self._kinds[address] = kind
 
     def _count(self) -> None:
-        """Ask every live piece, since FSDP takes memory away from one and gives it back without an operation."""
+        """Read the size of every live storage, because FSDP frees the memory of one and allocates it again without an operation."""
         now = dict.fromkeys(KINDS, 0)
         for address, storage in self._live.items():
             kind = self._kinds[address]

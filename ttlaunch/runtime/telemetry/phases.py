@@ -27,7 +27,7 @@ def watch_passes(model: nn.Module, traffic: TrafficCounter) -> None:
 
 @contextmanager
 def phase(holder: object, name: str) -> Iterator[None]:
-    """Do a block in a phase; a holder without a traffic counter, such as a model that nobody watches, is left alone."""
+    """Run a block in a phase; does nothing for a holder without a traffic counter, such as a model that is not watched."""
     traffic: TrafficCounter | None = getattr(holder, "traffic", None)
     if traffic is None:
         yield
@@ -59,6 +59,6 @@ def _begin_backward(traffic: TrafficCounter, micro_batch: int | None, _gradient:
 
 
 def _micro_batch(inputs: tuple[Any, ...]) -> int | None:
-    """Which one a pass is of, from the masks that it draws dropout from."""
+    """Return the micro-batch of a pass, from the masks from which it draws dropout."""
     found = [one.micro_batch for one in inputs if hasattr(one, "micro_batch")]
     return found[0] if found else None

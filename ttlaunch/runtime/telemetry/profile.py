@@ -40,7 +40,7 @@ class StepProfile:
         self._memory: StepMemory | None = None
 
     def begin_step(self, step: int) -> None:
-        """Begin to record before the first of the steps; one that a resumed run has passed is not made up for."""
+        """Begin to record before the first of the steps; steps before the checkpoint of a resumed run are not recorded."""
         self._look_away()  # from a step that had no end
         if step == self._steps[-1] + 1:
             self._memory = StepMemory(self.owners)

@@ -48,7 +48,7 @@ class ProgressWriter:
 
 
 def print_error(error: BaseException) -> None:
-    """Show on standard error why this rank ends: with the lines of code that led to it, where those help.
+    """Print on standard error why this rank ends, with the traceback where it helps.
 
     An error whose `says_all` is true is about a file; its message names it, and no line of a program is at fault.
     """

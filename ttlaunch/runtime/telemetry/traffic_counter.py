@@ -65,7 +65,7 @@ class TrafficCounter:
         recorder: FlightRecorder | None = None,
         profile: StepProfile | None = None,
     ) -> None:
-        """Count, and append to a file if one is named; begin and end of everything go to the trace if there is one."""
+        """Count messages; append the counts to the file, if there is one, and phases and steps to the trace, if there is one."""
         self.step = 0
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
@@ -93,7 +93,7 @@ class TrafficCounter:
         self._waits[operation, self.phase] += nanoseconds
 
     def note(self, **facts: int) -> None:
-        """Note a number of this rank for the formula of its traffic; the same fact of several parts of a model adds up."""
+        """Note a number of this rank for the formula of its traffic; values that several parts of a model note under one name add up."""
         for name, value in facts.items():
             self._facts[name] = self._facts.get(name, 0) + value
 
@@ -154,7 +154,7 @@ class TrafficCounter:
         self._close_step(is_last=True)
 
     def _close_step(self, *, is_last: bool = False) -> None:
-        """Fold what was counted since the last step began into the rows of this stretch of steps."""
+        """Add the counts since the last step began to the rows of steps that are not yet written."""
         self.leave()
         for key, messages in self._messages.items():
             _extend(self._rows[key], self.step, messages=messages, size=self._bytes[key])
@@ -201,7 +201,7 @@ class TrafficCounter:
 
 
 class _Label:
-    """Puts a label into force for a block; a class, because a generator would take three times as long."""
+    """Sets the label for a block; a class, because a generator would take three times as long."""
 
     __slots__ = ("_before", "_label", "_traffic")
 

@@ -91,7 +91,7 @@ class SquaredNorms:
 
 
 def join_sums(sums: Iterable[tuple[Node, float]]) -> dict[int, float]:
-    """The sum of squares of each parameter, from those at nodes that together cover it.
+    """The sum of squares of each parameter, from the sums at nodes that together cover it.
 
     Args:
         sums: Those of a parameter one after the other, in the order of their leaves.

@@ -51,7 +51,7 @@ def global_norm(squared_norms: Sequence[float]) -> float:
 
 
 class Updated(Protocol):
-    """What an optimizer sees of a model: parameters and their gradients, which lie in one flat vector."""
+    """The part of a model that an optimizer uses: parameters, and their gradients in one flat vector."""
 
     grads_N: Tensor
     loss_scaler: LossScaler
@@ -104,7 +104,7 @@ class Optimizer:
                 yield from ((f"{kind}.{name}", tensor) for name, tensor in zip(group.names, tensors, strict=False))
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What it updates, from which gradients, and its state, each with what it is for; see `telemetry/memory.py`."""
+        """The parameters that it updates, their gradients, and its state, each with its kind; see `telemetry/memory.py`."""
         yield from ((PARAMETERS, parameter) for parameter in self._parameters)
         yield from ((GRADIENTS, one.grad) for one in self._parameters if one.grad is not None)
         yield from ((OPTIMIZER, tensor) for _, tensor in self.named_state())

@@ -19,7 +19,7 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class BeforeBackward(Protocol):
-    """Called between the two passes, with what is then known."""
+    """Called between forward and backward pass, with the loss and the number of tokens."""
 
     def __call__(self, *, tokens: int, loss: float) -> None: ...
 

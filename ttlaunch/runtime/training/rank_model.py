@@ -45,7 +45,7 @@ def build_model(
 
 
 def introduce(model: Model, ctx: RankContext, *, values: int) -> None:
-    """Count a model's passes in the traffic counter, and report what becomes of its loss scale."""
+    """Count a model's passes in the traffic counter, and report the updates that its loss scaler skips."""
     if model.loss_scaler.is_on:
         is_reporter = ctx.position(ctx.role) == 0  # of ranks that update alike, one reports to the user
         model.loss_scaler.tell(

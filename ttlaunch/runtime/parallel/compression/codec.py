@@ -34,7 +34,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class Codec(Protocol):
-    """Turns values into bytes and back. A rank has one for each vector that it sends, as it may remember what it has sent."""
+    """Turns values into bytes and back. A rank has one codec for each vector that it sends, because a codec may have a state."""
 
     def payload_bytes(self, num_values: int) -> int:
         """Return the number of bytes that any `num_values` values take."""
@@ -57,7 +57,7 @@ class Codec(Protocol):
         """
 
     def take_back(self) -> None:
-        """Forget what the last `encode` was given: its payload was not used, since the step was skipped or refused."""
+        """Undo the change of state by the last `encode`, whose payload was not used because the step was skipped or refused."""
 
     def state(self) -> dict[str, Tensor]:
         """Return, for checkpoints, the tensors that the next `encode` depends on, by name; they are not copies."""

@@ -77,7 +77,7 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Owe what was owed before the last `encode`; what the codec has learned of gradients for itself stays."""
+        """Restore the residual from before the last `encode`; the codec's own state, such as a warm start, stays."""
         self._residual_N.copy_(self._room_N)
 
     def state(self) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ class CompressedExchange:
         return self._saved
 
     def checkpoint(self, step: int) -> None:
-        """`ctx.checkpoint`, which every rank calls: the first writes weights and optimizer, all what their codecs owe.
+        """`ctx.checkpoint`, which every rank calls: the first rank writes weights and optimizer state, every rank its codec's state.
 
         Raises:
             ValueError: Nobody has called `saved_with`.
@@ -111,7 +111,7 @@ class CompressedExchange:
         return mean_per_token(loss, tokens), tokens
 
     def _take_back_if_skipped(self) -> None:
-        """Whether a step was skipped is known once the optimizer has seen the norm of all gradients."""
+        """Undo the last `encode` if the optimizer skipped its step, which is known only when it has the norm of all gradients."""
         if self._skipped is not None and self._model.loss_scaler.skipped > self._skipped:
             self._sum.codec.take_back()
         self._skipped = None

@@ -111,10 +111,10 @@ class PowerSgd:
             out_N[values.start : values.stop] = part
 
     def take_back(self) -> None:
-        """The warm start stays: it is only where the next search begins."""
+        """Keep the warm start: the next power iteration may begin anywhere."""
 
     def state(self) -> dict[str, Tensor]:
-        """The right factor of each matrix, that the next power iteration begins with."""
+        """The right factor of each matrix, with which the next power iteration begins."""
         return {f"factor.{at}": factor_CK for at, factor_CK in enumerate(self._factors_CK)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -139,7 +139,7 @@ class PowerSgd:
 
 
 def matrices_in(shapes: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Matrix]:
-    """The parameters of two dimensions or more: their first against all others, as in the paper."""
+    """The parameters of two or more dimensions as matrices: the first dimension gives the rows, the others the columns, as in the paper."""
     sides = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0) for shape in shapes]
     return [Matrix(start, *side) for start, side in zip(starts, sides, strict=False) if side[0]]
 

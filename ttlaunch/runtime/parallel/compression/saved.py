@@ -51,18 +51,18 @@ class OwedState:
         self._ready = ready
 
     def wait_before_encode(self) -> None:
-        """Return when nobody reads the codecs' state any more; call before each `encode`."""
+        """Return when no checkpoint copies the codecs' state any more; call before each `encode`."""
         ready, self._ready = self._ready, None
         if ready is not None:
             ready()
 
     def take_back(self) -> None:
-        """Let every codec forget its last `encode`."""
+        """Let every codec undo the change of state by its last `encode`."""
         for codec in self._codecs.values():
             codec.take_back()
 
     def scaler_state(self) -> None:
-        """None: the state that is no tensor is in the records of ranks that have weights."""
+        """None: the ranks that have weights keep the loss scale."""
 
     def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
         del state

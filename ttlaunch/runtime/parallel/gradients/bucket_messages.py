@@ -84,7 +84,7 @@ class Outbox:
         self._sending += [isend_part(self._ctx, part, bucket, dest=dest, tag=self._tag) for dest in self._dests]
 
     def wait(self) -> None:
-        """Return when all that was sent may be overwritten."""
+        """Return when all buckets that were sent may be overwritten."""
         for sending in self._sending:
             sending.wait()
         self._sending.clear()

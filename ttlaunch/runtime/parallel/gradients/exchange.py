@@ -124,7 +124,7 @@ class GradientExchange:
         Cost: none; that of `expect` at the block's last micro-batch, if nobody has announced it.
         """
         if self._is_open:
-            return  # they have been entered as they came
+            return  # the backward pass has already entered them, bucket by bucket
         if index == self._last:
             self._open(index, tokens=tokens, loss=loss)
             return
@@ -176,7 +176,7 @@ class GradientExchange:
             tell_cut(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._among[1:])
 
     def _scatter(self, bucket: Bucket) -> None:
-        """A bucket is whole here: send every shard of it to its owner, and go on with the one before."""
+        """Send every shard of a bucket that is complete on this rank to its owner, and continue with the bucket before it."""
         self._tree.complete(bucket.values)
         shards = contiguous_blocks(len(bucket.values), len(self._among))
         parts = [bucket.of(node.gradient_N) for node in self._tree.subtrees()]
@@ -207,7 +207,7 @@ class GradientExchange:
         return self._buffers[key][:size]
 
     def _gather(self, under_way: _UnderWay) -> None:
-        """Add this rank's shard up, divide, and let every rank have it; nobody waits for the others' shards yet."""
+        """Add up this rank's shard, divide it, and begin to send it to every rank; this does not wait for the other shards."""
         if self._counts is not None:
             self._tokens, self._loss = self._counts.wait()
             self._counts = None

@@ -43,7 +43,7 @@ class GradientWatch:
         self._ready = ready
 
     def end(self) -> None:
-        """The pass is over: what is left gets no further gradients. A parameter that got none counts as zero."""
+        """Note that the pass is over: the remaining buckets get no further gradients. A parameter without a gradient counts as zero."""
         ready, self._ready = self._ready, None
         if ready is None:
             return

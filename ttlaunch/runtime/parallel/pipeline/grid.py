@@ -50,17 +50,17 @@ class PipelineGrid:
 
     @property
     def is_last_stage(self) -> bool:
-        """Only the last stage sees the loss."""
+        """Whether this is the last stage, the only one that computes the loss."""
         return self.rank == self.stages[-1]
 
     @property
     def is_reporting(self) -> bool:
-        """Whether this is the one rank that reports the loss, of those that know it."""
+        """Whether this rank reports the loss, as one of the ranks that compute it."""
         return self.rank == self.reporter
 
 
 def place_in_pipeline(ctx: RankContext, *, num_stages: int, ranks_per_stage: int = 1) -> PipelineGrid:
-    """This rank's place among the ranks of its role, which stand replica by replica, and in each stage by stage.
+    """This rank's place among the ranks of its role, which are numbered replica by replica, and within a replica stage by stage.
 
     Raises:
         ValueError: They do not make whole replicas.

@@ -149,7 +149,7 @@ class PipelineLinks:
         return source if 0 <= chunk <= self._last_chunk else None
 
     def post(self, action: Action) -> tuple[Tensor, Pending] | None:
-        """Make a buffer for what a pass needs, and begin to receive into it; None where this rank hands it to itself.
+        """Make a buffer for the input of a pass, and begin to receive into it; None if this rank itself computes that input.
 
         Cost: one message of `4 * B * T * D` bytes.
         """
@@ -162,18 +162,18 @@ class PipelineLinks:
             return box_BTD, self._communicator.irecv(box_BTD, source=source, tag=tag)
 
     def take_handed(self, action: Action) -> Tensor:
-        """What a neighbouring part on this very rank has left for a pass."""
+        """Return the input of a pass that another chunk on this rank has computed."""
         return self._handed.pop((action.kind, (action.micro_batch, action.chunk)))
 
     def _keep(self, sent: tuple[Pending, Tensor]) -> None:
-        """Wait for a send only when many came after it, so that few buffers are alive."""
+        """Wait for a send only after several later ones, which still limits the number of buffers in use."""
         self._sends.append(sent)
         if len(self._sends) > 2 * len(self._stages):
             self._sends.popleft()[0].wait()
 
 
 class _Arrivals:
-    """Messages of one kind, in the order of the passes that need them, received one ahead."""
+    """Messages of one kind, in the order of the passes that need them; the next one is always being received."""
 
     def __init__(self, links: PipelineLinks, order: Sequence[Action], kind: str) -> None:
         self._links = links

@@ -84,7 +84,7 @@ class PipelinePart:
         self.chunks = _chunks(ctx, self.model, cut_into_parts(pipeline.blocks, num_chunks=count), grid=grid)
 
     def order(self, micro_batches: int) -> list[Action]:
-        """The passes of a step in which this replica has so many micro-batches."""
+        """Return the order of the passes of a step, for this replica's number of micro-batches."""
         if not micro_batches:
             return []
         return order_of_passes(
@@ -96,7 +96,7 @@ class PipelinePart:
         )
 
     def links(self, order: Sequence[Action], batches: Sequence[MicroBatch]) -> PipelineLinks:
-        """Begin to exchange what these passes over these micro-batches need."""
+        """Begin the exchange of the messages that these passes over these micro-batches need."""
         width = self._cfg.transformer_config.embedding_dim
         shapes = [torch.Size((*x_BT.shape, width)) for _, x_BT, _ in batches]
         return PipelineLinks(

@@ -126,7 +126,7 @@ def _check(stage: int, *, num_stages: int, num_micro_batches: int, num_chunks: i
 
 
 def _groups(num_stages: int, num_micro_batches: int) -> list[range]:
-    """Micro-batches that go through a chunk one after the other: at least p if there are as many, the first the largest."""
+    """Groups of micro-batches that go through a chunk one after the other: each of at least p if there are enough, the largest first."""
     return contiguous_blocks(num_micro_batches, max(1, num_micro_batches // num_stages))
 
 

@@ -95,7 +95,7 @@ class ScheduleChoice:
         return self._grid.is_reporting
 
     def _undecided(self, steps: int) -> str:
-        """What to say of a run that ends before the last measured step; a choice takes its place."""
+        """The note for a run that ends before the measurements do; the choice replaces it."""
         each = UNTIMED_STEPS + TIMED_STEPS
         needed = len(self._candidates) * each
         if steps >= needed:
@@ -105,7 +105,7 @@ class ScheduleChoice:
         return f"none was chosen: {count} fewer than the {needed} that measuring takes; {used} ran"
 
     def _choose(self) -> None:
-        """Add up what all ranks have measured: the same numbers everywhere, hence the same choice."""
+        """Add up the measurements of all ranks, so that every rank has the same numbers and makes the same choice."""
         mine = [statistics.median(self._steps_s[name][UNTIMED_STEPS:]) for name in self._candidates]
         count, stages = len(mine), self._grid.stages
         found = chain_all_gather(self._ctx, mine, among=stages)

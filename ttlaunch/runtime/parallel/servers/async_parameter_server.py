@@ -66,7 +66,7 @@ class AsyncParameterServer:
         self._replay = deque(Rank(rank) for rank in ctx.replay)
 
     def register_workers(self) -> None:
-        """Wait for all workers to register, then give each the weights and as many tasks as it wants in hand.
+        """Wait for all workers to register, then send each the weights and the number of tasks that it keeps in advance.
 
         Cost: a message of 8 bytes (int64) from each worker; to each 16 bytes (int64) for every task and once S bytes
             (float32).

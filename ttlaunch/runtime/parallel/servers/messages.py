@@ -46,18 +46,18 @@ def pack_verdict(verdict: Verdict, workers: Sequence[Rank]) -> Tensor:
 
 
 def read_verdict(message: Tensor, workers: Sequence[Rank]) -> Verdict:
-    """Return the verdict that `pack_verdict` was given."""
+    """Unpack the verdict from a tensor of `pack_verdict`."""
     version, is_over, *flags = message.tolist()
     return Verdict(version, bool(is_over), tuple(w for w, flag in zip(workers, flags, strict=True) if flag))
 
 
 def pack_order(kind: int, chosen: Sequence[Rank], workers: Sequence[Rank]) -> Tensor:
-    """Pack what to do, and with which workers, into a tensor of shape `(1 + W,)`, int64."""
+    """Pack an order, its kind and its workers, into a tensor of shape `(1 + W,)`, int64."""
     return torch.tensor([kind, *(int(worker in chosen) for worker in workers)])
 
 
 def read_order(message: Tensor, workers: Sequence[Rank]) -> tuple[int, tuple[Rank, ...]]:
-    """Return the kind and the workers that `pack_order` was given."""
+    """Unpack the kind and the workers from a tensor of `pack_order`."""
     kind, *flags = message.tolist()
     return kind, tuple(worker for worker, flag in zip(workers, flags, strict=True) if flag)
 

@@ -59,7 +59,7 @@ class PolyakAverage:
         register_owner(model, self, PolyakAverage.held_tensors)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The average, which most steps leave alone; see `telemetry/memory.py`."""
+        """The tensors of the average, which most steps do not change; see `telemetry/memory.py`."""
         yield BUFFERS, self.average_N
 
     @torch.no_grad()
@@ -77,7 +77,7 @@ class PolyakAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have the average in place of the weights for a block, to evaluate it."""
+        """Put the average in place of the weights for a block, to evaluate it."""
         weights_N = self._weights_N.clone()
         self._weights_N.copy_(self.average_N)
         yield
@@ -102,7 +102,7 @@ class AveragedState:
             yield from ((f"polyak.{name}", tensor) for name, tensor in self._average.named_average())
 
     def wait_before_update(self, ready: Callable[[], object]) -> None:
-        """The average changes after the update, so it is safe as long as the weights are."""
+        """Pass `ready` to the optimizer: the average changes only after its update, so no further wait is needed."""
         self._optimizer.wait_before_update(ready)
 
     def scaler_state(self) -> Mapping[str, Any] | None:

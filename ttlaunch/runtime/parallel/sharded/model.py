@@ -48,7 +48,7 @@ class ShardedModel(Model):
                 block.forward = partial(_keep_input, block.forward)  # inside of what gathers the block's parameters
 
     def deal(self, among: Sequence[Rank], *, replicas: int, ctx: RankContext) -> None:
-        """Leave this rank only its rows of every parameter, and count all collectives in its traffic counter."""
+        """Keep only this rank's rows of every parameter, and count all collectives in its traffic counter."""
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415  only ranks that share a model need it
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 

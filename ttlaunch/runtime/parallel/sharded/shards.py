@@ -58,11 +58,11 @@ class Shards:
         return self._model.names_of_whole()
 
     def add_head_gradient(self) -> None:
-        """Nothing: `take_gradients` has added both uses of a shared matrix."""
+        """Do nothing: `take_gradients` has added both uses of a shared matrix."""
 
     @torch.no_grad()
     def take_gradients(self) -> Tensor:
-        """What a synchronised backward pass has left, summed over all ranks, in `grads_N`; FSDP's own are freed."""
+        """Move the gradients of a synchronised backward pass, summed over all ranks, to `grads_N`, and free FSDP's own."""
         self._model.add_head_gradient()
         self.grads_N.zero_()
         for name, own in self._own.items():
@@ -93,7 +93,7 @@ class Shards:
         return norms_of_layers(self._squares)
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter whole, one after the other; all peers must ask for all of them.
+        """Give each whole parameter, one after the other; all peers must iterate over all of them.
 
         Cost: torch gathers the rows of each; the traffic counter does not count it.
         """
@@ -113,7 +113,7 @@ class Shards:
 
 
 def _split(shape: Sequence[int], own: int, *, parts: int, place: int) -> Split:
-    """Which rows `torch.chunk` gives: all parts have as many as the first, but for the last ones.
+    """Return the rows that `torch.chunk` gives a part: all parts have as many as the first, except the last ones.
 
     >>> [_split((10, 2), own, parts=4, place=place).ranges for place, own in enumerate([3, 3, 3, 1])]
     [(range(0, 3),), (range(3, 6),), (range(6, 9),), (range(9, 10),)]

@@ -36,7 +36,7 @@ class Mean:
 
 
 class MeanGradients(Protocol):
-    """What a worker's loop does about gradients.
+    """The calls with which a worker's loop gets the mean gradient of each step.
 
         for step in ctx.steps(cfg):
             means.begin(step)
@@ -80,7 +80,7 @@ def mean_gradients(
     steps_done: int = 0,
     bucket_megabytes: float | None = None,
 ) -> MeanGradients:
-    """What `staleness_bound` asks for.
+    """Build the means for the configured `staleness_bound`.
 
     Args:
         model: The model whose gradients are averaged.
@@ -129,7 +129,7 @@ class SynchronousMeans:
         yield Mean(until, loss, tokens, staleness)
 
     def close(self) -> None:
-        """Every step has freed its buffers."""
+        """Do nothing: every step has freed its buffers."""
 
 
 class BoundedMeans:
@@ -180,14 +180,14 @@ class BoundedMeans:
         self._advance()
 
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
-        """Gradients add up in the model, in the order of the micro-batches."""
+        """Leave the gradients in the model, where those of all micro-batches add up in order."""
         self._tokens, self._loss = self._tokens + tokens, self._loss + loss
         if index == self._last:
             self._give()
         self._advance()
 
     def ready(self, *, until: int) -> Iterator[Mean]:
-        """A mean is the caller's until it asks for the next one."""
+        """Give the means that are complete; each is valid until the caller requests the next one."""
         for step in range(self._clock.applied + 1, until + 1):
             self._advance()
             if step not in self._clock.whole:
@@ -199,7 +199,7 @@ class BoundedMeans:
             yield self._apply()
 
     def close(self) -> None:
-        """As every `MeanGradients`; waits for what others have not yet taken from here."""
+        """Free all buffers, after waiting until the other workers have received everything from this one."""
         while self._clock.open_steps:
             self._free()
 
@@ -208,7 +208,7 @@ class BoundedMeans:
         self._clock = self._clock.free()
 
     def _give(self) -> None:
-        """The loss scale, which other workers may already have changed, is divided out; it is a power of two."""
+        """Send the step's gradient without the loss scale, which may differ between workers here; it is a power of two, so no bit is lost."""
         self._clock = self._clock.give()
         grads_N, scaler = self._model.take_gradients(), self._model.loss_scaler
         if scaler.is_on:
@@ -219,7 +219,7 @@ class BoundedMeans:
         self._model.zero_grad()
 
     def _advance(self) -> None:
-        """Let the messages of all open steps go on that are here, the oldest step's first."""
+        """Process the messages of all open steps that have arrived, those of the oldest step first."""
         for step in self._clock.open_steps:
             is_missing = self._clock.applied < step <= self._clock.given and step not in self._clock.whole
             if is_missing and self._ring(step).advance(waits=False):

@@ -113,11 +113,11 @@ class LocalReplica:
         return self._shared[kind]
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What is equal on all workers, which steps between two averages leave alone; see `telemetry/memory.py`."""
+        """The tensors that are equal on all workers, which do not change between two averages; see `telemetry/memory.py`."""
         yield from ((BUFFERS, tensor) for tensor in (self.agreed_N, *self._shared.values()))
 
     def restore(self) -> None:
-        """Begin where the run's checkpoint left off, this worker where it was itself, or with the weights it was given."""
+        """Continue from the run's checkpoint, with this worker's own weights and state, or begin with the configured weights."""
         self._ctx.restore(self, self)
         if self._ctx.steps_done == 0:
             self.model.weights_N.copy_(self.agreed_N)
@@ -179,7 +179,7 @@ class LocalReplica:
 
     @torch.no_grad()
     def agree(self) -> None:
-        """The model's weights, which are now equal on all workers, are those that all agree on."""
+        """Take the model's weights, which are now equal on all workers, as the agreed weights."""
         self.agreed_N.copy_(self.model.weights_N)
         self.is_agreed = True
 
@@ -224,7 +224,7 @@ class LocalReplica:
 
     @property
     def copies(self) -> frozenset[str]:
-        """What the first worker writes for all: agreed weights and outer state."""
+        """The names that the first worker writes for all: agreed weights and outer state."""
         return frozenset(name for name, _ in self.model.named_parameters()) if self._place else frozenset()
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -261,4 +261,4 @@ class LocalReplica:
 
 
 def _nothing() -> None:
-    """No checkpoint has begun."""
+    """Do nothing, as long as no checkpoint has begun."""

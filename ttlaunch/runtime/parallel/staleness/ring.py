@@ -55,11 +55,11 @@ class RingBuffers:
         register_owner(ctx, self, RingBuffers.held_tensors)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Room for gradients, also while other steps' buffers are in use; see `telemetry/memory.py`."""
+        """The buffers of this step, which are allocated all the time; see `telemetry/memory.py`."""
         yield from ((BUFFERS, tensor) for tensor in (self._own_N, self.sum_N))
 
     def open(self) -> None:
-        """Begin to receive for a new step; the step before that had these buffers is over.
+        """Begin to receive for a new step, when the previous step that used these buffers is over.
 
         Every worker must call, in its own time, before its `give`.
 
@@ -100,7 +100,7 @@ class RingBuffers:
         self._send_next()
 
     def advance(self, *, waits: bool) -> bool:
-        """Take the messages that are here, or wait for all that are missing, and pass on what comes of each.
+        """Take the messages that have arrived, or wait for all that are missing, and send on the result of each.
 
         Returns:
             Whether the sum and all counts are here.

@@ -91,7 +91,7 @@ class GradientAggregator:
         agree(self._ctx, self._shared, dests=self._workers)
 
     def begin_step(self) -> tuple[float, int]:
-        """Agree on the buckets of the step, and wait until every worker knows its loss.
+        """Agree on the buckets of the step, and wait until every worker has computed its loss.
 
         Returns:
             Mean loss per token and number of tokens of the whole step.

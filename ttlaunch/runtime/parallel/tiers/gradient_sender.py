@@ -26,7 +26,7 @@ def counts_of(tree: GradientTree) -> Tensor:
 
 
 class GradientSender:
-    """Sums of one worker's block of micro-batches, and of those of its members, sent to the rank that goes on adding.
+    """Adds up one worker's block of micro-batches and those of its members, and sends the sums to the rank that adds them further.
 
     A member is a rank that sends its sums here rather than further up.
 
@@ -90,7 +90,7 @@ class GradientSender:
         self._watch.begin(buckets, self._complete)
 
     def close(self) -> None:
-        """Send what has not left yet, and return when the gradients may be overwritten.
+        """Send the remaining buckets, and return when the gradients may be overwritten.
 
         Cost: with members, the messages of the last bucket; else none of its own.
         """
@@ -105,7 +105,7 @@ class GradientSender:
         self._tree.clear()
 
     def _complete(self, bucket: Bucket) -> None:
-        """A bucket is whole here. Members' may still be under way, so those are waited for one bucket later."""
+        """Handle a bucket that is complete on this rank. The members' gradients may not have arrived yet, so this waits for those of the bucket before it."""
         self._tree.complete(bucket.values)
         if self._members:
             self._late.append(bucket)

@@ -62,7 +62,7 @@ class WorkerGroup:
         return next(row for row in self.rows if rank in row)
 
     def server_of(self, rank: Rank, *, aggregator: Rank) -> Rank:
-        """Return the rank that takes a rank's sums: the aggregator those of the first row, which takes those of its columns."""
+        """Return the rank to which a rank sends its sums: for the first row the aggregator, for other rows the rank of the first row in its column."""
         return aggregator if rank in self.rows[0] else self.rows[0][self.row_of(rank).index(rank)]
 
     def members_of(self, rank: Rank) -> dict[Rank, range]:

@@ -30,7 +30,7 @@ from ttlaunch.runtime.world import Rank
 
 
 class RemoteOptimizer:
-    """Stands in for a local optimizer in a worker's loop; keeps no state but gradient sums.
+    """Used in a worker's loop like a local optimizer; its only state is the sums of gradients.
 
     At the other end is a `GradientAggregator`, or the worker that this one is a member of.
 

@@ -90,7 +90,7 @@ class WeightReceiver:
             self._to_members.wait()
 
     def hold_back(self, model: nn.Module) -> None:
-        """Let each part of a model wait for its parameters, all of them, before its forward pass.
+        """Let each part of a model wait for all its parameters before its forward pass.
 
         Parts are the model's children, and the children of those that are mere containers.
         """

@@ -93,7 +93,7 @@ class ScatteredGradients:
 
     @contextmanager
     def of(self, layer: Layer, index: int) -> Iterator[None]:
-        """Take in what the backward pass in this block adds to the gradients of a layer, for one micro-batch.
+        """Enter the gradients of a layer that the backward pass in this block computes, for one micro-batch.
 
         Those of two siblings in the tree are added by the backward pass of the second, which adds to what is there.
 
@@ -185,7 +185,7 @@ class ScatteredGradients:
         return begin_receives(self._nodes, parts, place=self._owned.place, receive=receive if size else None)
 
     def _finish(self, under_way: _UnderWay) -> None:
-        """Add this rank's shard up, divide, and at stage 0 let every rank have it."""
+        """Add up this rank's shard, divide it, and at stage 0 send it to every rank."""
         if self._counts is not None:
             self._tokens, self._loss = self._counts.wait()
             self._counts = None

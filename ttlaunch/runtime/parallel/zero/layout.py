@@ -42,7 +42,7 @@ class Layer:
     shards: tuple[range, ...]
 
     def within(self, values: range) -> slice:
-        """Where some of the values are in a vector of this layer alone."""
+        """Return where a range of the model's values is in a vector of this layer alone."""
         return slice(values.start - self.values.start, values.stop - self.values.start)
 
 
@@ -130,7 +130,7 @@ class ShardLayout:
         return named[layer.parameters.start : layer.parameters.stop]
 
     def kept(self, layer: Layer, rank: int) -> range:
-        """What a rank owns of a layer's parameters: its shard without the place of a second use."""
+        """Return the values of a layer's parameters that a rank owns: its shard without the place of a second use."""
         shard = layer.shards[rank]
         return range(shard.start, max(shard.start, min(shard.stop, self.second_use.start)))
 

@@ -32,7 +32,7 @@ class OwnedParameters:
     """
 
     def __init__(self, model: Model, layout: ShardLayout, *, place: int, zero_stage: int) -> None:
-        """Keep of a flat model what this rank owns at this stage; the rest of its memory is given up."""
+        """Keep the part of a flat model that this rank owns at this stage, and free the rest."""
         self.layout, self.place = layout, place
         self.shares_state, self.shares_gradients, self.shares_parameters = (zero_stage >= least for least in (1, 2, 3))
         self.loss_scaler, self.traffic = model.loss_scaler, model.traffic
@@ -144,7 +144,7 @@ def _slice(values: range) -> slice:
 
 
 def _updated(layout: ShardLayout, values: range) -> list[Fragment]:
-    """The parameters that are updated there, or rows of them; nothing for a second use."""
+    """The parameters, or rows of them, that are updated in these values; nothing for a second use."""
     return [fragment for fragment in layout.fragments(values) if fragment.part.values.start not in layout.second_use]
 
 

@@ -51,7 +51,7 @@ class GatheredWeights:
     """
 
     def __init__(self, model: Model, owned: OwnedParameters, *, ctx: Communicator, among: Sequence[Rank]) -> None:
-        """Look at the model; at stage 3 its parameters get memory that layers share. Nothing is sent.
+        """Take the model; at stage 3 its parameters get memory that layers share. Nothing is sent.
 
         Args:
             model: The model whose passes are watched; `fetch` must have returned for each layer before it runs.
@@ -72,7 +72,7 @@ class GatheredWeights:
         model.register_forward_pre_hook(self._check, with_kwargs=True)
 
     def publish(self, version: int) -> None:
-        """Announce that this rank's shards are now those of a version; before stage 3 they leave at once.
+        """Announce that this rank's shards now have a version; before stage 3 they are sent at once.
 
         Every rank must call, once a step, after its update.
 
@@ -95,7 +95,7 @@ class GatheredWeights:
                 self._gather(layer)
 
     def begin(self, version: int) -> None:
-        """A pass, or a forward and a backward pass, over the parameters of this version begins."""
+        """Begin a pass, or a forward and a backward pass, over the parameters of this version."""
         self._wanted = version
         if self._owned.shares_parameters:
             self._has.clear()
@@ -193,7 +193,7 @@ class GatheredWeights:
 
     @torch.no_grad()
     def _share_memory(self, model: Model) -> list[Tensor]:
-        """Lay the parameters of even layers over one another, and those of odd ones."""
+        """Let all even layers share one buffer for their parameters, and all odd layers another."""
         sizes = [max(len(layer.values) for layer in self.layers[slot::_SLOTS]) for slot in range(_SLOTS)]
         slots = [self._owned.weights_N.new_zeros(size) for size in sizes]
         parameters = list(model.parameters())
