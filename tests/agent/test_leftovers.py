@@ -14,7 +14,7 @@ from ttlaunch.agent.send_signal import holders
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.planning.engine import RanksToStart
 
-NAMES = ENGINES[0].unused().command(RanksToStart("python", "shim.py", [], [])).names
+NAMES = ENGINES[0].never_started().command(RanksToStart("python", "shim.py", [], [])).names
 NOTHING = {"processes": [], "folders": []}
 
 

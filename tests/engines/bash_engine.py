@@ -63,7 +63,7 @@ class Bash:
     def adapt_daemon(self, command, start):
         return None
 
-    def read_output(self, said, statuses):
+    def read_output(self, output, statuses):
         return EngineReport()
 
     def pairs_with(self, library):
@@ -83,5 +83,5 @@ class BashFinder:
     def parse_arguments(self, text):
         return EngineArguments(), []
 
-    def unused(self):
+    def never_started(self):
         return Bash(SIGNATURE.program, SIGNATURE.oldest)

@@ -43,7 +43,7 @@ def raised(time, kind="ValueError", message="short", step=0):
 
 def said(text, **known):
     """What is known where the engine has written this."""
-    engine = ENGINES[0].unused()
+    engine = ENGINES[0].never_started()
     return Witnesses(engine=engine.read_output(text, {}), launcher=engine.signature.program, **known)
 
 

@@ -149,7 +149,7 @@ def test_half_a_log_or_none_is_no_mistake():
 
 
 def said_by_mpi(text, statuses):
-    return ENGINES[0].unused().read_output(text, statuses)
+    return ENGINES[0].never_started().read_output(text, statuses)
 
 
 def test_ranks_in_which_mpi_gave_up_are_known_from_mpirun():

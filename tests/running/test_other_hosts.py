@@ -103,7 +103,9 @@ def _concluded(tmp_path, *, returncode, exits, lost=()):
     for rank, record in exits.items():
         seen.ranks[rank].exit = RankExit(**record)
     ending = Ending(lost_shims=dict.fromkeys(lost, 5.0))
-    return find_failure(RunFolder("test", tmp_path), seen, ending, engine=ENGINES[0].unused(), returncode=returncode)
+    return find_failure(
+        RunFolder("test", tmp_path), seen, ending, engine=ENGINES[0].never_started(), returncode=returncode
+    )
 
 
 def test_an_mpirun_that_leaves_a_rank_behind_has_failed_whatever_its_status(tmp_path):

@@ -118,10 +118,10 @@ def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmit
 
 def _show(outcome: "Outcome", topology: "Topology") -> None:
     """Print a line for each host that is ready, and whether runs use its environment."""
-    ready = {host: result for host, result in outcome.results.items() if result.last.kind == "ready"}
+    ready = {host: result for host, result in outcome.results.items() if result.answer.kind == "ready"}
     width = max((len(host) for host in ready), default=0)
     for host in [str(host.name) for host in topology.hosts if str(host.name) in ready]:
-        sys.stdout.write(f"{host:<{width}}  {_words(ready[host].last, ready[host].sent, ready[host].seconds)}\n")
+        sys.stdout.write(f"{host:<{width}}  {_words(ready[host].answer, ready[host].sent, ready[host].seconds)}\n")
     if ready:
         lock = max(outcome.locks.values(), key=lambda lock: len(lock.installed))
         hosts = counted(len(ready), "host")
@@ -134,14 +134,14 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
         )
 
 
-def _words(last: "EnvironmentAnswer", sent: int, seconds: float) -> str:
+def _words(answer: "EnvironmentAnswer", sent: int, seconds: float) -> str:
 
-    mpi = f", {last.mpi}" if last.mpi else ""
-    if not last.made:
-        return f"was ready: Python {last.python}{mpi} in {last.environment}"
+    mpi = f", {answer.mpi}" if answer.mpi else ""
+    if not answer.made:
+        return f"was ready: Python {answer.python}{mpi} in {answer.environment}"
     carried = f"{render_size(sent)} sent" if sent else "of wheels that were there"
-    origin = "fetched from its index" if last.from_index else carried
-    return f"made in {seconds:.1f} s, {origin}: Python {last.python}{mpi} in {last.environment}"
+    origin = "fetched from its index" if answer.from_index else carried
+    return f"made in {seconds:.1f} s, {origin}: Python {answer.python}{mpi} in {answer.environment}"
 
 
 def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -> dict[str, Any]:
@@ -151,17 +151,17 @@ def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -
     hosts = []
     for name in (str(host.name) for host in topology.hosts):
         result, base = outcome.results.get(name), outcome.bases.get(name)
-        last = result.last if result else EnvironmentAnswer(kind="failed")
+        answer = result.answer if result else EnvironmentAnswer(kind="failed")
         hosts.append(
             {
                 "host": name,
-                "state": "made" if last.kind == "ready" and last.made else last.kind,
-                "environment": last.environment,
+                "state": "made" if answer.kind == "ready" and answer.made else answer.kind,
+                "environment": answer.environment,
                 "base": base.path if base else None,
                 "kind": str(base.kind) if base else None,
-                "mpi": last.mpi,
+                "mpi": answer.mpi,
                 "sent_bytes": result.sent if result else 0,
-                "from_index": last.from_index,
+                "from_index": answer.from_index,
                 "seconds": round(result.seconds, 3) if result else None,
             }
         )

@@ -1,8 +1,8 @@
 """The protocol of engines: what every engine provides, and what only an engine knows.
 
 An engine starts one shim per rank and ends with them. Everything else is the same for every engine: shims, records,
-logs, leases and flight recorders. It is passed on as an object; code that depends on what an engine can do asks for a
-`Capability` and never compares names.
+logs, leases and flight recorders. Functions receive the engine as an object; code that
+depends on an ability of the engine checks its `Capability` and never compares names.
 """
 
 import subprocess
@@ -18,10 +18,10 @@ from ttlaunch.planning.launch_plan import EngineCommand
 
 
 class Capability(Flag):
-    """What an engine can do; code that needs one of these asks whether it is in `Engine.can`.
+    """Abilities that an engine may have; code that needs one checks whether it is in `Engine.can`.
 
-    An engine that lacks one is still complete: what needs it is refused, or done without the engine. Today only `MPI` is
-    asked for, before a run on this machine; each of the others is for the first engine that has it.
+    If an engine lacks an ability, ttlaunch refuses what needs it or does it without the engine. Today ttlaunch only checks
+    for `MPI`, before a run on this machine; the others are for future engines.
     """
 
     LOSE_RANK = auto()
@@ -45,7 +45,7 @@ class EngineArguments:
     Attributes:
         hosts: The hosts that they name, as the text of a hostfile; None if they name none.
         hostfile: The hostfile that they name; None if they name none.
-        passed: What goes to the engine as it is.
+        passed: The arguments that are passed to the engine unchanged.
     """
 
     hosts: Source | None = None
@@ -59,8 +59,8 @@ class DaemonStart:
 
     Attributes:
         prefix: Folder of the engine there, whose `bin` has the daemon.
-        programs: Folder whose programs ranks find first: that of their interpreter.
-        environment: Variables for the daemon, and so for all that it starts.
+        programs: The folder that comes first in the ranks' PATH: that of their interpreter.
+        environment: Variables for the daemon, which everything that it starts inherits.
         secrets: Variables whose values appear on no command line and in no output.
     """
 
@@ -72,12 +72,12 @@ class DaemonStart:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Facts about the end of ranks in an engine's own output, as far as no record has them.
+    """Facts about the end of ranks that only the engine's own output has.
 
     Attributes:
         gave_up: Ranks that ended because the connection to a peer had closed.
         killed_shims: Ranks whose shim was killed by somebody other than the engine.
-        lost_daemon: Whether its daemon on some host went away.
+        lost_daemon: Whether the engine lost the connection to its daemon on a host.
     """
 
     gave_up: frozenset[int] = frozenset()
@@ -95,7 +95,7 @@ class Engine(PlansCommands, Protocol):
 
     @property
     def name(self) -> str:
-        """Its name and version, such as `Open MPI 5.0.11`; shown, recorded and hashed, and compared by nobody."""
+        """Its name and version, such as `Open MPI 5.0.11`; shown, recorded and hashed, but never compared."""
 
     @property
     def program(self) -> str:
@@ -111,7 +111,7 @@ class Engine(PlansCommands, Protocol):
 
     @property
     def can(self) -> Capability:
-        """What it can do beyond starting ranks and ending with them."""
+        """Its abilities beyond starting ranks and ending with them."""
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start what `command` made, in the run's folder.
@@ -126,18 +126,18 @@ class Engine(PlansCommands, Protocol):
         """The shell command that starts its daemon on a host, with the host's own paths.
 
         Args:
-            command: What the engine would have its remote shell run there.
-            start: What is known of the host.
+            command: The command that the engine gives to its remote shell for this host.
+            start: How the daemon starts on this host.
 
         Returns:
             None if the command starts no daemon and can run as it is.
         """
 
-    def read_output(self, said: str, statuses: Mapping[int, int | None]) -> EngineReport:
-        """Find out from its own messages what happened to ranks.
+    def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:
+        """Read from the engine's own messages how ranks ended.
 
         Args:
-            said: What it wrote to its standard error; ranks do not write there.
+            output: The engine's standard error; ranks do not write there.
             statuses: The exit status of each rank; None for ranks without one.
         """
 
@@ -154,22 +154,22 @@ class Engine(PlansCommands, Protocol):
 
 
 class EngineFinder(Protocol):
-    """One entry of `ttlaunch.engines.ENGINES`: an engine before it is known whether this machine has it."""
+    """One entry of `ttlaunch.engines.ENGINES`: an engine that this machine may or may not have."""
 
     @property
     def signature(self) -> EngineSignature:
         """How it is recognised on any machine."""
 
     def find(self, *, python: str, search_path: str | None) -> Engine | Diagnostic:
-        """The engine of this machine, or what is missing or wrong.
+        """Return the engine of this machine, or the diagnostic that says what is missing or wrong.
 
         Args:
             python: Interpreter of the ranks; an engine beside it wins over one in the search path.
-            search_path: `PATH` of the shell; None: the process's own.
+            search_path: `PATH` of the shell; None for that of this process.
         """
 
     def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
         """Sort the arguments that a user passes on to the engine's command."""
 
-    def unused(self) -> Engine:
+    def never_started(self) -> Engine:
         """An engine that is never started, for the plan of a simulation, whose ranks are all in one process."""

@@ -20,13 +20,13 @@ def find_engine(
     gets_arguments: bool = False,
     engines: Sequence[EngineFinder] = ENGINES,
 ) -> Engine | Diagnostic:
-    """Find the engine to use on this machine; if there is none, what is missing or wrong with the preferred one.
+    """Find the engine to use on this machine; if there is none, return the diagnostic about the preferred engine.
 
     Args:
         python: Interpreter of the ranks.
-        search_path: `PATH` of the shell; None: the process's own.
+        search_path: `PATH` of the shell; None for that of this process.
         gets_arguments: Whether the user gives arguments for its command, which only the preferred engine understands.
-        engines: Those to look for.
+        engines: The engines to look for, in order of preference.
     """
     answers = []
     for finder in engines[:1] if gets_arguments else engines:

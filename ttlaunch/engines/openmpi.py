@@ -180,8 +180,8 @@ class OpenMpi:
         daemon = shlex.quote(f"{start.prefix}/bin/{match['name']}")
         return "; ".join([*lines, f"exec {daemon}{match['arguments']}"])
 
-    def read_output(self, said: str, statuses: Mapping[int, int | None]) -> EngineReport:
-        return EngineReport(_gave_up(said, statuses), _killed_shims(said), _LOST_DAEMON in said)
+    def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:
+        return EngineReport(_gave_up(output, statuses), _killed_shims(output), _LOST_DAEMON in output)
 
     def pairs_with(self, library: str) -> bool:
         """Compare the major versions: libraries and engines of one major version work together."""
@@ -251,19 +251,19 @@ _KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+nod
 _LOST_DAEMON = "has lost communication with a remote daemon"  # the message does not have the host's name in `hosts.txt`
 
 
-def _gave_up(said: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
+def _gave_up(output: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
     """Find the ranks in which MPI itself gave up because the connection to a peer had closed.
 
     Open MPI reports that through mpirun and not in the rank's own log, and folds the messages of several ranks into
     one. All of these ranks exit with the same status, which identifies the ranks that the message does not name.
     """
-    named = {int(rank) for rank in _GAVE_UP.findall(said)}
+    named = {int(rank) for rank in _GAVE_UP.findall(output)}
     return frozenset(named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS})
 
 
-def _killed_shims(said: str) -> frozenset[int]:
+def _killed_shims(output: str) -> frozenset[int]:
     """Find the ranks whose shim was killed, as mpirun reports it; it does not report those that it kills itself."""
-    return frozenset(int(rank) for rank in _KILLED_SHIM.findall(said))
+    return frozenset(int(rank) for rank in _KILLED_SHIM.findall(output))
 
 
 _unusable = partial(Diagnostic, hints=(_INSTALL,), blame=Blame.HOSTS)
@@ -298,7 +298,7 @@ class OpenMpiFinder:
     def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
         return parse_mpi_args(text)
 
-    def unused(self) -> OpenMpi:
+    def never_started(self) -> OpenMpi:
         version = (5, 0, 0)
         return OpenMpi(SIGNATURE.program, version, generation_of(version))
 

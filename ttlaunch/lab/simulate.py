@@ -113,7 +113,7 @@ def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
         resolved.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)
     if not resolved.ok or choice is None or layout is None or topology is None:
         raise LaunchError(resolved.diagnostics)
-    surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), ENGINES[0].unused())
+    surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), ENGINES[0].never_started())
     plan = plan_recipe(choice, layout, topology, surroundings=surroundings)
     assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
     missing = check_packages(plan.program, without=["mpi4py"])

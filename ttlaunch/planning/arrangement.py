@@ -1,7 +1,7 @@
 """Find the best order of places for ranks that talk to each other: a quadratic assignment, as plain numbers.
 
-Ranks 0, 1, … take the places of *blocks* one after the other. A block is what moves as one, a host with its meshes:
-its places may change their order among themselves, and blocks may change theirs. The cost of an arrangement is
+Ranks 0, 1, … take the places of *blocks*, one block after the other. A block is a host with its meshes, which move together.
+The places within a block may be reordered, and so may the blocks. The cost of an arrangement is
 Σ traffic(a, b) × distance(place of a, place of b) over all pairs of ranks.
 
 Source: T. Koopmans, M. Beckmann, "Assignment Problems and the Location of Economic Activities", Econometrica 25(1), 1957.
@@ -17,13 +17,13 @@ EXACT_UP_TO = 8
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which order of places costs least: distances, traffic and what may move.
+    """The problem to solve: distances, traffic, and which places may change their order.
 
     Attributes:
         distances: The distances between places, a symmetric matrix.
-        traffic: Pairs of ranks, each pair once, with what they send each other.
-        blocks: The places of each block in today's order; together all places, each once.
-        last_stays: The last block may not change places with others (a host that the ranks do not fill).
+        traffic: The traffic of each pair of ranks, each pair once.
+        blocks: The places of each block in today's order; together, the blocks have each place once.
+        last_stays: Whether the last block keeps its position, because it is a host that the ranks do not fill.
     """
 
     distances: Sequence[Sequence[float]]
@@ -54,9 +54,9 @@ class Assignment:
 
 
 def best_of_all(question: Assignment) -> list[int]:
-    """Look at every arrangement, leaving out those that begin no better than a whole one found before.
+    """Find the best arrangement by trying all, except those whose beginning already costs as much as the best one so far.
 
-    Today's arrangement wins against others of equal cost. Cost: up to `size!` arrangements.
+    Of arrangements with equal cost, today's is preferred. Cost: up to `size!` arrangements.
     """
     best, least = question.today, question.cost(question.today)
     places: list[int] = []
@@ -82,7 +82,7 @@ def best_of_all(question: Assignment) -> list[int]:
 
 
 def _added(question: Assignment, places: list[int], order: tuple[int, ...], *, allowed: float) -> float | None:
-    """Return what the next ranks add to the cost in these places; None if that is as much as allowed, or more."""
+    """Return the cost that the next ranks add in these places; None if it reaches the limit."""
     more, whole = 0.0, [*places, *order]
     for rank in range(len(places), len(whole)):
         row = question.distances[whole[rank]]

@@ -1,4 +1,4 @@
-"""What `ttlaunch compare` runs: which recipes, and the model, data and seed that all of them get."""
+"""The runs of `ttlaunch compare`: the recipes, and the model, data and seed that all of them share."""
 
 import re
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ _NAME = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 @dataclass(frozen=True)
 class Workload:
-    """The training that all candidates get: a small GPT, so that a comparison of all recipes takes minutes on two cores.
+    """The training that all candidates do: a small GPT, so that a comparison of all recipes takes minutes on two cores.
 
     Attributes:
         steps: Optimizer steps of each run.
-        overrides: `KEY=VALUE`, for every recipe; they win over what is here.
+        overrides: `KEY=VALUE`, for every recipe; they take precedence over the workload's own values.
     """
 
     steps: int
@@ -21,11 +21,11 @@ class Workload:
 
     @property
     def sets_steps(self) -> bool:
-        """Return whether an override says how many steps there are, other than `steps` does."""
+        """Return whether an override sets another number of steps than `steps` does."""
         return any(one.partition("=")[0].strip() == "training_config.steps" for one in self.overrides)
 
     def settings(self) -> list[str]:
-        """Return what follows each `--set`: whole sections, so that nothing of a recipe's own training file is left."""
+        """Return the values of `--set`: whole sections, which replace those of a recipe's own training file."""
         training = (
             f"{{seed: 0, steps: {self.steps}, batch_size: 16, micro_batch_size: 2, learning_rate: 5.0e-3, "
             f"validation_interval: {max(1000, self.steps)}, validation_sequences: 32}}"
@@ -42,11 +42,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe with overrides, as it is compared with others.
+    """A recipe with overrides, which is compared with others.
 
     Attributes:
         recipe: A recipe's name or folder.
-        overrides: `KEY=VALUE`, for this one alone.
+        overrides: `KEY=VALUE`, for this candidate alone.
     """
 
     recipe: str
@@ -58,12 +58,12 @@ class Candidate:
         return f"{self.recipe} ({changes})" if changes else self.recipe
 
     def words(self, workload: Workload, *, on: str) -> list[str]:
-        """Return what follows `ttlaunch run`."""
+        """Return the arguments of `ttlaunch run`."""
         cluster = [] if on == "local" else ["--on", on]
         return [self.recipe, *cluster, *(word for one in self.settings(workload) for word in ("--set", one))]
 
     def settings(self, workload: Workload) -> list[str]:
-        """Return what follows each `--set`: whole sections, so that nothing of a recipe's own training file is left."""
+        """Return the values of `--set`: whole sections, which replace those of a recipe's own training file."""
         return [*workload.settings(), *self.overrides]
 
 
@@ -73,7 +73,7 @@ def _without_section(override: str) -> str:
 
 
 def parse_candidate(text: str) -> Candidate:
-    """Parse `RECIPE`, or `RECIPE:KEY=VALUE,KEY=VALUE` with a change for this one alone."""
+    """Parse `RECIPE`, or `RECIPE:KEY=VALUE,KEY=VALUE` with overrides for this candidate alone."""
     recipe, colon, changes = text.partition(":")
     if not colon or not _NAME.match(changes):
         return Candidate(text)

@@ -1,7 +1,7 @@
 """The interface of an engine to planning and to the rules about hosts; engines themselves are in `ttlaunch/engines/`.
 
-An engine is what starts the ranks of a run: Open MPI, and whatever else has a file in `ttlaunch/engines/`. Plans are made
-with an object that is handed in; nothing here names one.
+An engine starts the ranks of a run; each engine, such as Open MPI, has a file in `ttlaunch/engines/`. Functions of planning
+receive the engine as an object, and no code here names one.
 """
 
 import re
@@ -16,19 +16,19 @@ from ttlaunch.planning.launch_plan import EngineCommand, RankRow
 class EngineSignature:
     """How an engine is recognised on any machine.
 
-    Plain data, because hosts are asked by scripts that have no engine's code.
+    It is plain data, because scripts on hosts use it, and they do not have the engines' code.
 
     Attributes:
-        title: What people call it, such as `Open MPI`.
+        title: The engine's name for people, such as `Open MPI`.
         program: The command that starts ranks, looked for by this name and asked for its `--version`.
         version: Regular expression; its first group is the version in what the program answers.
         oldest: The first version that can be used.
-        before: The first version that can no longer be used, since nobody knows its settings yet.
-        package: The Python package that brings it; empty if none does.
-        library: Regular expression for the version in what the library that mpi4py loads says of itself; empty if ranks
-            need no library of the engine's.
-        abi: What the probe calls that library.
-        detached: Names of its processes that leave the line of their parents, so that what is below them looks orphaned.
+        before: The first newer version that is refused, because its settings are not known yet.
+        package: The Python package that contains the engine; empty if there is none.
+        library: Regular expression for the version that the library loaded by mpi4py reports; empty if ranks need no
+            library of the engine.
+        abi: The probe's name for this library.
+        detached: Names of its processes that detach from their parents, so that their own children look orphaned.
     """
 
     title: str
@@ -41,10 +41,10 @@ class EngineSignature:
     abi: str = ""
     detached: tuple[str, ...] = ()
 
-    def version_in(self, said: str | None) -> tuple[int, ...] | None:
+    def version_in(self, answer: str | None) -> tuple[int, ...] | None:
         """Find the version in what the program answered, such as `(5, 0, 11)`; None if another program answered."""
-        match = re.search(self.version, said or "")
-        numbers = re.match(r"\d+(?:\.\d+)*", match[1]) if match else None  # of `5.1.0rc2`, what can be compared
+        match = re.search(self.version, answer or "")
+        numbers = re.match(r"\d+(?:\.\d+)*", match[1]) if match else None  # `5.1.0` of `5.1.0rc2`
         return tuple(int(part) for part in numbers[0].split(".")) if numbers else None
 
     def refusal(self, version: tuple[int, ...]) -> str | None:
@@ -65,10 +65,10 @@ def dotted(version: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class OverHosts:
-    """What an engine has to know when ranks run on other machines than the launching one.
+    """The data that an engine needs when ranks run on other machines than the launching one.
 
     Attributes:
-        remote_folder: Where ttlaunch keeps its things on a host; if not absolute, below the user's home there.
+        remote_folder: The folder for ttlaunch's files on a host; if not absolute, it is below the user's home there.
         networks: Networks for the ranks' messages, in CIDR notation; if empty, the engine chooses.
         control_networks: Networks for the messages of the engine's daemons, which must also reach the launching machine.
         has_rdma: Whether every host has an RDMA device, so that ranks must be free to use it.

@@ -1,8 +1,8 @@
 """The environment each rank receives, compatible with programs written for the vendor's launcher.
 
-Later wins: variables of the launching shell with a vendor prefix, the managed variables, the cluster's and the
-bindings' `global_env`, a rank's own `env_overrides`. What a rank inherits on its host stays, except managed names: a
-`TT_MESH_ID` left over in somebody's shell must never reach a rank.
+In ascending precedence: variables of the launching shell with a vendor prefix, the managed variables, the `global_env` of
+the cluster and of the bindings, a rank's own `env_overrides`. A rank keeps the variables that it inherits on its host,
+except managed ones: a `TT_MESH_ID` that is still set in a user's shell must never reach a rank.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def plan_environment(topology: Topology, *, shell: Mapping[str, str], working_fo
 
 
 def plan_rank_environment(rank: int, binding: Binding | None, topology: Topology) -> dict[str, str]:
-    """Return the variables of one rank alone; those that cluster or bindings set for all ranks stay as they are."""
+    """Return the variables of one rank alone; a managed one is left out if the cluster or the bindings set it for all ranks."""
     own = {"TT_RUN_RANK": str(rank)}
     if binding is not None:
         own["TT_MESH_ID"] = str(binding.mesh_id if binding.local_mesh_id is None else binding.local_mesh_id)

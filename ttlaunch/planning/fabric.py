@@ -1,7 +1,8 @@
-"""Rules of `socket_type: fabric`: ranks that talk need a path of links between their meshes, and meshes of one shape.
+"""Rules of `socket_type: fabric`: ranks that communicate need a path of links between their meshes, and equal mesh shapes.
 
 Fabric sockets run from device to device along the links of the mesh graph, device d of one mesh to device d of the
-other. Through how many meshes a message goes on its way doesn't matter for being right; `ttlaunch place` looks at that.
+other. The length of the path does not affect correctness; `ttlaunch place`
+shortens it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ _Hops = Mapping[MeshId, Mapping[MeshId, int]]
 
 @dataclass(frozen=True)
 class _Talk:
-    """The ranks that talk over fabric, each pair once, and the mesh that each rank drives."""
+    """The ranks that communicate over fabric, each pair once, and the mesh that each rank drives."""
 
     loaded: LoadedConfig
     roles: Sequence[str]

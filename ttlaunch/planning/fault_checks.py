@@ -1,4 +1,4 @@
-"""Check that the faults of a plan can happen in a run: by its ranks, roles and hosts, and the steps it takes."""
+"""Check that a run has the ranks, roles, hosts and steps that the faults of a plan name."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
 
 @dataclass(frozen=True)
 class Field:
-    """What faults may hit, and when.
+    """The possible targets and moments of faults in a run.
 
     Attributes:
         is_here: Whether all ranks run on the launching machine.
         takes_steps: Whether ranks report steps at all.
-        first_step, last_step: The first and last step of the run; None if it does not say.
+        first_step, last_step: The first and last step of the run; None if unknown.
     """
 
     ranks: tuple[RankRow, ...]
@@ -34,7 +34,7 @@ class Field:
 
 
 def field_of(plan: LaunchPlan, *, is_here: bool) -> Field:
-    """Return what faults may hit in a plan, and when."""
+    """Return the possible targets and moments of faults in a plan."""
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
     if recipe is None:
         return Field(plan.ranks, is_here, takes_steps=False)
@@ -44,7 +44,7 @@ def field_of(plan: LaunchPlan, *, is_here: bool) -> Field:
 
 
 def check_faults(faults: Sequence[Fault], ground: Field) -> Iterator[Diagnostic]:
-    """Report every fault that names what the run does not have, or that comes at no moment of it."""
+    """Report every fault whose target the run does not have, or whose moment the run never reaches."""
     for fault in faults:
         found = _check_target(fault, ground) or _check_moment(fault, ground)
         if found is not None:
@@ -52,7 +52,7 @@ def check_faults(faults: Sequence[Fault], ground: Field) -> Iterator[Diagnostic]
 
 
 def targets_of(fault: Fault, ranks: Sequence[RankRow]) -> tuple[int, ...]:
-    """Return the ranks that a fault hits; none where it hits something else."""
+    """Return the ranks that a fault hits; empty if its target is not a rank."""
     value = fault.target.value
     match fault.target.kind:
         case Kind.RANK | Kind.SHIM:

@@ -3,7 +3,7 @@
     kill rank=2 at step=5; stop role=worker at step=9   # SIGKILL, SIGSTOP
     cut host=b at 10s
 
-Every statement that cannot be read is one mistake, with its place; those that can are read all the same.
+Each statement that cannot be parsed gives one mistake with its place; the other statements are parsed nevertheless.
 """
 
 import re
@@ -28,7 +28,7 @@ class _Word:
 
 
 class _Mistake(Exception):  # noqa: N818 - it never leaves this file
-    """What keeps a statement from being read."""
+    """The reason why a statement cannot be parsed."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.message)
@@ -36,7 +36,7 @@ class _Mistake(Exception):  # noqa: N818 - it never leaves this file
 
 
 def parse_faults(source: Source) -> tuple[list[Fault], list[Diagnostic]]:
-    """Parse the faults of a plan in their order, with a diagnostic for every statement that is none."""
+    """Parse the faults of a plan in their order, with a diagnostic for every statement that is not a fault."""
     faults, found = [], []
     for words in _statements(source):
         try:

@@ -1,4 +1,4 @@
-"""Faults that are ordered for a run, `kill rank=2 at step=5`: what they are, and how they are written."""
+"""The faults that a user requests for a run, such as `kill rank=2 at step=5`, and their notation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,20 +16,20 @@ class Verb(StrEnum):
     TERM = "term"  # SIGTERM
     SEGV = "segv"  # SIGSEGV
     INTERRUPT = "interrupt"  # Ctrl-C to the run
-    CUT = "cut"  # the cable of a host
+    CUT = "cut"  # as if the network cable of a host were cut
 
 
 class Kind(StrEnum):
     """The kinds of targets that a fault can have."""
 
     RANK = "rank"
-    ROLE = "role"  # all ranks of it
-    HOST = "host"  # all ranks on it, or itself
+    ROLE = "role"  # all ranks of the role
+    HOST = "host"  # all ranks on the host, or the host itself
     SHIM = "shim"  # the parent of a rank
-    AGENT = "agent"  # what looks after a run on a host
-    ENGINE = "mpirun"  # what starts the ranks, whichever engine it is
+    AGENT = "agent"  # the agent of the run on a host
+    ENGINE = "mpirun"  # the engine's own process, for any engine
     LAUNCHER = "launcher"  # ttlaunch itself
-    RUN = ""  # what an interrupt goes to; nobody writes it
+    RUN = ""  # the target of an interrupt, which is not written
 
 
 NUMBERED = (Kind.RANK, Kind.SHIM)
@@ -51,10 +51,10 @@ VERBS_FOR = {
 
 @dataclass(frozen=True)
 class Target:
-    """What a fault hits.
+    """The target of a fault.
 
     Attributes:
-        value: A rank's number, or a name; empty where the kind says it all.
+        value: A rank's number, or a name; empty for a kind with only one target.
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
-"""Find the largest world with which a recipe can go on after the cluster has become smaller.
+"""Find the largest number of ranks with which a recipe can continue after the cluster has become smaller.
 
-A layout whose size a key of the configuration decides fits a smaller world once that key has a smaller value, as with
-`--ranks` and `--set`. Every rule of the recipe is applied to what comes out; the checkpoint of one layout loads in any.
+If a key of the configuration decides the size of a layout, a smaller value of the key makes the layout smaller, as with
+`--set`. Every rule of the recipe is applied to the result. Any layout can load the checkpoint of any other.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class World:
     """A number of ranks with which a recipe runs.
 
     Attributes:
-        overrides: What its configuration has to say for that, as for `--set`.
+        overrides: The values of `--set` that give this number of ranks.
     """
 
     ranks: int
@@ -38,9 +38,9 @@ def largest_world(choice: RecipeChoice, topology: Topology, *, most: int, before
 
     Args:
         choice: The recipe, its configuration without errors.
-        topology: The hosts that are left; has at least one.
-        most: Ranks that were asked for.
-        before: The layout so far, which is preferred among those of one size.
+        topology: The remaining hosts, at least one.
+        most: The number of ranks so far.
+        before: The layout so far, which is preferred among layouts of equal size.
     """
     slots = len(topology.bindings) if topology.bindings else len(topology.slots)
     worlds = [world for world in _worlds(choice.recipe, choice.loaded, most) if world.ranks <= min(slots, most)]
@@ -60,7 +60,7 @@ def _is_allowed(world: World, choice: RecipeChoice, topology: Topology) -> bool:
 
 
 def _worlds(recipe: Recipe, loaded: LoadedConfig, most: int) -> Iterator[World]:
-    """Yield every size of every layout, also with each smaller value of the keys that decide it."""
+    """Yield every size of every layout, including those that smaller values of its keys give."""
     for layout in recipe.layouts:
         for overrides, config in [((), loaded.checked), *_smaller(layout, loaded)]:
             sizes = [None] if layout.any_size is None else range(1, most + 1)
@@ -71,7 +71,7 @@ def _worlds(recipe: Recipe, loaded: LoadedConfig, most: int) -> Iterator[World]:
 
 
 def _smaller(layout: Layout, loaded: LoadedConfig) -> Iterator[tuple[tuple[str, ...], ConfigFile]]:
-    """Yield configurations with a smaller value of a key that decides the number of ranks, and what sets them."""
+    """Yield configurations in which a key that decides the number of ranks is smaller, with the values of `--set`."""
     config = loaded.checked
     numbers = [count for count in layout.roles.values() if isinstance(count, Per)]
     for key in dict.fromkeys(key for count in numbers for key in (*count.times, count.key)):
@@ -80,13 +80,15 @@ def _smaller(layout: Layout, loaded: LoadedConfig) -> Iterator[tuple[tuple[str, 
             if smaller is None:
                 break
             overrides = [f"{key}={text}"]
-            if key != _WORKERS and loaded.span(_WORKERS) is not None:  # where it is given, it counts the same ranks
+            if (
+                key != _WORKERS and loaded.span(_WORKERS) is not None
+            ):  # if the file gives it, it must match the new size
                 overrides.append(f"{_WORKERS}={max(count(smaller) for count in numbers)}")
             yield tuple(overrides), smaller
 
 
 def _smaller_values(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield smaller numbers; of a list of numbers, its sum in fewer parts that are as equal as can be."""
+    """Yield smaller numbers; for a list of numbers, yield shorter lists with the same sum, divided as equally as possible."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield from ((str(number), number) for number in range(value - 1, 0, -1))
         return
@@ -106,7 +108,7 @@ def _value(config: Any, key: str) -> Any:
 
 
 def _with_value(config: Any, parts: list[str], value: Any) -> Any:
-    """Return an unchecked copy with one value changed; None if the name is no key but follows from others."""
+    """Return an unchecked copy with one value changed; None if the name is a derived value instead of a key."""
     name = parts[0]
     if config is None or name not in type(config).model_fields:
         return None

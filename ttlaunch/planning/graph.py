@@ -1,7 +1,7 @@
-"""Which ranks talk to each other, and how many hops over the links of the mesh graph their meshes are apart.
+"""Which ranks communicate, and the distance between their meshes in hops over the links of the mesh graph.
 
-A hop is one link, to a mesh or to a switch. Ranks of one mesh are 0 hops apart, whatever hosts they run on: nothing
-between them crosses a link.
+A hop is one link, to a mesh or to a switch. Ranks of one mesh are 0 hops apart, even on different hosts, because
+their messages cross no link.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from ttlaunch.spec.topology.model import MeshId, Rank, Topology
 
 
 class _Node(NamedTuple):
-    """A mesh or a switch; their numbers have nothing to do with each other."""
+    """A mesh or a switch; a mesh and a switch may have the same number."""
 
     is_switch: bool
     id: int
@@ -60,7 +60,7 @@ def _search(start: _Node, joined: Mapping[_Node, list[_Node]]) -> dict[_Node, in
 
 
 def traffic(layout: RoleLayout) -> dict[tuple[Rank, Rank], float]:
-    """Return the pairs of ranks that talk, each once, smaller rank first, with the weight of all their flows."""
+    """Return the pairs of ranks that communicate, each once, smaller rank first, with the weight of all their flows."""
     found: dict[tuple[Rank, Rank], float] = {}
     for flow in layout.flows:
         for a, b in pairs(flow, layout.roles):

@@ -48,7 +48,7 @@ def prepare_hosts(topology: Topology, transports: Sequence[Transport], job: Job)
         return outcome
     for kind in dict.fromkeys(base.kind for base in outcome.bases.values()):
         try:
-            outcome.locks[kind] = job.locksmith.lock(kind, measured=not job.check)
+            outcome.locks[kind] = job.locksmith.lock(kind, with_sizes=not job.check)
         except LaunchError as error:
             outcome.diagnostics += error.diagnostics
     if not outcome.diagnostics:
@@ -92,21 +92,20 @@ def _install_on_all(topology: Topology, transports: Sequence[Transport], job: Jo
         if isinstance(answer, HostError):
             lost.append(answer)
         elif isinstance(answer, LaunchError):
-            problems += [
-                problem for problem in answer.diagnostics if problem not in problems
-            ]  # hosts of one kind often report the same problem
+            # Hosts of one kind often report the same problem.
+            problems += [problem for problem in answer.diagnostics if problem not in problems]
         else:
             outcome.results[transport.host] = answer
-        job.progress.phase(transport.host, _ended(answer))
-    last = {host: result.last for host, result in outcome.results.items() if result.last.kind != "ready"}
+        job.progress.phase(transport.host, _final_phase(answer))
+    not_ready = {host: result.answer for host, result in outcome.results.items() if result.answer.kind != "ready"}
     outcome.diagnostics += problems
-    outcome.diagnostics += explain_failures(last, topology=topology)
+    outcome.diagnostics += explain_failures(not_ready, topology=topology)
     outcome.diagnostics += explain_lost(lost, topology=topology)
 
 
-def _ended(answer: Result | LaunchError | HostError) -> str:
-    if isinstance(answer, HostError):
+def _final_phase(result: Result | LaunchError | HostError) -> str:
+    if isinstance(result, HostError):
         return "lost"
-    if isinstance(answer, LaunchError):
+    if isinstance(result, LaunchError):
         return "failed"
-    return {"ready": "ready", "missing": "not ready"}.get(answer.last.kind, "failed")
+    return {"ready": "ready", "missing": "not ready"}.get(result.answer.kind, "failed")

@@ -1,7 +1,7 @@
-"""A lock: exactly which wheels an environment is made of, by SHA-256; and where the launching machine keeps them.
+"""A lock: the list of wheels in an environment, by SHA-256; and the cache of the launching machine for locks and wheels.
 
-<cache>/locks/<key>.json             what a set of requirements resolved to when it was first asked
-<cache>/wheels/<sha256>/<file>.whl   contents, verified when they came and again before they travel
+<cache>/locks/<key>.json             the versions that pip chose for a set of requirements, when first asked
+<cache>/wheels/<sha256>/<file>.whl   the wheel, verified after the download and again before it is sent
 """
 
 import hashlib
@@ -23,11 +23,11 @@ class Wheel:
     """One package.
 
     Attributes:
-        name: Normalised, as wheels are compared by.
-        file: Name of its file.
-        size: Bytes of the file.
-        unpacked: Bytes once installed.
-        files: How many files it has.
+        name: The package's name as `normalised` returns it.
+        file: The name of the wheel's file.
+        size: The size of this file in bytes.
+        unpacked: The size in bytes once installed.
+        files: The number of files once installed.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Lock:
 
 
 def normalised(name: str) -> str:
-    """A package's name as it is compared: `PyYAML` and `pyyaml` are one."""
+    """Return a package's name in the form in which names are compared: `PyYAML` and `pyyaml` are equal."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -106,7 +106,7 @@ class Store:
         return True
 
     def measure(self, wheel: Wheel) -> Wheel:
-        """The wheel with its sizes, which only the file itself has."""
+        """Return the wheel with its sizes, which are read from the file."""
         path = self.path(wheel)
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -114,7 +114,7 @@ class Store:
         return Wheel(wheel.name, wheel.version, wheel.sha256, wheel.file, path.stat().st_size, unpacked, len(entries))
 
     def _is_sound(self, wheel: Wheel) -> bool:
-        """Whether a wheel is here whole; its contents are read once in the life of this object."""
+        """Whether a wheel is here and complete; this object reads the contents of each wheel only once."""
         with self._verifying:
             if wheel.sha256 in self._verified:
                 return True

@@ -1,4 +1,4 @@
-"""From requirements to a lock with its wheels on this machine: remembered where nothing changed, else asked of pip."""
+"""Make a lock from requirements, with its wheels on this machine: from the cache if nothing changed, else by asking pip."""
 
 import re
 import tempfile
@@ -22,7 +22,7 @@ _CREDENTIALS = re.compile(r"//[^/]*@")
 
 @dataclass
 class Locksmith:
-    """Makes one lock for each kind of host and keeps their wheels at hand. Safe to use from several threads.
+    """Makes one lock for each kind of host and provides its wheels. Safe to use from several threads.
 
     Attributes:
         report: Called with a line about each step that takes time.
@@ -36,15 +36,15 @@ class Locksmith:
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _fetching: threading.Lock = field(default_factory=threading.Lock)
 
-    def lock(self, kind: Kind, *, measured: bool = True) -> Lock:
+    def lock(self, kind: Kind, *, with_sizes: bool = True) -> Lock:
         """Return the lock for a kind of host, from the cache if nothing that decides it has changed.
 
         Args:
             kind: The kind of the hosts.
-            measured: Whether the lock needs the sizes of the wheels; wheels of unknown size are then fetched.
+            with_sizes: Whether the lock needs the sizes of the wheels; wheels of unknown size are then fetched.
 
         Raises:
-            LaunchError: If versions cannot be settled, or a wheel cannot be fetched.
+            LaunchError: If pip finds no versions that fit together, or a wheel cannot be fetched.
         """
         if not self.pip.is_there():
             raise LaunchError([explain_no_pip()])
@@ -53,7 +53,7 @@ class Locksmith:
         if lock is None:
             lock = self._resolve(kind)
             self.store.save_lock(key, lock)
-        if measured and any(wheel.size == 0 for wheel in lock.wheels):
+        if with_sizes and any(wheel.size == 0 for wheel in lock.wheels):
             self.fetch(lock.wheels, kind)
             lock = Lock(tuple(self.store.measure(wheel) for wheel in lock.wheels))
             self.store.save_lock(key, lock)
@@ -108,7 +108,7 @@ class Locksmith:
         return started
 
     def index_hints(self) -> dict[str, str]:
-        """Where this machine's pip finds packages, as variables for a host's pip; an address with a password is left out."""
+        """Return the indexes of this machine's pip as variables for a host's pip; an address with a password is left out."""
         found = {}
         for line in self.ask_configuration().splitlines():
             name, _, value = line.partition("=")

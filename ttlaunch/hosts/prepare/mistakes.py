@@ -32,7 +32,7 @@ def explain_failures(last: Mapping[str, EnvironmentAnswer], *, topology: Topolog
 
 
 def explain_lost(errors: Sequence[HostError], *, topology: Topology) -> list[Diagnostic]:
-    """Report hosts that were lost, or answered with something else, while they were prepared."""
+    """Report hosts that were lost, or sent something else than an answer, while they were prepared."""
     evidence = {error.host: error.evidence for error in errors}
     notes = tuple(dict.fromkeys(note for error in errors for note in error.notes))
     hints = tuple(dict.fromkeys(hint for error in errors for hint in error.hints))

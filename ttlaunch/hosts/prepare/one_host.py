@@ -43,7 +43,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Base:
-    """The Python on a host that an environment can be built on, and what kind of host that makes it."""
+    """The Python on a host that its environment is built on, and the kind of host that follows from it."""
 
     path: str
     kind: Kind
@@ -51,15 +51,15 @@ class Base:
 
 @dataclass(frozen=True)
 class Job:
-    """What to make on every host.
+    """The work to do on every host.
 
     Attributes:
         folder: The remote folder.
         engine: What starts ranks there.
-        check: Change nothing, only report what would be made.
-        from_index: Let a host's pip fetch from an index that it reaches.
-        locksmith: Has the locks and the wheels.
-        progress: Sees what hosts do; called from several threads.
+        check: Whether to change nothing and only report what would be made.
+        from_index: Whether a host's pip downloads from an index, instead of receiving the wheels from here.
+        locksmith: Makes the locks and provides the wheels.
+        progress: Shows the progress of the hosts; called from several threads.
     """
 
     folder: str
@@ -72,9 +72,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """The result for one host: the last frame of its script, and what was sent."""
+    """The result for one host: the final answer of its script, the bytes sent, and the seconds it took."""
 
-    last: EnvironmentAnswer
+    answer: EnvironmentAnswer
     sent: int = 0
     seconds: float = field(default=0.0, compare=False)
 
@@ -82,7 +82,7 @@ class Result:
 def look(
     transport: Transport, *, pythons: Sequence[str], preferred_minor: int
 ) -> tuple[Base | None, Sequence[FoundPython]]:
-    """Find the Python of a host that an environment can be built on, if there is one, and all that were looked at.
+    """Find the Python of a host that an environment can be built on, if there is one; also return all that were examined.
 
     Raises:
         HostError: If the host cannot be asked.

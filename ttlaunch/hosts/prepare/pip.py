@@ -1,6 +1,6 @@
-"""Let the launching machine's pip settle versions and fetch wheels for a host of another kind.
+"""Let the launching machine's pip choose versions and download wheels for a host of another kind.
 
-The user's pip configuration holds: indexes, proxies, certificates, folders of wheels. pip judges conditions such as
+The user's pip configuration applies: indexes, proxies, certificates, folders of wheels. pip judges conditions such as
 `platform_machine == "aarch64"` by the interpreter that runs it, so it is started with the host's values in their place.
 """
 
@@ -38,10 +38,10 @@ sys.exit(main())
 
 
 class PipError(Exception):
-    """pip could not do it.
+    """pip has failed.
 
     Attributes:
-        output: All that it printed.
+        output: Everything that pip printed.
     """
 
     def __init__(self, output: str) -> None:
@@ -64,7 +64,7 @@ class Pip:
         return self._run(["config", "list"], deadline_s=_CONFIG_S)
 
     def resolve(self, wanted: Requirements, kind: Kind) -> Lock:
-        """Settle the version of every package for a kind of host.
+        """Choose the version of every package for a kind of host.
 
         Raises:
             PipError: If pip fails; holds its output.
@@ -80,7 +80,7 @@ class Pip:
         return Lock(tuple(sorted((_wheel(row) for row in found), key=lambda wheel: wheel.name)))
 
     def has_wheel(self, requirement: str, kind: Kind) -> bool:
-        """Whether a package alone, without what it needs, has a wheel for a kind of host."""
+        """Whether a package has a wheel for a kind of host; its dependencies do not matter."""
         with tempfile.TemporaryDirectory(prefix="ttlaunch-") as folder:
             words = ["install", "--dry-run", "--ignore-installed", "--no-deps", f"--target={folder}", *_for_host(kind)]
             try:

@@ -1,4 +1,4 @@
-"""What pip prints when it cannot settle or fetch packages, as one diagnostic: which of a few reasons it was."""
+"""Turn pip's output after a failure into one diagnostic that names the reason."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def explain_no_pip() -> Diagnostic:
 
 
 def pinned_in_conflict(output: str) -> list[str]:
-    """The exact versions that take part in a conflict. pip calls it one, too, when such a version has no wheel."""
+    """Return the pinned versions in a conflict. pip also reports a conflict if a pinned version has no wheel."""
     return list(dict.fromkeys(_PINNED.findall(output)))
 
 
@@ -39,10 +39,10 @@ def explain_lock(output: str, kind: Kind, wanted: Requirements, *, missing: Sequ
     """The diagnostic for a kind of host without a lock, from pip's output.
 
     Args:
-        output: pip's.
+        output: The output of pip.
         kind: The kind of the hosts.
-        wanted: What was asked for.
-        missing: Exact versions of which there is no wheel, found by asking for each alone.
+        wanted: The requirements.
+        missing: Pinned versions that have no wheel, found by asking pip for each alone.
     """
     none_fits = _NONE_FITS.search(output)
     asked = _ASKED.search(output)

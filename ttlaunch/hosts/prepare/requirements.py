@@ -1,4 +1,4 @@
-"""What the environment of a rank should hold, before any version is settled."""
+"""The requirements for the environment of a rank, before pip has chosen versions."""
 
 import hashlib
 import json
@@ -26,13 +26,13 @@ IMPORTS = {
 
 @dataclass(frozen=True)
 class Requirements:
-    """What to install.
+    """The packages to install.
 
     Attributes:
         requirements: What ranks need, as pip reads it.
         constraints: The text of a constraints file, such as one `name==version` a line.
-        constraints_origin: Where they come from, as messages name it.
-        requirements_file: The user's own packages; absolute.
+        constraints_origin: The source of the constraints, as messages name it.
+        requirements_file: The absolute path of a file with the user's own packages.
     """
 
     requirements: tuple[str, ...]
@@ -41,14 +41,14 @@ class Requirements:
     requirements_file: Path | None = None
 
     def key(self, kind: Kind, *, pip_configuration: str) -> str:
-        """The key of a lock in the cache: it differs where anything differs that may lead to other wheels."""
+        """Return the key of a lock in the cache, which covers everything that decides which wheels pip chooses."""
         own = self.requirements_file.read_text(encoding="utf-8", errors="replace") if self.requirements_file else ""
         parts = [self.requirements, self.constraints, own, str(kind), kind.python, pip_configuration]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def rank_requirements() -> tuple[str, ...]:
-    """What a rank needs, by ttlaunch's own metadata, and the pip that installs it."""
+    """Return the packages that a rank needs, from ttlaunch's own metadata, and the pip that installs them."""
     kept = ["pip"]
     for line in metadata.requires("ttlaunch") or ():
         requirement, _, marker = (part.strip() for part in line.partition(";"))
@@ -59,7 +59,7 @@ def rank_requirements() -> tuple[str, ...]:
 
 
 def find_constraints(given: Path | None, *, working_folder: Path) -> tuple[str, str]:
-    """The text of the constraints and where it comes from: a named file, the project's own, or what is installed here."""
+    """Return the text of the constraints and its source: a named file, the project's own file, or the packages installed here."""
     path = given or working_folder / "constraints.txt"
     if given or path.is_file():
         return path.read_text(encoding="utf-8", errors="replace"), str(given) if given else path.name
