@@ -13,9 +13,15 @@ def closest(word: str, known: Iterable[str]) -> str | None:
         return None
     from difflib import SequenceMatcher  # noqa: PLC0415 - only a mistake needs it
 
-    scored = [(SequenceMatcher(None, word.lower(), other.lower()).ratio(), other) for other in known]
-    ratio, best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
-    return best if ratio >= _LIKELY else None
+    best, least = None, _LIKELY
+    for other in known:
+        matcher = SequenceMatcher(None, word.lower(), other.lower())
+        # Two upper bounds that cost next to nothing: a file may have thousands of unknown words.
+        if matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least:
+            ratio = matcher.ratio()
+            if ratio > least or (ratio == least and best is None):
+                best, least = other, ratio
+    return best
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:

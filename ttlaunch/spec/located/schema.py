@@ -125,11 +125,11 @@ class _Check:
 
     def _unknown_key(self, path: tuple[Key, ...]) -> Diagnostic:
         key, parent = str(path[-1]), node_at(self.node, path[:-1])
-        known, meant = self._free_keys(path[:-1]), self._meant(path)
+        known, meant = self._free[path[:-1]], self._meant[path]
         hints = [f"did you mean `{meant}`?"] if meant else []
         if not meant:
-            hints += [f"`{shown(key)}` belongs in `{home}`" for home in _homes(self.model, key)][:1]
-        every = list(_fields(_section_at(self.model, path[:-1])))
+            hints += [f"`{shown(key)}` belongs in `{home}`" for home in self._homes.get(key, ())][:1]
+        every = self._every[path[:-1]]
         keys = known or every
         many = meant is not None and len(keys) > _FEW_KEYS
         expected = f"not among its {len(every)} keys" if many else f"expected {listed(keys)}"
@@ -151,27 +151,50 @@ class _Check:
 
     def _is_misspelled(self, path: tuple[Key, ...]) -> bool:
         """Return whether an unknown key beside it was meant to be this missing one."""
-        return any(self._meant(other) == path[-1] for other in self._unknown.get(path[:-1], ()))
+        return path in self._meant_paths
+
+    # What follows is found once for a file, not for each key: a file may have thousands of unknown ones.
 
     @cached_property
-    def _unknown(self) -> dict[tuple[Key, ...], list[tuple[Key, ...]]]:
-        """Return the unknown keys of each section, by its path."""
-        unknown: dict[tuple[Key, ...], list[tuple[Key, ...]]] = {}
+    def _meant(self) -> dict[tuple[Key, ...], str | None]:
+        """Return the known key that each unknown one was probably meant to be, by the path of the unknown one."""
+        found: dict[tuple[Key, ...], str | None] = {}
         for complaint in self.complaints:
             if complaint.kind in _UNKNOWN:
-                unknown.setdefault(complaint.path[:-1], []).append(complaint.path)
-        return unknown
+                section, key = complaint.path[:-1], str(complaint.path[-1])
+                found[complaint.path] = (
+                    self.aliases.get(key) or closest(key, self._free[section]) or closest(key, self._every[section])
+                )
+        return found
 
-    def _meant(self, path: tuple[Key, ...]) -> str | None:
-        key = str(path[-1])
-        every = _fields(_section_at(self.model, path[:-1]))
-        return self.aliases.get(key) or closest(key, self._free_keys(path[:-1])) or closest(key, every)
+    @cached_property
+    def _meant_paths(self) -> set[tuple[Key, ...]]:
+        return {(*path[:-1], meant) for path, meant in self._meant.items() if meant is not None}
 
-    def _free_keys(self, path: tuple[Key, ...]) -> list[str]:
-        """Return the keys of the section at `path` that the file doesn't have yet."""
-        section = node_at(self.node, path)
-        present = set(section.entries) if isinstance(section, MapNode) else set()
-        return [key for key in _fields(_section_at(self.model, path)) if key not in present]
+    @cached_property
+    def _every(self) -> dict[tuple[Key, ...], list[str]]:
+        """Return the known keys of each section that has an unknown one, by its path."""
+        sections = {complaint.path[:-1] for complaint in self.complaints if complaint.kind in _UNKNOWN}
+        return {path: list(_fields(_section_at(self.model, path))) for path in sections}
+
+    @cached_property
+    def _free(self) -> dict[tuple[Key, ...], list[str]]:
+        """Return those of the known keys that the file doesn't have yet."""
+        found = {}
+        for path, every in self._every.items():
+            section = node_at(self.node, path)
+            present = section.entries if isinstance(section, MapNode) else {}
+            found[path] = [key for key in every if key not in present]
+        return found
+
+    @cached_property
+    def _homes(self) -> dict[str, list[str]]:
+        """Return the sections of the file in which a key would be known, by the key."""
+        found: dict[str, list[str]] = {}
+        for home, section in _sections(self.model):
+            for key in _fields(section):
+                found.setdefault(key, []).append(home)
+        return found
 
 
 def _fields(section: type[Section]) -> dict[str, Any]:
@@ -197,14 +220,12 @@ def section_in(annotation: Any) -> type[Section] | None:
     return next((section for section in inner if section), None)
 
 
-def _homes(
-    model: type[Section], key: str, *, prefix: str = "", above: frozenset[type[Section]] = frozenset()
-) -> list[str]:
-    """Return the sections of the file in which `key` would be known, without those inside their own kind."""
-    homes: list[str] = []
+def _sections(
+    model: type[Section], *, prefix: str = "", above: frozenset[type[Section]] = frozenset()
+) -> Iterator[tuple[str, type[Section]]]:
+    """Return the sections inside a model with their dotted names, without those inside their own kind."""
     for name, annotation in _fields(model).items():
         section = section_in(annotation)
         if section is not None and section not in above:
-            homes += [prefix + name] if key in _fields(section) else []
-            homes += _homes(section, key, prefix=f"{prefix}{name}.", above=above | {model, section})
-    return homes
+            yield prefix + name, section
+            yield from _sections(section, prefix=f"{prefix}{name}.", above=above | {model, section})
