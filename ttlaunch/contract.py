@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import sys
 
@@ -158,6 +159,29 @@ def shard_file(rank: int) -> str:
 def shard_record(rank: int) -> str:
     """Written once the shard is whole: its size, SHA-256 and names, `owners` (whose shards make up the checkpoint), `state`."""
     return f"rank-{rank}.json"
+
+
+# Rights. A run's folder has mode 0700, or 2750 where the user shares the run with a group; what is in it follows the folder.
+_PRIVATE_FILE = 0o600
+_SHARED_FILE, SHARED_FOLDER = 0o640, 0o2750
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file of a run's folder for writing, as `opener` of `open`: only the user, and who shares the run, can read it.
+
+    A symbolic link of that name is refused, because a folder from elsewhere could lead to any file of the user's.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nor is a named pipe waited for
+    if not _is_shared(path):
+        return os.open(path, flags, _PRIVATE_FILE)
+    descriptor = os.open(path, flags, _SHARED_FILE)
+    os.fchmod(descriptor, _SHARED_FILE)  # whatever the umask is: the user has asked for it
+    return descriptor
+
+
+def _is_shared(path: str) -> bool:
+    folder = os.stat(os.path.dirname(path) or os.curdir)  # noqa: PTH116, PTH120 - pathlib costs the shim a third of its start-up
+    return folder.st_mode & SHARED_FOLDER == SHARED_FOLDER
 
 
 # What a run's folder has on a host, `<remote folder>/runs/<id>/`, beside the files above.

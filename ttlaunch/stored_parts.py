@@ -5,10 +5,12 @@ name without `@` is that of a whole tensor. Parts of one tensor are equal or hav
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _MARK = "@"
+_BOUND = re.compile(r"([0-9]{1,15}):([0-9]{1,15})/([0-9]{1,15})")
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,22 @@ def parse_part(text: str) -> Part | None:
     >>> parse_part("head.weight@0:4/4,2:8/8").places
     (range(0, 4), range(2, 8))
     """
-    name, mark, bounds = text.partition(_MARK)
-    if not mark:
+    name, _, bounds = text.partition(_MARK)
+    matches = [_BOUND.fullmatch(bound) for bound in bounds.split(",")]
+    numbers = [[int(number) for number in match.groups()] for match in matches if match]
+    if len(numbers) < len(matches) or not all(start <= stop <= length for start, stop, length in numbers):
         return None
-    try:
-        numbers = [[int(number) for number in bound.replace("/", ":").split(":")] for bound in bounds.split(",")]
-        places = tuple(range(start, stop) for start, stop, _ in numbers)
-        return Part(name, places, tuple(length for _, _, length in numbers))
-    except ValueError:
-        return None
+    return Part(name, tuple(range(start, stop) for start, stop, _ in numbers), tuple(length for *_, length in numbers))
+
+
+def is_complete(parts: Collection[Part]) -> bool:
+    """Whether different parts of one tensor have every value of it once, as the rows and columns of a table do."""
+    first, parts = next(iter(parts)), [part for part in parts if part.size]
+    for dimension, length in enumerate(first.shape):
+        ranges = sorted({(part.places[dimension].start, part.places[dimension].stop) for part in parts})
+        if [0, *(stop for _, stop in ranges)] != [*(start for start, _ in ranges), length]:
+            return False
+    return sum(part.size for part in parts) == math.prod(first.shape)
 
 
 def name_of_whole(text: str) -> str:

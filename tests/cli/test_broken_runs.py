@@ -36,7 +36,10 @@ def make_run(here):
 
 
 BROKEN = {
-    "a plan that is nested too deeply": ({contract.PLAN_FILE: "[" * 100_000}, "plan.json is nested too deeply"),
+    "a plan that is nested too deeply": (
+        {contract.PLAN_FILE: "[" * 100_000},
+        "plan.json is not usable: it is nested more than 32 deep",
+    ),
     "a plan that is a list": ({contract.PLAN_FILE: [1]}, "plan.json is not an object"),
     "a plan whose ranks are words": ({contract.PLAN_FILE: PLAN | {"ranks": ["a"]}}, "plan.json is not a plan"),
     "an empty report": ({contract.REPORT_FILE: {}}, "report.json is not a report"),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cli.tensor_files import tensor_file
 from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
@@ -31,11 +32,19 @@ PLAN = {
 }
 
 
+def shard(rank, step):
+    return tensor_file({"w": f"shard of rank {rank} in step {step}".encode()})
+
+
+NO_MANIFEST = "manifest.json cannot be read as a manifest"
+SIZE = len(shard(0, 10))
+
+
 def write_shard(run, step, rank, *, owners=(0, 1), data=None):
     """What a rank leaves: its shard, then the record of it."""
     folder = run / f"{contract.checkpoint_dir(step)}.tmp"
     folder.mkdir(parents=True, exist_ok=True)
-    data = f"shard of rank {rank} in step {step}".encode() if data is None else data
+    data = shard(rank, step) if data is None else data
     (folder / contract.shard_file(rank)).write_bytes(data)
     record = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "tensors": ["w"], "state": {"data": {}}}
     (folder / contract.shard_record(rank)).write_text(json.dumps(record | {"owners": list(owners), "step": step}))
@@ -92,8 +101,8 @@ def test_the_manifest_says_what_a_later_run_needs(make_run):
         "state": {"data": {}},
         "files": {
             f"rank-{rank}.safetensors": {
-                "size": 26,
-                "sha256": hashlib.sha256(f"shard of rank {rank} in step 10".encode()).hexdigest(),
+                "size": SIZE,
+                "sha256": hashlib.sha256(shard(rank, 10)).hexdigest(),
                 "tensors": ["w"],
             }
             for rank in (0, 1)
@@ -191,7 +200,7 @@ def cut(path):
 
 def flip(path):
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[-1] ^= 1
     path.write_bytes(data)
 
 
@@ -205,18 +214,22 @@ def test_what_a_run_without_a_launcher_left_is_completed(make_run, find):
 @pytest.mark.parametrize(
     ("file", "damage", "reason"),
     [
-        ("rank-1.safetensors", cut, "rank-1.safetensors has 25 bytes, the manifest has 26"),
+        ("rank-1.safetensors", cut, f"rank-1.safetensors has {SIZE - 1} bytes, the manifest has {SIZE}"),
         ("rank-1.safetensors", flip, "rank-1.safetensors was changed: its SHA-256 differs"),
         (
             "rank-0.safetensors",
             lambda path: path.write_bytes(b""),
-            "rank-0.safetensors has 0 bytes, the manifest has 26",
+            f"rank-0.safetensors has 0 bytes, the manifest has {SIZE}",
         ),
         ("rank-0.safetensors", lambda path: path.unlink(), "rank-0.safetensors is missing"),
         ("manifest.json", lambda path: path.unlink(), "manifest.json is missing"),
-        ("manifest.json", cut, "manifest.json cannot be read as a manifest"),
-        ("manifest.json", lambda path: path.write_bytes(b""), "manifest.json cannot be read as a manifest"),
-        ("manifest.json", lambda path: path.write_text("[]"), "manifest.json cannot be read as a manifest"),
+        ("manifest.json", cut, f"{NO_MANIFEST}: it is no JSON: Expecting ',' delimiter: line 38 column 1 (char 685)"),
+        (
+            "manifest.json",
+            lambda path: path.write_bytes(b""),
+            f"{NO_MANIFEST}: it is no JSON: Expecting value: line 1 column 1 (char 0)",
+        ),
+        ("manifest.json", lambda path: path.write_text("[]"), f"{NO_MANIFEST}: it is a list of 0, expected an object"),
         (
             "manifest.json",
             lambda path: path.write_text(path.read_text().replace('"step": 20', '"step": 30')),
@@ -232,7 +245,7 @@ def test_what_a_run_without_a_launcher_left_is_completed(make_run, find):
 def test_a_torn_checkpoint_is_passed_over_with_the_reason(make_run, find, file, damage, reason):
     run = make_run("a", [10, 20])
     damage(run / "checkpoints/step-20" / file)
-    if "json" in file and reason.endswith("as a manifest") and damage is cut:
+    if "json" in file and damage is cut:
         damage(run / "checkpoints/step-20" / file)  # the last byte is a line's end
     assert ("a/checkpoints/step-10", [f"step-20: {reason}"]) == find()
     assert (None, [f"step-20: {reason}"]) == find("runs/a/checkpoints/step-20")
@@ -278,7 +291,8 @@ def test_killed_while_completing_the_next_one_goes_on(make_run, find, monkeypatc
         return call
 
     with monkeypatch.context() as patched:
-        for name in ("write_text", "unlink", "rename"):
+        patched.setattr(contract, "open_private", dying(contract.open_private))
+        for name in ("unlink", "rename"):
             patched.setattr(f"pathlib.Path.{name}", dying(getattr(type(run), name)))
         patched.setattr("os.fsync", dying(lambda _descriptor: None))
         with pytest.raises(Killed):

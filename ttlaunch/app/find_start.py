@@ -95,7 +95,8 @@ def _no_checkpoint(
     if reasons:
         broken = counted(len(reasons), "checkpoint")
         message = f"`{shown(where)}` finds {broken}, but none that is whole"
-        return Diagnostic("P021", message, notes=reasons)
+        hints = ("name another run or checkpoint, or copy this one again from where it came",)
+        return Diagnostic("P021", message, notes=reasons, hints=hints)
     looked = _short(runs_dir, working_folder)
     if not search.runs:
         message = f"`{shown(where)}` names no run in {looked} and no path to one"
@@ -139,18 +140,21 @@ def _resumed(
 
 
 def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, read_header
+    from ttlaunch.records.regular_files import open_regular
+    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 
     span = choice.loaded.span(_WEIGHTS_KEY)
     try:
-        read_header(path)
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:  # the user's own words, and caches of weights are full of links
+            parse_header(file, path)
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = path.stat().st_size
+            size = file.tell()
     except (OSError, ValueError, TensorFileError) as error:
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         message = f"{shown(path, longest=_LONGEST)} cannot be used as initial weights: {reason}"
-        return None, [Diagnostic("C042", message, Label(span) if span else None)]
+        hints = ("`ttlaunch weights export RUN FILE` writes a file that fits",)
+        return None, [Diagnostic("C042", message, Label(span) if span else None, hints=hints)]
     files = [{"path": str(path.resolve()), "sha256": digest, "bytes": size}]
     return {"origin": str(path.resolve()), "step": 0, "files": files}, []
 

@@ -83,11 +83,13 @@ def show(
     ] = Format.FULL,
 ) -> None:
     """List the weights in a checkpoint or a file, with types and shapes."""
-    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, read_header
+    from ttlaunch.records.regular_files import open_regular
+    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 
     if os.path.isfile(what):  # noqa: PTH113 - never raises
         try:
-            weights: Mapping[str, FiledTensor] = dict(sorted(read_header(Path(what)).items()))
+            with open_regular(what, follow=True) as file:
+                weights: Mapping[str, FiledTensor] = dict(sorted(parse_header(file, Path(what)).items()))
         except OSError as error:
             raise file_error(what, error, verb="read") from error
         except TensorFileError as error:

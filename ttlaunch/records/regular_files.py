@@ -15,16 +15,21 @@ from io import FileIO
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def open_regular(path: str | os.PathLike[str]) -> FileIO:
-    """Open a regular file for reading, without a buffer; the last part of its path may not be a link.
+def open_regular(path: str | os.PathLike[str], *, follow: bool = False) -> FileIO:
+    """Open a regular file for reading, without a buffer.
+
+    Args:
+        path: Folders on the way to it may be links.
+        follow: Whether the file itself may be a link, as it may where the user typed its name.
 
     Raises:
         OSError: There is no such file, or it is something else.
     """
     try:
         # Asked before it is opened: opening a device can already do something, such as starting a watchdog.
-        _check_regular(os.lstat(path).st_mode, path)
-        descriptor = os.open(path, _FLAGS)
+        look = os.stat if follow else os.lstat
+        _check_regular(look(path).st_mode, path)
+        descriptor = os.open(path, _FLAGS & ~os.O_NOFOLLOW if follow else _FLAGS)
     except ValueError as error:  # a NUL in the path
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path)) from error
     file = FileIO(descriptor)

@@ -248,7 +248,8 @@ def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
         _flush(folder / name)
     content["sha256"] = manifest_digest(content)
     manifest = folder / contract.CHECKPOINT_MANIFEST
-    manifest.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with open(manifest, "w", encoding="utf-8", opener=contract.open_private) as file:
+        file.write(json.dumps(content, indent=1) + "\n")
     _flush(manifest)
     _flush(folder)
     whole = folder.rename(run_folder / contract.checkpoint_dir(content["step"]))
@@ -274,7 +275,7 @@ def _folders(run_folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
         return
     for path in entries:
         match = _STEP.match(path.name.removesuffix(suffix)) if path.name.endswith(suffix) else None
-        if match:
+        if match and not path.is_symlink():  # what a stranger's link leads to is neither completed nor removed
             yield int(match[1]), path
 
 

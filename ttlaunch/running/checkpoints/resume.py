@@ -1,18 +1,90 @@
-"""Find the checkpoint to resume from: the newest one that is whole, and why newer ones were passed over."""
+"""Find the checkpoint to resume from: the newest one that is whole, and why newer ones were passed over.
+
+A checkpoint may be a stranger's: its manifest is parsed like a record, and only files of a checkpoint's own kind are opened.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.records.parser import (
+    LONGEST_RECORD,
+    BadRecord,
+    Count,
+    Json,
+    Number,
+    Size,
+    Step,
+    Tag,
+    Text,
+    Word,
+    load,
+    parse,
+    record,
+    shown,
+)
+from ttlaunch.records.regular_files import open_regular, read_regular
 from ttlaunch.running.checkpoints.complete import complete_checkpoints, manifest_digest, missing_shards
+from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
+from ttlaunch.running.runs.files import read_object
 
 LATEST = "latest"
+_SHARD = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.safetensors")
+
+
+@record
+class _File:
+    """A shard in a manifest."""
+
+    size: Size
+    sha256: Word
+    tensors: tuple[Word, ...] = ()
+
+
+@record
+class _EarlyStop:
+    best: Number | None
+    misses: Count
+    step: Tag
+
+
+@record
+class _LossScaler:
+    scale: Number
+    good_steps: Count
+    skipped: Count
+
+
+@record
+class _State:
+    """What training goes on from besides tensors."""
+
+    data: dict[str, Json]
+    early_stop: _EarlyStop | None = None
+    loss_scaler: _LossScaler | None = None
+
+
+@record
+class _Manifest:
+    """`manifest.json` of a checkpoint, as `complete.py` writes it."""
+
+    format: Count
+    step: Step
+    recipe: Word = ""
+    config: dict[str, Json]
+    text_sha256: Word | None = None
+    began_from: Text | None = None
+    state: _State
+    files: dict[str, _File]
+    sha256: Word
 
 
 @dataclass(frozen=True)
@@ -84,31 +156,65 @@ def verify(path: Path) -> Checkpoint | str:
         ranks = ", ".join(str(rank) for rank in missing_shards(path))
         return f"it was not finished: no shard of rank {ranks}" if ranks else "it was not finished"
     try:
-        manifest = json.loads((path / contract.CHECKPOINT_MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != contract.CHECKPOINT_FORMAT:
-            return f"its format is {manifest['format']}, this version reads {contract.CHECKPOINT_FORMAT}"
-        if manifest["sha256"] != manifest_digest(manifest):
-            return f"{contract.CHECKPOINT_MANIFEST} was changed: its SHA-256 differs"
+        manifest = _read_manifest(path)
+        if isinstance(manifest, BadRecord):
+            return manifest.reason
+        # All headers first: they are short, and hashing the shards may take minutes.
         for name, expected in manifest["files"].items():
-            reason = _compare(path / name, expected)
-            if reason is not None:
-                return reason
+            _check_shard(path / name, size=expected["size"])
+        for name, expected in manifest["files"].items():
+            with open_regular(path / name) as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+                    return f"{name} was changed: its SHA-256 differs"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
         return f"{error.filename}: {(error.strerror or str(error)).lower()}"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{contract.CHECKPOINT_MANIFEST} cannot be read as a manifest"
+    except TensorFileError as error:
+        return str(error)
     return Checkpoint(path, manifest)
 
 
-def _compare(path: Path, expected: Mapping[str, Any]) -> str | None:
-    size = path.stat().st_size
-    if size != expected["size"]:
-        return f"{path.name} has {size} bytes, the manifest has {expected['size']}"
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return None if digest == expected["sha256"] else f"{path.name} was changed: its SHA-256 differs"
+def _read_manifest(folder: Path) -> dict[str, Any] | BadRecord:
+    """Read and check the manifest of a checkpoint, as it is written; the reason is a clause.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    name = contract.CHECKPOINT_MANIFEST
+    content = load(read_regular(folder / name, most=LONGEST_RECORD + 1))
+    other = content.get("format") if isinstance(content, dict) else None
+    if type(other) is int and other != contract.CHECKPOINT_FORMAT:
+        return BadRecord(f"its format is {shown(other)}, this version reads {contract.CHECKPOINT_FORMAT}")
+    manifest = content if isinstance(content, BadRecord) else parse(_Manifest, content)
+    if isinstance(manifest, BadRecord):
+        return BadRecord(f"{name} cannot be read as a manifest: {manifest.reason}")
+    if manifest.sha256 != manifest_digest(content):
+        return BadRecord(f"{name} was changed: its SHA-256 differs")
+    stranger = next((file for file in manifest.files if not _SHARD.fullmatch(file)), None)
+    if stranger is not None or not manifest.files:
+        return BadRecord(
+            f"{name} names {shown(stranger) if manifest.files else 'no file'}, expected names such as `rank-0.safetensors`"
+        )
+    found: dict[str, Any] = content
+    return found
+
+
+def _check_shard(path: Path, *, size: int) -> None:
+    """Check that a shard is a safetensors file of the size that the manifest says.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        TensorFileError: It is not.
+    """
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise TensorFileError(f"{path.name} has {found} bytes, the manifest has {size}")
+        try:
+            parse_header(file, path)
+        except TensorFileError as error:
+            raise TensorFileError(f"{path.name}: {error}") from error
 
 
 def _try(search: Search, path: Path, *, step: int | None = None) -> None:
@@ -124,9 +230,8 @@ def _try(search: Search, path: Path, *, step: int | None = None) -> None:
 
 def _newest_first(run: Path) -> list[Path]:
     """List the checkpoints of a run, newest first, after completing those whose shards have all arrived."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        plan = json.loads((run / contract.PLAN_FILE).read_text(encoding="utf-8"))
-        complete_checkpoints(run, plan, run_id=run.name)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        complete_checkpoints(run, read_object(run / contract.PLAN_FILE), run_id=run.name)
     found = {path: _step(path) for path in _subfolders(run / contract.CHECKPOINTS_DIR)}
     return sorted((path for path, step in found.items() if step is not None), key=lambda path: -(found[path] or 0))
 

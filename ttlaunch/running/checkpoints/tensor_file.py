@@ -1,23 +1,34 @@
 """Read safetensors files without torch, write a new one from parts of others, and join tensors that lie in several files.
 
-The format: 8 bytes with the length of the header, the header as JSON (name to dtype, shape, place), the tensors.
+The format: 8 bytes with the length of the header, the header as JSON (name to dtype, shape, place), the tensors. A file may
+come from anybody, so its header is believed only if its tensors fill the file without a gap or an overlap.
 """
 
+from __future__ import annotations
+
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ttlaunch.errors import TtlaunchError
-from ttlaunch.records.parser import load
-from ttlaunch.stored_parts import Part, parse_part
+from ttlaunch.records.parser import BadRecord, Count, Size, Word, load, parse, record, shown
+from ttlaunch.records.regular_files import open_regular
+from ttlaunch.stored_parts import Part, is_complete, parse_part
 
 _LARGEST_HEADER = 100_000_000
 _SMALLEST_HEADER = len(b"{}")
+_METADATA = "__metadata__"
+_MOST_DIMENSIONS = 64
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8}
+_BITS |= {"F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32}
+_BITS |= {"F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64}
+"""Bits of a value by the type's name in a header."""
 
 
 class TensorFileError(TtlaunchError):
@@ -74,29 +85,65 @@ class StoredTensor:
         return [Extent(self.path, self.start, self.end)]
 
 
+@record
+class _Entry:
+    """A tensor in a header."""
+
+    dtype: Word
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Size, Size]
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file, by name, in the order of their places.
 
     Raises:
-        OSError: It cannot be read.
-        TensorFileError: It is no safetensors file, or a part of it is missing.
+        OSError: It cannot be read, or is no regular file.
+        TensorFileError: It is no safetensors file, or its header does not describe what is in it.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if not _SMALLEST_HEADER <= length <= min(_LARGEST_HEADER, size - 8):
-            raise TensorFileError("it is no safetensors file")
-        text = file.read(length)
-    try:
-        content: dict[str, Any] = load(text)  # a `BadRecord` has no items, and is refused with the rest
-        base = 8 + length
-        tensors = {name: _stored(path, entry, base) for name, entry in content.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TensorFileError("its header is not that of a safetensors file") from error
+    with open_regular(path) as file:
+        return parse_header(file, path)
+
+
+def parse_header(file: BinaryIO, path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file that is open at its beginning; see `read_header`.
+
+    Raises:
+        OSError, TensorFileError: As `read_header`.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if not _SMALLEST_HEADER <= length <= min(_LARGEST_HEADER, size - 8):
+        raise TensorFileError("it is no safetensors file")
+    content, base = load(file.read(length)), 8 + length
+    if not isinstance(content, dict) or not _is_metadata(content.pop(_METADATA, {})):
+        raise TensorFileError("its header is not that of a safetensors file")
+    stored = [_stored(path, name, entry, base=base) for name, entry in content.items()]
+    tensors = dict(sorted(stored, key=lambda item: (item[1].start, item[1].end)))
     end = max((tensor.end for tensor in tensors.values()), default=base)
     if end != size:
         raise TensorFileError(f"it has {size} bytes, its header says {end}")
-    return dict(sorted(tensors.items(), key=lambda item: item[1].start))
+    _check_places(tensors, base=base)
+    return tensors
+
+
+def _is_metadata(content: Any) -> bool:
+    return isinstance(content, dict) and all(isinstance(value, str) for value in content.values())
+
+
+def _check_places(tensors: Mapping[str, StoredTensor], *, base: int) -> None:
+    """Check that sorted tensors follow each other; the last one is known to end where the file does.
+
+    Raises:
+        TensorFileError: Two overlap, or bytes belong to none.
+    """
+    places = [("the header", base), *((f"tensor {shown(name)}", one.end) for name, one in tensors.items())]
+    starts = [one.start for one in tensors.values()]
+    for ((before, end), (after, _)), start in zip(pairwise(places), starts, strict=True):
+        if start < end:
+            raise TensorFileError(f"{after} overlaps {before} by {end - start} bytes")
+        if start > end:
+            raise TensorFileError(f"{start - end} bytes between {before} and {after} belong to no tensor")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, FiledTensor]) -> None:
@@ -127,9 +174,26 @@ def write_tensors(path: Path, tensors: Mapping[str, FiledTensor]) -> None:
         raise
 
 
-def _stored(path: Path, entry: Mapping[str, Any], base: int) -> StoredTensor:
-    start, end = entry["data_offsets"]
-    return StoredTensor(path, str(entry["dtype"]), tuple(map(int, entry["shape"])), base + int(start), base + int(end))
+def _stored(path: Path, name: str, content: object, *, base: int) -> tuple[str, StoredTensor]:
+    entry = parse(_Entry, content)
+    if isinstance(entry, BadRecord):
+        raise TensorFileError(f"tensor {shown(name)}: {entry.reason}")
+    (start, end), shape = entry.data_offsets, entry.shape
+    if entry.dtype not in _BITS:
+        raise TensorFileError(f"tensor {shown(name)} has the unknown type {shown(entry.dtype)}")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise TensorFileError(f"tensor {shown(name)} has {len(shape)} dimensions, more than {_MOST_DIMENSIONS}")
+    if start > end:
+        raise TensorFileError(f"tensor {shown(name)} ends at byte {end}, before its beginning at byte {start}")
+    bits = math.prod(shape) * _BITS[entry.dtype]
+    if bits != 8 * (end - start):
+        raise TensorFileError(
+            f"tensor {shown(name)} has {end - start} bytes, its shape and type {entry.dtype} take {bits / 8:,.10g}"
+        )
+    part = parse_part(name)
+    if part is not None and shape != tuple(len(at) for at in part.places):
+        raise TensorFileError(f"tensor {shown(name)} is of another shape than its name says")
+    return name, StoredTensor(path, entry.dtype, shape, base + start, base + end)
 
 
 def read_bytes(tensor: FiledTensor) -> Iterator[bytes]:
@@ -142,7 +206,7 @@ def read_bytes(tensor: FiledTensor) -> Iterator[bytes]:
         files: dict[Path, BinaryIO] = {}
         for extent in tensor.extents():
             if extent.path not in files:
-                files[extent.path] = stack.enter_context(extent.path.open("rb"))
+                files[extent.path] = stack.enter_context(open_regular(extent.path))
             source = files[extent.path]
             source.seek(extent.start)
             left = extent.end - extent.start
@@ -197,13 +261,10 @@ def join_parts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor | 
 
 def _joined(parts: Mapping[Part, StoredTensor]) -> JoinedTensor | None:
     first, stored = next(iter(parts.items()))
-    values = 1
-    for length in first.shape:
-        values *= length
     agree = all((part.shape, other.dtype) == (first.shape, stored.dtype) for part, other in parts.items())
-    if not agree or sum(part.size for part in parts) != values:
+    if not agree or not is_complete(parts):
         return None
-    return JoinedTensor(stored.path, stored.dtype, first.shape, tuple(parts.items()))
+    return JoinedTensor(stored.path, stored.dtype, first.shape, tuple(item for item in parts.items() if item[0].size))
 
 
 def _runs(part: Part, stored: StoredTensor) -> Iterator[tuple[int, Extent]]:

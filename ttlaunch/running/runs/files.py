@@ -1,11 +1,11 @@
 """The files of a run's folder: read whole, read as they grow, and replaced as a whole."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.records.parser import LONGEST_RECORD
+from ttlaunch import contract
+from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, load
 from ttlaunch.records.regular_files import next_data, open_regular, read_regular, read_tail
 
 _PART = 1024 * 1024  # a part of many short lines takes 15 times its size in memory
@@ -16,17 +16,14 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It holds no JSON, or no object, or is no file: reading a named pipe would never end.
+        OSError: It cannot be read, or is no regular file.
+        ValueError: It holds no JSON, or no object.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path.name} is no file")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{path.name} is nested too deeply") from error
+    content = load(read_regular(path, most=LONGEST_RECORD + 1))
+    if isinstance(content, BadRecord):
+        raise ValueError(f"{path.name} is not usable: {content.reason}")  # noqa: TRY004 - the file is wrong, not the caller
     if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - the file is wrong, not the caller
+        raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - as above
     return content
 
 
@@ -72,7 +69,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
         OSError: It cannot be written; what was there before is then still there.
     """
     unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    with open(unfinished, "wb", opener=contract.open_private) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     unfinished.replace(path)
 
 
