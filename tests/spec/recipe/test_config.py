@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from ttlaunch.diagnostics import render
-from ttlaunch.spec.recipe.config import check_config, load_config, render_commented, render_resolved
+from ttlaunch.recipe import Layout, Problem, Recipe, Section, TrainingFile
+from ttlaunch.spec.recipe.config import check_config, load_config, naive_config, render_commented, render_resolved
 from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
+STAGES = "multihost_config.pipeline_parallel_config"
 RECIPES = ["fabric_minimal", "hierarchical_parallel", "pipeline_parallel"]
 
 
@@ -208,3 +211,63 @@ def test_a_value_out_of_bounds_is_one_mistake_at_its_place(load, key, value):
     (diagnostic,) = loaded.diagnostics
     assert "C005" == diagnostic.code
     assert key.split(".")[1] in diagnostic.message
+
+
+class Own(Section):
+    rate: int = Field(description="the rate")
+
+
+class ConfigOfOwn(TrainingFile):
+    own_config: Own
+
+
+def about_absent_stages(_config, _layout):
+    """A rule about a key of a section that there is not."""
+    yield Problem("C015", "no stages", f"{STAGES}.replicas", "here", others=(("own_config.rate", "that"),))
+
+
+OWN = Recipe(summary="", config=ConfigOfOwn, layouts=[Layout("a", trainer=1)], checks=[about_absent_stages])
+
+
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [
+        (None, "error[C006]: `own_config` is missing in the training file\n --> defaults:1:1\n"),
+        (b"own_config: {}", "error[C006]: `rate` is missing in `own_config`\n --> -:1:1\n"),
+        (b"[1]", "error[C005]: - is not a training file; keys and values were expected\n --> -:1:1\n"),
+    ],
+    ids=["no file", "standard input", "a list"],
+)
+def test_a_mistake_has_a_place_whether_it_stands_in_a_file_or_not(text, report):
+    assert render(load_config(OWN, None, standard_input=text).diagnostics).startswith(report)
+
+
+def test_a_problem_with_a_key_of_an_absent_section_points_at_the_other_key():
+    loaded = load_config(OWN, None, standard_input=b"own_config: {rate: 4}\n")
+    (found,) = check_config(OWN, loaded, OWN.layouts[0])
+    assert (None, ()) == (found.primary, found.notes)
+    assert [("that", "-", 1, 20, 1)] == [
+        (label.text, label.span.source.name, label.span.line, label.span.column, label.span.length)
+        for label in found.secondary
+    ]
+
+
+def test_the_naive_form_has_the_same_configuration_without_checkpoints():
+    recipe = declared("zero")
+    loaded = load_config(recipe, None, overrides=["checkpoint_config.interval=7", "training_config.steps=9"])
+    plain, found = naive_config("zero", recipe, loaded)
+    assert (None, 9, []) == (plain.config.checkpoint_config.interval, plain.config.training_config.steps, found)
+    assert loaded.config.checkpoint_config.keep == plain.config.checkpoint_config.keep
+    assert (7, loaded.root) == (loaded.config.checkpoint_config.interval, plain.root)
+    loaded = load_config(recipe, None, overrides=["transformer_config.tie_embeddings=true"])
+    plain, (refused,) = naive_config("zero", recipe, loaded)
+    assert plain.config is None
+    assert (
+        "C090",
+        "`transformer_config.tie_embeddings` is `true`; the naive form of `zero` trains only with `false`",
+    ) == (
+        refused.code,
+        refused.message,
+    )
+    assert ("`--set transformer_config.tie_embeddings=false`, or leave `--naive` out",) == refused.hints
+    assert ("expected `false`", 35) == (refused.primary.text, refused.primary.span.column)

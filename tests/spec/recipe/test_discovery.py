@@ -2,7 +2,7 @@
 
 import pytest
 
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import Blame, Diagnostic, render
 from ttlaunch.recipe import Layout, Recipe, TrainingFile, per
 from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
 
@@ -46,6 +46,98 @@ def test_what_a_function_binds_is_no_role_of_the_trainer(here):
     refusal = load_recipe(find_recipe("mine", working_folder=here))
     assert "recipe `mine` has no function for `peer` in trainer.py" == refusal.message
     assert ("is `pear` meant to be `peer`?",) == refusal.hints
+
+
+GOOD = DECLARATION.format(summary="Mine.")
+ROLE = "def peer(cfg, ctx): ...\n"
+
+
+NULL = "cannot be read: SyntaxError: source code string cannot contain null bytes"
+UNUSABLE = {
+    "one letter": ("1\nx\n", ROLE, "cannot be read: NameError: name 'x' is not defined", "recipe.py:2:1", "2 | x", "^"),
+    "indented": (
+        "if 1:\n    y = 1 / 0\n",
+        ROLE,
+        "cannot be read: ZeroDivisionError: division by zero",
+        "recipe.py:2:5",
+        "2 |     y = 1 / 0",
+        "    ^^^^^^^^^",
+    ),
+    "long reason": (
+        "raise ValueError('a' * 300)\n",
+        ROLE,
+        f"cannot be read: ValueError: {'a' * 199}…",
+        "recipe.py:1:1",
+        "1 | raise ValueError('a' * 300)",
+        "^" * 27,
+    ),
+    "exit": (
+        "import sys\n\nsys.exit(3)",
+        ROLE,
+        "cannot be read: SystemExit: 3",
+        "recipe.py:3:1",
+        "3 | sys.exit(3)",
+        "^" * 11,
+    ),
+    "no text": ("\0\n", ROLE, NULL, "recipe.py:1:1", "1 | \\x00", "^^^^"),
+    "another name": (
+        "recipe = 1\n",
+        ROLE,
+        "declares nothing",
+        "recipe.py:1:1",
+        "1 | recipe = 1",
+        "^^^^^^^^^^ no `RECIPE = Recipe(…)` in this file",
+    ),
+    "trainer that is no text": (GOOD, "def peer():\n\0\n", NULL, "trainer.py:1:1", "1 | def peer():", "^"),
+    "missing roles": (
+        GOOD.replace("peer=None", "peer=None, server=1, watcher=1"),
+        "def server(cfg, ctx): ...\n",
+        "has no function for `peer` and `watcher` in trainer.py",
+        "trainer.py:1:1",
+        "1 | def server(cfg, ctx): ...",
+        f"{'^' * 25} each role is a function: `peer`, `server` and `watcher`",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("declaration", "trainer", "message", "place", "line", "mark"), UNUSABLE.values(), ids=UNUSABLE
+)
+def test_a_recipe_that_cannot_be_used_is_reported_at_its_line(here, declaration, trainer, message, place, line, mark):
+    (here / "mine").mkdir()
+    (here / "mine/recipe.py").write_text(declaration)
+    (here / "mine/trainer.py").write_text(trainer)
+    found = render([load_recipe(find_recipe("mine", working_folder=here))])
+    expected = f"error[P006]: recipe `mine` {message}\n --> {place}\n  |\n{line}\n  | {mark}"
+    assert expected == found.replace(f"{(here / 'mine').resolve()}/", "").rstrip("\n")
+
+
+def test_a_recipe_without_a_trainer_that_can_be_read_is_reported_without_a_line(here):
+    make_recipe(here / "mine")
+    found = find_recipe("mine", working_folder=here)
+    (here / "mine/trainer.py").write_bytes(b"\xff")
+    message = "recipe `mine` cannot be read: trainer.py: 'utf-8' codec can't decode byte 0xff in position 0: invalid…"
+    assert Diagnostic("P006", message) == load_recipe(found)
+    (here / "mine/trainer.py").unlink()
+    notes = (f"looked in {(here / 'mine').resolve()}",)
+    assert Diagnostic("P006", "recipe `mine` has no `trainer.py`", notes=notes) == load_recipe(found)
+
+
+def test_a_folder_without_a_declaration_is_no_recipe(here):
+    (here / "mine").mkdir()
+    found = find_recipe("./mine", working_folder=here)
+    assert ("P001", "the folder ./mine holds no `recipe.py`, so it is no recipe") == (found.code, found.message)
+    assert ("`ttlaunch recipes copy hierarchical_parallel` makes one to change",) == found.hints
+    assert Blame.COMMAND_LINE == found.blame
+
+
+def test_a_recipe_that_is_edited_is_read_anew_and_one_that_is_not_is_the_same(here):
+    make_recipe(here / "mine", "First.")
+    found = find_recipe("mine", working_folder=here)
+    first = load_recipe(found)
+    assert first is load_recipe(found)
+    (here / "mine/recipe.py").write_text(DECLARATION.format(summary="Another one."))
+    assert "Another one." == load_recipe(found).summary
 
 
 def test_two_recipes_of_one_name_in_two_folders_are_two(here):
