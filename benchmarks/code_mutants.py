@@ -1,14 +1,16 @@
 """Mutate the numerics and the reading of recipes at random, and count the mutants that no fast test notices.
 
 mutmut makes the mutants of every function without a decorator, runs under each one the tests that call the function, and
-forks for it, so that torch is imported once. The sample follows from the seed and the mutants' names. Two kinds of mutants
-are left out: other text in a sentence for people (its wording may change), and functions that only ranks under mpirun call
-(`benchmarks/communicators.py` and `tests/mpi` run those).
+forks for it, so that torch is imported once. What survives is judged again in a process that imports the package with the
+mutant active. The sample follows from the seed and the mutants' names. Two kinds of mutants are left out: other text in a
+sentence for people (its wording may change), and functions that only ranks under mpirun call (`benchmarks/communicators.py`
+and `tests/mpi` run those).
 
     pip install -e '.[train,dev,mutants]'
-    python benchmarks/code_mutants.py [--count 400] [--seed 0] [--folder /tmp/ttlaunch-mutants] [--again]
+    python benchmarks/code_mutants.py [--count 400] [--seed 0] [--folder /tmp/ttlaunch-mutants] [--again] [--batch 80]
 
-Kill it whenever you like: it goes on where it was. A changed function is judged anew; `--again` judges survivors anew,
+Kill it whenever you like: it goes on where it was, batch by batch in the order of the sample, so that the first batches are
+a smaller sample. A changed function is judged anew; `--again` judges survivors anew,
 after tests have been written for them. Survivors have their reasons in `code_mutants.yaml`.
 
 Ends with 1 if more than 5 % survive, or if a survivor has no reason there.
@@ -26,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,13 +60,15 @@ SLOW = {
         "zero_resume",
     )
 }
+CLI = ("bad_drift", "bad_input", "data", "plan", "recipes", "schema", "show", "simulate", "validate_file")
 TESTS = [
     *sorted(
         str(path.relative_to(ROOT)) for path in (ROOT / "tests/runtime").glob("test_*.py") if path.stem not in SLOW
     ),
     "tests/spec/recipe",
     "tests/recipes",
-    *(f"tests/cli/test_{name}.py" for name in ("bad_drift", "bad_input", "data", "recipes")),
+    "tests/planning",
+    *(f"tests/cli/test_{name}.py" for name in CLI),
 ]
 # Tests of other environments start other processes, which know nothing of a mutant; mutmut takes microseconds itself.
 ARGUMENTS = [
@@ -84,6 +89,7 @@ timeout_multiplier = 4
 use_git_change_detection = false
 track_dependencies = false
 """
+AFRESH = "TTLAUNCH_MUTANTS_AFRESH"
 SURVIVED, NO_TESTS = (0,), (5, 33)
 TIMED_OUT = (-24, 24, 36, 152, 255)
 SENTENCE = re.compile(r"[A-Za-z]+ +[A-Za-z{]+")
@@ -148,6 +154,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--batch", type=int, default=80, help="how many mutants are judged together, in the sample's order"
+    )
     in_temp = Path(tempfile.gettempdir()) / "ttlaunch-mutants"
     parser.add_argument("--folder", type=Path, default=in_temp, help="kept between calls")
     parser.add_argument("--again", action="store_true", help="run the tests of survivors again")
@@ -159,9 +168,11 @@ def main() -> int:
     if run_mutmut(folder, ["ttlaunch.runtime.model.losses.x_perplexity__mutmut_1"]):
         return 2
     sample = choose(all_mutants(folder), count=options.count, seed=options.seed)
-    left = [one.name for one in sample if one.status is None or (options.again and one.has_survived)]
-    if left and run_mutmut(folder, left):
-        return 2
+    afresh = Afresh(folder)
+    left = [one for one in sample if one.status is None or (one.has_survived and (options.again or one not in afresh))]
+    for start in range(0, len(left), options.batch):
+        if judge(folder, [one.name for one in left[start : start + options.batch]], afresh):
+            return 2
     sample = choose(all_mutants(folder), count=options.count, seed=options.seed)
     return report(sample, yaml.safe_load(REASONS.read_text(encoding="utf-8")) or [])
 
@@ -189,10 +200,51 @@ def copy_checkout(folder: Path) -> None:
                 (mutants / name).unlink(missing_ok=True)
 
 
-def run_mutmut(folder: Path, names: list[str]) -> int:
-    """Run the tests of these mutants; mutmut keeps each result as it comes."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
+class Afresh:
+    """The names of the survivors whose tests have run in a process that imported everything with the mutant active."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "afresh.json"
+        self._names = set(json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else [])
+
+    def __contains__(self, mutant: Mutant) -> bool:
+        return mutant.name in self._names
+
+    def remove(self, names: Iterable[str]) -> None:
+        self._keep(self._names - set(names))
+
+    def add(self, names: Iterable[str]) -> None:
+        self._keep(self._names | set(names))
+
+    def _keep(self, names: set[str]) -> None:
+        self._names = names
+        self._path.write_text(json.dumps(sorted(names)), encoding="utf-8")
+
+
+def judge(folder: Path, names: list[str], afresh: Afresh) -> int:
+    """Run the tests of these mutants in processes that have imported everything, then survivors' in ones that import anew.
+
+    The second way finds what a mutant changes on import, and takes seconds longer for each mutant.
+    """
+    afresh.remove(names)
+    if status := run_mutmut(folder, names):
+        return status
+    survivors = [one.name for one in all_mutants(folder) if one.name in names and one.has_survived]
+    status = run_mutmut(folder, survivors, {AFRESH: "1"}) if survivors else 0
+    if not status:
+        afresh.add(survivors)
+    return status
+
+
+def run_mutmut(folder: Path, names: list[str], variables: Mapping[str, str] | None = None) -> int:
+    """Run the tests of these mutants; mutmut keeps each result as it comes.
+
+    Processes that tests start import the copy, too.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | {
+        **(variables or {})
+    }
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder / "mutants"), str(folder / "benchmarks")])
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", "1", *names]
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
 

@@ -1,26 +1,43 @@
 """A plugin of pytest for tests under mutmut.
 
-It gives the functions of mutmut the names and files of those that they stand for. The records of messages name each operation after the function that sends, and the line outside of the runtime that asked
-for it; both are read from frames, in which mutmut's own functions would show.
+It gives the functions of mutmut the names and files of those that they stand for. The records of messages name each
+operation after the function that sends, and the line outside of the runtime that asked for it; both are read from frames,
+in which mutmut's own functions would show.
 
-It also leaves out tests that fail without a mutant: they would kill every one. Their names are in `FAILED`.
+It leaves out tests that fail without a mutant: they would kill every one. Their names are in `FAILED`.
+
+In the first run, where mutmut learns which test calls what, it makes this complete. Recipes are imported anew for each test.
+What a fixture of several tests calls counts for each of these tests, and what runs on import counts for the tests of
+`ON_IMPORT`.
+
+If `AFRESH` is set, a mutant's process forgets the modules that it has inherited, so that the mutant is active while they
+are imported.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
+from code_mutants import AFRESH
 from mutmut.mutation import trampoline
+from mutmut.state import state
 
+ON_IMPORT = ("tests/spec/recipe/", "tests/recipes/", "tests/cli/test_schema.py", "tests/cli/test_recipes.py")
 FAILED = Path("failed-without-a-mutant.txt").absolute()
 """In the folder where mutmut runs the tests."""
 
-
+_called: set[str] = state()._stats  # noqa: SLF001 - mutmut has no other way to add to what it has noticed
 _seen: set[str] = set()
+_by_fixture: dict[Any, set[str]] = defaultdict(set)
+"""What each fixture of several tests called while it was set up."""
+
+_on_import: set[str] = set()
+_failed: set[str] = set()
 _wrap = trampoline.wrap_in_trampoline
 
 
@@ -42,7 +59,9 @@ trampoline.wrap_in_trampoline = _wrap_unseen
 
 
 def pytest_runtest_setup() -> None:
-    """Rename what has been imported since the last test."""
+    """Rename what has been imported since the last test; let the first run see each test import its recipes."""
+    if _is_first_run():
+        _forget_modules("ttlaunch_recipe_")
     for name in [name for name in sys.modules if name.startswith("ttlaunch.") and name not in _seen]:
         _seen.add(name)
         _rename(sys.modules[name])
@@ -64,32 +83,90 @@ def _is_first_run() -> bool:
     return os.environ.get("MUTANT_UNDER_TEST") == "stats"
 
 
+def _forget_modules(*prefixes: str) -> None:
+    for name in [name for name in sys.modules if name.startswith(prefixes)]:
+        del sys.modules[name]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Go on after a failure in the first run, whatever mutmut asks for."""
     if _is_first_run():
         config.option.maxfail = 0
-        FAILED.unlink(missing_ok=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Import everything again where a mutant may change what is done on import."""
+    if os.environ.get(AFRESH) and "__mutmut_" in os.environ.get("MUTANT_UNDER_TEST", ""):
+        _forget_modules("ttlaunch", "tests")
+        _seen.clear()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what has failed in the first run."""
-    failed = set(FAILED.read_text(encoding="utf-8").splitlines()) if FAILED.exists() and not _is_first_run() else set()
-    left_out = [item for item in items if item.nodeid in failed]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item.nodeid not in failed]
+    """Leave out what has failed in the first run, and begin with the files whose tests take least."""
+    _failed.update(FAILED.read_text(encoding="utf-8").splitlines() if FAILED.exists() else ())
+    if not _is_first_run():
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in _failed])
+        items[:] = [item for item in items if item.nodeid not in _failed]
     if os.environ.get("MUTANT_UNDER_TEST") == "":  # mutmut's second run without a mutant: the first one has told
         del items[1:]
+    seconds: dict[str, float] = defaultdict(float)
+    for item in items:
+        seconds[_file(item.nodeid)] += state().duration_by_test.get(item.nodeid, 0)
+    items.sort(key=lambda item: seconds[_file(item.nodeid)])
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was called while modules were imported, which would else count for the first test alone."""
+    if _is_first_run():
+        _on_import.update(_called)
+        _called.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
+    """Keep what a fixture of several tests calls, since only the first of them sets it up."""
+    before = set(_called)
+    _called.clear()
+    try:
+        return (yield)
+    finally:
+        if _is_first_run() and fixturedef.scope != "function":
+            _by_fixture[fixturedef] |= _called
+        _called.update(before)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: Any) -> None:
+    """Count what its fixtures called for this test too, before mutmut takes note."""
+    if _is_first_run():
+        for definitions in item._fixtureinfo.name2fixturedefs.values():  # noqa: SLF001 - nor has pytest
+            for definition in definitions:
+                _called.update(_by_fixture[definition])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep the name of a test that fails in the first run."""
-    if report.failed and _is_first_run():
-        with FAILED.open("a", encoding="utf-8") as file:
-            file.write(f"{report.nodeid}\n")
+    """Keep the name of a test that fails in the first run, and count the time of fixtures."""
+    if not _is_first_run():
+        return
+    if report.when == "setup":
+        state().duration_by_test[report.nodeid] += report.duration
+    if report.failed:
+        _failed.add(report.nodeid)
+    elif report.when == "call":
+        _failed.discard(report.nodeid)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Let mutmut go on after a first run with failures."""
     if _is_first_run():
+        chosen = {item.nodeid for item in session.items if item.nodeid.startswith(ON_IMPORT)}
+        for function in _on_import:
+            state().tests_by_mangled_function_name[function] |= chosen
+        FAILED.write_text("\n".join(sorted(_failed)), encoding="utf-8")
         session.exitstatus = pytest.ExitCode.OK
