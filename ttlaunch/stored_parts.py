@@ -31,13 +31,15 @@ class Part:
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        bounds = (f"{at.start}:{at.stop}/{whole}" for at, whole in zip(self.places, self.shape, strict=True))
+        bounds = (
+            f"{values.start}:{values.stop}/{whole}" for values, whole in zip(self.places, self.shape, strict=True)
+        )
         return f"{self.name}{_MARK}{','.join(bounds)}"
 
     @property
     def size(self) -> int:
         """Values."""
-        return math.prod(len(at) for at in self.places)
+        return math.prod(len(values) for values in self.places)
 
     def overlap(self, other: "Part") -> tuple[range, ...]:
         """The places that both parts have, in each dimension; a range is empty if they have nothing in common."""
@@ -47,7 +49,7 @@ class Part:
     def within(self, places: Sequence[range]) -> tuple[slice, ...]:
         """Slices that index places of this part in a tensor that holds only the part."""
         pairs = zip(self.places, places, strict=True)
-        return tuple(slice(at.start - own.start, at.stop - own.start) for own, at in pairs)
+        return tuple(slice(values.start - own.start, values.stop - own.start) for own, values in pairs)
 
 
 def whole(name: str, shape: Sequence[int]) -> Part:

@@ -32,7 +32,8 @@ def _pack(diagnostic: Diagnostic, sources: dict[Source, int]) -> dict[str, Any]:
 
 def _unpack(packed: Mapping[str, Any], sources: list[Source]) -> Diagnostic:
     labels = [
-        Label(Span(sources[at], line, column, length), text) for at, line, column, length, text in packed["labels"]
+        Label(Span(sources[number], line, column, length), text)
+        for number, line, column, length, text in packed["labels"]
     ]
     first = 1 if packed["has_primary"] else 0
     return Diagnostic(

@@ -103,8 +103,8 @@ def own_settings(settings: Sequence[Sequence[str]], passed: Sequence[str]) -> li
     theirs = {word.lstrip("-").partition("=")[0] for word in passed if word.startswith("-")}
     marked = [word.lstrip("-") for word in passed]
     theirs |= {
-        f"mca {marked[at + 1]}"
-        for at, word in enumerate(marked[:-1])
+        f"mca {marked[index + 1]}"
+        for index, word in enumerate(marked[:-1])
         if word in {"mca", "gmca", "omca", "prtemca", "pmixmca"}
     }
     kept: list[str] = []

@@ -104,8 +104,8 @@ class RankContext:
 
     def previous(self, role: str) -> Rank | None:
         """The rank of the role before this one; None for the first."""
-        at = self.position(role)
-        return self.ranks(role)[at - 1] if at else None
+        place = self.position(role)
+        return self.ranks(role)[place - 1] if place else None
 
     def next(self, role: str) -> Rank | None:
         """The rank of the role after this one; None for the last."""

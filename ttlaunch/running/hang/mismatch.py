@@ -108,8 +108,8 @@ def _doing(one: Seen) -> tuple[str, int]:
 
 
 def _circle(first: Seen, cycle: Sequence[Seen]) -> str:
-    at = cycle.index(first)
-    ordered = [*cycle[at:], *cycle[:at]]
+    index = cycle.index(first)
+    ordered = [*cycle[index:], *cycle[:index]]
     ring = " → ".join(str(one.rank) for one in (*ordered, first))
     waits = [one.waiting for one in ordered if one.waiting]
     if any(is_under_way(one, other) for one, other in zip(ordered, [*ordered[1:], first], strict=True)):

@@ -111,15 +111,15 @@ def waiters(ranks: Sequence[Seen]) -> Mapping[int, frozenset[int]]:
 def find_cycle(ranks: Sequence[Seen]) -> tuple[int, ...]:
     """Ranks that wait for each other, in that order; empty if there is no such cycle."""
     for start in ranks:
-        path, at = [], start.rank
-        while at not in path:
-            path.append(at)
-            peers = peers_of(ranks[at], ranks)
+        path, rank = [], start.rank
+        while rank not in path:
+            path.append(rank)
+            peers = peers_of(ranks[rank], ranks)
             if not peers:
                 break
-            at = peers[0]
+            rank = peers[0]
         else:
-            return tuple(path[path.index(at) :])
+            return tuple(path[path.index(rank) :])
     return ()
 
 

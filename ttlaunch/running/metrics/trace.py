@@ -114,8 +114,8 @@ def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]
     for number, (sender, began, trace, end) in enumerate(_messages(traces), 1):
         arrow = {"cat": "message", "name": end.name, "id": number, "tid": 0}
         yield {"ph": "s", **arrow, "pid": sender.row.rank, "ts": (sender.on_rank_0(began) - origin) / 1e3}
-        at = trace.on_rank_0(end.when) - origin
-        yield {"ph": "f", "bp": "e", **arrow, "pid": trace.row.rank, "ts": at / 1e3}
+        moment = trace.on_rank_0(end.when) - origin
+        yield {"ph": "f", "bp": "e", **arrow, "pid": trace.row.rank, "ts": moment / 1e3}
 
 
 def _messages(traces: Sequence[RankTrace]) -> Iterator[tuple[RankTrace, int, RankTrace, MessageEnd]]:

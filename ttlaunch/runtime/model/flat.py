@@ -42,7 +42,7 @@ class FlatParameters:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         complete = len(gradients) == len(self.parameters) and self._is_flat(gradients)
         self.grads_N = self._joined(gradients) if complete else torch.zeros_like(self.weights_N)
-        self._views = [self._view(self.grads_N, at) for at in range(len(self.parameters))]
+        self._views = [self._view(self.grads_N, place) for place in range(len(self.parameters))]
         self.attach_gradients()
 
     def attach_gradients(self) -> None:
@@ -51,12 +51,12 @@ class FlatParameters:
         A parameter without a gradient, because its `grad` was set to None and no backward pass reached it, counts as
         zero.
         """
-        for at in range(len(self.parameters)):
-            self.attach_gradient(at)
+        for place in range(len(self.parameters)):
+            self.attach_gradient(place)
 
-    def attach_gradient(self, at: int) -> None:
+    def attach_gradient(self, place: int) -> None:
         """Let the gradient of one parameter be its part of `grads_N` again; the value of one that was replaced is kept."""
-        parameter, view = self.parameters[at], self._views[at]
+        parameter, view = self.parameters[place], self._views[place]
         if parameter.grad is view:
             return
         if parameter.grad is None:
@@ -65,9 +65,9 @@ class FlatParameters:
             view.copy_(parameter.grad)
         parameter.grad = view
 
-    def _view(self, flat_N: Tensor, at: int) -> Tensor:
-        parameter = self.parameters[at]
-        return flat_N[self.starts[at] : self.starts[at] + parameter.numel()].view(parameter.shape)
+    def _view(self, flat_N: Tensor, place: int) -> Tensor:
+        parameter = self.parameters[place]
+        return flat_N[self.starts[place] : self.starts[place] + parameter.numel()].view(parameter.shape)
 
     def _is_flat(self, tensors: list[Tensor]) -> bool:
         first = tensors[0]
@@ -82,9 +82,9 @@ class FlatParameters:
 
     def _moved(self, tensors: list[Tensor]) -> Tensor:
         flat_N = torch.zeros(self.starts[-1], dtype=torch.float32, device=tensors[0].device)
-        for at, tensor in enumerate(tensors):
-            self._view(flat_N, at).copy_(tensor)
-            self.parameters[at].data = self._view(flat_N, at)
+        for place, tensor in enumerate(tensors):
+            self._view(flat_N, place).copy_(tensor)
+            self.parameters[place].data = self._view(flat_N, place)
         return flat_N
 
 

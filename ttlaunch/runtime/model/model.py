@@ -206,11 +206,11 @@ class Model(nn.Module):
             Their range in `named_parameters()` and their range in the flat vectors.
         """
         parameters = list(self.named_parameters())
-        at = [place for place, (name, _) in enumerate(parameters) if _is_in(name, blocks, self.num_blocks)]
+        chosen = [place for place, (name, _) in enumerate(parameters) if _is_in(name, blocks, self.num_blocks)]
         starts = [parameter.storage_offset() for _, parameter in parameters]
-        after = at[-1] + 1
+        after = chosen[-1] + 1
         end = starts[after] if blocks.stop < self.num_blocks and after < len(starts) else len(self.weights_N)
-        return range(at[0], after), range(starts[at[0]], end)
+        return range(chosen[0], after), range(starts[chosen[0]], end)
 
     def forward(
         self, x: Tensor, masks: Masks | None = None, *, blocks: range | None = None, layer: int | None = None

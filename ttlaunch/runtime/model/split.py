@@ -47,10 +47,10 @@ class Split:
             yield Part(name, tuple(bounds), self.shape), part
 
     def _pieces(self, local: Tensor) -> Iterator[tuple[range, Tensor]]:
-        at = 0
+        start = 0
         for places in self.ranges:
-            yield places, local.narrow(self.dim, at, len(places))
-            at += len(places)
+            yield places, local.narrow(self.dim, start, len(places))
+            start += len(places)
 
 
 def split_evenly(shape: Sequence[int], *, dim: int, place: int, count: int, matrices: int = 1) -> Split:

@@ -42,9 +42,9 @@ def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
         found = found[split]
     if column not in found.column_names:
         raise AdapterError(f"{folder} has no column {column!r}; it has {', '.join(found.column_names)}")
-    for at, text in enumerate(found[column]):
+    for number, text in enumerate(found[column]):
         if not isinstance(text, str):
-            raise AdapterError(f"row {at} of column {column!r} of {folder} is no text")
+            raise AdapterError(f"row {number} of column {column!r} of {folder} is no text")
         yield text
 
 

@@ -129,8 +129,8 @@ def read_corpus(path: Path | None) -> Corpus:
         files = _default_files() if path is None else list(_files_of(path))
         text = b"".join(_read_text(file) for file in files)
     except OSError as error:
-        at = Path(error.filename) if error.filename else path
-        raise CorpusError(CorpusReason.UNREADABLE, f"cannot read {at}: {error.strerror}", path=at) from error
+        where = Path(error.filename) if error.filename else path
+        raise CorpusError(CorpusReason.UNREADABLE, f"cannot read {where}: {error.strerror}", path=where) from error
     if not text:
         raise CorpusError(CorpusReason.EMPTY, f"{name} has no text", path=path)
     return Corpus(name, text, hashlib.sha256(text).hexdigest())

@@ -63,7 +63,7 @@ def load_naive(found: NamedFolder) -> Recipe | Diagnostic:
     file = found.folder / _NAIVE
     if recipe.naive is None or not file.is_file():
         source = _source(found.folder / _DECLARATION)
-        line = next((at for at, text in enumerate(source.lines, start=1) if text.startswith(_RECIPE)), 1)
+        line = next((number for number, text in enumerate(source.lines, start=1) if text.startswith(_RECIPE)), 1)
         missing = f"no `{_NAIVE}` lies beside this file" if recipe.naive else "`Recipe(…)` has no `naive=Naive(…)`"
         return Diagnostic(
             "P050",

@@ -57,8 +57,8 @@ def count_images(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
     """
     rows = corpus.text.split()
     pixels = cfg.transformer_config.max_sequence_length
-    for at, row in enumerate(rows):
-        _check_row(row, corpus, line=at + 1, pixels=pixels)
+    for number, row in enumerate(rows):
+        _check_row(row, corpus, line=number + 1, pixels=pixels)
     training = cfg.training_config
     validation = int(len(rows) * training.validation_fraction)
     if validation < training.sequences_per_micro_batch or validation == len(rows):

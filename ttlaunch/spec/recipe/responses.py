@@ -52,6 +52,6 @@ def check_responses(corpus: Corpus, cfg: TrainingFile) -> None:
 
 def _meets(ranges: Sequence[range], targets: range) -> bool:
     """Return whether a token of `targets` is in one of the ranges, which are in order and apart."""
-    at = bisect_right(ranges, targets.start, key=lambda tokens: tokens.stop - 1)
-    at -= at > 0 and targets.start in ranges[at - 1]
-    return at < len(ranges) and ranges[at].start < targets.stop
+    index = bisect_right(ranges, targets.start, key=lambda tokens: tokens.stop - 1)
+    index -= index > 0 and targets.start in ranges[index - 1]
+    return index < len(ranges) and ranges[index].start < targets.stop

@@ -62,12 +62,12 @@ def mesh_graph_of(root: Node) -> tuple[MeshGraph | None, list[Diagnostic]]:
     _check_mesh_ids(file.meshes, findings)
     meshes = []
     for index, row in enumerate(file.meshes):
-        at = boards.get(str(row.board))
-        if at is None:
+        board = boards.get(str(row.board))
+        if board is None:
             _missing_board(row, ("Mesh", index, "board"), boards, findings=findings)
         else:
-            _check_shape(row, file.boards[at], findings, paths=(("Mesh", index), ("Board", at)))
-        kind = "" if at is None else file.boards[at].type.upper()
+            _check_shape(row, file.boards[board], findings, paths=(("Mesh", index), ("Board", board)))
+        kind = "" if board is None else file.boards[board].type.upper()
         meshes.append(_mesh(row, span_of(root, ("Mesh", index, "id")), kind=kind, channels=ports["N"]))
     links, mistakes = _links(root, {mesh.id: mesh for mesh in meshes}, ports)
     found += mistakes

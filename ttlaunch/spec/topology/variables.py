@@ -93,6 +93,8 @@ def misspelled(name: str) -> str | None:
 
 
 def _one_slip(name: str, known: str) -> bool:
-    start = next((at for at, (a, b) in enumerate(zip(name, known, strict=False)) if a != b), min(len(name), len(known)))
+    start = next(
+        (index for index, (a, b) in enumerate(zip(name, known, strict=False)) if a != b), min(len(name), len(known))
+    )
     a, b = name[start:], known[start:]
     return a[1:] == b[1:] or a == b[1:] or a[1:] == b or (a[:2] == b[:2][::-1] and a[2:] == b[2:])

@@ -115,7 +115,7 @@ class PowerSgd:
 
     def state(self) -> dict[str, Tensor]:
         """The right factor of each matrix, with which the next power iteration begins."""
-        return {f"factor.{at}": factor_CK for at, factor_CK in enumerate(self._factors_CK)}
+        return {f"factor.{number}": factor_CK for number, factor_CK in enumerate(self._factors_CK)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         for name, factor_CK in self.state().items():

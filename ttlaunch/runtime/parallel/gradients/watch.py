@@ -24,8 +24,8 @@ class GradientWatch:
         self._bucket_of: list[int] = []
         self._missing: list[int] = []
         self._next = 0
-        for at, parameter in enumerate(flat.parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._has_gradient, at))
+        for place, parameter in enumerate(flat.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._has_gradient, place))
 
     def begin(self, buckets: Sequence[Bucket], ready: _Ready) -> None:
         """Call `ready` for each bucket, in their order, once it and all before it are complete in `grads_N`.
@@ -36,8 +36,8 @@ class GradientWatch:
             self._buckets = buckets
             self._bucket_of = [0] * len(self._flat.parameters)
             for bucket in buckets:
-                for at in bucket.parameters:
-                    self._bucket_of[at] = bucket.index
+                for place in bucket.parameters:
+                    self._bucket_of[place] = bucket.index
         self._missing = [len(bucket.parameters) for bucket in buckets]
         self._next = 0
         self._ready = ready
@@ -48,15 +48,15 @@ class GradientWatch:
         if ready is None:
             return
         for bucket in self._buckets[self._next :]:
-            for at in bucket.parameters:
-                self._flat.attach_gradient(at)
+            for place in bucket.parameters:
+                self._flat.attach_gradient(place)
             ready(bucket)
 
-    def _has_gradient(self, at: int, _parameter: nn.Parameter) -> None:
+    def _has_gradient(self, place: int, _parameter: nn.Parameter) -> None:
         if self._ready is None:
             return
-        self._flat.attach_gradient(at)
-        self._missing[self._bucket_of[at]] -= 1
+        self._flat.attach_gradient(place)
+        self._missing[self._bucket_of[place]] -= 1
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._next += 1
             self._ready(self._buckets[self._next - 1])

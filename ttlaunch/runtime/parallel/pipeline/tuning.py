@@ -83,9 +83,9 @@ class ScheduleChoice:
         self._steps_s[self.now].append(time.perf_counter() - self._began)
         if len(self._steps_s[self.now]) < UNTIMED_STEPS + TIMED_STEPS:
             return
-        at = self._candidates.index(self.now) + 1
-        if at < len(self._candidates):
-            self.now = self._candidates[at]
+        index = self._candidates.index(self.now) + 1
+        if index < len(self._candidates):
+            self.now = self._candidates[index]
             return
         self._is_open = False
         self._choose()
@@ -190,4 +190,4 @@ def _ranks_by_block(cfg: TrainingFile, part: PipelinePart) -> dict[int, Rank]:
     pipeline, stages = cfg.multihost_config.pipeline_parallel_config, part.grid.stages
     assert pipeline is not None  # noqa: S101 - there is a part of it
     parts = cut_into_parts(pipeline.blocks, num_chunks=len(part.chunks))
-    return {block: stages[at % len(stages)] for at, blocks in enumerate(parts) for block in blocks}
+    return {block: stages[index % len(stages)] for index, blocks in enumerate(parts) for block in blocks}

@@ -123,14 +123,14 @@ def cut_layers(model: Model, *, parts: int) -> list[range]:
     """
     named = list(model.named_parameters())
     layers = [layer_of(name) for name, _ in named]
-    starts = [at for at, layer in enumerate(layers) if not at or layer != layers[at - 1]]
+    starts = [index for index, layer in enumerate(layers) if not index or layer != layers[index - 1]]
     if parts > len(starts):
         raise ValueError(f"{len(starts)} layers cannot be cut into {parts} parts")
     before = [0, *accumulate(parameter.numel() for _, parameter in named)]
     borders = [0]
     for part in range(1, parts):
-        at = starts.index(borders[-1])
-        left = starts[at + 1 : len(starts) - (parts - part) + 1]  # each of the remaining parts needs a layer
+        index = starts.index(borders[-1])
+        left = starts[index + 1 : len(starts) - (parts - part) + 1]  # each of the remaining parts needs a layer
         borders.append(min(left, key=lambda start: abs(before[start] - before[-1] * part / parts)))
     return [range(*pair) for pair in zip(borders, [*borders[1:], len(named)], strict=True)]
 

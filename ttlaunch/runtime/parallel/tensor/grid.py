@@ -37,8 +37,8 @@ class RankGrid:
 
     def along(self, axis: str) -> tuple[Rank, ...]:
         """Return the ranks, this one included, whose places on all other axes equal this one's, in order."""
-        at, stride = self.ranks.index(self.rank), self._stride(axis)
-        first = at - self.place(axis) * stride
+        index, stride = self.ranks.index(self.rank), self._stride(axis)
+        first = index - self.place(axis) * stride
         return tuple(self.ranks[first + place * stride] for place in range(self.axes[axis]))
 
     def _stride(self, axis: str) -> int:

@@ -94,7 +94,7 @@ class WeightReceiver:
 
         Parts are the model's children, and the children of those that are mere containers.
         """
-        places = {id(parameter): at for at, parameter in enumerate(self._flat.parameters)}
+        places = {id(parameter): place for place, parameter in enumerate(self._flat.parameters)}
         held = [(model, model.parameters(recurse=False)), *((part, part.parameters()) for part in _parts(model))]
         for module, parameters in held:
             own = [places[id(parameter)] for parameter in parameters if id(parameter) in places]

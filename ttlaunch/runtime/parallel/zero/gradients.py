@@ -213,8 +213,8 @@ class ScatteredGradients:
                 buffer[layer.within(one.part.values)].view(one.shape)
                 for one in self._owned.layout.fragments(layer.values)
             ]
-        for at, view in zip(layer.parameters, self._views[key], strict=True):
-            self._parameters[at].grad = view
+        for place, view in zip(layer.parameters, self._views[key], strict=True):
+            self._parameters[place].grad = view
 
     def _buffer(self, layer: Layer) -> Tensor:
         """Return zeros for the gradients of a layer: the place where they stay, or else a buffer."""

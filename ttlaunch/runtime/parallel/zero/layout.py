@@ -115,13 +115,13 @@ class ShardLayout:
     def fragments(self, values: range) -> list[Fragment]:
         """The parameters, or rows of them, that lie in a shard."""
         found = []
-        for at, name in enumerate(self._names):
-            start, shape = self.starts[at], self.shapes[name]
+        for place, name in enumerate(self._names):
+            start, shape = self.starts[place], self.shapes[name]
             part = range(max(start, values.start), min(start + math.prod(shape), values.stop))
             if part:
                 columns = math.prod(shape[1:])
                 rows = range((part.start - start) // columns, (part.stop - start) // columns)
-                found.append(Fragment(name, rows, shape, Part(at, part.start - start, part)))
+                found.append(Fragment(name, rows, shape, Part(place, part.start - start, part)))
         return found
 
     def parameters_of(self, layer: Layer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -145,9 +145,9 @@ class ShardLayout:
         """The name of the parameter at this position."""
         return self._names[parameter]
 
-    def _end(self, at: int) -> int:
-        count = math.prod(self.shapes[self._names[at]])
-        return self.starts[at] + -(-count // LEAF_VALUES) * LEAF_VALUES
+    def _end(self, place: int) -> int:
+        count = math.prod(self.shapes[self._names[place]])
+        return self.starts[place] + -(-count // LEAF_VALUES) * LEAF_VALUES
 
     def _shards_of_second_use(self, values: range) -> tuple[range, ...]:
         """Divide the last layer. A row of the second use belongs to its owner in the first layer, all else to the first rank."""
@@ -160,10 +160,10 @@ class ShardLayout:
     def _borders(self, places: range, values: range) -> list[int]:
         """Where shards may begin and end, ascending."""
         found: list[int] = []
-        for at in places:
-            shape = self.shapes[self._names[at]]
+        for place in places:
+            shape = self.shapes[self._names[place]]
             piece = math.lcm(math.prod(shape[1:]), LEAF_VALUES)
-            found += range(self.starts[at], self.starts[at] + math.prod(shape), piece)
+            found += range(self.starts[place], self.starts[place] + math.prod(shape), piece)
         return [*found, values.stop]
 
 
@@ -177,12 +177,12 @@ def _layers(names: Sequence[str]) -> list[range]:
     """Places of the parameters of each layer: those whose names begin alike."""
     found: list[range] = []
     before = None
-    for at, name in enumerate(names):
+    for place, name in enumerate(names):
         kind, rest = name.split(".", 1)
         layer = f"{kind}.{rest.split('.', 1)[0]}" if kind == "blocks" else kind
         if layer == before:
-            found[-1] = range(found[-1].start, at + 1)
+            found[-1] = range(found[-1].start, place + 1)
         else:
-            found.append(range(at, at + 1))
+            found.append(range(place, place + 1))
         before = layer
     return found

@@ -44,28 +44,28 @@ class LayerPasses:
 
     def forward(self, layer: int) -> None:
         """Run any layer but the last, after those before it."""
-        for at in range(len(self.batches)):
-            out_BTD = self._model(self._into[at][layer], self._masks[at], layer=layer)
-            self._out[at].append(out_BTD)
-            self._into[at].append(out_BTD.detach().requires_grad_())
+        for place in range(len(self.batches)):
+            out_BTD = self._model(self._into[place][layer], self._masks[place], layer=layer)
+            self._out[place].append(out_BTD)
+            self._into[place].append(out_BTD.detach().requires_grad_())
 
-    def backward(self, layer: int, at: int) -> None:
+    def backward(self, layer: int, place: int) -> None:
         """Differentiate a layer for one micro-batch, after those behind it; the last layer runs forward first.
 
         Args:
             layer: The layer whose parameters get gradients of the *summed* loss, times the loss scale.
-            at: Place of the micro-batch; each in turn.
+            place: Place of the micro-batch; each in turn.
         """
-        x = self._into[at].pop()
-        if layer > len(self._out[at]) - 1:
-            _, _, y_BT = self.batches[at]
-            loss = summed_loss(self._model(x, self._masks[at], layer=layer), y_BT)
+        x = self._into[place].pop()
+        if layer > len(self._out[place]) - 1:
+            _, _, y_BT = self.batches[place]
+            loss = summed_loss(self._model(x, self._masks[place], layer=layer), y_BT)
             self.counts.append((count_tokens(y_BT), loss.item()))
             loss.backward(self._model.loss_scaler.seed(loss))
         else:
-            out_BTD = self._out[at].pop()
-            out_BTD.backward(self._gradients[at])
-        self._gradients[at] = x.grad
+            out_BTD = self._out[place].pop()
+            out_BTD.backward(self._gradients[place])
+        self._gradients[place] = x.grad
 
 
 @torch.no_grad()

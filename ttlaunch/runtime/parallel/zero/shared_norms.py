@@ -74,7 +74,7 @@ class SharedNorms:
         ]
         found.sort(key=lambda pair: (pair[0][0], pair[0][1].start))
         scale = self._owned.loss_scaler.scale
-        self._squares = {self._owned.layout.name(at): total / scale**2 for at, total in join_sums(found).items()}
+        self._squares = {self._owned.layout.name(place): total / scale**2 for place, total in join_sums(found).items()}
         return self._squares
 
     def layer_norms(self) -> dict[str, float]:
