@@ -1,4 +1,4 @@
-"""`LaunchPlan`: the whole decision as one frozen value, written as `plan.json` and read by every shim and rank.
+"""`LaunchPlan`: everything that planning decides, as one frozen value, which shims and ranks read from `plan.json`.
 
 Its hash covers everything that decides what the run computes and where, and nothing else: no time, no run id, no run
 folder. Equal inputs give equal hashes.
@@ -21,7 +21,7 @@ class RankRow:
     Attributes:
         slot: Index of the slot on its host, which is also the rank's local rank.
         mesh_id: The mesh it drives; None in a topology without a mesh graph.
-        environment: Variables for this rank alone; those of all ranks stand in the plan.
+        environment: Variables for this rank alone; the plan has those of all ranks.
     """
 
     rank: int
@@ -39,12 +39,12 @@ class RecipeProgram:
     """The ranks run a recipe's role functions.
 
     Attributes:
-        folder: Where `recipe.py` and `trainer.py` lie.
+        folder: The folder of `recipe.py` and `trainer.py`.
         config: The resolved configuration as JSON.
         data: Path, SHA-256 and size of the training text; None if the recipe reads none.
-        start: What training begins from: `origin`, `step`, `files` (path, SHA-256 and size of each) and, of a
-            checkpoint, its `state` and why newer ones were passed over; None: weights are drawn from the seed.
-        replay: For a repeated asynchronous run, the rank whose gradient made each update; else empty.
+        start: The weights that training begins with: `origin`, `step`, `files` (path, SHA-256 and size of each) and, for
+            a checkpoint, its `state` and the reasons why newer ones are not used. None if weights are drawn from the seed.
+        replay: For a repeated asynchronous run, the rank whose gradient made each update; otherwise empty.
         is_naive: Whether ranks run `naive.py` in place of `trainer.py`.
     """
 
@@ -60,7 +60,7 @@ class RecipeProgram:
 
 @dataclass(frozen=True)
 class CommandProgram:
-    """The ranks run any other program."""
+    """The ranks run a program that is not a recipe."""
 
     name: str
     command: tuple[str, ...]
@@ -73,7 +73,7 @@ class EngineNames:
     It follows from the engine and its version, so the plan's hash leaves it out.
 
     Attributes:
-        launcher: The process that starts ranks, as people know it.
+        launcher: The name of the process that starts ranks.
         rank_variables: The variables in which it tells a process its rank; the first one that is set counts.
         network_variables: The variables in which it tells ranks the networks to use; the first one that is set counts.
         folder_variables: The variables that name the folders for its own files.
@@ -100,12 +100,12 @@ class EngineCommand:
 
     Attributes:
         name: Such as `Open MPI 5.0.11`.
-        argv: Run in the folder that holds `files`.
-        environment: What the engine itself needs; never a value of the user's.
-        files: Name to text, written beside `plan.json`.
+        argv: The command, which runs in the folder of `files`.
+        environment: Variables for the engine itself; never a value of the user's.
+        files: The text of each file by name; they are written beside `plan.json`.
         by_hand: Script that starts one rank with the launching machine's paths, for users who start the command
             themselves on hosts with the same paths. None if `argv` already starts the ranks in this way.
-        names: What the engine calls things.
+        names: The engine's names for its variables, processes and files.
     """
 
     name: str
@@ -118,10 +118,10 @@ class EngineCommand:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What will be started, complete and checked.
+    """The complete, checked description of what will be started.
 
     Attributes:
-        secrets: What the `env:NAME` of environments and configuration stand for; never written, shown or hashed.
+        secrets: The values for `env:NAME` in environments and configuration; never written, shown or hashed.
     """
 
     topology: str
@@ -146,7 +146,7 @@ class LaunchPlan:
         return tuple(dict.fromkeys(row.host for row in self.ranks))
 
     def _repr_html_(self) -> str:
-        """Return a table of who does what, where: a row for each rank."""
+        """Return a table with a row for each rank: its role and its place."""
         rows = [
             (row.rank, row.role, row.host, row.slot, "–" if row.mesh_id is None else row.mesh_id) for row in self.ranks
         ]

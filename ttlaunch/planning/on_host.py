@@ -1,8 +1,8 @@
 """The plan as one host reads it: the same decisions, with that host's own paths in place of the launching machine's.
 
-Users may have other names and homes on other hosts, and the code lies in a release folder there. So every path of the
-plan that points into something that was copied is moved to where the copy lies; whatever else a value holds stays. The
-hash stays that of the plan itself, so that every host can be seen to run the same one.
+Users can have other names and homes on other hosts, and the code is in a release folder there. Every path in the plan that
+points into a copied folder is therefore replaced by the path of the copy; nothing else in a value changes. The hash is still
+that of the plan itself, which shows that all hosts run the same plan.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,13 +17,13 @@ _OWN_OF_A_HOST = ("HOME", "USER", "PATH", "VIRTUAL_ENV", "PYTHONHOME")
 
 @dataclass(frozen=True)
 class HostPlaces:
-    """Where things lie on one host. All paths are absolute.
+    """The paths on one host. All of them are absolute.
 
     Attributes:
         python: The interpreter of its ranks.
-        package: The folder that holds the `ttlaunch` package.
-        copies: Path on the launching machine to path on the host, for everything that was copied.
-        data: Where texts and checkpoints lie, by the SHA-256 of their content.
+        package: The folder of the `ttlaunch` package.
+        copies: For each copied path on the launching machine, the path on the host.
+        data: The paths of texts and checkpoints, by the SHA-256 of their content.
     """
 
     python: str
@@ -39,9 +39,9 @@ def plan_on_host(
 
     Args:
         plan: The plan, with the launching machine's paths.
-        places: The host's.
+        places: The paths on the host.
         python: The interpreter that the plan names.
-        described: Variables that the cluster's files set for all ranks; they win over a host's own.
+        described: Variables that the cluster's files set for all ranks; they take precedence over the host's own.
     """
     content = plan.as_json()
     moved = _Moved({**places.copies, python: places.python})
@@ -67,14 +67,14 @@ def _lying_there(file: Mapping[str, Any], places: HostPlaces) -> dict[str, Any]:
 
 
 class _Moved:
-    """Moves paths of the launching machine to where their copies lie on a host."""
+    """Replaces paths of the launching machine by those of their copies on a host."""
 
     def __init__(self, copies: Mapping[str, str]) -> None:
         # Longest first: a folder may have been copied to another place than the folder around it.
         self._copies: Sequence[tuple[str, str]] = sorted(copies.items(), key=lambda pair: len(pair[0]), reverse=True)
 
     def path(self, value: str) -> str:
-        """Move a path that lies inside a folder that was copied, the longest one; anything else stays."""
+        """Replace a path inside a copied folder, for nested folders the innermost one; return any other text unchanged."""
         for here, there in self._copies:
             if value == here:
                 return there
@@ -83,7 +83,7 @@ class _Moved:
         return value
 
     def paths(self, value: str) -> str:
-        """Move paths with colons between them, as in `LD_LIBRARY_PATH`."""
+        """Replace each of several paths separated by colons, as in `LD_LIBRARY_PATH`."""
         return ":".join(self.path(part) for part in value.split(":"))
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The matrix of `ttlaunch parity`: which small trainings have to end with the same bits, and the command of each.
+"""The matrix of `ttlaunch parity`: the small trainings that must end with the same bits, and the command of each.
 
-A step is always the same 12 micro-batches of one sequence. Layouts, workers and accumulation only say who computes which of
-them, so within a precision every cell has to end as the first one, which is one process.
+A step is always the same 12 micro-batches of one sequence. Layouts, workers and accumulation only decide which rank computes
+which of them, so all cells of one precision must end with the bits of the first, which is one process.
 """
 
 import shlex
@@ -23,16 +23,16 @@ _MODEL = "num_blocks: 4, num_heads: 2, embedding_dim: 16, max_sequence_length: 1
 
 
 class _Form(NamedTuple):
-    """A way of a recipe to share the work.
+    """A layout in which a recipe divides the work.
 
     Attributes:
         layout: The layout, as text.
         workers: The numbers of ranks that compute gradients; parity tries each of them.
-        sections: The sections of a training file that ask for it; `{count}` stands for the number of workers or stages, and
+        sections: The sections of a training file that select it; `{count}` stands for the number of workers or stages, and
             `{blocks}` for the blocks of each stage.
-        each: Ranks that differentiate of each worker, or pipelines side by side.
-        others: Ranks that do something else.
-        is_sized: Whether only the number of ranks tells it from another layout of the recipe.
+        each: The number of ranks in each worker, or the number of parallel pipelines.
+        others: The number of ranks that compute no gradients.
+        is_sized: Whether only the number of ranks distinguishes it from another layout of the recipe.
     """
 
     recipe: str
@@ -75,9 +75,9 @@ class Cell:
 
     Attributes:
         layout: The layout, as text.
-        workers: Ranks that differentiate.
-        ranks: All of them.
-        accumulation: Into how many accumulations the step's sequences are cut.
+        workers: The number of ranks that compute gradients.
+        ranks: The number of all ranks.
+        accumulation: The number of parts into which the sequences of a step are divided.
     """
 
     recipe: str
@@ -91,7 +91,7 @@ class Cell:
         return f"{self.layout}, {counted(self.ranks, 'rank')}, accumulation {self.accumulation}, {self.precision}"
 
     def overrides(self, *, steps: int) -> list[str]:
-        """Return what follows each `--set`: whole sections, so that nothing of the recipe's own file is left."""
+        """Return the values of `--set`: whole sections, which replace those of the recipe's own file."""
         training = (
             f"steps: {steps}, batch_size: {SEQUENCES // self.accumulation}, micro_batch_size: 1, "
             f"gradient_accumulation_steps: {self.accumulation}, learning_rate: 5.0e-3, "
@@ -102,7 +102,7 @@ class Cell:
             "training_config": training,
             "transformer_config": _MODEL,
             "scheduler_config": "type: cosine, warmup_steps: 5",
-            "checkpoint_config": "interval: 1000000",  # the last step has one
+            "checkpoint_config": "interval: 1000000",  # so only the last step writes one
             "multihost_config": "num_workers: {count}",
             **self._form.sections,
         }
@@ -112,7 +112,7 @@ class Cell:
 
     @property
     def world_size(self) -> int | None:
-        """Return what follows `--ranks`; None where the configuration says it all."""
+        """Return the value of `--ranks`; None if the configuration fixes the number of ranks."""
         return self.ranks if self._form.is_sized else None
 
     @property
@@ -121,7 +121,7 @@ class Cell:
         return form
 
     def words(self, *, steps: int) -> list[str]:
-        """Return what follows `ttlaunch run` or `ttlaunch simulate`."""
+        """Return the arguments of `ttlaunch run` or `ttlaunch simulate`."""
         size = [] if self.world_size is None else ["--ranks", str(self.world_size)]
         return [self.recipe, *size, *(word for one in self.overrides(steps=steps) for word in ("--set", one))]
 
@@ -141,7 +141,7 @@ def matrix(
 
     Args:
         recipes: The recipes whose layouts are tried; the reference is always one process.
-        ranks: World sizes that are tried; empty: all that arise with 1 to 4 workers.
+        ranks: The world sizes to try; if empty, all that 1 to 4 workers give.
         accumulations: Divisors of `SEQUENCES`.
         precisions: Some of `PRECISIONS`.
     """
@@ -171,7 +171,7 @@ def world_sizes(recipes: Collection[str]) -> list[int]:
 
 
 def class_names(hashes: Collection[str]) -> dict[str, str]:
-    """Give each different hash a letter, in the order of their appearance: A to Z, then AA and so on."""
+    """Give each distinct hash a letter, in the order in which they first occur: A to Z, then AA and so on."""
     return {text: _letters(number) for number, text in enumerate(dict.fromkeys(hashes))}
 
 

@@ -1,10 +1,11 @@
-"""Find an order of hosts, and of meshes on each, that keeps ranks that talk close to each other in the mesh graph.
+"""Find an order of hosts, and of the meshes on each, in which ranks that communicate are close in the mesh graph.
 
-Rank r takes the r-th slot in the order of `hosts.txt`, so reordering the hosts places the ranks. A host and its meshes
-are joined by cables and move together: a host's row of the bindings goes where the host goes. Hosts whose slots are not
-all bound keep their place: no file says which meshes are cabled to their other slots.
+Rank r takes the r-th slot in the order of `hosts.txt`, so reordering the hosts places the ranks. A host is
+cabled to its meshes, so they move together, and with them the host's rows in the bindings. A host with slots that are not
+bound keeps its position, because no file says which meshes are cabled to these slots.
 
-The cost is Σ weight × hops over the pairs of ranks that talk. A pair without a path between its meshes counts first.
+The cost is Σ weight × hops over the pairs of ranks that communicate. Of two arrangements, the one with less weight on pairs
+without a path is better; only then do hops count.
 """
 
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ _WORTH_A_WARNING = 1.5
 
 
 class Cost(NamedTuple):
-    """What an arrangement costs; the smaller one is better.
+    """The cost of an arrangement; the smaller one is better.
 
     Attributes:
-        unreachable: Weight of the pairs of ranks whose meshes no path joins.
+        unreachable: The weight of the pairs of ranks whose meshes have no path between them.
         hops: Σ weight × hops over the other pairs.
     """
 
@@ -35,7 +36,7 @@ class Cost(NamedTuple):
 
 
 class PairHops(NamedTuple):
-    """Two ranks that talk, and how far apart they are; None if there is no path."""
+    """Two ranks that communicate, and their distance in hops; None if there is no path."""
 
     a: Rank
     b: Rank
@@ -50,9 +51,9 @@ class Proposal:
 
     Attributes:
         hosts: All hosts, in the order for `hosts.txt`.
-        bindings: One per rank: the current rows, in the order of the ranks that would get them.
-        slots: Where each rank would run.
-        exact: Whether every order was considered.
+        bindings: The current rows, in the order of the ranks that would get them.
+        slots: The slot of each rank.
+        exact: Whether all orders were considered.
     """
 
     hosts: tuple[Host, ...]
@@ -68,7 +69,7 @@ class Proposal:
         return self.after < self.before
 
     def moved(self, rank: Rank) -> bool:
-        """Return whether a rank would drive another mesh, or run elsewhere, than now."""
+        """Return whether any rank would drive another mesh than now, or run in another slot."""
         return self.bindings[rank].rank != rank
 
 
@@ -140,7 +141,7 @@ def render_hops(hops: int | None) -> str:
 
 
 def _blocks(topology: Topology) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each host that has some, in the order of `hosts.txt`."""
+    """Return the ranks of each host, in the order of `hosts.txt`, without hosts that have none."""
     ranks: dict[Host, list[int]] = {}
     for binding in topology.bindings:
         ranks.setdefault(topology.slots[binding.rank].host, []).append(binding.rank)

@@ -1,4 +1,4 @@
-"""The plan of a recipe: its roles laid out over the topology, every rule checked that needs both, and its program."""
+"""The plan of a recipe: assign its roles to ranks, and check every rule that needs both recipe and topology."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class RecipeChoice:
 
     Attributes:
         data: Path, SHA-256 and size of the training text, None if the recipe reads none.
-        start: Files that training begins from, None if weights are drawn from the seed.
+        start: The files with the first weights, None if weights are drawn from the seed.
         is_naive: Whether ranks run the functions of `naive.py`.
     """
 
@@ -40,7 +40,7 @@ class RecipeChoice:
 def check_recipe(
     choice: RecipeChoice, topology: Topology, *, ranks: int | None
 ) -> tuple[RoleLayout | None, list[Diagnostic]]:
-    """Lay the roles out and apply every rule that needs both recipe and topology; all mistakes at once."""
+    """Assign the roles to ranks, apply every rule that needs both recipe and topology, and return all mistakes at once."""
     if choice.loaded.config is None:
         return None, []
     layout = plan_roles(choice.recipe, choice.loaded, topology, ranks=ranks)

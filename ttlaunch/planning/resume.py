@@ -1,7 +1,6 @@
-"""Check that a run may go on from a checkpoint: an uninterrupted run would have had the same bits there.
+"""Check that a run may resume from a checkpoint: an uninterrupted run would have had the same bits at this step.
 
-How many ranks share the work, over which sockets, and when they validate may change; whatever the numbers depend on
-may not.
+The number of ranks, their sockets and the validation interval may change. Values on which the bits depend may not.
 """
 
 import json
@@ -41,8 +40,8 @@ def check_same_training(
     Args:
         manifest: The checkpoint's manifest.
         loaded: The configuration of the new run.
-        text_sha256: The hash of its training text.
-        fixed: Further keys that must be the same, since the bits of this recipe depend on them.
+        text_sha256: The hash of the new run's training text.
+        fixed: Further keys that must not change, because the bits of this recipe depend on them.
     """
     now = loaded.checked.model_dump(mode="json")
     model = type(loaded.checked)
@@ -68,7 +67,7 @@ def check_same_training(
 
 
 def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: LoadedConfig) -> Iterator[Diagnostic]:
-    """Warn where gradients travel compressed, so that the bits do depend on how many share the work."""
+    """Warn if gradients are compressed, because the bits then depend on the number of ranks."""
     old, new = dict(_flat(before)), dict(_flat(now))
     kind = new.get("compression_config.kind", "none")
     changed = [
@@ -87,7 +86,7 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
 def _state_of_another_recipe(
     manifest: Mapping[str, Any], loaded: LoadedConfig, now: Mapping[str, Any], *, fixed: Sequence[str]
 ) -> Iterator[Diagnostic]:
-    """Report what one recipe keeps beside weights and moments, and another one lacks or cannot use."""
+    """Report state besides weights and moments that only one of the two recipes has, or that the other cannot use."""
     before, values = dict(_flat(manifest["config"])), dict(_flat(now))
     name = shown(manifest.get("recipe"))
     missing = [key for key in fixed if key not in before and values.get(key) is not None]
@@ -118,7 +117,8 @@ def _changes(
     old, new = dict(_flat(before)), dict(_flat(now))
     is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
     unread = [key for key, decider in deciders(model) if new.get(decider.key) != decider.value]
-    length = marked(model, Bits.LENGTH) if is_constant else ()  # only then no step depends on how many there are
+    # Only with a constant learning rate does no step depend on the number of steps.
+    length = marked(model, Bits.LENGTH) if is_constant else ()
     free = (*marked(model, Bits.FREE), *length, *unread)
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] != new[key] and (key in fixed or not _is_in(key, free)):
@@ -150,5 +150,5 @@ def _diagnose(
 
 
 def _text(value: Any) -> str:
-    """Return a value as a training file has it."""
+    """Return a value in the notation of a training file."""
     return shown(value if isinstance(value, str) else json.dumps(value), longest=80)

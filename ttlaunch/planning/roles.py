@@ -17,7 +17,7 @@ class RoleLayout:
 
     Attributes:
         roles: The role of each rank.
-        flows: The pairs of roles that talk to each other.
+        flows: The pairs of roles that communicate.
     """
 
     layout: Layout
@@ -32,13 +32,13 @@ class RoleLayout:
 def plan_roles(
     recipe: Recipe, loaded: LoadedConfig, topology: Topology, *, ranks: int | None = None
 ) -> RoleLayout | Diagnostic:
-    """Choose the layout whose size is the world's, or the last possible one where the world size is open.
+    """Choose the layout that has the size of the world; if the world size is open, choose the last possible layout.
 
     Args:
         recipe: The recipe.
         loaded: Its configuration, without errors.
         topology: The cluster; its bindings fix the world size.
-        ranks: `--ranks`; None if it was not given.
+        ranks: The value of `--ranks`; None without this option.
     """
     world_size = topology.world_size
     if ranks is not None and world_size is not None and ranks != world_size:
@@ -48,7 +48,7 @@ def plan_roles(
     sizes = {layout: sum(layout.counts(loaded.checked, world_size=world_size).values()) for layout in recipe.layouts}
     if not enabled:
         sizes = {layout: size for layout, size in sizes.items() if size == 1}
-    # Two layouts of one size: the one that the recipe names first wins, so that a plan follows from its inputs.
+    # If two layouts have this size, choose the one that the recipe names first, so that equal inputs give equal plans.
     chosen = _choose(sizes, world_size)
     if chosen is None:
         return _wrong_size(recipe, loaded, topology, sizes=sizes, world_size=world_size)
@@ -60,7 +60,7 @@ def plan_roles(
 
 
 def pairs(flow: Flow, roles: Sequence[str]) -> Iterable[tuple[Rank, Rank]]:
-    """Return the pairs of ranks that a flow makes talk to each other."""
+    """Return the pairs of ranks that communicate in a flow."""
     sources = [Rank(rank) for rank, role in enumerate(roles) if role == flow.source]
     targets = [Rank(rank) for rank, role in enumerate(roles) if role == flow.target]
     if flow.pattern is not Pattern.ALL:
@@ -71,7 +71,7 @@ def pairs(flow: Flow, roles: Sequence[str]) -> Iterable[tuple[Rank, Rank]]:
 
 
 def _pairs_in_grid(ranks: Sequence[Rank], flow: Flow) -> list[tuple[Rank, Rank]]:
-    """Return the pairs of a flow whose ranks are a grid, row by row."""
+    """Return the pairs of ranks in a flow of a grid, whose ranks are arranged row by row."""
     length = flow.row if isinstance(flow.row, int) and flow.row else max(1, len(ranks))
     stride = flow.stride if isinstance(flow.stride, int) and flow.stride else 1
     whole = [ranks[start : start + length] for start in range(0, len(ranks), length)]
@@ -134,7 +134,7 @@ def _wrong_size(
 def _resizing_hints(
     recipe: Recipe, loaded: LoadedConfig, right: list[int], *, world_size: int | None, is_fixed: bool
 ) -> tuple[str, ...]:
-    """Say how to make roles and world agree: another value of the key that scales a layout, or another world size."""
+    """Suggest how to make roles and world agree: another value of the key that sizes a layout, or another world size."""
     hints = []
     config = loaded.checked
     if not config.multihost_config.enabled:

@@ -1,11 +1,11 @@
 """A good arrangement of many places in bounded work: greedy starts, simulated annealing, then descent.
 
-Deterministic: chance comes from a generator that is seeded with a constant, and the budget counts looked-up distances
-instead of seconds. So equal questions have equal answers on every machine, and planning needs no clock.
+The search is deterministic: its random numbers come from a generator with a constant seed, and its budget counts the
+distances that it looks up instead of seconds. Equal inputs therefore give equal results on every machine, without a clock.
 
 Source: D. Connolly, "An improved annealing scheme for the QAP", European Journal of Operational Research 46(1), 1990, for
-annealing by exchanges of two; the reversals are those of 2-opt (G. Croes, "A Method for Solving Traveling-Salesman
-Problems", Operations Research 6(6), 1958), which chains of ranks need and exchanges of two do not reach.
+annealing by exchanges of two. The reversals are those of 2-opt (G. Croes, "A Method for Solving Traveling-Salesman
+Problems", Operations Research 6(6), 1958): they improve chains of ranks, which exchanges of two cannot.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ Turn = list[int] | None
 
 
 def solve(question: Assignment, *, lookups: int = LOOKUPS) -> list[int]:
-    """Find a place for each rank: the best of all up to 8 places, a good one beyond; never worse than today's."""
+    """Find a place for each rank: the best arrangement for up to 8 places, a good one for more; never worse than today's."""
     if question.size <= EXACT_UP_TO:
         return best_of_all(question)
     state = _State(question, question.today, _generator(1))
@@ -160,19 +160,19 @@ class _State:
 
 
 def reversal(places: Sequence[int], first: int, last: int) -> Moves:
-    """Turn a stretch of ranks around."""
+    """Return the move that reverses a sequence of consecutive ranks."""
     return [(rank, places[first + last - rank]) for rank in range(first, last + 1) if 2 * rank != first + last]
 
 
 def _least(question: Assignment) -> float:
-    """Return a cost that no arrangement undercuts: all ranks that talk as close as the closest places."""
+    """Return a lower bound of the cost: the cost if all ranks that communicate were in the closest places."""
     size = question.size
     closest = min(question.distances[a][b] for a in range(size) for b in range(a))
     return closest * sum(question.traffic.values())
 
 
 def _anneal(state: _State, budget: int) -> list[int]:
-    """Accept worse arrangements with a probability that falls as the work done grows; the best one seen."""
+    """Return the best arrangement found by annealing, which accepts worse ones with a probability that decreases."""
     scale = sum(state.question.traffic.values()) / len(state.question.traffic)
     best, cost, least = list(state.places), 0.0, 0.0
     state.work = tries = 0
@@ -192,7 +192,7 @@ def _anneal(state: _State, budget: int) -> list[int]:
 
 
 def _descend(state: _State, budget: int) -> None:
-    """Take every move that helps until none does, or the budget is used."""
+    """Make every move that lowers the cost, until none does or the budget is used up."""
     state.work, improved = 0, True
     while improved and state.work < budget:
         improved = False
@@ -228,7 +228,7 @@ def _all_moves(state: _State) -> Iterator[tuple[Moves, Turn]]:
 
 
 def _greedy_starts(question: Assignment, budget: int) -> list[list[int]]:
-    """Grow one arrangement from each place, as far as the budget goes; only where every block is one place."""
+    """Build one arrangement from each place, until the budget is used up; only if every block has one place."""
     if question.last_stays or any(len(block) > 1 for block in question.blocks):
         return []
     order = _order_of_growth(question)
@@ -237,7 +237,7 @@ def _greedy_starts(question: Assignment, budget: int) -> list[list[int]]:
 
 
 def _order_of_growth(question: Assignment) -> list[int]:
-    """Order the ranks, each next to those it talks to most; the first one talks most, ends of chains come early."""
+    """Order the ranks, each with the most traffic to those before it; begin with a hub, or else with the end of a chain."""
     volume = [sum(weight for _, weight in partners) for partners in question.partners]
     typical = sorted(volume)[question.size // 2]
     first = max(range(question.size), key=lambda r: (volume[r] > 2 * typical, volume[r] < typical, -r))
@@ -252,7 +252,7 @@ def _order_of_growth(question: Assignment) -> list[int]:
 
 
 def _grow(question: Assignment, start: int, order: Sequence[int]) -> list[int]:
-    """Put each rank where it adds least, at the edge of what is free (H. Warnsdorff's rule for paths)."""
+    """Put each rank where it adds the least cost, preferring places with few free neighbours (H. Warnsdorff's rule)."""
     distances, size = question.distances, question.size
     least = min((value for row in distances for value in row if value > 0), default=1.0)
     near = [[other for other in range(size) if 0 < distances[place][other] <= least] for place in range(size)]

@@ -1,4 +1,4 @@
-"""Choose run folders to remove, measure and remove them; never that of a run that goes on."""
+"""Choose, measure and remove run folders; never that of an active run."""
 
 import contextlib
 import shutil
@@ -26,9 +26,9 @@ def plan_clean(
     """Choose the runs to remove, oldest first.
 
     Args:
-        runs: All there are, oldest first.
-        older_than_s: Only those that ended longer ago; None: all that are over. One of unknown age stays.
-        keep: How many of the newest that are over stay, whatever their age.
+        runs: All runs, oldest first.
+        older_than_s: Remove only runs that ended longer ago; None for any age. A run of unknown age stays.
+        keep: The number of the newest finished runs that stay at any age.
         now: Seconds since the epoch.
     """
     now = time.time() if now is None else now
@@ -42,7 +42,7 @@ def plan_clean(
 def measure(run: RunSummary) -> Removable:
     """Measure the size of a run's folder on the disk; a link counts as itself."""
     size = 0
-    with contextlib.suppress(OSError):  # somebody else removes it at the same time
+    with contextlib.suppress(OSError):  # another process removes it at the same time
         for path in run.folder.rglob("*"):
             with contextlib.suppress(OSError):
                 size += path.lstat().st_blocks * 512
@@ -50,10 +50,10 @@ def measure(run: RunSummary) -> Removable:
 
 
 def remove(run: RunSummary) -> bool:
-    """Remove a run's folder if it still is over; False if it is not, or if somebody else has removed it.
+    """Remove the folder of a finished run; return False if the run is active or another process has removed the folder.
 
-    The folder is renamed first, so that a half removed one is not taken for a run. What an earlier removal has left
-    under that name, because it was killed, is removed too.
+    The folder is renamed first, so that a half-removed one does not look like a run. If an earlier removal was killed, its
+    remaining files under that name are removed too.
 
     Raises:
         OSError: It cannot be removed.
@@ -66,7 +66,7 @@ def remove(run: RunSummary) -> bool:
         run.folder.rename(going)
     except FileNotFoundError:
         return False
-    with contextlib.suppress(FileNotFoundError):  # somebody else has begun to remove the same
+    with contextlib.suppress(FileNotFoundError):  # another process has begun to remove the same folder
         shutil.rmtree(going)
     shutil.rmtree(going, ignore_errors=True)
     return True

@@ -20,7 +20,7 @@ class RunFacts:
         name: The name of the recipe or program.
         topology: Name of the cluster's description.
         ranks: One row per rank, in their order.
-        is_recipe: Whether it runs a recipe, whose ranks record what they do; a program's ranks do not.
+        is_recipe: Whether it runs a recipe. Only ranks of recipes record their steps and operations.
     """
 
     name: str
@@ -30,7 +30,7 @@ class RunFacts:
 
 
 def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | None:
-    """Find the folder of a run by `latest`, the run's id, or the path of its folder; None if there is none."""
+    """Find a run's folder from `latest`, the run's id or the path of its folder; None if there is none."""
     if where == LATEST:
         runs = run_folders(runs_folder)
         return runs[-1] if runs else None

@@ -39,7 +39,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def read_object_if_any(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; empty if there is none that can be read."""
+    """Read the JSON object in a file; return an empty one if the file cannot be read."""
     try:
         return read_object(path)
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def size_of(path: Path) -> int:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that readers see whole or not at all, also if this process is killed meanwhile.
+    """Write a file so that readers see all of it or nothing, even if this process is killed meanwhile.
 
     Raises:
         OSError: It cannot be written; what was there before is then still there.

@@ -25,8 +25,8 @@ class Launcher:
     """The identity of a process.
 
     Attributes:
-        boot: The id of the machine's boot; "" if it does not say.
-        started: The process's start in clock ticks since the boot; 0 if the process does not say.
+        boot: The id of the machine's boot; "" if it cannot be read.
+        started: The start of the process in clock ticks since the boot; 0 if it cannot be read.
         namespace: Of process ids, in which `pid` is meant; 0 if that is not known.
     """
 
@@ -53,13 +53,13 @@ class Launcher:
         return self.is_here and self.boot == _boot() and self.started == _started(self.pid) and self.started > 0
 
     def signal(self, number: int) -> bool:
-        """Send it a signal, and SIGCONT in case it is stopped; return whether it was there."""
+        """Send the process a signal, and SIGCONT in case it is stopped; return whether it was alive."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
             return False
         try:
-            if not self.is_alive:  # asked after the descriptor was taken, which pins the process
+            if not self.is_alive:  # checked with the descriptor open, which keeps the id from being reused
                 return False
             signal.pidfd_send_signal(descriptor, number)
             signal.pidfd_send_signal(descriptor, signal.SIGCONT)
@@ -76,7 +76,7 @@ def this_process() -> Launcher:
 
 
 def write_launcher(folder: Path) -> None:
-    """Write down that this process launches the run of a folder.
+    """Record that this process launches the run of a folder.
 
     Raises:
         OSError: It cannot be written.
@@ -100,11 +100,11 @@ def runs_with_processes() -> frozenset[str]:
 
 
 def is_running(folder: Path, *, with_processes: frozenset[str] | None = None) -> bool:
-    """Whether a run goes on: its launcher lives and has not written its report, or processes carry its id.
+    """Whether a run is active: its launcher is alive and has not written its report, or processes have the run's id.
 
     Args:
-        folder: The run's.
-        with_processes: What `runs_with_processes` said; None: ask now.
+        folder: The run's folder.
+        with_processes: The result of `runs_with_processes`; None to call it now.
     """
     launcher = read_launcher(folder)
     if launcher is not None and launcher.is_alive and not (folder / contract.REPORT_FILE).is_file():

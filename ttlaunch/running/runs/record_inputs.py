@@ -34,11 +34,11 @@ def write_inputs(
     """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`; return what of it cannot be known.
 
     Args:
-        plan: What is about to start.
-        folder: The run's.
+        plan: The plan of the run.
+        folder: The run's folder.
         resolved_config: Text of `train.yaml`; empty for a program that is no recipe.
-        shell: The launching shell's environment, for where variables came from.
-        release: Hash of the tree that all hosts have; None where ranks run from this machine's own files.
+        shell: The launching shell's environment, from which the origin of variables is derived.
+        release: The hash of the release on all hosts; None if ranks run from this machine's own files.
 
     Raises:
         RunFolderError: If they cannot be written; the folder is then removed.
@@ -67,7 +67,7 @@ def installed_version(package: str) -> str | None:
 
 
 def tree_hash(folder: Path) -> str:
-    """SHA-256 over names and contents of a folder's files, byte-code left out; equal trees have equal hashes."""
+    """Return the SHA-256 over names and contents of a folder's files, without byte code; equal trees have equal hashes."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

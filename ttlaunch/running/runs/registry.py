@@ -1,8 +1,8 @@
 """Register the runs of a user on this machine, wherever their folders are, in a small SQLite file.
 
-It only points to run folders, which hold everything else. A broken registry must not keep a run from starting: whatever
-goes wrong is a `RegistryError`, after some seconds at most. It uses a rollback journal and no write-ahead logging,
-which does not work on network file systems, where home folders may be.
+It only points to run folders, which contain everything else. A broken registry must not stop a run from starting, so every
+failure is a `RegistryError`, after some seconds at most. SQLite uses a rollback journal, because write-ahead logging does
+not work on network file systems, where home folders may be.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Entry:
     """A run that was registered.
 
     Attributes:
-        started, ended: Seconds since the epoch; `ended` is None while it goes on, and if its launcher was killed.
+        started, ended: Seconds since the epoch; `ended` is None while the run is active, or if its launcher was killed.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Registry:
     """The registry's file; opened for each use, so that a run holds no lock."""
 
     def __init__(self, path: Path, *, patience_s: float = _PATIENCE_S) -> None:
-        """Name the file, and how long to wait while others write to it."""
+        """Set the path of the file, and how long to wait while other processes write to it."""
         self.path = path
         self._patience_s = patience_s
 
@@ -83,7 +83,7 @@ class Registry:
             )
 
     def leave(self, folder: Path) -> None:
-        """Note how a run ended, from its report; the entry of a run without one stays as it is.
+        """Record how a run ended, from its report; without a report, the entry does not change.
 
         Raises:
             RegistryError: The registry cannot be written.
@@ -109,7 +109,7 @@ class Registry:
             connection.execute("DELETE FROM runs WHERE folder = ?", (str(folder),))
 
     def entries(self) -> list[Entry]:
-        """All runs, oldest first; none where there is no registry.
+        """Return all runs, oldest first; empty if there is no registry.
 
         Raises:
             RegistryError: It is there and cannot be read.
@@ -118,7 +118,7 @@ class Registry:
             return []
         with self._open(write=False) as connection:
             if connection.execute("PRAGMA user_version").fetchone() == (0,):
-                return []  # its first writer has made the file and is still about to make the table
+                return []  # another process has just created the file, and not yet the table
             rows = connection.execute(
                 "SELECT folder, run_id, name, plan_hash, started, ended, status, exit_status FROM runs ORDER BY started"
             ).fetchall()
@@ -139,7 +139,8 @@ class Registry:
         try:
             with connection:
                 if write:
-                    connection.execute("BEGIN IMMEDIATE")  # else two that both read first would deadlock
+                    # Two processes that both read first would deadlock.
+                    connection.execute("BEGIN IMMEDIATE")
                 self._check(connection, write=write)
                 yield connection
         except sqlite3.Error as error:

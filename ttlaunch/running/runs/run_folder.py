@@ -75,7 +75,7 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
 
 
 def abandon(begun: Path | None, error: OSError, *, place: Path | None = None) -> RunFolderError:
-    """Remove a folder that could not be finished, and make the error; `place` is named if the system names none."""
+    """Remove an unfinished folder and return the error; it names `place` if the system's error names no file."""
     if begun is not None:
         shutil.rmtree(begun, ignore_errors=True)
     reason = (error.strerror or str(error)).lower()
@@ -86,10 +86,10 @@ def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> 
     """Write `plan.json`, the engine's files and a `command.sh` that starts the plan when it is run or pasted.
 
     Args:
-        plan: What to start.
-        folder: Where to; made if it is not there.
-        run_id: Of the run whose files the hosts have. None: of no run; hosts then have to see `folder` under its own
-            path, and a script that starts a rank is written there.
+        plan: The plan to write.
+        folder: The folder to write to; it is made if it does not exist.
+        run_id: The run whose files the hosts have. Without one, hosts must see `folder` under the same path, and a script
+            that starts a rank is written there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {contract.PLAN_FILE: render_plan_json(plan), **plan.engine.files}
@@ -170,7 +170,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_event(line: bytes | str) -> dict[str, Any]:
-    """A line of `events.jsonl`.
+    """Parse a line of `events.jsonl`.
 
     Raises:
         ValueError, KeyError, TypeError: It is none.
