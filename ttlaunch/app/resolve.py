@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.run_spec import RunSpec, short_name
-from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, Source, has_errors, shown, usage_mistake
+from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, Severity, Source, has_errors, shown, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.planning.roles import RoleLayout
+    from ttlaunch.spec.named_folders import NamedFolder
     from ttlaunch.spec.recipe.config import LoadedConfig
     from ttlaunch.spec.topology.model import Topology
 
@@ -182,6 +183,15 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
         result.diagnostics.append(refuse_resume(str(request.target)))
 
 
+def _check_hiding(found: "NamedFolder") -> list[Diagnostic]:
+    """Warn about a recipe of the current folder that a built-in recipe's name means."""
+    if not found.hides:
+        return []
+    message = f"the recipe `{found.name}` is the one in {shown(found.folder, longest=_LONGEST_MESSAGE)}"
+    hint = f"rename that folder to use the built-in recipe `{found.name}`, which it hides"
+    return [Diagnostic("P051", message, hints=(hint,), severity=Severity.WARNING)]
+
+
 def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path, *, dialogue: Dialogue) -> None:
     from ttlaunch.app.find_start import find_start
     from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
@@ -195,6 +205,7 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
         return
     result.name = found.name
+    result.diagnostics += _check_hiding(found)
     if request.arguments:
         message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
         result.diagnostics.append(usage_mistake(message, "`--set KEY=VALUE` configures a recipe"))

@@ -152,10 +152,9 @@ def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diag
 
 def _all_candidates() -> list[Candidate]:
     """Return each recipe that trains a model on text."""
-    from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
+    from ttlaunch.app.inspect_recipes import inspect_recipes
 
-    found = [(one.name, load_recipe(one)) for one in list_recipes(Path.cwd())]
-    return [Candidate(name) for name, recipe in found if not isinstance(recipe, Diagnostic) and recipe.uses_data]
+    return [Candidate(recipe.found.name) for recipe in inspect_recipes(Path.cwd()) if recipe.uses_data]
 
 
 def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format) -> "list[Attempt]":

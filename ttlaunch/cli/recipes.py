@@ -30,14 +30,21 @@ _Name = Annotated[
 
 @app.command("list")
 def list_(*, form: PlainFormat = Format.FULL) -> None:
-    """List every recipe. A recipe in ./recipes hides a built-in one of the same name."""
-    from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
+    """List every recipe. A recipe in ./recipes hides a built-in one of the same name.
+
+    To know its summary, ttlaunch runs the recipe.py of each folder in ./recipes, in a process of its own for at most 10 s.
+    """
+    from ttlaunch.app.inspect_recipes import inspect_recipes
 
     rows = []
-    for found in list_recipes(Path.cwd()):
-        recipe = load_recipe(found)
-        summary = f"cannot be read: {recipe.message}" if isinstance(recipe, Diagnostic) else recipe.summary
-        rows.append({"name": found.name, "summary": summary, "folder": str(found.folder), "built_in": found.built_in})
+    for recipe in inspect_recipes(Path.cwd()):
+        found, about = recipe.found, recipe.summary
+        if recipe.mistake:
+            about = f"cannot be read: {recipe.mistake}"
+        if found.hides and form is not Format.JSON:
+            about = f"(./recipes/{found.name}, which hides the built-in one) {about}"
+        rows.append({"name": found.name, "summary": about, "folder": str(found.folder), "built_in": found.built_in})
+        rows[-1]["hides_built_in"] = found.hides
     print_listing(rows, about="summary", form=form)
 
 

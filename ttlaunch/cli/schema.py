@@ -76,7 +76,7 @@ def _cluster_file(kind: File) -> dict[str, Any]:
 
 def _training_files(recipe: str | None, *, every: bool) -> dict[str, dict[str, Any]]:
     """Return the schema of one recipe's training file, of every recipe's, or of the sections that recipes share."""
-    from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
+    from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
     from ttlaunch.spec.recipe.sections import TrainingFile
 
     if recipe is not None:
@@ -86,12 +86,10 @@ def _training_files(recipe: str | None, *, every: bool) -> dict[str, dict[str, A
             raise LaunchError([each for each in (found, declared) if isinstance(each, Diagnostic)][:1])
         return {File.TRAIN: _training_file(declared, found.name)}
     if every:
-        loaded = {found.name: load_recipe(found) for found in list_recipes(Path.cwd())}
-        return {
-            f"{File.TRAIN}.{name}": _training_file(declared, name)
-            for name, declared in loaded.items()
-            if not isinstance(declared, Diagnostic)
-        }
+        from ttlaunch.app.inspect_recipes import inspect_recipes
+
+        recipes = inspect_recipes(Path.cwd(), with_schema=True)
+        return {f"{File.TRAIN}.{one.found.name}": one.schema for one in recipes if one.schema is not None}
     from ttlaunch.spec.located.json_schema import json_schema
 
     return {File.TRAIN: json_schema(TrainingFile, title="training file of ttlaunch")}

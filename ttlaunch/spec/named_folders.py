@@ -32,11 +32,13 @@ class NamedFolder:
 
     Attributes:
         built_in: Whether it came with ttlaunch.
+        hides: Whether a built-in one has the same name, which means this one in the current folder.
     """
 
     name: str
     folder: Path
     built_in: bool
+    hides: bool = False
 
     @property
     def train_file(self) -> Path:
@@ -58,7 +60,7 @@ def list_folders(kind: FolderKind, working_folder: Path) -> list[NamedFolder]:
         # In a checkout both are the same folder.
         if folder.is_dir() and (is_built_in or folder.resolve() != built_in.resolve()):
             children = sorted(child for child in folder.iterdir() if (child / kind.marker).is_file())
-            found |= {child.name: NamedFolder(child.name, child, is_built_in) for child in children}
+            found |= {one.name: NamedFolder(one.name, one, is_built_in, hides=one.name in found) for one in children}
     return [found[name] for name in sorted(found)]
 
 
