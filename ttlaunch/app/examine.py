@@ -77,7 +77,7 @@ def examine(topology: Topology, view: View, dialogue: Dialogue, *, bandwidth: bo
 
 
 class _Examiner:
-    """Connects to hosts and probes each as soon as it is connected, so that nobody waits for the slowest twice."""
+    """Connects to hosts and probes each as soon as it is connected, so that a fast host is not delayed by a slow one."""
 
     def __init__(self, topology: Topology, view: View, dialogue: Dialogue) -> None:
         self._topology, self._view, self._dialogue = topology, view, dialogue
@@ -115,7 +115,7 @@ class _Examiner:
         return known
 
     def _ask_all(self) -> None:
-        """Ask all, and once more those that wanted a key which has been unlocked meanwhile."""
+        """Ask all hosts, and ask those that failed again if the user has unlocked another key."""
         known = self._known
         self._ask([*self._transports, self._launcher])
         failed = [transport for transport in self._transports if transport.host in known.errors]

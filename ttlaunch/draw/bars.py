@@ -73,7 +73,7 @@ class _Scale:
 
 
 def render_bars(title: str, names: Sequence[Sequence[str]], panels: Sequence[Panel], *, note: str) -> str:
-    """Draw the whole picture; panels stand side by side, so that a thing is one line through all of them.
+    """Draw the whole picture; panels stand side by side, so that each name is one line through all panels.
 
     Args:
         title: The title of the picture.

@@ -216,7 +216,7 @@ class _Supervision:
         self._silence.notice(losses)
 
     def _notice_last_losses(self) -> None:
-        """Notice losses once the run is over, when a folder that cannot be written can only be reported."""
+        """Notice losses after the end of the run; a folder that cannot be written then becomes the reported failure."""
         try:
             self._notice_losses()
         except OSError as error:

@@ -38,7 +38,7 @@ def find_mismatch(ranks: Sequence[Seen], circle: Sequence[int]) -> Mismatch:
 
 
 def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """Whether the rank waits for another tag than its peer has sent, or for a peer that is done."""
+    """Report a rank that waits for another tag than its peer has sent, or for a peer whose role has returned."""
     peer = ranks[peers_of(one, ranks)[0]]
     wait, tags = one.waiting, other_tags(one, peer)
     assert wait is not None  # noqa: S101 - chosen by it
@@ -54,7 +54,7 @@ def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 
 
 def _left_out(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """Whether the rank's peer has not sent it what all others of the peer's role have."""
+    """Report a peer that has not sent a rank the message that all other ranks of the peer's role have sent."""
     wait = one.waiting
     assert wait is not None  # noqa: S101 - chosen by it
     peer = ranks[peers_of(one, ranks)[0]]
@@ -68,7 +68,7 @@ def _left_out(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 
 
 def _wrong_sender(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """Whether another rank than the one that this rank waits for has sent it such a message."""
+    """Report a rank that waits for a message of one peer while another rank has sent it such a message."""
     others, wait = other_senders(one, ranks), one.waiting
     if not others or wait is None:
         return None
@@ -77,7 +77,7 @@ def _wrong_sender(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 
 
 def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """Whether two ranks meet in one operation of a group, but each of them called another one."""
+    """Report two ranks that are at the same place in the operations of a group, but called different operations there."""
     wait = one.waiting
     if wait is None or not wait.is_collective:
         return None
@@ -89,12 +89,12 @@ def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 
 
 def _alike(wait: Operation) -> tuple[str, int, int]:
-    """What ranks that are in the same operation agree on."""
+    """Return what must be equal for ranks in the same operation of a group."""
     return wait.name, wait.nbytes, wait.bucket
 
 
 def _odd_one_out(cycle: Sequence[Seen], ranks: Sequence[Seen]) -> Seen | None:
-    """The one that is in another operation or step than most ranks of its role."""
+    """Return a rank that is in another operation or step than most ranks of its role; None if there is none."""
     for one in cycle:
         doing = [_doing(other) for other in ranks if other.role == one.role and other.waiting]
         common, count = Counter(doing).most_common(1)[0]

@@ -57,7 +57,7 @@ class Seen:
 
 
 def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """The ranks that a rank waits for; one whose role has returned waits for all that are still at work."""
+    """The ranks that a rank waits for; a rank whose role has returned waits for all that are still running."""
     if one.is_done:
         return tuple(other.rank for other in ranks if not other.is_done)
     wait = one.waiting
@@ -71,7 +71,7 @@ def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
 
 
 def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """The ranks that a rank has asked for more messages of a tag than they have begun to send; those still at work first."""
+    """Return the ranks from which a rank has requested more messages of a tag than they have begun to send; running ones first."""
     tag = wait.tag
     owing = [
         other
@@ -90,7 +90,7 @@ def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ..
 
 
 def is_in(one: Seen, wait: Operation) -> bool:
-    """Whether a rank is in the same operation of a group that another one is in, whatever each takes it for."""
+    """Whether a rank is in the same operation of a group as another one, even if the two called different operations."""
     own = one.waiting
     return own is not None and own.is_collective and (own.tag, own.message) == (wait.tag, wait.message)
 
@@ -124,7 +124,7 @@ def find_cycle(ranks: Sequence[Seen]) -> tuple[int, ...]:
 
 
 def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
-    """Tags under which the peer has sent what the rank has not asked for, while it waits for another tag of this peer.
+    """Return the tags of messages that the peer has sent and the rank has not requested, while it waits for another tag of this peer.
 
     Empty if the message that it waits for was begun, or if a recording had no room to count.
     """
@@ -139,7 +139,7 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
 
 
 def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """Ranks that have sent under the tag that a rank waits for, which has never asked them, while its peer has not sent."""
+    """Return the ranks that have sent the tag that a rank waits for, although it waits for another peer, which has not sent it."""
     wait = one.waiting
     if wait is None or wait.is_collective or wait.is_for_any or not _waits_in_vain(one, ranks[wait.peer]):
         return ()
@@ -149,7 +149,7 @@ def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
 
 
 def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """The others of the peer's role, if every one of them has sent what a rank waits for and the peer has not."""
+    """Return the other ranks of the peer's role if each has sent the message that a rank waits for and the peer has not; else none."""
     wait = one.waiting
     if wait is None or wait.is_for_any or not _waits_in_vain(one, peer):
         return ()
@@ -168,14 +168,14 @@ def _waits_in_vain(one: Seen, peer: Seen) -> bool:
 
 
 def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
-    """Whether the other end of a message has been begun."""
+    """Whether the peer has begun its end of a message."""
     if wait.is_for_any:
         return peer.rank not in _owing(one, wait, (peer,))
     return peer.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
 
 
 def is_under_way(one: Seen, peer: Seen) -> bool:
-    """Whether both ends of the message have been begun that a rank waits for."""
+    """Whether the rank and its peer have both begun their end of the message that the rank waits for."""
     if one.waiting is not None and one.waiting.is_collective:
         return is_in(peer, one.waiting)
     return one.waiting is not None and peer.recording is not None and _was_begun(one.waiting, one, peer)

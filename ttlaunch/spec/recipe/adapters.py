@@ -14,7 +14,7 @@ from ttlaunch.spec.recipe.corpus import TOKENS_MARK, CorpusError, CorpusReason
 
 
 class AdapterError(TtlaunchError):
-    """A folder is not the dataset, or a file not the tokenizer, that was asked for."""
+    """A folder that the user named is not a dataset, or a file is not a tokenizer."""
 
 
 def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ class Bits(StrEnum):
 
 @dataclass(frozen=True)
 class ReadOnlyWith:
-    """Nothing reads the key, so nothing depends on it, unless another key has this value."""
+    """The key is read only if another key has this value; otherwise nothing depends on it."""
 
     key: str
     value: Any

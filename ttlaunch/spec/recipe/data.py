@@ -26,10 +26,10 @@ def default_path(cfg: TrainingFile) -> Path | None:
 
 
 def read_data(path: Path | None) -> Corpus:
-    """Read a text, or rows of images, or the name of data that are drawn; see `read_corpus`.
+    """Read a text or rows of images, or return the name of data that are drawn; see `read_corpus`.
 
     Raises:
-        CorpusError: It is not there, or not what it should be.
+        CorpusError: There is no such file, or it is not what it should be.
     """
     drawn = synthetic_corpus(path)
     if drawn is not None:
@@ -38,10 +38,10 @@ def read_data(path: Path | None) -> Corpus:
 
 
 def check_data(corpus: Corpus, cfg: TrainingFile) -> None:
-    """Check that it is enough for the configured training.
+    """Check that the data are enough for the configured training, and of the kind that its model reads.
 
     Raises:
-        CorpusError: It is not, or not what the model is for.
+        CorpusError: The data are too few, or of another kind.
     """
     if is_synthetic(cfg):
         check_synthetic(corpus, cfg)

@@ -72,7 +72,7 @@ def count_images(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
 
 
 def keys_about_text_have_some(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Keys about text stay away where images are classified, or tokens are numbers."""
+    """Keys about text are not set if the model classifies images, or if the file has token ids."""
     training = config.training_config
     if training.tokenizer_type == "ids" and training.response_template:
         yield Problem(

@@ -28,7 +28,7 @@ def response_ranges(corpus: Corpus, training: TrainingConfig) -> list[range] | N
 
 
 def check_responses(corpus: Corpus, cfg: TrainingFile) -> None:
-    """Check that something counts, where only responses do.
+    """If only responses count in the loss, check that the text has some.
 
     Raises:
         CorpusError: No token of the training text counts, or none of the sequences that a validation evaluates.

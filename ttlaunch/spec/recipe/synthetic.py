@@ -43,7 +43,7 @@ def synthetic_corpus(path: Path | None) -> Corpus | None:
 
 
 def check_synthetic(corpus: Corpus, cfg: TrainingFile) -> None:
-    """Check that there are enough of them.
+    """Check that `data_config.sequences` is enough for the configured training.
 
     Raises:
         CorpusError: `num_epochs` passes do not fill one step.
@@ -52,7 +52,7 @@ def check_synthetic(corpus: Corpus, cfg: TrainingFile) -> None:
 
 
 def drawn_data_fit_the_training(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Where tokens are drawn, a model reads them, no key speaks of a file, and no more may follow than there are."""
+    """If tokens are drawn, the model is one for tokens, no key for files is set, and `branching` is at most the vocabulary."""
     if not is_synthetic(config):
         return
     drawn, training = config.data_config, config.training_config

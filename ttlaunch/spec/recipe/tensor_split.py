@@ -15,7 +15,7 @@ _INNER = {"gpt": 4, "mlp": 4, "conv": 1}  # a block is so many times as wide ins
 
 
 def split_models_fit(ranks: Per, replicas: Per) -> Check:
-    """No rank that splits a model has more of it than another, and no model is without a micro-batch.
+    """The ranks that split a model have equal shares of it, and every model has a micro-batch.
 
     Args:
         ranks: The key that says how many split a model.

@@ -36,7 +36,7 @@ def parse_cluster(source: Source, *, environment: Mapping[str, str]) -> tuple[Cl
 
 
 def _check_values(file: ClusterFile, findings: Findings) -> None:
-    """Return the login name can be one, and the network is written as one."""
+    """Check that `user` can be a login name, and that `network` is a network or an interface."""
     if file.user is not None and (problem := user_name_problem(file.user)):
         findings.add(codes.HOST_NAME, f"`{shown(file.user)}` cannot be a login name", ("user",), label=problem)
     if file.network is not None and (problem := _network_problem(file.network)):

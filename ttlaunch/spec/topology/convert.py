@@ -50,7 +50,7 @@ def version_of(source: Source) -> Version:
 
 
 def convert(source: Source, *, to: Version) -> Converted:
-    """Read a descriptor of either version and any generation, and write it as the one that is asked for."""
+    """Read a descriptor of either version and any generation, and write it as the requested one."""
     graph, file, found = read_any(source)
     if graph is None or has_errors(found):
         return Converted(None, found, [])

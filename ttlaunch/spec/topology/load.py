@@ -117,7 +117,7 @@ def load_topology_files(
 
 
 def load_bindings(source: Source, path: Path, *, environment: Mapping[str, str], working_folder: Path) -> Loaded:
-    """Read bindings alone, whose text is at hand, with the descriptor that they name; hosts are not asked for."""
+    """Read bindings from a text, and the descriptor that they name; hosts are not needed."""
     reading = _Reading(environment, working_folder, texts={path: source})
     reading.read_bindings(path)
     return reading.finish(path.stem, None)

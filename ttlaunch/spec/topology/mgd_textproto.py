@@ -131,7 +131,7 @@ class _Reading:
         return found
 
     def check_descriptors(self) -> None:
-        """Return names are unique, shapes fit, and one architecture is used throughout."""
+        """Check that names are unique, that shapes fit, and that all descriptors have one architecture."""
         first: dict[str, Span] = {}
         chip: tuple[str, Span] | None = None
         for path, _, row in self.rows:
