@@ -359,3 +359,16 @@ def test_a_matrix_that_is_cut_names_a_test_that_is_there():
         if not path.is_file() or f"\ndef {test}(" not in path.read_text(encoding="utf-8"):
             missing.append(claim)
     assert [] == missing
+
+
+def test_only_the_console_module_of_the_command_line_writes_to_a_stream():
+    """`cli/console.py` cleans what it writes; a module that writes itself could let a host steer the terminal."""
+    wrong = []
+    for path in sorted((PACKAGE / "cli").glob("*.py")):
+        if path.name == "console.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if re.search(r"(^|\.)(std(out|err)|stream|buffer)\.write|^print$|^(rich\.console\.)?Console$", called):
+                wrong.append(f"{path.name}:{node.lineno}: {called}")
+    assert [] == wrong

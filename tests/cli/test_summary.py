@@ -1,6 +1,5 @@
 """How the first failure of a run is told: the diagnostic, from the report and nothing else."""
 
-import io
 import signal
 
 import pytest
@@ -109,15 +108,12 @@ def test_steps_are_updates_and_not_data_that_was_handed_out():
     assert 7 == steps_done([worker, server])
 
 
-def test_results_of_long_names_stand_in_one_column_and_one_validation_is_not_two(here):
+def test_results_of_long_names_stand_in_one_column_and_one_validation_is_not_two(here, capsys):
     known = dict.fromkeys(Report.__dataclass_fields__)
     known |= {"name": "mine", "status": "done", "world_size": 1, "duration_s": 2.0, "steps": 3, "ranks": ()}
     known |= {"first_validation": 5.5, "last_validation": 5.5, "results": {"staleness average": 1.5, "stale": "2 of 9"}}
-    stream = io.StringIO()
-    show_summary(
-        Report(**known), RunFacts("mine", "local", (), is_recipe=True), RunFolder("a", here / "runs/a"), stream=stream
-    )
-    assert stream.getvalue().splitlines() == [
+    show_summary(Report(**known), RunFacts("mine", "local", (), is_recipe=True), RunFolder("a", here / "runs/a"))
+    assert capsys.readouterr().out.splitlines() == [
         "done: mine on local, 1 rank, 2.0 s",
         "  steps            3",
         "  validation loss  5.5000",

@@ -1,6 +1,5 @@
 """`ttlaunch chaos`: inject faults into a run, and report whether each was detected and attributed correctly."""
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -11,7 +10,7 @@ from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import exit_with
+from ttlaunch.cli.console import exit_with, print_lines
 from ttlaunch.cli.options import CLUSTER, GraceSeconds, HangTimeout, LeaseSeconds, Only, OutputFormat, Verbose, asks_for
 from ttlaunch.diagnostics import Format, has_errors
 
@@ -91,8 +90,7 @@ def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> N
 
     if form is not Format.JSON:
         drawn = "" if seed is None else f" (drawn with --seed {seed})"
-        sys.stdout.write(f"faults{drawn}: {render_faults(orders)}\n")
-        sys.stdout.flush()
+        print_lines([f"faults{drawn}: {render_faults(orders)}"])
 
 
 def _report(
@@ -115,6 +113,6 @@ def _report(
     if form is Format.JSON:
         print_json(chaos_json(verdicts, left, outcome, faults=orders, found=found, status=status))
     else:
-        show_chaos(verdicts, left, outcome, stream=sys.stdout)
+        show_chaos(verdicts, left, outcome)
         show_diagnostics(found, form=form)
     exit_with(status)

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import short_name
+from ttlaunch.cli.console import print_lines
 from ttlaunch.cli.summary import show_summary
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Diagnostic, counted, listed
@@ -20,17 +21,16 @@ _HEADINGS = ("fault", "made at", "outcome", "detected", "run over")
 _MOST_NAMED = 4
 
 
-def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome, *, stream: TextIO) -> None:
+def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome) -> None:
     """Print the run's summary, a row for each fault, and the lost steps."""
-    show_summary(outcome.report, outcome.facts, outcome.folder, stream=stream)
-    lines = render_table([_HEADINGS, *map(_row, verdicts)])
+    show_summary(outcome.report, outcome.facts, outcome.folder)
+    lines = ["", *render_table([_HEADINGS, *map(_row, verdicts)])]
     failure = outcome.report.failure
     lines.append("")
     lines += [f"  named            {failure.code}: {failure.message}"] if failure else []
     lines += [f"  lost             {_lost_text(outcome)}"] if outcome.report.status != "done" else []
     lines.append(f"  left behind      {_left_text(left)}")
-    stream.write("\n" + "".join(f"{line}\n" for line in lines))
-    stream.flush()
+    print_lines(lines)
 
 
 def chaos_json(

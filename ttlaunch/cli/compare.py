@@ -12,7 +12,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import (
@@ -96,7 +96,7 @@ def compare(
     if form is Format.JSON:
         print_json({**content, "diagnostics": [one.as_json() for one in failures]})
     elif form is Format.CONCISE:
-        print_lines("\t".join(cells(row)) for row in rows)
+        print_lines(tabbed(cells(row)) for row in rows)
     else:
         written = f"written: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg"
         print_lines([*render_table([HEADING, *map(cells, rows)], right=range(2, len(HEADING))), "", written])
@@ -165,14 +165,15 @@ def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format)
             for attempt in found:
                 attempts.append(attempt)
                 if form is not Format.JSON:
-                    sys.stderr.write(f"{_progress(attempt, number=len(attempts), total=total)}\n")
-                    sys.stderr.flush()
+                    print_lines([f"{_progress(attempt, number=len(attempts), total=total)}"], to=sys.stderr)
         except KeyboardInterrupt:
             kept = sum(attempt.measured is not None for attempt in attempts)
             if form is Format.JSON:
                 print_json({"interrupted": True, "runs": kept, "planned": total})
             runs = f"{kept} of {counted(total, 'run')}"
-            sys.stderr.write(f"interrupted after {runs}; they are kept in {out}, and the same command continues\n")
+            print_lines(
+                [f"interrupted after {runs}; they are kept in {out}, and the same command continues"], to=sys.stderr
+            )
             exit_with(contract.STATUS_INTERRUPTED)
     return attempts
 

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Severity, file_error, render, shown, usage_error
+from ttlaunch.diagnostics.terminal_text import clean, clean_output
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:
@@ -84,19 +88,76 @@ def discarding_unwritable(stream: TextIO) -> Iterator[None]:
         os.close(nothing)
         if error.errno != errno.EPIPE and stream is not sys.stderr:
             reason = (error.strerror or str(error)).lower()
-            sys.stderr.write(
-                f"stdout cannot be written: {reason}; the run continues, and its folder keeps all output\n"
-            )
+            text = f"stdout cannot be written: {reason}; the run continues, and its folder keeps all output"
+            print_lines([text], to=sys.stderr)
 
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """Write lines to stdout and flush, so that they come before later output on stderr."""
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+def print_lines(lines: Iterable[str], *, to: TextIO | None = None) -> None:
+    """Write lines and flush, so that they come before later output on the other stream.
+
+    Characters that steer a terminal are shown, also those that would begin another line; a tab stays.
+
+    Args:
+        lines: Without their ends.
+        to: The stream; stdout if it is left out.
+    """
+    stream = to or sys.stdout
+    stream.writelines("\t".join(map(clean, line.split("\t"))) + "\n" for line in lines)
+    stream.flush()
+
+
+def print_text(text: str) -> None:
+    """Write a text of several lines to stdout, such as a file; characters that steer a terminal are shown."""
+    print_lines(text.removesuffix("\n").split("\n"))
+
+
+def tabbed(values: Iterable[object]) -> str:
+    """Join values to a line with a tab between them; a tab within a value is shown, so that it begins no other column."""
+    return "\t".join("" if value is None else clean(str(value)) for value in values)
+
+
+def print_progress(text: str) -> None:
+    """Write a text on the last line of the terminal, over the text before; nothing if stderr is no terminal."""
+    if sys.stderr.isatty():
+        width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        sys.stderr.write("\r" + clean(text)[:width].ljust(min(width, 40)) + "\r")
+        sys.stderr.flush()
+
+
+def print_output(lines: Iterable[bytes], *, to: TextIO, raw: bool = False) -> None:
+    """Write lines that ranks printed: byte for byte to a file or a pipe, and without what steers it to a terminal.
+
+    Args:
+        lines: Without their ends.
+        to: The stream.
+        raw: Write them byte for byte to a terminal too.
+    """
+    if to.isatty() and not raw:
+        colour = use_colour(to)
+        lines = [clean_output(line, colour=colour) for line in lines]
+    to.buffer.write(b"".join(line + b"\n" for line in lines))
+    to.flush()
+
+
+def rich_console(stream: TextIO) -> "Console":
+    """Return a console that draws tables and bars on a stream, and never sends it what steers a terminal in a text.
+
+    Text in square brackets stays text: rich would make colours and links of it.
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class CleanConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                text = segment.text
+                yield segment if segment.control else segment._replace(text="\n".join(map(clean, text.split("\n"))))
+
+    return CleanConsole(file=stream, highlight=False, markup=False, emoji=False, no_color=not use_colour(stream))
 
 
 def exit_with(status: int) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ttlaunch.cli.console import show_diagnostics, write_file
+from ttlaunch.cli.console import print_lines, print_text, show_diagnostics, write_file
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Source, has_errors, shown, usage_error
 
 EXAMPLES = """\
@@ -56,12 +56,12 @@ def convert(
         raise LaunchError(found + result.diagnostics)
     show_diagnostics(found + result.diagnostics, form=Format.FULL if form is Format.JSON else form)
     if write == "-":
-        sys.stdout.write(result.text)
+        print_text(result.text)
     else:
         write_file(Path(write), result.text.encode(), force=force)
-    sys.stderr.write("".join(f"note: {note}\n" for note in result.notes))
+    print_lines([f"note: {note}" for note in result.notes], to=sys.stderr)
     if write != "-":
-        sys.stdout.write(f"wrote {write}\n")
+        print_lines([f"wrote {write}"])
 
 
 def _source(name: str) -> "tuple[Source | None, list[Diagnostic]]":

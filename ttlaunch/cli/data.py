@@ -1,13 +1,12 @@
 """`ttlaunch data`: make a training file from a dataset or texts, or from their tokens."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ttlaunch.cli.console import file_exists, print_json, write_file
+from ttlaunch.cli.console import file_exists, print_json, print_lines, write_file
 from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, counted, shown, usage_error
 
@@ -64,4 +63,4 @@ def data(
     if form is Format.JSON:
         print_json({"path": str(write), "bytes": len(content), "texts": len(texts)})
     else:
-        sys.stdout.write(f"wrote {shown(write)}: {counted(len(texts), 'text')}, {len(content):,} bytes\n")
+        print_lines([f"wrote {shown(write)}: {counted(len(texts), 'text')}, {len(content):,} bytes"])

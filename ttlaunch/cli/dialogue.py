@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Answered
-from ttlaunch.cli.console import show_diagnostics, use_colour
+from ttlaunch.cli.console import rich_console, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size
+from ttlaunch.diagnostics.terminal_text import clean
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -44,11 +45,10 @@ class TerminalDialogue:
         if not self._is_drawn:
             yield lambda _host, _error: None
             return
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), MofNCompleteColumn()
+        with Progress(*columns, console=rich_console(sys.stderr), transient=True) as progress:
             task = progress.add_task(f"connecting to {counted(num_hosts, 'host')}", total=num_hosts, visible=False)
             appear = threading.Timer(_SHOW_AFTER_S, lambda: progress.update(task, visible=True))
             appear.daemon = True
@@ -67,9 +67,7 @@ class TerminalDialogue:
             return
         if wait([made], timeout=_SHOW_AFTER_S).done:
             return
-        from rich.console import Console
-
-        with Console(stderr=True).status("reading files") as status:
+        with rich_console(sys.stderr).status("reading files") as status:
             while not wait([made], timeout=0.2).done:
                 status.update(f"reading files: {read[0]}, {render_size(read[1])}")
 
@@ -79,13 +77,16 @@ class TerminalDialogue:
         if not self._is_drawn:
             yield None
             return
-        from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
         from rich.progress import Progress as Bars
 
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn()
-        console = Console(stderr=True, no_color=not use_colour(sys.stderr))
-        with Bars(*columns, console=console, transient=True) as bars:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+        )
+        with Bars(*columns, console=rich_console(sys.stderr), transient=True) as bars:
             tasks = {host: bars.add_task(host, total=None, visible=False) for host in hosts}
 
             def advance(progress: "Progress") -> None:
@@ -100,7 +101,7 @@ class TerminalDialogue:
         import getpass
 
         try:
-            return getpass.getpass(f"passphrase of {path}: ")
+            return getpass.getpass(f"passphrase of {clean(str(path))}: ")
         except (EOFError, KeyboardInterrupt):
             return None
 
@@ -110,7 +111,7 @@ class TerminalDialogue:
         import typer
 
         show_diagnostics([question], form=self._form)
-        return typer.confirm(ask, err=True)
+        return typer.confirm(clean(ask), err=True)
 
     def gave_up(self, outcomes: "Sequence[Outcome]", diagnostics: Sequence[Diagnostic], *, status: int | None) -> None:
         """With JSON, print the last start together with the diagnostics, because nothing prints it later."""

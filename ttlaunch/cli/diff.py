@@ -1,6 +1,5 @@
 """`ttlaunch diff`: show how two runs differ, and from which step on their losses differ."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
-from ttlaunch.cli.console import print_json
+from ttlaunch.cli.console import print_json, print_lines, tabbed
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format, counted, shown
 
@@ -51,7 +50,7 @@ def diff(
         )
         return
     lines = _lines(paths, found) if form is not Format.CONCISE else _concise(found)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines(lines)
 
 
 def _lines(paths: Sequence[Path], found: "RunDifferences") -> Iterator[str]:
@@ -72,10 +71,10 @@ def _lines(paths: Sequence[Path], found: "RunDifferences") -> Iterator[str]:
 
 def _concise(found: "RunDifferences") -> Iterator[str]:
     for one in found.differences:
-        yield f"{one.section}\t{one.name}\t{_value(one.left, None)}\t{_value(one.right, None)}"
+        yield tabbed((one.section, one.name, _value(one.left, None), _value(one.right, None)))
     for loss in found.losses:
         if loss.first_step is not None:
-            yield f"{loss.kind}\tstep {loss.first_step}\t{loss.left!r}\t{loss.right!r}"
+            yield tabbed((loss.kind, f"step {loss.first_step}", repr(loss.left), repr(loss.right)))
 
 
 def _value(value: str | None, origin: str | None) -> str:

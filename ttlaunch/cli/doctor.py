@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Diagnostic, Format, counted, did_you_mean, exit_status, has_errors
 
@@ -53,13 +53,12 @@ def doctor(
         print_json(_as_json(known))
     else:
         if not sys.stdout.isatty():
-            sys.stdout.write(render_lines(known))
+            print_lines(render_lines(known))
         if known.choice is not None and len(known.hosts) > 1:
-            sys.stdout.write(f"network: {known.choice.why}\n")
-        sys.stdout.write(render_pairs(known.pairs))
-        sys.stdout.flush()
+            print_lines([f"network: {known.choice.why}"])
+        print_lines(render_pairs(known.pairs))
         show_diagnostics(known.diagnostics, form=form, verbose=verbose)
-        sys.stdout.write(_verdict(topology, known.diagnostics, known.states))
+        print_lines([_verdict(topology, known.diagnostics, known.states)])
     exit_with(exit_status(known.diagnostics))
 
 
@@ -83,9 +82,9 @@ def _verdict(topology: "Topology", diagnostics: list[Diagnostic], states: Mappin
 
     hosts = counted(len(states), "host")
     if not has_errors(diagnostics):
-        return f"{topology.name} is ready: {hosts}, {counted(len(topology.slots), 'slot')}\n"
+        return f"{topology.name} is ready: {hosts}, {counted(len(topology.slots), 'slot')}"
     bad = sum(state == "not ready" for state in states.values())
-    return f"{topology.name} is not ready: {bad} of {hosts} not ready\n" if bad else f"{topology.name} is not ready\n"
+    return f"{topology.name} is not ready: {bad} of {hosts} not ready" if bad else f"{topology.name} is not ready"
 
 
 def _as_json(known: "Examination") -> dict[str, object]:

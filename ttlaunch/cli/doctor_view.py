@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ttlaunch.app.examine import Examination
+from ttlaunch.cli.console import rich_console
 from ttlaunch.diagnostics import counted
+from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.network import NetworkChoice
@@ -54,10 +56,9 @@ def make_view(*, quiet: bool) -> Iterator[View]:
     if quiet or not sys.stdout.isatty():
         yield View()
         return
-    from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(file=sys.stdout, highlight=False), refresh_per_second=8) as live:
+    with Live(console=rich_console(sys.stdout), refresh_per_second=8) as live:
         yield View(live)
 
 
@@ -117,11 +118,11 @@ def _table(known: Examination) -> "RenderableType":
         table.add_column(COLUMNS[number], overflow="fold", no_wrap=COLUMNS[number] in {"host", "state"})
     for row in rows:
         style = {"state": _STYLES.get(known.states.get(row[0], ""), "dim")}
-        table.add_row(*(Text(row[number], style=style.get(COLUMNS[number], "")) for number in kept))
-    return Group(table, *([Text(known.step, style="dim")] if known.step else []))
+        table.add_row(*(Text(clean(row[number]), style=style.get(COLUMNS[number], "")) for number in kept))
+    return Group(table, *([Text(clean(known.step), style="dim")] if known.step else []))
 
 
-def render_lines(known: Examination) -> str:
+def render_lines(known: Examination) -> list[str]:
     """Render one line for each host."""
     lines = []
     for host in known.hosts:
@@ -130,27 +131,27 @@ def render_lines(known: Examination) -> str:
         state = f"{state}: {error.evidence}" if error else state
         facts = [f"{heading} {text}" for heading, text in zip(COLUMNS[2:], rest, strict=True) if text]
         lines.append(f"{name}: {state}" + (f"; {', '.join(facts)}" if facts else ""))
-    return "".join(f"{line}\n" for line in lines)
+    return lines
 
 
-def render_pairs(pairs: Sequence[Pair]) -> str:
+def render_pairs(pairs: Sequence[Pair]) -> list[str]:
     """Render how many pairs of hosts can connect, and their latency and bandwidth if measured."""
     through = [pair for pair in pairs if pair.problem is None]
     if not pairs:
-        return ""
+        return []
     text = f"{len(through)} of {counted(len(pairs), 'way')} between hosts work"
     measured = [
         (p.bytes_per_s, p.latency_s, p) for p in through if p.bytes_per_s is not None and p.latency_s is not None
     ]
     if not measured:
-        return text + "\n"
+        return [text]
     lines = [text, f"{'from':16} {'to':16} {'latency':>10} {'bandwidth':>14}"]
     for bytes_per_s, latency_s, pair in measured:
         speed = f"{bytes_per_s * 8 / _GIGABIT:.2f} Gbit/s"
         lines.append(f"{pair.source:16} {pair.target:16} {latency_s * 1e6:>7.0f} us {speed:>14}")
     slowest = min(measured, key=lambda one: one[0])
     lines.append(f"slowest: from {slowest[2].source} to {slowest[2].target}, {slowest[0] * 8 / _GIGABIT:.2f} Gbit/s")
-    return "".join(f"{line}\n" for line in lines)
+    return lines
 
 
 def pairs_as_json(pairs: Sequence[Pair]) -> list[Mapping[str, object]]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch.cli.console import exit_with, print_json, use_colour
+from ttlaunch.cli.console import exit_with, print_json, print_lines, print_text, rich_console
 from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Format, did_you_mean
 
@@ -31,19 +31,18 @@ def explain(
         if form is Format.JSON:
             print_json([{"code": page.code, "title": page.title} for page in pages])
         else:
-            sys.stdout.write("".join(f"{page.code}  {page.title}\n" for page in pages))
+            print_lines([f"{page.code}  {page.title}" for page in pages])
         return
     page = load_page(code.upper())
     if page is None:
         hint = "".join(f"; {text}" for text in did_you_mean(code.upper(), known_codes()))
-        sys.stderr.write(f"error: there is no code `{code}`{hint}; `ttlaunch explain` lists all\n")
+        print_lines([f"error: there is no code `{code}`{hint}; `ttlaunch explain` lists all"], to=sys.stderr)
         exit_with(2)
     if form is Format.JSON:
         print_json({"code": page.code, "title": page.title, "text": page.text})
     elif form is Format.CONCISE or not sys.stdout.isatty():
-        sys.stdout.write(page.text.rstrip() + "\n")
+        print_text(page.text.rstrip())
     else:
-        from rich.console import Console
         from rich.markdown import Markdown
 
-        Console(file=sys.stdout, no_color=not use_colour(sys.stdout)).print(Markdown(page.text))
+        rich_console(sys.stdout).print(Markdown(page.text))

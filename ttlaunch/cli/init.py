@@ -1,13 +1,13 @@
 """`ttlaunch init`: write the three files of a new configuration, which validates as it stands."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ttlaunch import contract
+from ttlaunch.cli.console import print_lines
 from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, did_you_mean, file_error, listed, shown, usage_mistake
 
@@ -67,6 +67,6 @@ def init(
             (target / file_name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise file_error(target, error) from error
-    sys.stdout.write("".join(f"wrote {target / file_name}\n" for file_name in files))
+    print_lines([f"wrote {target / file_name}" for file_name in files])
     where = name if folder == Path("configurations") else str(target)
-    sys.stdout.write(f"check it with: ttlaunch validate {shlex.quote(where)}\n")
+    print_lines([f"check it with: ttlaunch validate {shlex.quote(where)}"])

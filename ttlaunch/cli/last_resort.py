@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from ttlaunch import contract
+from ttlaunch.cli.console import print_lines
 
 
 def status_of(work: Callable[[], int]) -> int:
@@ -18,7 +19,7 @@ def status_of(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return contract.STATUS_INTERRUPTED
     except TtlaunchError as error:
-        sys.stderr.write(f"error: {error}\n")
+        print_lines([f"error: {error}"], to=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         # The reader of our output has gone; keep Python from complaining about it once more while it shuts down.
@@ -26,13 +27,13 @@ def status_of(work: Callable[[], int]) -> int:
         return 141
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
-        sys.stderr.write(f"error: {(error.strerror or str(error)).lower()}{place}\n")
+        print_lines([f"error: {(error.strerror or str(error)).lower()}{place}"], to=sys.stderr)
         return contract.STATUS_HOST
     except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
         code = getattr(error, "exit_code", None)  # how typer leaves a command
         if isinstance(code, int):
             return code
-        sys.stderr.write(f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}\n{_keep(error)}")
+        print_lines([f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}", _keep(error)], to=sys.stderr)
         return contract.STATUS_RANK_FAILED
 
 
@@ -43,4 +44,4 @@ def _keep(error: Exception) -> str:
 
     with tempfile.NamedTemporaryFile("w", prefix="ttlaunch-bug-", suffix=".txt", delete=False) as file:
         file.writelines(traceback.format_exception(error))
-    return f"what led to it: {file.name}\n"
+    return f"what led to it: {file.name}"

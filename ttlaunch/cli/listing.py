@@ -1,9 +1,8 @@
 """Print named things with a summary each: as lines, as names alone, or as JSON."""
 
-import sys
 from collections.abc import Mapping, Sequence
 
-from ttlaunch.cli.console import print_json
+from ttlaunch.cli.console import print_json, print_lines
 from ttlaunch.diagnostics import Format
 
 
@@ -18,7 +17,7 @@ def print_listing(rows: Sequence[Mapping[str, object]], *, about: str, form: For
     if form is Format.JSON:
         print_json(rows)
     elif form is Format.CONCISE:
-        sys.stdout.write("".join(f"{row['name']}\n" for row in rows))
+        print_lines([str(row["name"]) for row in rows])
     else:
         width = max((len(str(row["name"])) for row in rows), default=0)
-        sys.stdout.write("".join(f"{row['name']:{width}}  {row[about]}\n" for row in rows))
+        print_lines([f"{row['name']:{width}}  {row[about]}" for row in rows])

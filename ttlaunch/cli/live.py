@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ttlaunch.cli.console import discarding_unwritable
+from ttlaunch.cli.console import discarding_unwritable, print_lines, print_output, rich_console
 from ttlaunch.diagnostics import counted, shown
+from ttlaunch.diagnostics.terminal_text import clean, clean_output
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
 from ttlaunch.running.logs.fold import ShownOutput
 from ttlaunch.running.logs.output import SilentView, View
@@ -24,7 +25,6 @@ _LINE_EVERY_S = 2.0
 _MOST_ROWS = 24
 _LONGEST_NOTE = 1000
 _COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "state")
-_CONTROL = dict.fromkeys([*range(9), *range(10, 27), *range(28, 32), 127])  # all but tab and escape
 
 
 @contextmanager
@@ -39,15 +39,13 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
     if quiet:
         yield SilentView()
     elif sys.stdout.isatty():
-        from rich.console import Console
         from rich.live import Live
 
-        console = Console(file=sys.stdout, highlight=False)
-        with Live(console=console, auto_refresh=False, transient=False) as live:
+        with Live(console=rich_console(sys.stdout), auto_refresh=False, transient=False) as live:
             yield TableView(live, reports_ready=facts.is_recipe)
     else:
         with discarding_unwritable(sys.stdout):
-            sys.stdout.write(f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}\n")
+            print_lines([f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}"])
         yield PlainView()
 
 
@@ -106,12 +104,12 @@ class PlainView:
     def record(self, state: RankState, record: AnyProgress) -> None:
         text = self._text(state, record)
         if text is not None:
-            self._write(sys.stdout, f"rank {state.row.rank} {state.row.role} | {text}".encode())
+            self._write(sys.stdout, f"rank {state.row.rank} {clean(state.row.role)} | {text}".encode())
 
     def _write(self, stream: TextIO, line: bytes) -> None:
         """Write a line. If nobody reads any more (`| head`), the run continues silently; its folder has all output."""
         with discarding_unwritable(stream):
-            stream.buffer.write(line + b"\n")
+            print_output([line], to=stream)
 
     def tick(self, ranks: list[RankState]) -> None:
         """Lines need no redrawing."""
@@ -123,7 +121,7 @@ class PlainView:
         if isinstance(record, Note):
             return _note(record)
         if isinstance(record, LayerNorms):
-            norms = ", ".join(f"{layer} {norm:.3g}" for layer, norm in record.norms.items())
+            norms = ", ".join(f"{clean(layer)} {norm:.3g}" for layer, norm in record.norms.items())
             return f"step {record.step}: gradient norms {norms}"
         lead = self._lead is None or self._lead == state.row.rank
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
@@ -156,13 +154,12 @@ class TableView:
     def output(self, stream: str, line: bytes) -> None:  # noqa: ARG002 - both streams scroll by in one place
         from rich.text import Text
 
-        text = line.decode("utf-8", "replace").translate(_CONTROL)
-        self._live.console.print(Text.from_ansi(text))
+        self._live.console.print(Text.from_ansi(clean_output(line, colour=True).decode()))
 
     def record(self, state: RankState, record: AnyProgress) -> None:
         """The next tick draws what it changed; a note scrolls by."""
         if isinstance(record, Note):
-            self.output("stdout", f"rank {state.row.rank} {state.row.role} | {_note(record)}".encode())
+            self.output("stdout", f"rank {state.row.rank} {clean(state.row.role)} | {_note(record)}".encode())
 
     def tick(self, ranks: list[RankState]) -> None:
         over = all(state.phase in {Phase.DONE, Phase.FAILED, Phase.STOPPED} for state in ranks)
@@ -220,8 +217,8 @@ def _cells(state: RankState) -> dict[str, Any]:
     row = state.row
     return {
         "rank": str(row.rank),
-        "role": row.role,
-        "host": row.host,
+        "role": clean(row.role),
+        "host": clean(row.host),
         "step": str(state.step) if state.step else "",
         "loss": "" if state.loss is None else f"{state.loss:.4f}",
         "grad norm": "" if state.grad_norm is None else f"{state.grad_norm:.3g}",

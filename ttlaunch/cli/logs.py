@@ -11,6 +11,7 @@ import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.signals import interruptible
+from ttlaunch.cli.console import print_lines, print_output
 from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 
@@ -27,9 +28,10 @@ EXAMPLES = """\
 [bold]ttlaunch logs 3fa1 --only rank=3 --stream stderr[/bold]   one stream of one rank of the run whose id ends with 3fa1
 
 [bold]ttlaunch logs latest --only role=worker --format json[/bold]   one JSON object per line
+
+[bold]ttlaunch logs latest --raw[/bold]   also what moves the cursor or sets the title of the terminal
 """
 _TICK_S = 0.1
-_CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])  # all but tab: a log must not steer the terminal
 
 
 def logs(
@@ -40,10 +42,17 @@ def logs(
     stream: Annotated[
         str | None, typer.Option("--stream", metavar="stdout|stderr", help="Show only this stream.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Send control characters to a terminal too, as to a file or a pipe.")
+    ] = False,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """Show the output of all ranks in order of time, with equal lines of several ranks shown once."""
+    """Show the output of all ranks in order of time, with equal lines of several ranks shown once.
+
+    On a terminal, lines keep their colours, and characters that could do more are dropped or shown, unless `--raw` is given.
+    All bytes of a rank are in `runs/RUN/logs/rank-N.stdout` and `rank-N.stderr`.
+    """
     from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
     from ttlaunch.running.logs.fold import ShownOutput
     from ttlaunch.running.runs.facts import read_ranks
@@ -59,23 +68,23 @@ def logs(
         with interruptible(signal.SIGINT):
             if form is Format.JSON:
                 for lines in read_lines(path, rows, **wanted, follow=follow):
-                    _write([_json_line(line, rows) for line in lines])
+                    print_lines(_json_line(line, rows) for line in lines)
             else:
-                _show(ShownOutput(path, rows, **wanted), path, follow=follow)
+                _show(ShownOutput(path, rows, **wanted), path, follow=follow, raw=raw)
     except KeyboardInterrupt:  # how one stops to follow
         return
 
 
-def _show(output: "ShownOutput", path: Path, *, follow: bool) -> None:
+def _show(output: "ShownOutput", path: Path, *, follow: bool, raw: bool) -> None:
     from ttlaunch.running.runs.launcher import is_running
 
     while follow and is_running(path):
-        _write([line for _, line in output.poll()])
+        print_output([line for _, line in output.poll()], to=sys.stdout, raw=raw)
         time.sleep(_TICK_S)
-    _write([line for _, line in output.finish(rest=not is_running(path))])
+    print_output([line for _, line in output.finish(rest=not is_running(path))], to=sys.stdout, raw=raw)
 
 
-def _json_line(line: "Line", rows: "list[RankRow]") -> bytes:
+def _json_line(line: "Line", rows: "list[RankRow]") -> str:
     row = rows[line.rank]
     record = {
         "rank": line.rank,
@@ -87,12 +96,4 @@ def _json_line(line: "Line", rows: "list[RankRow]") -> bytes:
         "offset": line.offset,
         "length": line.length,
     }
-    return json.dumps(record).encode()
-
-
-def _write(lines: list[bytes]) -> None:
-    """Write lines byte for byte, but without control characters if stdout is a terminal."""
-    if sys.stdout.isatty():
-        lines = [line.decode("utf-8", "replace").translate(_CONTROL).encode() for line in lines]
-    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
-    sys.stdout.flush()
+    return json.dumps(record)

@@ -3,12 +3,14 @@
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ttlaunch import __version__
 from ttlaunch.cli import (
@@ -42,9 +44,10 @@ from ttlaunch.cli import (
     validate,
     weights,
 )
-from ttlaunch.cli.console import reports_errors
+from ttlaunch.cli.console import print_lines, reports_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.cli.options import CommandAfterDashes
+from ttlaunch.diagnostics.terminal_text import clean
 
 
 def _paragraphs(function: Callable[..., None]) -> str:
@@ -52,8 +55,31 @@ def _paragraphs(function: Callable[..., None]) -> str:
     return "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
 
 
+class _Commands(TyperGroup):
+    """The subcommands; their messages about the command line show what would steer a terminal in its words."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _cleaning_mistakes():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _cleaning_mistakes():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _cleaning_mistakes() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message") and isinstance(getattr(error, "message", None), str):  # one of click's
+            error.message = clean(error.message)  # type: ignore[attr-defined]  # typer has a private copy of the class
+        raise
+
+
 app = typer.Typer(
     name="ttlaunch",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -97,7 +123,7 @@ _add_commands()
 
 def _print_version(value: bool) -> None:
     if value:
-        sys.stdout.write(f"ttlaunch {__version__}\n")
+        print_lines([f"ttlaunch {__version__}"])
         raise typer.Exit
 
 

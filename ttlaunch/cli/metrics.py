@@ -14,7 +14,7 @@ from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.signals import interruptible
 from ttlaunch.app.sinks import parse_sinks, sink_diagnostics
-from ttlaunch.cli.console import discarding_unwritable, exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import discarding_unwritable, exit_with, print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.options import NamedRun, OutputFormat, RunsDir
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, usage_error
@@ -103,8 +103,7 @@ def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> Non
 
     for record in records:
         if record.state is SinkState.DONE:
-            sys.stdout.write(f"{record.kind}: {record.events} events of {path.name} in {record.place}\n")
-    sys.stdout.flush()
+            print_lines([f"{record.kind}: {record.events} events of {path.name} in {record.place}"])
     show_diagnostics(sink_diagnostics(records, path), form=form)
 
 
@@ -115,8 +114,7 @@ def _print_events(log: "EventLog", *, follow: bool) -> None:
 
     with discarding_unwritable(sys.stdout):
         while True:
-            sys.stdout.writelines(event_line(event) for event in log.poll())
-            sys.stdout.flush()
+            print_lines(event_line(event).removesuffix("\n") for event in log.poll())
             if not follow or log.has_ended:
                 return
             time.sleep(0.2)
@@ -132,12 +130,12 @@ def _print_table(log: "EventLog", *, form: Format) -> None:
     ]
     with discarding_unwritable(sys.stdout):
         if form is Format.CONCISE:
-            sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
+            print_lines(map(tabbed, cells))
             return
         heading = ("metric", "rank", "role", "times", "first", "last", "least", "most")
-        sys.stdout.writelines(f"{line}\n" for line in render_table([heading, *cells], right={1, 3, 4, 5, 6, 7}))
+        print_lines(render_table([heading, *cells], right={1, 3, 4, 5, 6, 7}))
         if not cells:
-            sys.stdout.write("nothing was measured yet\n")
+            print_lines(["nothing was measured yet"])
 
 
 def _number(value: float) -> str:

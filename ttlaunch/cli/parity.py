@@ -1,6 +1,5 @@
 """`ttlaunch parity`: train the same small model in every layout and compare the bits."""
 
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -12,7 +11,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, print_progress, show_diagnostics, tabbed
 from ttlaunch.diagnostics import (
     Diagnostic,
     Format,
@@ -127,8 +126,7 @@ def parity(
     if form is Format.JSON:
         print_json({"cells": _as_json(found), "diagnostics": [diagnostic.as_json() for diagnostic in diagnostics]})
     else:
-        sys.stdout.write("" if form is Format.CONCISE else _verdict(found))
-        sys.stdout.flush()
+        print_lines([] if form is Format.CONCISE else _verdict(found))
         show_diagnostics(diagnostics, form=form)
     exit_with(contract.STATUS_RANK_FAILED if diagnostics else contract.STATUS_DONE)
 
@@ -165,24 +163,24 @@ def _run_all(
         try:
             run = Parity(steps=steps, simulated=simulated, jobs=jobs, scratch=Path(scratch), kept=kept)
             if form not in {Format.JSON, Format.CONCISE}:
-                sys.stdout.write(_row(_HEADINGS))
+                print_lines([_row(_HEADINGS)])
             for result in run.results(cells):
                 found.append(result)
                 _show(result, found, total=len(cells), form=form)
         except KeyboardInterrupt:
-            _report_progress("")
-            sys.stderr.write(f"interrupted after {len(found)} of {counted(len(cells), 'cell')}\n")
+            print_progress("")
+            print_lines([f"interrupted after {len(found)} of {counted(len(cells), 'cell')}"], to=sys.stderr)
             exit_with(contract.STATUS_INTERRUPTED)
         except OSError as error:
             if kept is None or error.filename != str(kept):
                 raise
-            _report_progress("")
+            print_progress("")
             raise file_error(kept, error, verb="used for results") from error
     return found
 
 
 def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Format) -> None:
-    _report_progress("")
+    print_progress("")
     if form is not Format.JSON:
         letter = "–" if result.sha256 is None else _classes(found)[result.sha256]
         cell = result.cell
@@ -191,10 +189,9 @@ def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Form
         time = "kept" if result.was_kept else f"{result.seconds:.1f} s"
         first = (cell.precision, cell.layout, cell.ranks, cell.accumulation, letter, difference)
         values = (*first, *_traffic(result), memory, time)
-        sys.stdout.write("\t".join(map(str, values)) + "\n" if form is Format.CONCISE else _row(values))
-        sys.stdout.flush()
+        print_lines([tabbed(values) if form is Format.CONCISE else _row(values)])
     if len(found) < total:
-        _report_progress(f"{len(found)} of {counted(total, 'cell')}")
+        print_progress(f"{len(found)} of {counted(total, 'cell')}")
 
 
 def _traffic(result: "Result") -> tuple[str, str]:
@@ -204,18 +201,10 @@ def _traffic(result: "Result") -> tuple[str, str]:
     return "–" if sent is None else f"{sent / 1e6:.2f} MB", ratio
 
 
-def _report_progress(text: str) -> None:
-    """Write progress on one line of the terminal, over the line before."""
-    if sys.stderr.isatty():
-        width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
-        sys.stderr.write("\r" + text[:width].ljust(min(width, 40)) + "\r")
-        sys.stderr.flush()
-
-
 def _row(values: Sequence[object]) -> str:
     left = [f"{value!s:<{width}}" for value, width in zip(values[:2], _WIDTHS[:2], strict=True)]
     right = [f"{value!s:>{width}}" for value, width in zip(values[2:], _WIDTHS[2:], strict=True)]
-    return "  ".join([*left, *right]) + "\n"
+    return "  ".join([*left, *right])
 
 
 def _classes(found: "Sequence[Result]") -> dict[str, str]:
@@ -227,13 +216,13 @@ def _as_json(found: "Sequence[Result]") -> list[dict[str, object]]:
     return [{**result.as_json(), "class": classes.get(result.sha256 or "")} for result in found]
 
 
-def _verdict(found: "Sequence[Result]") -> str:
+def _verdict(found: "Sequence[Result]") -> list[str]:
     classes, lines = _classes(found), []
     for precision in dict.fromkeys(result.cell.precision for result in found):
         hashes = Counter(r.sha256 for r in found if r.cell.precision == precision and r.sha256 is not None)
         parts = [f"{counted(count, 'cell')} in class {classes[text]} ({text})" for text, count in hashes.items()]
-        lines.append(f"{precision}: {', '.join(parts) or 'nothing'}\n")
-    return "".join(lines)
+        lines.append(f"{precision}: {', '.join(parts) or 'nothing'}")
+    return lines
 
 
 def _diagnostics(found: "Sequence[Result]") -> list[Diagnostic]:

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, print_lines, show_diagnostics
+from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.cli.table import render_table
@@ -68,8 +67,8 @@ def place(
         _write(found, proposal, write)
     _show(found, proposal, form)
     if write is not None and form is not Format.JSON:
-        sys.stdout.write(f"wrote {write}/hosts.txt and {write}/rank_bindings.yaml; check them with: ")
-        sys.stdout.write(f"ttlaunch validate {shlex.quote(str(write))} --recipe {shlex.quote(recipe)}\n")
+        command = f"ttlaunch validate {shlex.quote(str(write))} --recipe {shlex.quote(recipe)}"
+        print_lines([f"wrote {write}/hosts.txt and {write}/rank_bindings.yaml; check them with: {command}"])
 
 
 def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format) -> None:
@@ -80,9 +79,7 @@ def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format) -> None:
         print_json(_as_json(found.name, found.topology, found.layout, proposal=proposal))
         return
     if form is Format.CONCISE:
-        print_lines(
-            f"{rank}\t{roles[rank]}\t{hosts[rank]}\t{one.mesh_id}" for rank, one in enumerate(proposal.bindings)
-        )
+        print_lines(tabbed((rank, roles[rank], hosts[rank], one.mesh_id)) for rank, one in enumerate(proposal.bindings))
         return
     rows = [("rank", "role", "host", "mesh", "was")]
     for rank, one in enumerate(proposal.bindings):

@@ -1,14 +1,13 @@
 """`ttlaunch plan`: show what would be started, rank by rank, and write the files that start it by hand."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, print_lines
+from ttlaunch.cli.console import print_json, print_lines, tabbed
 from ttlaunch.cli.options import CLUSTER, OutputFormat, Verbose, asks_for
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, counted, file_error
@@ -58,7 +57,7 @@ def show_plan(plan: "LaunchPlan", *, form: Format) -> None:
     if form is Format.CONCISE:
         for row in plan.ranks:
             mesh = "-" if row.mesh_id is None else str(row.mesh_id)
-            sys.stdout.write(f"{row.rank}\t{row.role}\t{row.host}\t{row.slot}\t{mesh}\n")
+            print_lines([tabbed((row.rank, row.role, row.host, row.slot, mesh))])
         return
     layout = getattr(plan.program, "layout", None)
     title = f"{plan.program.name} ({layout})" if layout else plan.program.name
@@ -92,4 +91,4 @@ def _write(plan: "LaunchPlan", folder: Path, form: Format) -> None:
         raise file_error(folder, error) from error
     if form is not Format.JSON:
         where = "" if plan.engine.by_hand is None else ", on hosts that all see this folder under the same path"
-        sys.stdout.write(f"wrote {len(paths)} files; start it with: sh {shlex.quote(str(paths[-1]))}{where}\n")
+        print_lines([f"wrote {len(paths)} files; start it with: sh {shlex.quote(str(paths[-1]))}{where}"])

@@ -1,14 +1,13 @@
 """`ttlaunch prepare`: make the Python environment that ranks need on every host of a cluster, and say where it lies."""
 
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Format, counted, exit_status, render_size
 
@@ -121,17 +120,15 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
     ready = {host: result for host, result in outcome.results.items() if result.answer.kind == "ready"}
     width = max((len(host) for host in ready), default=0)
     for host in [str(host.name) for host in topology.hosts if str(host.name) in ready]:
-        sys.stdout.write(f"{host:<{width}}  {_words(ready[host].answer, ready[host].sent, ready[host].seconds)}\n")
+        print_lines([f"{host:<{width}}  {_words(ready[host].answer, ready[host].sent, ready[host].seconds)}"])
     if ready:
         lock = max(outcome.locks.values(), key=lambda lock: len(lock.installed))
         hosts = counted(len(ready), "host")
         rest = f" of {len(topology.hosts)}" if len(ready) < len(topology.hosts) else ""
-        sys.stdout.write(f"{hosts}{rest} ready: {counted(len(lock.installed), 'package')}\n")
+        print_lines([f"{hosts}{rest} ready: {counted(len(lock.installed), 'package')}"])
     if ready and topology.cluster.python:
-        sys.stdout.write(
-            f"cluster.yaml names `python: {topology.cluster.python}`, so runs use that one;"
-            " without the key they use the environment made here\n"
-        )
+        named = f"cluster.yaml names `python: {topology.cluster.python}`, so runs use that one"
+        print_lines([f"{named}; without the key they use the environment made here"])
 
 
 def _words(answer: "EnvironmentAnswer", sent: int, seconds: float) -> str:

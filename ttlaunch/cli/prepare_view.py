@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from ttlaunch.cli.console import print_lines, rich_console
 from ttlaunch.diagnostics import render_size
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
     if quiet:
         yield QuietView()
     elif sys.stderr.isatty():
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
@@ -44,7 +44,7 @@ def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
             TextColumn("{task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
+        with Progress(*columns, console=rich_console(sys.stderr), transient=True, refresh_per_second=4) as progress:
             yield BarView(progress, hosts)
     else:
         yield PlainView()
@@ -74,7 +74,7 @@ class BarView:
         self._words: dict[str, str] = {}
 
     def here(self, words: str) -> None:
-        self._progress.console.print(words, highlight=False, markup=False)
+        self._progress.console.print(words)
 
     def phase(self, host: str, words: str) -> None:
         if self._words.get(host) != words:
@@ -113,5 +113,4 @@ class PlainView:
                 self._write(f"{host}: {self._words.get(host, '')} {render_size(done)} of {render_size(total)}")
 
     def _write(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        print_lines([line], to=sys.stderr)

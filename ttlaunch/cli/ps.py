@@ -1,14 +1,13 @@
 """`ttlaunch ps`: list this user's runs on this machine with their progress."""
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import print_json, print_lines, show_diagnostics
+from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Diagnostic, Format, counted, shown
@@ -55,15 +54,14 @@ def ps(
     if listed:
         rows = [_row(run) for run in listed]
         lines_of = (
-            ["\t".join(row) for row in rows]
+            [tabbed(row) for row in rows]
             if form is Format.CONCISE
             else render_table([_HEADINGS, *rows], right={2, 3, 4, 5})
         )
         print_lines(lines_of)
     elif form is not Format.CONCISE:
         rest = f"; `ttlaunch ps --all` shows {counted(len(runs), 'run')} that ended" if runs else ""
-        sys.stdout.write(f"no run goes on{rest}\n")
-    sys.stdout.flush()
+        print_lines([f"no run goes on{rest}"])
     show_diagnostics(found, form=form)
 
 

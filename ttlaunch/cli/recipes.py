@@ -2,14 +2,13 @@
 
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import print_json
+from ttlaunch.cli.console import print_json, print_lines, print_text
 from ttlaunch.cli.listing import print_listing
 from ttlaunch.cli.options import PlainFormat, complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, file_error, usage_error
@@ -79,13 +78,13 @@ def show(name: _Name, *, form: PlainFormat = Format.FULL) -> None:
             }
         )
         return
-    sys.stdout.write(f"{found.name}: {recipe.summary}\nfolder: {found.folder}\n")
+    print_lines([f"{found.name}: {recipe.summary}", f"folder: {found.folder}"])
     for layout_name, roles in layouts.items():
-        sys.stdout.write(f"layout {layout_name}: {', '.join(f'{role} × {count}' for role, count in roles.items())}\n")
-    sys.stdout.write("".join(f"flow {flow}\n" for flow in flows))
+        print_lines([f"layout {layout_name}: {', '.join(f'{role} × {count}' for role, count in roles.items())}"])
+    print_lines([f"flow {flow}" for flow in flows])
     if found.train_file.is_file():
         text = _every_key(recipe, found) if found.built_in else found.train_file.read_text(encoding="utf-8")
-        sys.stdout.write(f"\n# {found.train_file.name}\n{text}")
+        print_text(f"\n# {found.train_file.name}\n{text}")
 
 
 @app.command()
@@ -112,7 +111,7 @@ def copy(
             (folder / found.train_file.name).write_text(_every_key(recipe, found), encoding="utf-8")
     except OSError as error:
         raise file_error(folder, error) from error
-    sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {shlex.quote(str(folder))}\n")
+    print_lines([f"copied {found.name} to {folder}", f"run it with: ttlaunch run {shlex.quote(str(folder))}"])
 
 
 def _every_key(recipe: "Recipe", found: "NamedFolder") -> str:

@@ -1,13 +1,12 @@
 """`ttlaunch report`: show the measured traffic of a run beside the recipe's formula, and where its time went."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
-from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.options import NamedRun, RunsDir
 from ttlaunch.diagnostics import Format, counted
 
@@ -61,8 +60,7 @@ def report(
         _show_communication(recorded, form=form)
         return
     lines = _concise_lines(recorded) if form is Format.CONCISE else _lines(recorded)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+    print_lines(lines)
     show_diagnostics(found, form=form)
 
 
@@ -77,8 +75,7 @@ def _show_communication(recorded: "Recorded", *, form: Format) -> None:
     else:
         nothing = _without_telemetry(recorded) if recorded.telemetry is None else "no rank sent anything"
         lines = [*_heading(recorded), "", f"  {nothing}"]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+    print_lines(lines)
 
 
 def _communication(recorded: "Recorded") -> "list[OperationCost]":
@@ -134,7 +131,7 @@ def _concise_lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.cli.report_tables import edge_lines, memory_lines, time_lines
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
-    lasts = [f"last\t{who}\t{text}" for who, text in _last_operations(recorded).items()]
+    lasts = [tabbed(("last", who, text)) for who, text in _last_operations(recorded).items()]
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lasts, _without_telemetry(recorded)]
     return [

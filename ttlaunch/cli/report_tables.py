@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from ttlaunch.cli.console import tabbed
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import counted
 from ttlaunch.running.metrics.communication import OperationCost
@@ -50,7 +51,7 @@ def time_lines(by_role: Mapping[str, StepTimes]) -> list[str]:
 
 
 def _fields(*values: object) -> str:
-    return "\t".join("" if value is None else str(value) for value in values)
+    return tabbed(values)
 
 
 def _ratio(edge: Edge) -> str:
@@ -95,7 +96,7 @@ def render_memory(found: Sequence[RankMemory], roles: Sequence[str], processes: 
 
 def memory_lines(found: Sequence[RankMemory], roles: Sequence[str]) -> list[str]:
     """Render memory as lines with tabs, one for each rank."""
-    return ["\t".join(("memory", str(one.rank), roles[one.rank], *_memory_cells(one))) for one in found]
+    return [tabbed(("memory", one.rank, roles[one.rank], *_memory_cells(one))) for one in found]
 
 
 def _memory_cells(one: RankMemory) -> tuple[str, ...]:
@@ -130,7 +131,7 @@ def render_communication(costs: Sequence[OperationCost]) -> list[str]:
 
 def communication_lines(costs: Sequence[OperationCost]) -> list[str]:
     """Render the costs of operations as lines with tabs."""
-    return ["\t".join(("communication", *_cost_cells(cost))) for cost in costs]
+    return [tabbed(("communication", *_cost_cells(cost))) for cost in costs]
 
 
 def _cost_cells(cost: OperationCost) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """`ttlaunch repro`: start a run again on this machine, from what its folder says, and compare the bits."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from ttlaunch.app.execute import RunOptions, execute_plan, make_ready
 from ttlaunch.app.named_run import find_named_run
-from ttlaunch.cli.console import exit_with
+from ttlaunch.cli.console import exit_with, print_lines
 from ttlaunch.cli.options import GraceSeconds, HangTimeout, NamedRun, OutputFormat, RunsDir, Verbose
 from ttlaunch.diagnostics import Format, has_errors
 
@@ -63,5 +62,5 @@ def repro(
     verdict = compare_bits(origin, report)
     is_same = report.status == "done" and report.parameters_sha256 is not None and not verdict
     if is_same and form is not Format.JSON:
-        sys.stdout.write(f"  same bits as     {origin.run_id}\n")
+        print_lines([f"  same bits as     {origin.run_id}"])
     exit_with(status or (1 if has_errors(verdict) else 0))

@@ -11,7 +11,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions, make_ready
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import exit_with, print_json
+from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     CLUSTER,
@@ -140,10 +140,9 @@ def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoRetur
     if form is Format.JSON:
         print_json({"run_id": path.name, "folder": str(path), "supervisor_pid": session.pid})
     elif form is Format.CONCISE:
-        sys.stdout.write(f"{path.name}\n")
+        print_lines([path.name])
     else:
         name = path.name
-        sys.stdout.write(
-            f"{name} runs in the background; `ttlaunch attach {name}` shows it, `ttlaunch stop {name}` ends it\n"
-        )
+        hint = f"`ttlaunch attach {name}` shows it, `ttlaunch stop {name}` ends it"
+        print_lines([f"{name} runs in the background; {hint}"])
     exit_with(contract.STATUS_DONE)

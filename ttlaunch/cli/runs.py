@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size, shown, usage_error, usage_mistake
 
@@ -60,7 +60,7 @@ def clean(
         names = [one.run.folder.name for one in removed]
         print_json({"runs": entries, "removed": names, "diagnostics": [diagnostic.as_json() for diagnostic in found]})
     elif removed:
-        sys.stdout.write(f"removed {counted(len(removed), 'run')}, {render_size(_total(removed))}\n")
+        print_lines([f"removed {counted(len(removed), 'run')}, {render_size(_total(removed))}"])
     show_diagnostics(found, form=form)
     exit_with(1 if found else 0)
 
@@ -68,13 +68,12 @@ def clean(
 def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> None:
     if form is Format.JSON:
         return
-    for one in going:
-        sys.stdout.write(
-            f"{shown(one.run.folder.name)}   {one.run.state:12} {render_size(one.size_bytes):>12}   {shown(one.run.name)}\n"
-        )
+    print_lines(
+        f"{shown(one.run.folder.name)}   {one.run.state:12} {render_size(one.size_bytes):>12}   {shown(one.run.name)}"
+        for one in going
+    )
     running = f"; {counted(num_running, 'run')} that may be active stay" if num_running else ""
-    sys.stdout.write(f"{counted(len(going), 'run')}, {render_size(_total(going))}{running}\n")
-    sys.stdout.flush()
+    print_lines([f"{counted(len(going), 'run')}, {render_size(_total(going))}{running}"])
 
 
 def _ask(count: int, *, form: Format) -> None:
@@ -83,7 +82,7 @@ def _ask(count: int, *, form: Format) -> None:
         hints = ("`--yes` removes without asking, `--dry-run` only lists what would be removed",)
         raise usage_error("nothing was removed: there is no terminal to ask on", *hints, code="P043")
     if not typer.confirm(f"Remove {counted(count, 'run')} with logs and checkpoints?"):
-        sys.stdout.write("nothing was removed\n")
+        print_lines(["nothing was removed"])
         exit_with(0)
 
 

@@ -1,14 +1,13 @@
 """`ttlaunch schema`: print JSON Schemas of the YAML files, for editors."""
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import print_json
+from ttlaunch.cli.console import print_json, print_lines
 from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error
 
@@ -109,7 +108,7 @@ def _write(schemas: dict[str, dict[str, Any]], folder: Path) -> None:
             path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise file_error(folder, error) from error
-    sys.stdout.write("".join(f"wrote {path}\n" for path in paths))
-    sys.stdout.write("\nAn editor with a YAML language server uses one if the first line of a file names it:\n")
-    sys.stdout.write(f"  # yaml-language-server: $schema={paths[0].resolve()}\n")
-    sys.stdout.write("The path may also be relative to the file.\n")
+    print_lines([f"wrote {path}" for path in paths])
+    print_lines(["", "An editor with a YAML language server uses one if the first line of a file names it:"])
+    print_lines([f"  # yaml-language-server: $schema={paths[0].resolve()}"])
+    print_lines(["The path may also be relative to the file."])

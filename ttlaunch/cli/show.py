@@ -1,7 +1,6 @@
 """`ttlaunch show`: draw a cluster in the terminal or as SVG, with its ranks and roles."""
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ import typer
 
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.console import print_json, print_lines, print_text, show_diagnostics, tabbed
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_configurations, complete_recipes
 from ttlaunch.diagnostics import Format, LaunchError, file_error
@@ -68,12 +67,12 @@ def _print(scene: "Scene", form: Format) -> None:
         for number, box in enumerate(scene.boxes):
             linked = ",".join(scene.boxes[other].name for other, _ in scene.neighbours(number))
             ranks = ",".join(map(str, box.occupants))
-            sys.stdout.write(f"{box.name}\t{box.detail}\t{','.join(box.hosts)}\t{ranks}\t{linked}\n")
+            print_lines([tabbed((box.name, box.detail, ",".join(box.hosts), ranks, linked))])
         return
     from ttlaunch.draw.terminal import render_terminal
 
     width = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((_NARROWEST, 24)).columns))
-    sys.stdout.write(render_terminal(scene, width=width))
+    print_text(render_terminal(scene, width=width))
 
 
 def _write(scene: "Scene", path: Path, form: Format) -> None:
@@ -84,7 +83,7 @@ def _write(scene: "Scene", path: Path, form: Format) -> None:
     except OSError as error:
         raise file_error(path, error) from error
     if form is not Format.JSON:
-        sys.stdout.write(f"wrote {path}\n")
+        print_lines([f"wrote {path}"])
 
 
 def _as_json(scene: "Scene") -> dict[str, Any]:

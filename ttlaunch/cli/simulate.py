@@ -11,7 +11,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format, counted, usage_error
 
@@ -67,18 +67,17 @@ def simulate(
         with interruptible():
             simulation = run_simulation(plan, keep=keep, show=lambda plan, folder: show(facts_of(plan), folder))
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
+        print_lines(["", "interrupted"], to=sys.stderr)
         exit_with(contract.STATUS_INTERRUPTED)
     if form is Format.JSON:
         print_json(simulation.as_json())
     else:
-        sys.stdout.write(_summary(simulation, plan))
-        sys.stdout.flush()
+        print_lines(_summary(simulation, plan))
         show_diagnostics(simulation.diagnostics, form=form)
     exit_with(simulation.exit_status)
 
 
-def _summary(simulation: "Simulation", plan: "LaunchPlan") -> str:
+def _summary(simulation: "Simulation", plan: "LaunchPlan") -> list[str]:
 
     report = simulation.played.report
     layout = f" ({report.layout})" if report.layout else ""
@@ -98,4 +97,4 @@ def _summary(simulation: "Simulation", plan: "LaunchPlan") -> str:
         lines.append(f"    {ends:44} {edge['messages']:7} {edge['bytes'] / 1e6:10.2f} MB")
     if report.parameters_sha256:
         lines.append(f"  parameters       sha256 {report.parameters_sha256}")
-    return "\n".join(lines) + "\n"
+    return lines

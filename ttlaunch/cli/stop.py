@@ -1,6 +1,5 @@
 """`ttlaunch stop`: end a run from another terminal, as Ctrl-C in its own would."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, read_launcher_here
-from ttlaunch.cli.console import exit_with, print_json
+from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError
 
@@ -56,8 +55,7 @@ def stop(
 
     def say(message: str) -> None:
         if form is not Format.JSON:
-            sys.stdout.write(f"{path.name}: {message}\n")
-            sys.stdout.flush()
+            print_lines([f"{path.name}: {message}"])
 
     if not interrupt(launcher, grace_s=grace, now=now, say=say):
         message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after the request to stop"
@@ -84,5 +82,5 @@ def _say(path: Path, text: str, *, form: Format, was_running: bool) -> None:
         print_json({"run_id": path.name, "was_running": was_running, "state": run.state, "step": run.step})
     else:
         steps = f" at step {run.step}" if run.step else ""
-        sys.stdout.write(f"{path.name} {text}: {run.state}{steps}\n")
+        print_lines([f"{path.name} {text}: {run.state}{steps}"])
     exit_with(contract.STATUS_DONE)

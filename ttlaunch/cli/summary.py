@@ -4,14 +4,13 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.report import Report
 from ttlaunch.app.run_diagnostics import lost_steps
 from ttlaunch.app.run_spec import short_name
-from ttlaunch.cli.console import discarding_unwritable, print_json, show_diagnostics
+from ttlaunch.cli.console import discarding_unwritable, print_json, print_lines, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, counted
 from ttlaunch.profiling import profile_file
 from ttlaunch.running.report import Report as RecordedReport
@@ -43,13 +42,11 @@ def tell(
     else:
         timeline = folder.file(contract.TRACE_FILE)
         with discarding_unwritable(sys.stdout):
-            show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None, stream=sys.stdout)
+            show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None)
         show_diagnostics(told.diagnostics, form=form)
 
 
-def show_summary(
-    report: RecordedReport, facts: RunFacts, folder: RunFolder, *, stream: TextIO, timeline: Path | None = None
-) -> None:
+def show_summary(report: RecordedReport, facts: RunFacts, folder: RunFolder, *, timeline: Path | None = None) -> None:
     """Print the summary of a run."""
     layout = f" ({report.layout})" if report.layout else ""
     lines = [
@@ -88,8 +85,7 @@ def show_summary(
         more = f" and {len(profiles) - 1} more" if profiles[1:] else ""
         lines.append(f"  torch's profile  {place}{more}, for https://ui.perfetto.dev")
     lines.append(f"  run folder       {short_name(folder.path, Path.cwd())}")
-    stream.write("\n".join(lines) + "\n")
-    stream.flush()
+    print_lines(lines)
 
 
 def _steps(report: RecordedReport) -> list[str]:

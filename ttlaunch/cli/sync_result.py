@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from ttlaunch.cli.console import tabbed
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import counted, render_size
 from ttlaunch.errors import HostError
@@ -35,9 +36,9 @@ def as_lines(outcome: Outcome) -> Iterator[str]:
     """Render a line for each host: name, bytes that were or would be sent, and folder, separated by tabs."""
     for host, answer in outcome.hosts.items():
         if isinstance(answer, Synced):
-            yield f"{host}\t{answer.sent_bytes}\t{answer.release}"
+            yield tabbed((host, answer.sent_bytes, answer.release))
         elif isinstance(answer, Planned):
-            yield f"{host}\t{answer.bytes}\t{answer.remote_folder}"
+            yield tabbed((host, answer.bytes, answer.remote_folder))
 
 
 def as_table(outcome: Outcome) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from ttlaunch.diagnostics.terminal_text import clean
+
 
 def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), indent: str = "") -> list[str]:
     """Return the lines of a table.
@@ -11,6 +13,7 @@ def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), in
         right: Columns whose cells end under each other.
         indent: Before each line.
     """
+    rows = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     ends = set(right)
     lines = []

@@ -1,6 +1,5 @@
 """`ttlaunch validate`: check a configuration, alone or together with a recipe."""
 
-import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_configurations, complete_recipes
 from ttlaunch.diagnostics import Format, counted, exit_status
@@ -94,11 +93,10 @@ def _show(result: ResolvedSpec, *, form: Format, verbose: bool) -> None:
         if topology.meshes:
             parts += ["1 mesh" if len(topology.meshes) == 1 else f"{len(topology.meshes)} meshes"]
             parts += [counted(len(topology.links), "link")]
-        sys.stdout.write(f"{topology.name} is consistent: {', '.join(parts)}\n")
+        print_lines([f"{topology.name} is consistent: {', '.join(parts)}"])
         if verbose:
             found = f" (descriptor found: {result.descriptor_found})" if result.descriptor_found else ""
-            sys.stdout.write(f"read {', '.join(result.files)}{found}\n")
+            print_lines([f"read {', '.join(result.files)}{found}"])
         if result.layout is not None:
-            sys.stdout.write(
-                f"{result.name} fits: layout {result.layout.layout.name}, {counted(result.layout.world_size, 'rank')}\n"
-            )
+            size = counted(result.layout.world_size, "rank")
+            print_lines([f"{result.name} fits: layout {result.layout.layout.name}, {size}"])

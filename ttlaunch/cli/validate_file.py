@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.diagnostics import (
     Diagnostic,
     Format,
@@ -90,8 +90,8 @@ def validate_file(
         print_json({"valid": valid, "kind": checked.kind, "diagnostics": found})
     elif valid and checked.kind:
         content = f": {checked.content}" if checked.content else ""
-        sys.stdout.write(f"{name} is consistent as {checked.kind.what}{content}\n")
-        sys.stdout.writelines(f"{remark}\n" for remark in checked.remarks)
+        print_lines([f"{name} is consistent as {checked.kind.what}{content}"])
+        print_lines(checked.remarks)
     exit_with(exit_status(checked.diagnostics))
 
 

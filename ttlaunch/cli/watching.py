@@ -18,7 +18,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.app.signals import handled
-from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.live import make_view
 from ttlaunch.cli.summary import tell
 from ttlaunch.diagnostics import Diagnostic, Format
@@ -166,7 +166,7 @@ class _Watcher:
         except _EnoughError:
             self._had_enough = True
             where = f"{short_name(path, Path.cwd())}/{contract.LOGS_DIR}/"
-            sys.stderr.write(f"the rest of what ranks printed is in {where}\n")
+            print_lines([f"the rest of what ranks printed is in {where}"], to=sys.stderr)
         finally:
             self._is_showing = False
 
@@ -208,14 +208,13 @@ class _Watcher:
         for name, line in self._followed.messages() if self._followed else ():
             stream = sys.stdout if name == "stdout" else sys.stderr
             if name == "stdout" or self._form is not Format.JSON:
-                stream.write(line.decode("utf-8", "replace") + "\n")
-                stream.flush()
+                print_lines([line.decode()], to=stream)
 
     def _leave_if_stopped(self, path: Path) -> None:
         if self._stopped_by is None:
             return
         if self._stopped_by == signal.SIGQUIT:
-            sys.stdout.write(f"{path.name} continues; `ttlaunch attach {path.name}` shows it again\n")
+            print_lines([f"{path.name} continues; `ttlaunch attach {path.name}` shows it again"])
             exit_with(contract.STATUS_DONE)
         exit_with(_HUNG_UP)
 
@@ -238,8 +237,7 @@ def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set
         where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"
         lines["number"] = f"restart {follow_up['number']} of {follow_up['most']}, {where}{follow_up['change']}"
     said = {name: line for name, line in lines.items() if name not in but}
-    sys.stderr.write("".join(f"{line}\n" for line in said.values()))
-    sys.stderr.flush()
+    print_lines(said.values(), to=sys.stderr)
     return set(said)
 
 

@@ -5,14 +5,13 @@ They come in again with `checkpoint_config.initial_weights`. `show` names the te
 
 import math
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.options import RunsDir
 from ttlaunch.diagnostics import Format, LaunchError, counted, file_error, usage_error
 
@@ -66,7 +65,7 @@ def export(
         source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
         raise file_error(source or file, error, verb="read" if source else "written") from error
     if form is not Format.JSON:
-        sys.stdout.write(f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}\n")
+        print_lines([f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}"])
 
 
 @app.command(epilog=SHOW_EXAMPLES)
@@ -101,13 +100,13 @@ def show(
         return
     if form is Format.CONCISE:
         for name, tensor in weights.items():
-            sys.stdout.write(f"{name}\t{tensor.dtype}\t{tensor.shape}\n")
+            print_lines([tabbed((name, tensor.dtype, tensor.shape))])
         return
     width = max((len(name) for name in weights), default=0)
     for name, tensor in weights.items():
-        sys.stdout.write(f"{name:{width}}  {tensor.dtype:5} {tensor.shape}\n")
+        print_lines([f"{name:{width}}  {tensor.dtype:5} {tensor.shape}"])
     values = sum(math.prod(tensor.shape) for tensor in weights.values())
-    sys.stdout.write(f"{counted(len(weights), 'tensor')}, {values:,} values\n")
+    print_lines([f"{counted(len(weights), 'tensor')}, {values:,} values"])
 
 
 def _of_checkpoint(

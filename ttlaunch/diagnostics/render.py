@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.terminal_text import clean
 
 _COLOURS = {Severity.ERROR: "1;31", Severity.WARNING: "1;33", Severity.NOTE: "1;36"}
 _WIDEST_LINE = 160
@@ -34,7 +35,10 @@ class Format(StrEnum):
 
 
 def render(diagnostics: Iterable[Diagnostic], *, form: Format = Format.FULL, colour: bool = False) -> str:
-    """Write all diagnostics as one text, without a final line end; empty for none."""
+    """Write all diagnostics as one text, without a final line end; empty for none.
+
+    Every text of a diagnostic stays in its line, and what steers a terminal in it is shown.
+    """
     if form is Format.JSON:
         return render_json(diagnostics)
     if form is Format.GITHUB:
@@ -64,7 +68,7 @@ def _github(diagnostic: Diagnostic) -> str:
 
 
 def _escape_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return clean(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _escape_property(text: str) -> str:
@@ -72,13 +76,13 @@ def _escape_property(text: str) -> str:
 
 
 def _concise(diagnostic: Diagnostic, *, colour: bool) -> str:
-    place = f"{diagnostic.primary.span}: " if diagnostic.primary else ""
+    place = clean(f"{diagnostic.primary.span}: ") if diagnostic.primary else ""
     return f"{place}{_headline(diagnostic, colour=colour)}"
 
 
 def _headline(diagnostic: Diagnostic, *, colour: bool) -> str:
     tag = _paint(f"{diagnostic.severity}[{diagnostic.code}]", _COLOURS[diagnostic.severity], colour=colour)
-    return f"{tag}: {diagnostic.message}"
+    return f"{tag}: {clean(diagnostic.message)}"
 
 
 def _full(diagnostic: Diagnostic, *, colour: bool) -> str:
@@ -89,18 +93,18 @@ def _full(diagnostic: Diagnostic, *, colour: bool) -> str:
     for label, mark in labels:
         paint = _COLOURS[diagnostic.severity] if mark == "^" else "36"
         lines += _snippet(label, mark=mark, gutter=gutter, paint=paint, colour=colour)
-    lines += [f"{' ' * gutter} = note: {note}" for note in diagnostic.notes]
+    lines += [f"{' ' * gutter} = note: {clean(note)}" for note in diagnostic.notes]
     for hint in diagnostic.hints:
-        lines += ["", f"{_paint('hint', '1;32', colour=colour)}: {hint}"]
+        lines += ["", f"{_paint('hint', '1;32', colour=colour)}: {clean(hint)}"]
     return "\n".join(lines)
 
 
 def _snippet(label: Label, *, mark: str, gutter: int, paint: str, colour: bool) -> list[str]:
     span = label.span
     text, column, length = _window(span.source.line(span.line), span.column, span.length)
-    marks = " " * (column - 1) + _paint(f"{mark * length} {label.text}".rstrip(), paint, colour=colour)
+    marks = " " * (column - 1) + _paint(f"{mark * length} {clean(label.text)}".rstrip(), paint, colour=colour)
     return [
-        f"{' ' * gutter}--> {span}",
+        f"{' ' * gutter}--> {clean(str(span))}",
         f"{' ' * gutter} |",
         f"{span.line:>{gutter}} | {text}".rstrip(),
         f"{' ' * gutter} | {marks}",
@@ -120,7 +124,7 @@ def _window(text: str, column: int, length: int) -> tuple[str, int, int]:
 
 
 def _shown(text: str) -> str:
-    return "".join(_TAB if c == "\t" else c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return _TAB.join(map(clean, text.split("\t")))
 
 
 def _paint(text: str, code: str, *, colour: bool) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from ttlaunch.diagnostics.terminal_text import clean
+
 _LIKELY = 0.6
 _LONGEST_WORD = 100
 _MOST_LISTED = 8
@@ -42,5 +44,5 @@ def listed(words: Iterable[object], *, last: str = "or", quote: str = "`") -> st
 
 def shown(value: object, *, longest: int = 60) -> str:
     """Return a value from a file as it may stand in a message: one printable line of bounded length."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)[: longest + 1])
+    text = clean(str(value)[: longest + 1])
     return text if len(text) <= longest else text[: longest - 1] + "…"

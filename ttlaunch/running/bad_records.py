@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import AnyProgress, read_progress
@@ -93,7 +94,7 @@ def report_bad_records(
     for one in bad.fresh():
         with contextlib.suppress(OSError):  # a full disk is reported by whatever meets it first
             append_event(folder, "bad_record", rank=one.rank, file=one.file, line=one.line, reason=one.reason)
-        output("stderr", f"warning[{CODE}]: {message(one, rows)}".encode())
+        output("stderr", clean(f"warning[{CODE}]: {message(one, rows)}").encode())
 
 
 def message(bad: BadLine, rows: Sequence[RankRow]) -> str:

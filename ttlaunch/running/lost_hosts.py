@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.errors import HostError
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
@@ -138,7 +139,7 @@ class SilenceWatch:
         self._say(f"host {host} answers again after {silent_s:.0f} s, and nothing of its output is lost")
 
     def _say(self, text: str) -> None:
-        self._view.output("stderr", text.encode())
+        self._view.output("stderr", clean(text).encode())
 
 
 def connection_after(event: str) -> str | None:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
@@ -302,7 +303,7 @@ class LostCheckpoints:
                 if step not in self.reasons:
                     self.reasons[step] = reason
                     line = f"warning[R032]: step {step} has no checkpoint: {reason}"
-                    self._view.output("stderr", line.encode("utf-8", "replace"))
+                    self._view.output("stderr", clean(line).encode())
 
     def clean_up(self, run_folder: Path) -> dict[int, str]:
         """Remove the unfinished folders of lost checkpoints; the reasons in order of steps."""

@@ -6,6 +6,7 @@ This is done only where all ranks are on this machine. Other hosts are asked onc
 import time
 from collections.abc import Callable, Sequence
 
+from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
@@ -66,4 +67,4 @@ class StoppedWatch:
     def _report(self, event: str, state: RankState, *, seconds: float, text: str) -> None:
         row = state.row
         append_event(self._folder, event, rank=row.rank, seconds=round(seconds, 1))
-        self._view.output("stderr", f"rank {row.rank} ({row.role}, {row.host}) {text}".encode())
+        self._view.output("stderr", clean(f"rank {row.rank} ({row.role}, {row.host}) {text}").encode())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.logs.merged import Line, MergedLog
 
@@ -149,7 +150,7 @@ class ShownOutput:
             streams: Which of `stdout` and `stderr` are shown.
         """
         self._log = MergedLog(folder, [row.rank for row in rows])
-        self._roles = [row.role for row in rows]
+        self._roles = [clean(row.role) for row in rows]
         self._only = only
         self._streams = streams
         self._fold = Fold(len(only))

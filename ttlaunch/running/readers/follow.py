@@ -6,6 +6,7 @@ The run itself does not depend on it. A view that begins late shows everything f
 from collections.abc import Collection, Iterator
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.terminal_text import clean_output
 from ttlaunch.running.logs.fold import ShownOutput
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.lost_hosts import connection_after
@@ -63,10 +64,10 @@ class FollowedRun:
                     state.connection = connection
 
     def messages(self) -> Iterator[tuple[str, bytes]]:
-        """New messages of the supervisor, each with its stream."""
+        """New messages of the supervisor, each with its stream and without what steers a terminal."""
         for stream, tail in self._supervisor.items():
             for line in tail.read():
-                yield stream, line
+                yield stream, clean_output(line, colour=False)
 
     def finish(self, report: Report | None) -> None:
         """Show what is left, and each rank's final state; without a report, also output whose order nobody recorded."""
