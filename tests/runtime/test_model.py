@@ -39,6 +39,34 @@ def test_stages_begin_with_the_parameters_of_the_whole_model(make_cfg, make_cont
     assert list(whole.items()) == [entry for part in parts for entry in part.items()]
 
 
+def deviation(name, parameter, *, blocks):
+    """The standard deviation that the docstring of `initialise` promises."""
+    fixed = {"embedding.token.weight": 1.0, "embedding.position.weight": 0.1, "head.output.weight": 0.02}
+    if name in fixed:
+        return fixed[name]
+    inputs = parameter[0].numel()
+    return inputs**-0.5 * ((2 * blocks) ** -0.5 if name.endswith("_out.weight") else 1)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "mlp"])
+def test_every_matrix_begins_with_draws_of_its_own_as_wide_as_promised(make_cfg, make_context, kind):
+    made = {}
+    for seed in (0, 1):
+        cfg = make_cfg(training={"model_type": kind, "seed": seed}, transformer={"embedding_dim": 32, "num_blocks": 3})
+        model = build_model(cfg, make_context(cfg))
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                assert not parameter.any()
+            elif "norm" in name:
+                assert (parameter == 1).all()
+            else:
+                expected = deviation(name, parameter, blocks=3)
+                assert abs(parameter.std().item() / expected - 1) < 0.15, name
+                made[seed, name] = tuple((parameter.flatten()[:4] / expected).tolist())
+    assert len(made) >= 18
+    assert len(made) == len({tuple(round(value, 3) for value in first) for first in made.values()})
+
+
 @pytest.mark.parametrize("kind", ["gpt", "mlp"])
 def test_a_model_never_sees_the_token_it_predicts(make_cfg, make_context, kind):
     cfg = make_cfg(training={"model_type": kind})
