@@ -76,13 +76,13 @@ class RankRecords:
         )
 
     def ended(self, ending: RankExit, *, left_behind: int, unkept: dict[str, int], reason: str | None) -> None:
-        """Write the record of the end, for the launcher to find it whole.
+        """Write the record of the rank's end; the launcher finds it complete or not at all.
 
         Args:
-            ending: As it was known when the rank had just ended.
+            ending: What was known when the rank had just ended.
             left_behind: How many processes of it had to be ended.
             unkept: The number of bytes of its output that could not be written, by stream.
-            reason: Why not.
+            reason: Why that output could not be written; None if all was.
         """
         self._write(
             RankExit(**{**vars(ending), "left_behind": left_behind, "unkept_output": unkept, "unkept_reason": reason})

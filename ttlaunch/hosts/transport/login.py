@@ -1,4 +1,4 @@
-"""Log in with keys: those of the agent first, then the user's files. A password is never asked for."""
+"""Log in with keys: those of the SSH agent first, then the user's files. A password is never asked for."""
 
 import shlex
 import socket
@@ -92,7 +92,7 @@ def _candidates(
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     """Yield the keys to offer, each with a name for messages.
 
-    The order is ssh's: keys of the agent that are also named as files, the agent's other keys, then the other files.
+    The order is ssh's: keys of the SSH agent that are also named as files, the agent's other keys, then the other files.
     A host counts refused keys and hangs up after a few, so the order decides whether the right key gets its turn.
     """
     files = {path: keys.read(path) for path in settings.identity_files}
@@ -102,11 +102,11 @@ def _candidates(
     tried.locked += [path for path, file in files.items() if file.locked and file.public not in in_agent]
     for blob, path in public.items():
         if blob in in_agent:
-            yield f"{path} through the agent", in_agent[blob]
+            yield f"{path} through the ssh agent", in_agent[blob]
     if not settings.identities_only:
         for blob, key in in_agent.items():
             if blob not in public:
-                yield f"{key.comment or key.get_name()} of the agent", key
+                yield f"{key.comment or key.get_name()} of the ssh agent", key
     for path, file in files.items():
         if file.key is not None and file.public not in in_agent:
             yield str(path), file.key

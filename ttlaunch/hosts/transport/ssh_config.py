@@ -44,7 +44,7 @@ class HostSettings:
         identity_files: Private keys in the order in which to offer them; usual names if none are given.
         identity_named_in: What names the files: `identity_file` of cluster.yaml or `IdentityFile` of the ssh
             configuration; None if they are the usual ones, which need not exist.
-        identities_only: Whether to leave out keys of the agent that are not among the files.
+        identities_only: Whether to leave out keys of the SSH agent that are not among the files.
         agent: Socket of the ssh agent.
         jumps: Hosts to go through, nearest first.
         known_hosts: Files with trusted host keys, the user's first.
