@@ -322,6 +322,22 @@ A rank gets the environment of its host and the following variables. Later entri
 Managed variables reach a rank only through the plan, never from the launching shell: {managed}.
 
 No value appears on a command line; the shim of each rank sets the variables before it starts the rank's program.
+
+## Secrets
+
+`plan.json`, `command.sh` and everything else that ttlaunch writes name a secret as `env:NAME` and never hold its value. The
+value travels beside the plan, in the environment of the processes that start ranks. ttlaunch takes these for secrets:
+
+- A value `env:NAME` in the training file or in an environment: the variable `NAME` of the launching shell.
+- A variable whose name says so, such as `HF_TOKEN`, `PGPASSWORD`, `MYSQL_PWD`, `GH_PAT`, `AUTHORIZATION`, `SESSION_COOKIE` or
+  `SIGNING_KEY_B64`. Names of something about a secret, such as `PASSWORD_FILE`, `TOKENIZER` or `AWS_ACCESS_KEY_ID`, are not meant.
+- A value that is one, whatever its variable is called: a URL with a password, a private key, an access token of a well-known form.
+- The same in the arguments of a program: `--password X`, `--password=X`, `API_KEY=X`, a URL with a password, also inside the text of
+  `sh -c`. The program gets the value as it was typed. Another user of the host can see it there, in the list of processes.
+  `--mpi-args` with a secret is refused (P015), because it would stand on mpirun's command line.
+
+A literal secret in a training file or in `--set` is kept as any other value; write `env:NAME` there. What ranks print is kept as
+it is. `ttlaunch repro` cannot repeat a program with a secret argument (P033).
 """
 
 

@@ -14,7 +14,7 @@ import sys
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 PLAN_FORMAT = 1
@@ -59,6 +59,23 @@ def fill_references(variables: Mapping[str, str], values: Mapping[str, str]) -> 
         if referred is not None and referred not in values:
             raise LookupError(f"the value of `{value}` for {name} did not reach this host")
         filled[name] = value if referred is None else values[referred]
+    return filled
+
+
+def fill_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """A command line with the values that planning has replaced: `--password=env:TTLAUNCH_SECRET_0`, or a whole word.
+
+    Raises:
+        LookupError: A value is not there.
+    """
+    filled = []
+    for word in words:
+        before, found, number = word.rpartition(f"{REFERENCE}{SECRET_PREFIX}")
+        if found and number.isdigit() and before[-1:] in ("", "="):
+            if SECRET_PREFIX + number not in values:
+                raise LookupError(f"the value of `{word}` in the command did not reach this host")
+            word = before + values[SECRET_PREFIX + number]  # noqa: PLW2901 - the same word, whole again
+        filled.append(word)
     return filled
 
 

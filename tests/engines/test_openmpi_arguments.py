@@ -106,3 +106,8 @@ def test_a_setting_that_the_words_have_is_not_given_twice():
     assert ["--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"] == own_settings(
         ours, ["-x", "A"]
     )
+
+
+def test_a_secret_never_stands_on_the_command_line_of_mpirun():
+    message = "error[P015]: `API_KEY=***` in `--mpi-args` would show a secret to every user of this machine"
+    check("-x A=1 -x API_KEY=hush -x API_KEY", passed=("-x", "A=1", "-x", "-x", "API_KEY"), messages=[message])

@@ -1,26 +1,157 @@
 """Secrets are named in a plan and nowhere written; their values travel beside it."""
 
 import json
+import shlex
 
 import pytest
 
 from ttlaunch.agent.shim import rank_environment
-from ttlaunch.planning.secrets import hide_secrets, references
+from ttlaunch.contract import fill_words
+from ttlaunch.planning.secrets import hide_secrets, mask_arguments, references
 from ttlaunch.running.runs.run_folder import render_command, write_plan
 
 CANARY = "s3cr3t-canary"
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password", "APIKEY", "KEY"])
+SECRET_NAMES = [
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "db_password",
+    "APIKEY",
+    "KEY",
+    "PGPASSWORD",
+    "MYSQL_PWD",
+    "GH_PAT",
+    "AUTHORIZATION",
+    "HTTP_COOKIE",
+    "SIGNING_KEY_B64",
+    "SERVICE_ACCOUNT_KEY_BASE64",
+    "SSHPASS",
+    "DB_PASS_2",
+    "OPENAI_KEY_PROD",
+    "GIT_AUTH",
+    "SENTRY_DSN",
+    "AZURE_CREDENTIALS_JSON",
+    "SECRETS_FOR_ALL",
+    "PASSWORD_PROD",
+    "apiKey",
+    "db.password",
+    "client-secret",
+    "JWT",
+]
+OTHER_NAMES = [
+    "TOKENIZER",
+    "KEYBOARD",
+    "TT_METAL_HOME",
+    "MONKEY",
+    "SECRETARY",
+    "PWD",
+    "OLDPWD",
+    "PATH",
+    "PATTERN",
+    "AUTHOR",
+    "KEY_FILE",
+    "PASSWORD_FILE",
+    "AWS_ACCESS_KEY_ID",
+    "SECRET_NAME",
+    "TOKENS_PER_STEP",
+    "MAX_TOKENS",
+    "PAD_TOKEN",
+    "SORT_KEY",
+    "COMPASS",
+    "BYPASS",
+    "CUDA_VISIBLE_DEVICES",
+    "PASSIVE",
+    "SSH_KEY_PATH",
+    "TOKEN_URL",
+]
+SECRET_VALUES = [
+    f"postgres://ann:{CANARY}@db/x",
+    f"http://:{CANARY}@proxy:3128",
+    f"https://store/blob?sv=1&sig={CANARY}",
+    f"https://api/v1?access_token={CANARY}",
+    f"host=db user=ann password={CANARY}",
+    f"Server=db;Pwd={CANARY};",
+    "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA",
+    "LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVktLS0tLQ==",
+    "Authorization: Bearer abcdefghijklmnop",
+    "ghp_" + "a" * 36,
+    "hf_" + "a" * 34,
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
+]
+OTHER_VALUES = [
+    "ssh://git@host/x",
+    "https://host/x?page=2",
+    "http://proxy:3128",
+    "/a/b:/c/d",
+    "password",
+    "bearer of news",
+    "a=b",
+    "sk-1",
+    "hf_model",
+    "12:30",
+]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
 def test_a_variable_whose_name_says_secret_is_hidden(name):
     hidden = hide_secrets({name: CANARY}, [], None, shell={})
     assert hidden.environment == {name: "env:TTLAUNCH_SECRET_0"}
     assert hidden.secrets == {"TTLAUNCH_SECRET_0": CANARY}
 
 
-@pytest.mark.parametrize("name", ["TOKENIZER", "KEYBOARD", "TT_METAL_HOME", "MONKEY", "SECRETARY"])
+@pytest.mark.parametrize("name", OTHER_NAMES)
 def test_other_variables_stay(name):
     assert hide_secrets({name: "x"}, [], None, shell={}).environment == {name: "x"}
+
+
+@pytest.mark.parametrize("value", SECRET_VALUES)
+def test_a_value_that_is_a_secret_is_hidden_whatever_its_variable_is_called(value):
+    hidden = hide_secrets({"SETTING": value}, [], None, shell={}, words=["a.out", value, f"--where={value}"])
+    assert hidden.environment == {"SETTING": "env:TTLAUNCH_SECRET_0"}
+    assert hidden.words == ("a.out", "env:TTLAUNCH_SECRET_0", "env:TTLAUNCH_SECRET_1")
+    assert fill_words(hidden.words, hidden.secrets) == ["a.out", value, f"--where={value}"]
+
+
+@pytest.mark.parametrize("value", OTHER_VALUES)
+def test_other_values_stay(value):
+    hidden = hide_secrets({"SETTING": value}, [], None, shell={}, words=["a.out", value])
+    assert (hidden.environment, hidden.words) == ({"SETTING": value}, ("a.out", value))
+
+
+ARGUMENTS = {
+    "--password X": "--password env:TTLAUNCH_SECRET_0",
+    "--password=X": "--password=env:TTLAUNCH_SECRET_0",
+    "-api-key X --lr 3": "-api-key env:TTLAUNCH_SECRET_0 --lr 3",
+    "--apiKey=X": "--apiKey=env:TTLAUNCH_SECRET_0",
+    "env PGPASSWORD=X prog": "env PGPASSWORD=env:TTLAUNCH_SECRET_0 prog",
+    "model.api_key=X": "model.api_key=env:TTLAUNCH_SECRET_0",
+    "--token --verbose": "--token --verbose",
+    "--tokenizer X --password-file X": "--tokenizer X --password-file X",
+    "--password": "--password",
+    "sh -c 'run --password X --lr 3'": "sh -c env:TTLAUNCH_SECRET_0",
+    "sh -c 'PGPASSWORD=X psql'": "sh -c PGPASSWORD=env:TTLAUNCH_SECRET_0",
+    "sh -c 'echo X'": "sh -c 'echo X'",
+}
+
+
+@pytest.mark.parametrize("line", ARGUMENTS)
+def test_an_argument_after_a_secret_option_is_hidden_and_comes_back_for_the_rank(line):
+    words = shlex.split(line)
+    hidden = hide_secrets({}, [], None, shell={}, words=words)
+    assert shlex.join(hidden.words) == ARGUMENTS[line]
+    assert fill_words(hidden.words, hidden.secrets) == words
+
+
+def test_a_command_line_is_shown_with_stars():
+    words = ["run", "--set", "a.api_key=X", "--", "prog", "--password", "X", "http://a:X@b"]
+    assert mask_arguments(words) == ["run", "--set", "a.api_key=***", "--", "prog", "--password", "***", "***"]
+
+
+def test_an_argument_whose_secret_is_not_there_is_refused():
+    with pytest.raises(LookupError, match="the value of `--key=env:TTLAUNCH_SECRET_7` in the command did not reach"):
+        fill_words(["--key=env:TTLAUNCH_SECRET_7"], {})
 
 
 def test_a_secret_of_the_shell_keeps_its_name_so_that_the_command_can_be_repeated():

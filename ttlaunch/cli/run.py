@@ -96,6 +96,7 @@ def run(
     from ttlaunch.app.restarts import run_with_restarts
     from ttlaunch.app.sinks import parse_sinks, with_sinks
     from ttlaunch.cli.plan import show_plan
+    from ttlaunch.planning.secrets import mask_arguments
 
     steps = trace_steps or (_TRACED_STEPS if trace else None)
     spec = replace(spec, trace_steps=steps, profile_steps=profile_steps)
@@ -106,7 +107,11 @@ def run(
     if dry_run:
         show_plan(prepared.plan, form=form)
         exit_with(contract.STATUS_DONE)
-    options = RunOptions(spec.runs_dir, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease)
+    typed = (
+        "ttlaunch",
+        *mask_arguments(sys.argv[1:]),
+    )  # it is printed, and what is printed is kept in the run's folder
+    options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
     def work(begun: "Begun") -> "list[Outcome]":

@@ -14,6 +14,7 @@ from functools import partial
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, Span, shown
 from ttlaunch.engines.base import EngineArguments
+from ttlaunch.planning.secrets import mask_arguments
 
 _OPTION = "--mpi-args"
 _HOSTS = {"host", "H"}
@@ -94,6 +95,11 @@ class _Sorted:
             message = f"`{shown(word)}` in `{_OPTION}` is not an option of mpirun"
             hint = "the program goes after `--`, at the end of the line"
             self.found.append(_mistake(message, Label(span), hints=(hint,)))
+        elif mask_arguments([*self.passed[-1:], word])[-1] != word:
+            shown_word = shown(mask_arguments([*self.passed[-1:], word])[-1])
+            message = f"`{shown_word}` in `{_OPTION}` would show a secret to every user of this machine"
+            hint = "export the variable, and give its name alone: `-x NAME`"
+            self.found.append(_mistake(message, Label(span, "stands on mpirun's command line"), hints=(hint,)))
         else:
             self.passed.append(word)
 

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.named_run import unreadable_run
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, has_errors
+from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, has_errors, shown
 from ttlaunch.running.readers.repeat import Origin, changed_code, changed_versions, read_origin
 from ttlaunch.running.report import Report
 
@@ -19,7 +20,7 @@ def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_
     Raises:
         LaunchError: Code or text have changed, or the run cannot be planned any more.
     """
-    found = _differences(origin, with_changes=with_changes)
+    found = [*_lost_words(origin), *_differences(origin, with_changes=with_changes)]
     if has_errors(found):
         raise LaunchError(found)
     folder = origin.working_folder if origin.working_folder.is_dir() else None
@@ -53,6 +54,15 @@ def read_origin_of(path: Path) -> "Origin":
         return read_origin(path.resolve())
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
+
+
+def _lost_words(origin: "Origin") -> list[Diagnostic]:
+    """Refuse to repeat a command some of whose arguments are secret: no folder of a run keeps their values."""
+    words = [word for word in origin.arguments if f"{contract.REFERENCE}{contract.SECRET_PREFIX}" in word]
+    if not words:
+        return []
+    message = f"{origin.run_id} cannot be repeated: no run keeps the value of its secret argument `{shown(words[0])}`"
+    return [Diagnostic("P033", message, hints=("start the program again with `ttlaunch run -- PROGRAM …`",))]
 
 
 def _differences(origin: "Origin", *, with_changes: bool) -> list[Diagnostic]:

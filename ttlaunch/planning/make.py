@@ -98,7 +98,10 @@ def plan_program(
         [row.environment for row in rows],
         program.config if isinstance(program, RecipeProgram) else None,
         shell=shell,
+        words=command,
     )
+    if isinstance(program, CommandProgram):
+        program = replace(program, command=hidden.words)
     rows = tuple(replace(row, environment=own) for row, own in zip(rows, hidden.rows, strict=True))
     used = {row.host for row in rows}  # on any other host the engine would start a daemon for nothing
     hosts = [host for host in topology.hosts if host.name in used]
@@ -114,7 +117,7 @@ def plan_program(
     return LaunchPlan(
         topology=topology.name,
         program=program,
-        rank_command=command,
+        rank_command=hidden.words,
         working_folder=str(surroundings.working_folder),
         environment=hidden.environment,
         managed=tuple(sorted(MANAGED)),

@@ -1,8 +1,9 @@
 """Keep secrets out of everything that is written or shown: a plan names them, and their values travel beside it.
 
 In the training configuration and in environments, the value `env:NAME` stands for the launching shell's variable `NAME`.
-An environment variable whose name marks a secret (`HF_TOKEN`, `WANDB_API_KEY`) is hidden too, even if a file gives its
-value literally. Ranks find the values in their environment; see `agent/shim.py` and `runtime/entry.py`.
+A variable or an argument that looks secret is hidden too, even if a file gives its value literally or the user types it. Its
+name may mark it (`HF_TOKEN`, `--db-password`), or the value itself (a URL with a password, a private key). Ranks find the
+values in their environment; see `agent/shim.py` and `runtime/entry.py`.
 """
 
 import re
@@ -12,24 +13,90 @@ from typing import Any
 
 from ttlaunch import contract
 
-_SECRET_NAME = re.compile(
-    r"(?:\A|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)\Z",
-    re.IGNORECASE,
+_WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]+")
+_ENDS_SECRET = re.compile(
+    r"""
+    (?: (?:\A|_)(?:KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|AUTHORIZATION|COOKIES?|CREDENTIALS?|CREDS|JWT|BEARER|DSN|SAS)
+      | _PWD | SSHPASS | APIKEY | ACCESSKEY | AUTHTOKEN | PASSWORD | PASSWD | PASSPHRASE | CONNECTION_STRING )
+    (?:_(?:B64|BASE64|HEX|JSON|PEM|VALUE|STRING|OLD|NEW|PROD|DEV|[0-9]+))*\Z
+    """,
+    re.VERBOSE,
 )
+_HAS_SECRET = re.compile(
+    r"(?:\A|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION|COOKIE)(?:_|\Z)"
+)
+_ABOUT_A_SECRET = re.compile(
+    r"_(?:FILE|PATH|DIR|FOLDER|NAME|ID|URL|HOST|REGION|TTL|TIMEOUT|SIZE|LENGTH|COUNT|MAX|MIN|TYPE)\Z"
+)
+"""Names such as `AWS_ACCESS_KEY_ID` and `PASSWORD_FILE`, whose values are told to everybody."""
+_PLAIN = re.compile(
+    r"(?:\A|_)(?:(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|START|END|SPECIAL|PER)_TOKEN"
+    r"|(?:SORT|PRIMARY|FOREIGN|CACHE|GROUP|PARTITION|PUBLIC|ROW)_KEY)\Z"
+)
+_SECRET_VALUE = re.compile(
+    r"""
+      [a-z][a-z0-9+.-]*://[^/?\#\s:@]*:[^/?\#\s@]+@                       # a URL with a password
+    | [?&](?:[a-z_-]*(?:token|password|secret|signature|api_?key)|sig)=[^&\s]    # or with one among its parameters
+    | \b(?:password|passwd|pwd|accountkey|sharedaccesskey)\s*=\s*[^\s;]     # what databases call a connection string
+    | -----BEGIN[ ][A-Z0-9 ]*PRIVATE[ ]KEY-----
+    | \bLS0tLS1CRUdJTi                                                     # "-----BEGIN " in base64
+    | \b(?:authorization|cookie)\s*:\s*\S | \bbearer\s+[a-z0-9._~+/=-]{16}
+    | \bgh[pousr]_[a-z0-9]{16} | \bgithub_pat_[a-z0-9_]{16} | \bglpat-[a-z0-9_-]{16} | \bhf_[a-z0-9]{16}
+    | \bsk-[a-z0-9_-]{20} | \bxox[abeoprs]-[a-z0-9-]{10} | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
+    | \beyJ[a-z0-9_-]{8,}\.eyJ[a-z0-9_-]{8,}\.                             # a JSON web token
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_ASSIGNED = re.compile(r"(?:--?)?([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_OPTION = re.compile(r"--?([A-Za-z_][\w.-]*)")
+_MASK = "***"
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the name of a variable or an option says that its value is secret: `PGPASSWORD`, `gh-pat`, `apiKey`."""
+    name = _WORD_ENDS.sub("_", name).upper()
+    if _ABOUT_A_SECRET.search(name) or _PLAIN.search(name):
+        return False
+    return bool(_ENDS_SECRET.search(name) or _HAS_SECRET.search(name))
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable's value has to be hidden, because of its name or because of the value itself."""
+    return bool(value) and (is_secret_name(name) or bool(_SECRET_VALUE.search(value)))
+
+
+def mask_arguments(words: Sequence[str]) -> list[str]:
+    """Words of a command line to be shown, with `***` in place of secrets."""
+    return [before + (_MASK if secret else "") for before, secret in map(_split, words, ["", *words[:-1]])]
+
+
+def _split(word: str, previous: str) -> tuple[str, str]:
+    """Split a word of a command line, given the word before it, into what may be shown and the secret at its end."""
+    option = _OPTION.fullmatch(previous)
+    if option and is_secret_name(option[1]) and word and not word.startswith("-"):
+        return "", word
+    assigned = _ASSIGNED.fullmatch(word)
+    if assigned and is_secret_name(assigned[1]):
+        return word[: assigned.start(2)], assigned[2]
+    parts = word.split()  # a command for `bash -c`
+    inside = len(parts) > 1 and any(secret for _, secret in map(_split, parts, ["", *parts[:-1]]))
+    return ("", word) if inside or _SECRET_VALUE.search(word) else (word, "")
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """Environments with references in place of secret values.
+    """Environments and a command line with references in place of secret values.
 
     Attributes:
         environment: The variables that all ranks share.
         rows: Each rank's own variables.
+        words: The command line.
         secrets: The value of each variable that a reference names.
     """
 
     environment: Mapping[str, str]
     rows: Sequence[Mapping[str, str]]
+    words: tuple[str, ...]
     secrets: Mapping[str, str] = field(repr=False)
 
 
@@ -39,8 +106,9 @@ def hide_secrets(
     config: Any,
     *,
     shell: Mapping[str, str],
+    words: Sequence[str] = (),
 ) -> Hidden:
-    """Take secret values out of environments, and collect those that environments and configuration refer to.
+    """Take secret values out of environments and a command line, and collect those that they and the configuration refer to.
 
     `secrets` leaves out variables that the shell lacks: reading the files has already refused references to them.
     """
@@ -53,7 +121,7 @@ def hide_secrets(
             if referred is not None:
                 secrets.update({referred: shell[referred]} if referred in shell else {})
                 hidden[name] = value
-            elif _SECRET_NAME.search(name) and value:
+            elif is_secret(name, value):
                 # If the shell has the same value under this name, refer to that variable. Otherwise a file gave the
                 # value, which then gets a name that no shell uses.
                 key = name if shell.get(name) == value else _key_of(value, secrets)
@@ -63,8 +131,16 @@ def hide_secrets(
                 hidden[name] = value
         return hidden
 
-    hidden_environment = hide(environment)
-    return Hidden(hidden_environment, [hide(row) for row in rows], secrets)
+    def hide_word(word: str, previous: str) -> str:
+        before, secret = _split(word, previous)
+        if not secret:
+            return word
+        key = _key_of(secret, secrets)
+        secrets[key] = secret
+        return f"{before}{contract.REFERENCE}{key}"
+
+    hidden_environment, hidden_rows = hide(environment), [hide(row) for row in rows]
+    return Hidden(hidden_environment, hidden_rows, tuple(map(hide_word, words, ["", *words[:-1]])), secrets)
 
 
 def references(value: Any) -> list[str]:
