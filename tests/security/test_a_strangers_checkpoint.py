@@ -111,6 +111,14 @@ MANIFESTS = {
         lambda m: m["state"].update(early_stop={"best": "x", "misses": 0, "step": 1}),
         "`state.early_stop.best` is 'x', expected a number",
     ),
+    "a loss scaler without a scale": (
+        lambda m: m["state"].update(loss_scaler={"good_steps": 1, "skipped": 0}),
+        "`state.loss_scaler` lacks a value",
+    ),
+    "open steps that are words": (
+        lambda m: m["state"].update(loss_scaler={"open_steps": ["x"]}),
+        "expected a whole number",
+    ),
 }
 
 

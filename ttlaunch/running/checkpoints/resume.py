@@ -58,9 +58,12 @@ class _EarlyStop:
 
 @record
 class _LossScaler:
-    scale: Number
-    good_steps: Count
-    skipped: Count
+    """The state of a loss scaler, or in its place the open steps of an asynchronous server, which scales nothing."""
+
+    scale: Number | None = None
+    good_steps: Count | None = None
+    skipped: Count | None = None
+    open_steps: tuple[Step, ...] | None = None
 
 
 @record
@@ -189,6 +192,9 @@ def _read_manifest(folder: Path) -> dict[str, Any] | BadRecord:
     manifest = content if isinstance(content, BadRecord) else parse(_Manifest, content)
     if isinstance(manifest, BadRecord):
         return BadRecord(f"{name} cannot be read as a manifest: {manifest.reason}")
+    scaler = manifest.state.loss_scaler
+    if scaler is not None and scaler.open_steps is None and None in {scaler.scale, scaler.good_steps, scaler.skipped}:
+        return BadRecord(f"{name} cannot be read as a manifest: `state.loss_scaler` lacks a value")
     if manifest.sha256 != manifest_digest(content):
         return BadRecord(f"{name} was changed: its SHA-256 differs")
     stranger = next((file for file in manifest.files if not _SHARD.fullmatch(file)), None)
