@@ -71,6 +71,8 @@ def test_a_section_that_only_a_recipe_knows_is_a_warning_without_the_recipe(ttla
         f"{path} is consistent as a training file\n{SHARED}",
         stderr=f"{path}:2:1: warning[C004]: {message}\n",
     )
+    hint = "hint: `--recipe NAME` checks the sections that a recipe adds"
+    assert hint in ttlaunch(["validate", str(path)]).stderr.splitlines()
     assert 0 == ttlaunch(["validate", str(path), "--recipe", "fabric_minimal"]).status
 
 

@@ -164,8 +164,8 @@ def test_a_wait_names_its_own_message_and_one_for_any_names_nobody(tmp_path):
         comm = CountingCommunicator(comm, TrafficCounter(recorder=box))
         with operation(comm, "weights", bucket=3):
             first, second = (comm.irecv(torch.zeros(size), source=0, tag=9) for size in (1, 2))
-            first.wait()
             second.wait()
+            first.wait()
             found.extend([comm.wait_any([second]), comm.wait_any([second], timeout_s=0)])
 
     outcome = world.run({rank: partial(live, rank) for rank in range(2)})
@@ -174,8 +174,8 @@ def test_a_wait_names_its_own_message_and_one_for_any_names_nobody(tmp_path):
     assert [
         (IRECV, 0, 9, 4, 1),
         (IRECV, 0, 9, 8, 2),
-        (WAIT_RECV, 0, 9, 4, 1),
         (WAIT_RECV, 0, 9, 8, 2),
+        (WAIT_RECV, 0, 9, 4, 1),
         (WAIT_ANY, ANY, 9, 8, 1),
     ] == [(one.verb, one.peer, one.tag, one.nbytes, one.message) for one in entered.operations]
     assert {("weights", 3)} == {(one.name, one.bucket) for one in entered.operations}

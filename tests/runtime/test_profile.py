@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps, profile_file
+from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.telemetry.profile import StepProfile, open_profile
-from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
+
+from .test_traffic_counter import NullCommunicator
 
 
 def names(run_dir, rank=0):
@@ -37,6 +40,23 @@ def test_the_trace_has_the_chosen_steps_and_what_was_done_in_them(tmp_path):
     assert ["wait gradients of 2", "wait gradients of 3"] == sorted(name for name in found if name.startswith("wait"))
     assert 2 == found.count("MmBackward0")
     assert [profile_file(0)] == [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_messages_are_named_after_their_verb_and_operation(tmp_path):
+    """E7: whichever verb a rank uses."""
+    traffic = TrafficCounter(profile=StepProfile(tmp_path, rank=0, steps=range(1, 2)))
+    comm = CountingCommunicator(NullCommunicator(), traffic)
+    traffic.begin_step(1)
+    with operation(comm, "norms", bucket=4):
+        comm.send(torch.zeros(1), dest=1)
+        comm.recv(torch.zeros(1), source=1)
+        comm.isend(torch.zeros(1), dest=1)
+        comm.irecv(torch.zeros(1), source=1).wait()
+    traffic.end_step()
+    traffic.close()
+    assert ["send norms", "recv norms", "isend norms", "wait norms"] == [
+        name for name in names(tmp_path) if name.endswith(" norms")
+    ]
 
 
 def test_a_run_that_ends_within_the_chosen_steps_keeps_what_it_has(tmp_path):

@@ -295,6 +295,22 @@ def test_a_trace_has_both_ends_of_a_message_under_its_operation_and_bucket(tmp_p
     assert ("recv gradients 3", "recv", received) in spans
 
 
+def test_messages_are_numbered_by_peer_tag_and_direction(tmp_path):
+    """Both ends of a message find each other by these numbers."""
+    books = Books(tmp_path / "ledger.jsonl", trace=Trace(tmp_path / "trace.jsonl", steps=1))
+    books.traffic.begin_step(1)
+    for peer, tag in ((1, 0), (2, 0), (1, 7), (1, 0)):
+        books.comm.send(torch.zeros(1), dest=peer, tag=tag)
+        books.comm.recv(torch.zeros(1), source=peer, tag=tag)
+    books.traffic.end_step()
+    events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    for kind in ("send", "recv"):
+        facts = [event[3] for event in events if event[0] == kind]
+        assert [(1, 0, 1), (2, 0, 1), (1, 7, 1), (1, 0, 2)] == [
+            (fact["peer"], fact["tag"], fact["number"]) for fact in facts
+        ]
+
+
 def test_a_trace_of_steps_without_end_stays_small(tmp_path, monkeypatch):
     monkeypatch.setattr("ttlaunch.runtime.telemetry.trace._MOST_EVENTS", 10)
     trace = Trace(tmp_path / "trace.jsonl", steps=10**6)
