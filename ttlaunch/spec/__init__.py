@@ -1,1 +1,1 @@
-"""What users write, read and checked with the place of every value; no machine is touched."""
+"""Parse and check what users write, and keep the position of every value; no code here touches a machine."""

@@ -1,4 +1,4 @@
-"""Folders that users name, recipes and configurations: found in the current folder first, then built in, or by path."""
+"""Find the folders of recipes and configurations by name, in the current folder first and then built in, or by path."""
 
 import os
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class FolderKind:
-    """A kind of folder that has a name.
+    """A kind of folder that users name, such as recipes.
 
     Attributes:
-        noun: What messages call one; its plural is the name of the folder that holds them.
+        noun: The word for one such folder in messages; its plural names the folder that contains them.
         code: The code of the diagnostic for an unknown name.
         marker: A file that every such folder has.
-        hint: What to type instead of an unknown name that resembles no known one.
+        hint: The hint for an unknown name that resembles no known one.
     """
 
     noun: str

@@ -1,7 +1,7 @@
 """Texts and tokens of the `datasets` and `tokenizers` libraries, as files that a training reads. Both are extras.
 
-What comes out is a text, or token ids as text: with a digest, checked before anything starts, and on its way to hosts like
-any other text. So hosts, and ranks, need neither library.
+The result is a text, or token ids as text. Like any other text, it has a digest, is checked before anything starts, and is
+copied to hosts. Hosts and ranks therefore need neither library.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
 
     Args:
         folder: The folder of a dataset, or of several splits.
-        column: The column that holds the texts.
-        split: Where there are several.
+        column: The column with the texts.
+        split: The split to read; required if there are several.
 
     Raises:
         CorpusError: `datasets` is not installed.
@@ -52,7 +52,7 @@ def encode_texts(texts: Sequence[str], *, tokenizer: Path) -> bytes:
     """Return the tokens of texts, one after the other, as a file for `tokenizer_type: ids`.
 
     Args:
-        texts: Each is encoded by itself, with the special tokens that the tokenizer adds.
+        texts: The texts; each is encoded separately, with the special tokens that the tokenizer adds.
         tokenizer: A `tokenizer.json` of the `tokenizers` library.
 
     Raises:

@@ -13,12 +13,12 @@ from ttlaunch.spec.located.schema import Section, section_in
 
 
 class Bits(StrEnum):
-    """How the numbers of a training depend on a key; a section marks all its keys with `marks`."""
+    """How the numbers of a training depend on a key; `marks` of a section marks all its keys."""
 
-    FREE = "free"  # not at all: who shares the work, what is reported, where files lie
-    LENGTH = "length"  # as far as the learning rate does, since it says how many steps there are
-    SHAPE = "shape"  # with another value it is another model, whose weights do not fit
-    SENDERS = "senders"  # only where gradients travel compressed: it decides whose sums are encoded
+    FREE = "free"  # not at all: the division of the work, reports, paths of files
+    LENGTH = "length"  # only through the learning rate, since the key sets the number of steps
+    SHAPE = "shape"  # another value makes another model, for which the weights do not fit
+    SENDERS = "senders"  # only if gradients are compressed: the key decides whose sums are encoded
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 
 def contiguous_blocks(count: int, parts: int) -> list[range]:
-    """Cut `range(count)` into `parts` contiguous blocks; where it does not divide, the first ones are one longer.
+    """Cut `range(count)` into `parts` contiguous blocks; if the division leaves a remainder, the first blocks are longer by one.
 
     >>> contiguous_blocks(7, 3)
     [range(0, 3), range(3, 5), range(5, 7)]

@@ -1,4 +1,4 @@
-"""Rules about configurations that no single type can say; a recipe lists those that hold for it in `checks`."""
+"""Rules about configurations that go beyond the types; a recipe lists those that apply to it in `checks`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +46,7 @@ def a_micro_batch_fits_the_step(config: TrainingFile, _layout: Layout) -> Iterat
 
 
 def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Warn where a lost minus sign or point makes a rate with which nothing learns."""
+    """Warn about a rate with which no model learns, such as one without its minus sign or decimal point."""
     training = config.training_config
     adamw, shrink = training.optimizer == "adamw", training.learning_rate * training.weight_decay
     highest = _HIGHEST_ADAMW_RATE if adamw else _HIGHEST_SGD_RATE
@@ -66,7 +66,7 @@ def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
 
 
 def the_rate_has_steps_to_fall(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Warn where warm-up and hold leave linear or cosine no step, so that the rate never falls."""
+    """Warn if warm-up and hold leave the linear or cosine schedule no step, so that the rate never falls."""
     schedule, steps = config.scheduler_config, config.training_config.steps
     taken = schedule.warmup_steps + schedule.hold_steps
     if schedule.type != "constant" and taken >= steps:
@@ -81,7 +81,7 @@ def the_rate_has_steps_to_fall(config: TrainingFile, _layout: Layout) -> Iterato
 
 
 def the_scale_is_within_its_bounds(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """The first loss scale lies between the least and the greatest."""
+    """The first loss scale lies between the smallest and the largest allowed scale."""
     scale = config.loss_scale_config
     if scale.min_power <= scale.initial_power <= scale.max_power:
         return
@@ -97,7 +97,7 @@ def the_scale_is_within_its_bounds(config: TrainingFile, _layout: Layout) -> Ite
 
 
 def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Where only responses count in the loss, both templates are given: where a response begins and where it ends."""
+    """If only responses count in the loss, both templates are given: that of instructions and that of responses."""
     training = config.training_config
     given = {key: getattr(training, key) for key in ("response_template", "instruction_template")}
     missing = [key for key, text in given.items() if text is None]
@@ -149,7 +149,7 @@ def _batch(training: TrainingConfig) -> tuple[str, str]:
 
 
 def _smaller_batches(training: TrainingConfig, parts: int) -> str:
-    """Return the hint that gives each of so many parts a micro-batch."""
+    """Return a hint with a batch size that gives each of this many parts a micro-batch."""
     if smaller := training.sequences_per_step // parts:
         return f"`--set training_config.micro_batch_size={smaller}`"
     larger = -(-parts // training.gradient_accumulation_steps)
@@ -213,7 +213,7 @@ def _blocks_of_stages(pipeline: PipelineParallelConfig, *, model_blocks: int) ->
 
 
 def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
-    """In a pipeline every rank is a stage, so `num_workers`, if it is given, says the same as `blocks_per_rank`."""
+    """In a pipeline every rank is a stage, so `num_workers`, if it is given, must equal the stages of `blocks_per_rank`."""
     stages = layout.counts(config).get("stage", 0)
     pipeline = config.multihost_config.pipeline_parallel_config
     given = "num_workers" in config.multihost_config.model_fields_set
@@ -232,7 +232,7 @@ def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Itera
 
 
 def the_schedule_fits_the_chunks(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Interleaving needs several chunks of each rank, of equally many blocks; the other schedules have one."""
+    """The interleaved schedule needs several chunks per rank, with equally many blocks; other schedules have one chunk."""
     pipeline = config.multihost_config.pipeline_parallel_config
     if pipeline is None:
         return
@@ -277,7 +277,7 @@ def every_replica_has_a_micro_batch(config: TrainingFile, _layout: Layout) -> It
 
 
 def models_have_a_micro_batch(config: TrainingFile, *, replicas: int, key: str) -> Iterator[Problem]:
-    """Each of several models side by side, whose number a key says, has a micro-batch (M ≥ R)."""
+    """Each of several parallel models, whose number a key sets, has a micro-batch (M ≥ R)."""
     training = config.training_config
     if replicas <= training.micro_batches:
         return
@@ -301,7 +301,7 @@ def every_replica_has_as_many_workers(config: Any, layout: Layout) -> Iterator[P
 
 
 def servers_can_share_the_model(config: Any, layout: Layout) -> Iterator[Problem]:
-    """Apply the rules of `sync_ps_config` and of how gradients travel to servers, but not those for slow workers."""
+    """Apply the rules of `sync_ps_config` and of the messages to servers, but not those for slow workers."""
     yield from pushes_are_compressed(config, layout)
     yield from _every_server_has_a_layer(config, layout)
     yield from _an_average_counts_some_weights(config, layout)
@@ -322,7 +322,7 @@ def _every_server_has_a_layer(config: Any, _layout: Layout) -> Iterator[Problem]
 
 
 def _an_average_counts_some_weights(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """Warn where the average of the weights is configured, and never made."""
+    """Warn if the average of the weights is configured but never computed."""
     servers = config.sync_ps_config
     if servers.polyak_decay is not None and servers.polyak_interval is None:
         yield Problem(
@@ -336,7 +336,7 @@ def _an_average_counts_some_weights(config: Any, _layout: Layout) -> Iterator[Pr
 
 
 def slow_workers_are_there(section: str) -> Check:
-    """Make the rule that every worker that `slow_workers` of a section names exists.
+    """Make the rule that every worker named in `slow_workers` of a section exists.
 
     Args:
         section: The section's name.
@@ -357,7 +357,7 @@ def slow_workers_are_there(section: str) -> Check:
 
 
 def gradients_may_be_stale(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """Nothing is configured that needs all ranks to be in the same step."""
+    """No key is set that needs all ranks to be in the same step."""
     training = config.training_config
     if training.precision == "fp16":
         yield Problem(

@@ -23,7 +23,7 @@ def all_gather_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> 
 def all_reduce_bytes(
     among: Sequence[int], values: int, *, value_bytes: int, sums: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield source, destination and bytes of an `all_reduce`, or an `all_reduce_mean` of so many sums of each rank."""
+    """Yield source, destination and bytes of an `all_reduce`, or of an `all_reduce_mean` of several sums per rank."""
     sizes = [length * value_bytes for length in shares(values, len(among))]
     for place, source in enumerate(among):
         count = sums[place] if sums else 1
@@ -56,7 +56,7 @@ def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches:
 def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, every: int) -> list[Traffic]:
     """Return the traffic of an average of weights of so many bytes every so many steps, as `LocalReplica` makes it.
 
-    With SGD and an average after every step that is one of gradients.
+    With SGD and an average after every step, workers average gradients instead.
     """
     values, training = size // VALUE_BYTES, config.training_config
     if every == 1 and training.optimizer == "sgd":
@@ -70,12 +70,12 @@ def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, 
 
 
 def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_group: bool) -> list[Traffic]:
-    """Return the traffic of a step of torch's DDP: its unmeasured ring, loss and tokens; and that of its set-up.
+    """Return the traffic of a step of torch's DDP (its unmeasured ring, loss and tokens), and that of its set-up.
 
     Args:
         among: The replicas.
         values: The number of values of the gradient.
-        has_group: Whether torch's process group is already there, as with fabric sockets.
+        has_group: Whether torch's process group already exists, as with fabric sockets.
     """
     found = [
         Traffic("all_reduce", source, dest, per_step=size)
@@ -89,7 +89,7 @@ def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_
 
 
 def process_group_traffic(among: Sequence[int]) -> Iterator[Traffic]:
-    """Yield the traffic that sets torch's process group up: all report to rank 0, which answers along a tree."""
+    """Yield the traffic that sets up torch's process group: all ranks report to rank 0, which answers along a tree."""
     yield from (Traffic("process_group", rank, among[0], once=_GREETING_BYTES) for rank in among[1:])
     distance = 1
     while distance < len(among):

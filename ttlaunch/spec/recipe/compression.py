@@ -39,7 +39,7 @@ def payload_bytes(cfg: CompressionConfig, values: int, *, sides: int = 0, factor
 
 
 def values_sent(k: float, values: int) -> int:
-    """Return how many values a share of k is, rounded up; k is the decimal number that was written.
+    """Return the number of values in the share `k`, rounded up; `k` counts as the decimal number that the user wrote.
 
     >>> values_sent(0.29, 100), values_sent(0.07, 100)
     (29, 7)
@@ -92,7 +92,7 @@ def pushes_are_compressed(config: Any, layout: Layout) -> Iterator[Problem]:
 
 
 def _torch_compresses_nothing(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """A codec is configured only where torch's own reduction, which sends gradients as they are, is not."""
+    """A codec cannot be combined with torch's own reduction, which sends gradients uncompressed."""
     kind = config.compression_config.kind
     reduction = config.data_parallel_config.reduction if hasattr(config, "data_parallel_config") else None
     if kind != "none" and reduction == "fast":
@@ -107,7 +107,7 @@ def _torch_compresses_nothing(config: Any, _layout: Layout) -> Iterator[Problem]
 
 
 def _what_is_dropped_is_made_up_for(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """Warn where a codec that leaves most of a gradient out has no error feedback."""
+    """Warn if a codec that drops most of a gradient has no error feedback."""
     cfg: CompressionConfig = config.compression_config
     if cfg.kind in {"top_k", "powersgd"} and not cfg.error_feedback:
         yield Problem(
@@ -122,7 +122,7 @@ def _what_is_dropped_is_made_up_for(config: Any, _layout: Layout) -> Iterator[Pr
 
 
 def _factors_are_thin(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """Warn where factors are as wide as the matrices, which are then sent as they are."""
+    """Warn if factors are as wide as the matrices, which are then sent uncompressed."""
     cfg: CompressionConfig = config.compression_config
     width = config.transformer_config.embedding_dim
     if cfg.kind == "powersgd" and cfg.rank >= width:
@@ -138,7 +138,7 @@ def _factors_are_thin(config: Any, _layout: Layout) -> Iterator[Problem]:
 
 
 def _a_payload_is_smaller(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """Warn where a payload is as large as the gradient that it stands for."""
+    """Warn if a payload is as large as the uncompressed gradient."""
     cfg: CompressionConfig = config.compression_config
     many = 10**9
     share = 0.0 if cfg.kind == "powersgd" else payload_bytes(cfg, many) / (VALUE_BYTES * many)
@@ -155,9 +155,9 @@ def _a_payload_is_smaller(config: Any, _layout: Layout) -> Iterator[Problem]:
 
 
 def _compression_saves_bytes(config: Any, layout: Layout) -> Iterator[Problem]:
-    """Warn where all payloads together are no smaller than what they replace.
+    """Warn if compression saves no bytes.
 
-    Each of W workers gets W - 1 payloads; without compression it gets 2(W - 1)/W of the gradient.
+    Each of W workers receives W - 1 payloads; without compression it receives 2(W - 1)/W of the gradient.
     """
     cfg: CompressionConfig = config.compression_config
     workers = layout.counts(config).get("worker", 0)

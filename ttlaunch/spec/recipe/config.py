@@ -1,4 +1,4 @@
-"""The training configuration: a file, `--set` on top, checked against the recipe, with the origin of every value."""
+"""The training configuration: read a file, apply `--set`, check the result against the recipe, and keep each value's origin."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,8 @@ class LoadedConfig:
     """A checked configuration, and enough of its text to point into it later.
 
     Attributes:
-        config: None if a diagnostic is an error.
-        root: What the user wrote, `--set` merged in.
+        config: The configuration; None if a diagnostic is an error.
+        root: The tree of the user's values, with those of `--set`.
     """
 
     config: ConfigFile | None
@@ -45,7 +45,7 @@ class LoadedConfig:
 
     @property
     def checked(self) -> ConfigFile:
-        """Return the configuration, for callers that have stopped at errors before."""
+        """Return the configuration; call only if no diagnostic is an error."""
         assert self.config is not None  # noqa: S101
         return self.config
 
@@ -70,13 +70,13 @@ class LoadedConfig:
         try:
             # A `#` inside a text belongs to its token. Ends of blocks and of the stream are of no width.
             ends = [one.end_mark.column for one in yaml.scan(line) if one.end_mark.index > one.start_mark.index]
-        except yaml.YAMLError:  # the value goes on in the next line
+        except yaml.YAMLError:  # the value continues in the next line
             return ""
         behind = line[max(ends) :].strip()
         return behind.removeprefix("#").strip() if behind.startswith("#") else ""
 
     def strings(self) -> list[tuple[str, str]]:
-        """Return every value that is a string, with its dotted key; none if there is no valid configuration."""
+        """Return every value that is a string, with its dotted key; empty without a valid configuration."""
         content = self.config.model_dump(mode="json") if self.config is not None else {}
         found: list[tuple[str, str]] = []
         parts: list[tuple[str, Any]] = list(content.items())
@@ -108,10 +108,10 @@ def load_config(
 
     Args:
         recipe: The recipe that the configuration belongs to.
-        path: The training file; None: nothing but defaults and `overrides`.
-        name: How messages call the file.
-        standard_input: The file's bytes if they do not lie at `path`.
-        overrides: `KEY=VALUE` each, the value written as in YAML; later ones win.
+        path: The training file; None for only defaults and `overrides`.
+        name: The name of the file in messages.
+        standard_input: The bytes of the file if they are not at `path`.
+        overrides: `KEY=VALUE` each, with the value in YAML; later ones take precedence.
     """
     root, found = _read_root(path, name=name, standard_input=standard_input)
     is_readable = not has_errors(found)
@@ -121,7 +121,7 @@ def load_config(
 
 
 def override_config(recipe: Recipe, loaded: LoadedConfig, overrides: Sequence[str]) -> LoadedConfig:
-    """Return the same configuration with more `KEY=VALUE` merged in, checked anew."""
+    """Return the configuration with further `KEY=VALUE`, checked again."""
     root, found = _merge_overrides(recipe, loaded.root, overrides)
     return _checked(recipe, root, found)
 
@@ -144,7 +144,7 @@ def _merge_overrides(recipe: Recipe, root: MapNode, overrides: Sequence[str]) ->
 
 
 def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[Diagnostic]:
-    """Apply the recipe's own rules for this layout; diagnostics are at the places of the keys they are about."""
+    """Apply the recipe's own rules for this layout; each diagnostic points at its key."""
     if loaded.config is None:
         return []
     general = GENERAL if isinstance(loaded.config, TrainingFile) else ()
@@ -153,7 +153,7 @@ def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[D
 
 
 def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) -> list[Diagnostic]:
-    """Report what cannot be simulated because its ranks need a process each; nothing where there is one rank."""
+    """Report values that cannot be simulated because each rank needs its own process; nothing for one rank."""
     if world_size == 1:
         return []
     return [
@@ -164,7 +164,7 @@ def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) 
 
 
 def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[LoadedConfig, list[Diagnostic]]:
-    """Return the configuration for the plain form of a recipe, without checkpoints, and what that form cannot do."""
+    """Return the configuration for a recipe's naive form, without checkpoints, and diagnostics for keys it does not support."""
     if not isinstance(loaded.config, TrainingFile) or recipe.naive is None:
         return loaded, []
     only = {**_NAIVE_ONLY, **recipe.naive.only}
@@ -193,7 +193,7 @@ def _unplayable(need: NeedsProcesses) -> Problem:
 
 
 def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
-    """Write all that the recipe reads as YAML, each value followed by its origin; it loads again as it stands."""
+    """Render everything that the recipe reads as YAML, each value with its origin; the text is a valid training file."""
     if loaded.config is None:
         return ""
     entries = _entries(loaded.config.model_dump(), unread=_unread(recipe, loaded))
@@ -202,10 +202,10 @@ def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
 
 
 def render_commented(recipe: Recipe, loaded: LoadedConfig) -> str:
-    """Write all that the recipe reads as YAML, each key followed by what it means; it loads again as it stands.
+    """Render everything that the recipe reads as YAML, each key with its meaning; the text is a valid training file.
 
-    The meaning is what the file that was read says beside the key, since that explains the recipe's own choice; else the
-    description in the key's definition.
+    The meaning is the comment beside the key in the file that was read, which explains the recipe's own choice; without
+    one, it is the description in the key's definition.
     """
     if loaded.config is None:
         return ""
@@ -222,7 +222,7 @@ def render_commented(recipe: Recipe, loaded: LoadedConfig) -> str:
 
 
 def _unread(recipe: Recipe, loaded: LoadedConfig) -> list[str]:
-    """Return the keys that a file of this recipe must not have, or that would say again what another key decides."""
+    """Return the keys that a file of this recipe must not have, or that would repeat what another key decides."""
     unread = [*recipe.unread]
     if num_workers_counts_the_stages in recipe.checks and loaded.span(_WORKERS) is None:
         unread.append(_WORKERS)  # the stages say it, and a number that is given must agree with them
@@ -245,7 +245,7 @@ def _meanings(model: type[Section], prefix: str = "") -> dict[str, str]:
 def _entries(
     values: dict[str, Any], *, unread: Sequence[str], bare: bool = False, prefix: str = "", indent: str = ""
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield each line with its dotted key, and whether it is the head of a section and so has no value of its own."""
+    """Yield each line with its dotted key, and whether it is the head of a section, which has no value."""
     for key, value in values.items():
         dotted = f"{prefix}{key}"
         if dotted in unread:
@@ -260,8 +260,8 @@ def _entries(
 def _as_yaml(value: Any, *, bare: bool) -> str:
     """Write a value on one line.
 
-    Texts are quoted: a bare `1e3` or `yes` would come back as something else. With `bare` plain words are not, as a person
-    would write them, except those that YAML takes for something else.
+    Texts are quoted, because YAML would read a bare `1e3` or `yes` as another type. With `bare`, plain words that YAML
+    reads as texts are not quoted.
     """
     import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
 
@@ -315,7 +315,7 @@ def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
 
 
 def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
-    """Report keys of `--set` that no section has. The file is left out: it may have the same unknown key itself."""
+    """Report keys of `--set` that no section has. Keys of the file are left out, because the file may have the same unknown key."""
     alone = _merge_override(_no_keys(), text)
     if isinstance(alone, Diagnostic):
         return []
@@ -324,7 +324,7 @@ def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
 
 
 def _with_value(root: MapNode, steps: Sequence[tuple[str, Span]], value: Node) -> MapNode:
-    """Return a copy of `root` with `value` where the steps, keys with their places, lead; missing keys are made."""
+    """Return a copy of `root` with `value` at the path of `steps`, which are keys with their places; missing keys are added."""
     (key, span), *rest = steps
     inner = root.entries.get(key)
     start = inner if isinstance(inner, MapNode) else MapNode(span, {}, {})
@@ -334,7 +334,7 @@ def _with_value(root: MapNode, steps: Sequence[tuple[str, Span]], value: Node) -
 
 
 def _in_source(node: Node, source: Source) -> Node:
-    """Move a value's own place to the whole text of the command line it was typed in."""
+    """Convert a value's place to a place in the whole text of the command line."""
     span = Span(source, node.span.line, node.span.column, node.span.length)
     if isinstance(node, MapNode):
         entries = {key: _in_source(value, source) for key, value in node.entries.items()}

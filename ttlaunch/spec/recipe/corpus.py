@@ -1,4 +1,4 @@
-"""The training text: where it comes from, its digest, and how many sequences it gives. No torch, no numpy.
+"""The training text: its source, its digest, and the number of its sequences. No torch, no numpy.
 
 The launcher reads it to check the data before anything starts, and each rank reads it again and compares digests.
 """
@@ -24,7 +24,7 @@ DEFAULT_CORPUS_BYTES = 2 * 1024 * 1024
 
 
 class CorpusReason(StrEnum):
-    """Why a text cannot be trained on."""
+    """The reason why a text cannot be used for training."""
 
     MISSING = "missing"
     EMPTY = "empty"
@@ -44,9 +44,9 @@ class CorpusError(TtlaunchError):
     Attributes:
         reason: The rule that it breaks.
         path: The file or folder at fault; None for the default corpus, or if the text as a whole is at fault.
-        line: Line of `path`, from 1, if one is to blame.
-        package: The extra of ttlaunch that brings what is missing, if that is the reason.
-        hint: What repairs it, where that can be said.
+        line: The line of `path` at fault, from 1; None if no single line is.
+        package: The extra of ttlaunch that installs a missing package, if one is the reason.
+        hint: The repair, if it is known.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Corpus:
 
     @cached_property
     def ids(self) -> "array[int]":
-        """Return the tokens that a file of `ttlaunch data --tokenizer` has.
+        """Return the tokens in a file that `ttlaunch data --tokenizer` made.
 
         Raises:
-            CorpusError: It is another file, or an id is beyond the vocabulary.
+            CorpusError: The file has another format, or an id is outside the vocabulary.
         """
         _, _, body = self.text.partition(b"\n")
         if self.vocabulary_of_ids is None:
@@ -108,7 +108,7 @@ class Corpus:
 
     @property
     def vocabulary_of_ids(self) -> int | None:
-        """Return the number of different tokens by the first line of a file of ids; None if it is no such file."""
+        """Return the number of distinct tokens from the first line of a file of ids; None for another file."""
         words = self.text.partition(b"\n")[0].decode(errors="replace").rsplit(" ", 1)
         return int(words[1]) if words[0] == TOKENS_MARK and words[-1].isascii() and words[-1].isdigit() else None
 
@@ -166,10 +166,10 @@ def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
 
 
 def check_epochs(corpus: Corpus, cfg: TrainingFile, count: int, *, kind: str) -> None:
-    """Check that `num_epochs` passes over so many training sequences, or other samples, fill a step.
+    """Check that `num_epochs` passes over this many training sequences, or other samples, fill a step.
 
     Raises:
-        CorpusError: They do not.
+        CorpusError: The passes do not fill a step.
     """
     epochs, needed = cfg.training_config.num_epochs, cfg.training_config.sequences_per_step
     if epochs is not None and epochs * count < needed:

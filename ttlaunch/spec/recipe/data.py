@@ -1,6 +1,6 @@
 """Find, read and check the data that a configuration asks for. No torch, no numpy.
 
-The launcher calls all three before anything starts; ranks read the same again and compare digests.
+The launcher calls these functions before anything starts; ranks read the same data again and compare digests.
 """
 
 import os
@@ -14,12 +14,12 @@ from ttlaunch.spec.recipe.synthetic import check_synthetic, is_synthetic, synthe
 
 
 def given_path(cfg: TrainingFile) -> str | None:
-    """Return the path that the configuration names; None where it names none, or the data are drawn."""
+    """Return the path that the configuration names; None if it names none, or if the data are generated."""
     return None if is_synthetic(cfg) else cfg.training_config.data_path
 
 
 def default_path(cfg: TrainingFile) -> Path | None:
-    """Return what is read without a `data_path`: drawn data, or the digits for images; None: the default text."""
+    """Return what is read without a `data_path`: generated data, or the digits for images; None for the default text."""
     if is_synthetic(cfg):
         return synthetic_path(cfg)
     return Path(DIGITS) if has_images(cfg) else None

@@ -1,7 +1,7 @@
-"""The classes and functions that a recipe declares itself with: `Recipe`, `Layout`, `per`, and the flows between its roles.
+"""The classes and functions with which a recipe declares itself: `Recipe`, `Layout`, `per`, and flows between roles.
 
 RECIPE = Recipe(
-    summary="Workers differentiate, one rank averages and updates.",
+    summary="Workers compute gradients, one rank averages and updates.",
     config=Config,
     layouts=[
         Layout("single", trainer=1),
@@ -24,11 +24,11 @@ from ttlaunch.spec.recipe.traffic import Formula
 
 @dataclass(frozen=True)
 class Per:
-    """A number of ranks that a configuration key decides: its value, or how many entries it has.
+    """A number of ranks that a configuration key decides: its value, or its number of entries.
 
     Attributes:
-        key: Dotted, such as `multihost_config.num_workers`.
-        times: Further keys whose numbers multiply the first's.
+        key: The dotted key, such as `multihost_config.num_workers`.
+        times: Further keys, by whose numbers the first is multiplied.
     """
 
     key: str
@@ -52,7 +52,7 @@ def _number(config: ConfigFile, key: str) -> int:
 
 
 def per(key: str, *, times: str | Sequence[str] = ()) -> Per:
-    """Make the number of ranks that configuration key `key` gives, times what each key of `times` gives."""
+    """Return the number of ranks that configuration key `key` gives, multiplied by those of the keys in `times`."""
     return Per(key, (times,) if isinstance(times, str) else tuple(times))
 
 
@@ -60,13 +60,13 @@ class Layout:
     """One way to give roles to ranks; ranks take the roles in the order in which they are named here.
 
     Attributes:
-        name: What the plan and the report call it.
-        roles: Role to its number of ranks, in rank order.
-        any_size: The role that takes all ranks the others leave, or None. Such a layout fits any large enough world.
+        name: Its name in the plan and the report.
+        roles: The number of ranks of each role, in rank order.
+        any_size: The role that takes all remaining ranks, or None. A layout with such a role fits any large enough world.
     """
 
     def __init__(self, name: str, **roles: int | Per | None) -> None:
-        """Name the roles; the number of each is fixed, `per(key)`, or None for all ranks that are left."""
+        """Name the roles, each with its number of ranks: a fixed number, `per(key)`, or None for all remaining ranks."""
         open_roles = [role for role, count in roles.items() if count is None]
         if not roles or len(open_roles) > 1:
             raise ValueError(f"layout {name!r} needs at least one role and at most one of open size")
@@ -78,14 +78,14 @@ class Layout:
         return f"Layout({self.name!r}, {', '.join(self.roles)})"
 
     def counts(self, config: ConfigFile, *, world_size: int | None = None) -> dict[str, int]:
-        """Count the ranks of each role; one of open size gets what `world_size` leaves, or else `num_workers`."""
+        """Count the ranks of each role; a role of open size gets the rest of `world_size`, or without one `num_workers`."""
         fixed = {role: n(config) if isinstance(n, Per) else n for role, n in self.roles.items() if n is not None}
         rest = config.multihost_config.num_workers if world_size is None else max(0, world_size - sum(fixed.values()))
         return {role: rest if count is None else fixed[role] for role, count in self.roles.items()}
 
 
 class Pattern(StrEnum):
-    """Which ranks of the two roles of a flow talk to each other."""
+    """Which ranks of the two roles of a flow communicate."""
 
     ALL = "all"  # every rank of one with every rank of the other
     CHAIN = "chain"  # each rank of the role with the next of its row
@@ -96,16 +96,16 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True)
 class Flow:
-    """Two roles that exchange data; the placement and the fabric checks look at nothing else.
+    """Two roles that exchange data; only flows count for the placement and the checks of fabric sockets.
 
     Attributes:
         weight: Bytes that each of its pairs of ranks exchanges in a step, both ways together, relative to the recipe's
             other flows; only ratios count. Equal weights suit a recipe whose flows all carry the same vector.
-        row: Ranks of a row, for a role whose ranks are a grid, row by row: a number, or what a configuration says; None:
-            they are one row.
-        stride: A row is so many rows in one, whose ranks take turns: what a rank does with its row it does with those that
-            are a multiple of this number apart. As `row`; None: 1.
-        when: Whether the flow is there under a configuration; None: always.
+        row: The number of ranks in a row, for a role whose ranks form a grid, row by row: a number, or a `per` of the
+            configuration. None if all ranks form one row.
+        stride: The number of interleaved rows in a row: a rank communicates only with the ranks of its row whose distance
+            is a multiple of this number. A number or a `per`, as for `row`; None for 1.
+        when: Whether a configuration has this flow; None if all have it.
     """
 
     source: str
@@ -121,50 +121,50 @@ class Flow:
             raise ValueError(f"the weight of a flow is a positive number, not {self.weight!r}")
 
     def under(self, config: ConfigFile) -> "Flow":
-        """Return the same flow with the numbers of ranks that a configuration says."""
+        """Return the flow with the numbers of ranks that a configuration gives."""
         row, stride = (one(config) if isinstance(one, Per) else one for one in (self.row, self.stride))
         return replace(self, row=row, stride=stride)
 
 
 def chain(role: str, *, row: Per | None = None, stride: Per | None = None) -> Flow:
-    """Let each rank of `role` talk to the next one of its row, as pipeline stages do; see `Flow` for `stride`."""
+    """Declare that each rank of `role` sends to the next one of its row, as pipeline stages do; see `Flow` for `stride`."""
     return Flow(role, role, Pattern.CHAIN, row=row, stride=stride)
 
 
 def ends(
     role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
 ) -> Flow:
-    """Let the first rank of each row talk to the last one."""
+    """Declare that the first rank of each row communicates with the last one."""
     return Flow(role, role, Pattern.ENDS, row=row, when=when, stride=stride)
 
 
 def in_rows(
     role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
 ) -> Flow:
-    """Let every rank talk to every other of its row."""
+    """Declare that every rank communicates with every other of its row."""
     return Flow(role, role, Pattern.ROW, row=row, when=when, stride=stride)
 
 
 def in_columns(role: str, *, row: Per, when: Callable[[Any], bool] | None = None) -> Flow:
-    """Let every rank talk to those at the same place of other rows, as replicas of a pipeline stage do."""
+    """Declare that every rank communicates with those at the same place of other rows, as replicas of a stage do."""
     return Flow(role, role, Pattern.COLUMN, row=row, when=when)
 
 
 def all_pairs(role: str) -> Flow:
-    """Let every rank of `role` talk to every other, as in an all-reduce."""
+    """Declare that every rank of `role` communicates with every other, as in an all-reduce."""
     return Flow(role, role)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a recipe's own check found wrong with a configuration.
+    """A mistake that a recipe's own check found in a configuration.
 
     Attributes:
         code: A `C` code.
-        message: First line of the diagnostic.
-        key: Dotted key to mark, the wrong one.
-        label: What stands under the mark.
-        others: Further keys that take part, each with its label.
+        message: The first line of the diagnostic.
+        key: The dotted key at fault, which the diagnostic marks.
+        label: The text below the mark.
+        others: Further keys that are involved, each with its label.
     """
 
     code: str
@@ -185,10 +185,10 @@ class NeedsProcesses:
     """A value of a key with which ranks cannot share one process, so that `ttlaunch simulate` refuses it.
 
     Attributes:
-        key: Dotted, such as `data_parallel_config.reduction`.
-        value: As it stands in the configuration.
-        instead: A value of the same key with which they can.
-        because: What needs them, as what stands under the mark.
+        key: The dotted key, such as `data_parallel_config.reduction`.
+        value: The value of the key in the configuration.
+        instead: A value of the same key with which ranks can share a process.
+        because: What needs several processes; the text below the mark.
     """
 
     key: str
@@ -199,12 +199,12 @@ class NeedsProcesses:
 
 @dataclass(frozen=True)
 class Naive:
-    """The plain form of a recipe, in its `naive.py`: the same technique without buckets, overlap, validations or checkpoints.
+    """The naive form of a recipe, in its `naive.py`: the same technique without buckets, overlap, validations or checkpoints.
 
     Attributes:
-        layouts: Its own ways to give roles to ranks; each role is a function of `naive.py`.
-        flows: Who talks to whom; None: the flows of the recipe between these roles.
-        only: Dotted keys, each with the only value with which the plain form trains as the recipe does.
+        layouts: Its own layouts; each role is a function of `naive.py`.
+        flows: The pairs of roles that communicate; None for the flows of the recipe between these roles.
+        only: Dotted keys, each with the only value for which the naive form trains like the recipe.
     """
 
     layouts: Sequence[Layout]
@@ -219,20 +219,20 @@ class Recipe:
     Attributes:
         summary: One sentence.
         config: The pydantic model of its training file.
-        layouts: Ways to give roles to ranks. The first of one rank is the reference that the others must equal;
-            without a world size from elsewhere the last one that the configuration allows is taken.
-        flows: Who talks to whom; a pair of role names means every rank with every rank.
-        checks: Rules beyond the types, given the configuration and the chosen layout.
+        layouts: Ways to give roles to ranks. The first layout of one rank is the reference that the others must equal. If
+            nothing else sets the number of ranks, ttlaunch chooses the last layout that the configuration allows.
+        flows: The pairs of roles that communicate; a pair of role names means every rank with every rank.
+        checks: Rules beyond the types, functions of the configuration and the chosen layout.
         unread: Dotted keys of the shared sections that this recipe never reads; setting one is an error.
         uses_data: Whether ranks read the training text, so that it is checked before anything starts.
-        traffic: The bytes that each pair of ranks moves, as a formula; None: nothing is compared with it.
+        traffic: The formula of the bytes between each pair of ranks; without one, the report compares no bytes.
         needs_processes: Values of its own keys with which ranks cannot share a process.
-        same_on_resume: Dotted keys of `multihost_config` that its bits depend on, so that a run goes on from a checkpoint
-            only if they are the same; recipes with the same bits on any number of ranks name none. And keys of its own for
-            which checkpoints keep something that those of other recipes lack.
-        is_asynchronous: Whether ranks are in steps of their own, and how many each does is decided in the run. Then `traffic`
-            is of the whole run, from counts that ranks have noted, and `ttlaunch repro` repeats the order of arrivals.
-        naive: What `--naive` runs; None: the recipe has no plain form.
+        same_on_resume: Dotted keys that must not change when a run resumes from a checkpoint: keys of `multihost_config` on
+            which the bits depend (none for recipes with the same bits on any number of ranks), and keys of the recipe for
+            which its checkpoints contain state that those of other recipes lack.
+        is_asynchronous: Whether each rank has its own steps, whose number is only known at the end. The formula `traffic` is
+            then one of the whole run, from counts that ranks record, and `ttlaunch repro` repeats the order of arrivals.
+        naive: The naive form, which `--naive` runs; None if the recipe has none.
     """
 
     summary: str
@@ -267,7 +267,7 @@ class Recipe:
         return tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))
 
     def in_naive_form(self, naive: Naive) -> "Recipe":
-        """Return the declaration of the plain form: its own layouts and flows, no formula of its traffic."""
+        """Return the declaration of the naive form: its own layouts and flows, and no formula of its traffic."""
         roles = {role for layout in naive.layouts for role in layout.roles}
         flows = naive.flows
         if flows is None:

@@ -1,4 +1,4 @@
-"""Find recipes and read their declarations: in the current folder's `recipes/` first, then built in, or by path.
+"""Find recipes by name (in the current folder's `recipes/` first, then built in) or by path, and load their declarations.
 
 A recipe is a folder with `recipe.py` and `trainer.py`. It is loaded by path, as a package of its own, so that
 `from .recipe import Config` works in `trainer.py` wherever the folder lies.
@@ -56,7 +56,7 @@ def load_recipe(found: NamedFolder) -> Recipe | Diagnostic:
 
 
 def load_naive(found: NamedFolder) -> Recipe | Diagnostic:
-    """Return the declaration of a recipe's plain form, which `naive.py` carries out."""
+    """Return the declaration of a recipe's naive form, which `naive.py` implements."""
     recipe = load_recipe(found)
     if isinstance(recipe, Diagnostic):
         return recipe
@@ -130,7 +130,7 @@ def _names(tree: ast.Module) -> tuple[set[str], bool]:
         node = outside.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-            continue  # what is bound within is not the module's
+            continue  # names bound inside are not the module's
         outside.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}

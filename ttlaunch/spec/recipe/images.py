@@ -1,8 +1,8 @@
 """Read and check images to train on, which are rows of numbers. No torch, no numpy.
 
-A row has the pixels of a square image, whole numbers from 0, and at last the number of its class, separated by commas, as
-in the file of handwritten digits that scikit-learn ships: 1797 images of 8 × 8 pixels from 0 to 16. The rows are a text like
-any other: they have a digest, and travel to hosts.
+A row has the pixels of a square image, whole numbers from 0, and then the number of its class, separated by commas. The file
+of handwritten digits in scikit-learn has this format: 1797 images of 8 × 8 pixels from 0 to 16. The rows are a text like any
+other: they have a digest and are copied to hosts.
 """
 
 import gzip
@@ -53,7 +53,7 @@ def count_images(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
     """Return how many images there are for training and for validation; the last rows are kept for validation.
 
     Raises:
-        CorpusError: A row is no image, or images have not the configured size, or are too few.
+        CorpusError: A row is not an image, or images do not have the configured size, or are too few.
     """
     rows = corpus.text.split()
     pixels = cfg.transformer_config.max_sequence_length

@@ -18,7 +18,7 @@ _STATE = "__ttlaunch_state__"
 def import_recipe_module(folder: Path, module: str) -> ModuleType:
     """Import `recipe` or `trainer` of a recipe's folder; anew if a file of the folder has changed since the last time.
 
-    A notebook that runs for days edits a recipe between two runs, and must not plan with what it imported first.
+    The user of a notebook may edit a recipe between two runs; the second run must not use the old import.
 
     Raises:
         Exception: Whatever the module raises on import.

@@ -1,8 +1,8 @@
 """Which tokens of the text count in the loss: all, or only those of responses, as when an assistant is trained.
 
-A text in which instructions and responses take turns has a template before each, such as `### Instruction:` and
-`### Response:`. A response is what stands between its template and the next instruction's, or the end of the text; the
-model sees everything and is trained to write responses only.
+In a text of alternating instructions and responses, each begins with a template, such as `### Instruction:` and
+`### Response:`. A response extends from its template to that of the next instruction, or to the end of the text. The model
+reads everything, and is trained to write responses only.
 """
 
 import re
@@ -51,7 +51,7 @@ def check_responses(corpus: Corpus, cfg: TrainingFile) -> None:
 
 
 def _meets(ranges: Sequence[range], targets: range) -> bool:
-    """Return whether a token of `targets` is in one of the ranges, which are in order and apart."""
+    """Return whether a token of `targets` is in one of the ranges, which are in order and disjoint."""
     index = bisect_right(ranges, targets.start, key=lambda tokens: tokens.stop - 1)
     index -= index > 0 and targets.start in ranges[index - 1]
     return index < len(ranges) and ranges[index].start < targets.stop

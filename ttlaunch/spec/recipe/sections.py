@@ -22,7 +22,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainingConfig(Section):
-    """How long, on what, with which optimizer. One step sees `gradient_accumulation_steps × batch_size` sequences."""
+    """The length, the data and the optimizer of the training. One step sees `gradient_accumulation_steps × batch_size` sequences."""
 
     seed: NonNegative = Field(0, description="seed of weights, data order and dropout")
     steps: Annotated[Positive, Bits.LENGTH] = Field(
@@ -41,7 +41,7 @@ class TrainingConfig(Section):
     model_type: Annotated[Literal["gpt", "mlp", "conv"], Bits.SHAPE] = Field(
         "gpt", description="gpt: transformer; mlp: feed-forward, fixed context; conv: convolutions, for images"
     )
-    # Its content counts instead: the SHA-256 of the text.
+    # The content counts instead of the path: the SHA-256 of the text.
     data_path: Annotated[Annotated[str, Field(min_length=1)] | None, Bits.FREE] = Field(
         None,
         description="for text: UTF-8 file or folder of them, null: the sources of Python's standard library; "
@@ -161,7 +161,7 @@ class TransformerConfig(Section):
 
 
 class PipelineParallelConfig(Section):
-    """How the model's blocks are dealt to pipeline stages, in which order they compute, and how many pipelines there are."""
+    """How the model's blocks are divided among pipeline stages, in which order these compute, and the number of pipelines."""
 
     num_blocks: Positive | None = Field(
         None, description="number of the model's blocks; must agree with transformer_config if given"
@@ -187,7 +187,7 @@ class PipelineParallelConfig(Section):
 
 
 class MultihostConfig(Section):
-    """How many ranks do what, and over which kind of socket they talk."""
+    """The number of ranks, and the kind of socket between them."""
 
     marks: ClassVar[tuple[Any, ...]] = (Bits.FREE,)
 
@@ -207,7 +207,7 @@ class MultihostConfig(Section):
 
 
 class DeviceConfig(Section):
-    """What a rank computes on."""
+    """The device on which a rank computes."""
 
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: cuda where a rank has it, else cpu")
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
@@ -235,14 +235,14 @@ class DeviceConfig(Section):
 
     @property
     def split_ranks(self) -> int:
-        """Return how many ranks of a worker split one model: those of a row with `enable_ddp`, else all."""
+        """Return the number of ranks of a worker that split one model: those of a row with `enable_ddp`, otherwise all."""
         if not self.enable_tp or self.mesh_shape is None:
             return 1
         return self.mesh_shape[1] if self.enable_ddp else self.local_ranks
 
 
 class SchedulerConfig(Section):
-    """How the learning rate moves from step to step."""
+    """How the learning rate changes from step to step."""
 
     type: Literal["constant", "linear", "cosine"] = Field("constant", description="shape after the warm-up")
     warmup_steps: NonNegative = Field(0, description="steps of linear rise from 0 to learning_rate")
@@ -255,7 +255,8 @@ class SchedulerConfig(Section):
 class LossScaleConfig(Section):
     """How losses are scaled with `precision: fp16`, so that small gradients don't vanish; powers of two.
 
-    What is scaled is the loss summed over a micro-batch, so scales are smaller than those for means by its tokens.
+    The scale multiplies the summed loss of a micro-batch, so it is smaller than a scale for mean losses by the number of
+    tokens.
     """
 
     marks: ClassVar[tuple[Any, ...]] = (ReadOnlyWith("training_config.precision", "fp16"),)
@@ -267,7 +268,7 @@ class LossScaleConfig(Section):
 
 
 class CompressionConfig(Section):
-    """How gradients are compressed; what is lost of one is added to the next."""
+    """How gradients are compressed; what the codec loses of a gradient is added to the next one."""
 
     kind: Literal["none", "bf16", "int8", "top_k", "powersgd"] = Field(
         "none",
@@ -284,7 +285,7 @@ class CompressionConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What training can go on from after an interruption, and what it begins with."""
+    """Checkpoints, from which a run can resume, and the weights with which training begins."""
 
     marks: ClassVar[tuple[Any, ...]] = (Bits.FREE,)
 
@@ -304,7 +305,7 @@ class CheckpointConfig(Section):
 
 
 class ConfigFile(Section):
-    """What every recipe's training file has, so that any recipe can be laid out and started."""
+    """The sections that every recipe's training file has, so that ttlaunch can plan and start any recipe."""
 
     noun: ClassVar[str] = "the training file"
 
