@@ -7,8 +7,8 @@ in which mutmut's own functions would show.
 It leaves out tests that fail without a mutant: they would kill every one. Their names are in `FAILED`.
 
 In the first run, where mutmut learns which test calls what, it makes this complete. Recipes are imported anew for each test.
-What a fixture of several tests calls counts for each of these tests, and what runs on import counts for the tests of
-`ON_IMPORT`.
+What a fixture of several tests calls counts for each of these tests, what runs on import counts for the tests of
+`ON_IMPORT`, and what no test calls in its own process counts for the tests of `STARTING_PROCESSES`.
 
 If `AFRESH` is set, a mutant's process forgets the modules that it has inherited, so that the mutant is active while they
 are imported, and runs all tests that call the function. Else it runs only the quickest.
@@ -28,6 +28,7 @@ from code_mutants import AFRESH
 from mutmut.mutation import trampoline
 from mutmut.state import state
 
+STARTING_PROCESSES = ("tests/cli/",)
 QUICK_S = 12
 """The time that tests of a mutant take at first; those of the ones that survive have all that they need."""
 
@@ -84,7 +85,7 @@ def _rename(module: ModuleType) -> None:
 
 def _is_first_run() -> bool:
     """Whether mutmut learns which test calls what; no mutant is active then."""
-    return os.environ.get("MUTANT_UNDER_TEST") == "stats"
+    return trampoline.get_mutant_under_test() == "stats"
 
 
 def _is_mutant() -> bool:
@@ -100,6 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Go on after a failure in the first run, whatever mutmut asks for; begin with a mutant's quick tests."""
     if _is_first_run():
         config.option.maxfail = 0
+        os.environ.pop("MUTANT_UNDER_TEST", None)  # processes that tests start have nobody to tell what they call
     elif _is_mutant() and not os.environ.get(AFRESH):
         known = state().duration_by_test
         tests = sorted(config.args, key=lambda test: known.get(test, 0))
@@ -178,8 +180,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Let mutmut go on after a first run with failures."""
     if _is_first_run():
-        chosen = {item.nodeid for item in session.items if item.nodeid.startswith(ON_IMPORT)}
-        for function in _on_import:
-            state().tests_by_mangled_function_name[function] |= chosen
+        tests_by_function = state().tests_by_mangled_function_name
+        uncalled = {name for name in state().current_function_hashes if not tests_by_function.get(name)}
+        for functions, places in ((_on_import, ON_IMPORT), (uncalled - _on_import, STARTING_PROCESSES)):
+            chosen = {item.nodeid for item in session.items if item.nodeid.startswith(places)}
+            for function in functions:
+                tests_by_function[function] |= chosen
         FAILED.write_text("\n".join(sorted(_failed)), encoding="utf-8")
         session.exitstatus = pytest.ExitCode.OK

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from ttlaunch.runtime.comm.reduction import GradientTree
@@ -52,3 +53,25 @@ def test_tokens_and_loss_are_told_between_the_passes(make_cfg, make_context):
     loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(1, 0), before_backward=tell)
     assert [(loss, tokens, False)] == told
     assert model.take_gradients().any()
+
+
+def test_what_stands_in_for_a_model_is_differentiated_with_the_loss_scale_of_the_model(make_cfg, make_context):
+    class StandIn(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x_BT, masks):
+            return self.module(x_BT, masks)
+
+    cfg = make_cfg(training={"precision": "fp16"}, loss_scale_config={"initial_power": 3})
+    ctx = make_context(cfg)
+    _, x_BT, y_BT = next(iter(micro_batches(cfg, ctx, 1)))
+    found = []
+    for scale in (8.0, 1.0):
+        model = build_model(cfg, ctx)
+        model.loss_scaler.scale = scale
+        differentiate(StandIn(model), x_BT, y_BT, masks=model.masks(1, 0))
+        found.append(model.take_gradients().clone())
+    torch.testing.assert_close(found[0] / 8, found[1], rtol=1e-2, atol=1e-3)
+    assert found[1].any()

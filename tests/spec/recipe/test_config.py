@@ -72,6 +72,20 @@ def test_a_commented_file_names_the_choices_that_a_description_leaves_out_and_qu
     assert load(text).config == loaded.checked
 
 
+def test_a_commented_file_says_what_each_section_and_key_is(load):
+    lines = render_commented(
+        declared("zero"), load("zero_config:\n  stage: 1  # the least\n", recipe="zero")
+    ).splitlines()
+    said = {line.partition("#")[0].strip(): line.partition("# ")[2] for line in lines if line}
+    assert ("What the workers share instead of keeping it whole.", "the least") == (
+        said["zero_config:"],
+        said["stage: 1"],
+    )
+    assert "How long, on what, with which optimizer. One step sees" in said["training_config:"]
+    assert "update rule" == said["optimizer: adamw"].rpartition(": ")[2]
+    assert 1 == len({line.index("#") for line in lines if line})
+
+
 def test_every_resolved_value_says_where_it_came_from(load):
     loaded = load("training_config:\n  steps: 7\n  seed: 3\n", "training_config.seed=4", "device_config={}")
     lines = render_resolved(declared("hierarchical_parallel"), loaded).splitlines()

@@ -127,6 +127,36 @@ def test_payloads_go_to_every_other_worker_every_so_many_steps():
     ] == found
 
 
+def test_ranks_are_found_by_role_and_say_their_sizes():
+    ranks = Ranks(
+        ["worker", "server", "worker", "watcher"],
+        [
+            {"values": 10, "tensors": 3, "owned": 5, "validation_micro_batches": 7, "validation_sequences": 9},
+            {"values": 2},
+        ],
+    )
+    assert ([0, 2], [0, 1, 2], [], 1) == (
+        ranks.of("worker"),
+        ranks.of("server", "worker"),
+        ranks.of("trainer"),
+        ranks.sole("server", "trainer"),
+    )
+    assert (40, 3, 5, 7, 9) == (
+        *(ranks.weight_bytes(0), ranks.tensors(0), ranks.fact(0, "owned")),
+        *(ranks.validation_micro_batches, ranks.validation_sequences),
+    )
+    for roles, count in ((("worker", "server"), 3), (("trainer",), 0)):
+        with pytest.raises(LookupError, match=f"^{count} ranks have a role of {', '.join(roles)}, expected 1$"):
+            ranks.sole(*roles)
+    for unsaid in (
+        lambda: ranks.tensors(1),
+        lambda: ranks.fact(0, "other"),
+        lambda: Ranks([], [{}]).validation_sequences,
+    ):
+        with pytest.raises(LookupError):
+            unsaid()
+
+
 def test_what_is_agreed_on_is_three_numbers_where_it_may_change():
     plain = TrainingFile()
     changing = TrainingFile.model_validate({"training_config": {"precision": "fp16", "early_stop_patience": 2}})
