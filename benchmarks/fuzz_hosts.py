@@ -22,7 +22,7 @@ from ttlaunch.cli.doctor_view import render_lines
 from ttlaunch.diagnostics import Diagnostic, Source, render
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError
-from ttlaunch.flight_recorder import MAGIC, SIZE, WORD_MAGIC, recorder_file
+from ttlaunch.flight_recorder import MAGIC, SIZE, WORD_MAGIC
 from ttlaunch.hosts.doctor.checks import check_everything
 from ttlaunch.hosts.doctor.facts import Clock, facts_as_json, parse_facts
 from ttlaunch.hosts.doctor.network import choose_network
@@ -88,7 +88,7 @@ def frames() -> Target:
         stream = FrameStream("box", _Answers(data))
         while (frame := stream.receive(timeout_s=60.0)) is not None:
             header, body = frame
-            said = parse_agent_frame(header, world_size=2)
+            said = parse_agent_frame(header, ranks=[0, 1], last_step=100)
             if isinstance(said, BadRecord):
                 assert len(said.reason) < 1000
                 said.reason.encode()
@@ -215,7 +215,7 @@ def _as_record(kind: str, data: bytes) -> None:
 
 
 def _read_box(folder: RunFolder, data: bytes) -> None:
-    path = folder.file(recorder_file(0))
+    path = folder.file(contract.recorder_file(0))
     path.write_bytes(data.ljust(SIZE, b"\0")[:SIZE])
     last_operations(folder.path, Watch(SimpleNamespace(ranks=ROWS), folder).ranks, end=TIME)
     path.unlink()

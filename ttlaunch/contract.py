@@ -130,6 +130,11 @@ def error_file(rank: int) -> str:
     return f"{RECORDS_DIR}/rank-{rank}.error.json"
 
 
+def recorder_file(rank: int) -> str:
+    """A rank's recording: below the run's folder in shared memory while it lives, in the run folder after a bad end."""
+    return f"{FLIGHT_RECORDER_DIR}/rank-{rank}.box"
+
+
 def traffic_file(rank: int) -> str:
     """What the rank sent to whom, for what, and how long it waited, a line for each stretch of steps; see `TRAFFIC_FORMAT`."""
     return f"{RECORDS_DIR}/rank-{rank}.ledger.jsonl"
@@ -292,8 +297,10 @@ AFTER_LEASE_S = 5.0  # after which ranks of a lost host count as ended for sure,
 
 # Frames: how launcher and agents talk over a host's standard streams. A header (JSON, an object) and a body (bytes).
 _FRAME = struct.Struct(">II")
-LARGEST_HEADER = 64 * 1024 * 1024
+LARGEST_HEADER = 16 * 1024 * 1024
 LARGEST_BODY = 64 * 1024 * 1024
+MOST_VALUES = 500_000
+"""The most values of one record or header. A value of two bytes, such as `{}`, takes thirty times that in memory."""
 
 
 def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -308,11 +315,14 @@ def send_frame(header: Mapping[str, Any], body: bytes = b"") -> None:
     sys.stdout.buffer.flush()
 
 
-def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | None:
+def read_frame(
+    read: Callable[[int], bytes], *, largest_body: int = LARGEST_BODY
+) -> tuple[dict[str, Any], bytes] | None:
     """Read the next frame; None where the stream ends between two frames.
 
     Args:
         read: Returns up to so many bytes, at least one; none at the end of the stream.
+        largest_body: The longest body, in bytes, that is taken.
 
     Raises:
         ValueError: If what comes is no frame, such as a greeting that a login shell prints.
@@ -322,18 +332,23 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | N
     if lengths is None:
         return None
     header_length, body_length = _FRAME.unpack(lengths)
-    if header_length > LARGEST_HEADER or body_length > LARGEST_BODY:
+    if header_length > LARGEST_HEADER or body_length > largest_body:
         raise ValueError(f"not a frame: {lengths!r}")
     text, body = _read_all(read, header_length), _read_all(read, body_length)
     if text is None or body is None:
         raise EOFError("the stream ended within a frame")
     try:
-        header = json.loads(text)
+        header = json.loads(text) if most_values(text) <= MOST_VALUES else None
     except RecursionError:
         header = None
     if not isinstance(header, dict):
         raise ValueError(f"not a frame: {lengths!r}")  # noqa: TRY004 - the stream is wrong, not the caller
     return header, body
+
+
+def most_values(text: bytes) -> int:
+    """Return how many values a text of JSON has at most, without parsing it; what stands in strings counts too."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{") + 1
 
 
 def _read_all(read: Callable[[int], bytes], size: int) -> bytes | None:

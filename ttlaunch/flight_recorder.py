@@ -12,8 +12,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ttlaunch import contract
-
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,11 +60,6 @@ WORLD = 0
 
 DONE = "done"
 """Announced by a rank whose role has returned."""
-
-
-def recorder_file(rank: int) -> str:
-    """A rank's recording: below the run's folder in shared memory while it lives, in the run folder after a bad end."""
-    return f"{contract.FLIGHT_RECORDER_DIR}/rank-{rank}.box"
 
 
 @dataclass(frozen=True)

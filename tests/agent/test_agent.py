@@ -41,6 +41,7 @@ class Hosted:
             "socket": str(self.scratch / "agent"),
             "lock": str(folder / "lock"),
             "lease_s": lease_s,
+            "ranks": list(range(8)),
             "files": {"plan.json": "{}", "start": "exec true\n"},
             **more,
         }

@@ -71,7 +71,7 @@ READERS = [
     (lambda line: parser.read(ranks.ShardRecord, line), SHARD),
     (lambda line: telemetry.read_stretch(line, world_size=2), STRETCH),
     *((telemetry.read_trace_event, one) for one in EVENTS),
-    *((lambda line: agents.parse_agent_frame(header_of(line), world_size=2), one) for one in FRAMES),
+    *((lambda line: agents.parse_agent_frame(header_of(line), ranks=[0, 1]), one) for one in FRAMES),
 ]
 NASTY = st.one_of(
     st.none(),
@@ -241,7 +241,7 @@ def test_a_ledger_names_ranks_that_there_are_and_no_more_steps_than_can_be_count
 
 def test_a_host_speaks_of_ranks_that_there_are_only():
     for frame in FRAMES[3:6]:
-        assert isinstance(agents.parse_agent_frame(frame, world_size=1), BadRecord) or frame["kind"] == "looked"
+        assert isinstance(agents.parse_agent_frame(frame, ranks=[0]), BadRecord) or frame["kind"] == "looked"
         assert isinstance(agents.parse_agent_frame(frame), BadRecord)
 
 

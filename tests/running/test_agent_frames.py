@@ -71,7 +71,7 @@ KINDS = st.sampled_from(["file", "lost_shim", "ended", "looked", "alive", "ready
     ],
 )
 def test_what_agents_say_is_understood(header, meant):
-    assert parse_agent_frame(header, world_size=4) == meant
+    assert parse_agent_frame(header, ranks=range(4)) == meant
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_agents_say_is_understood(header, meant):
     ],
 )
 def test_a_host_cannot_write_where_it_likes(name):
-    found = parse_agent_frame({"kind": "file", "name": name, "offset": 0, "whole": True, "number": 1}, world_size=4)
+    found = parse_agent_frame({"kind": "file", "name": name, "offset": 0, "whole": True, "number": 1}, ranks=range(4))
     assert "no message of an agent" in found.reason
 
 
@@ -94,7 +94,7 @@ def test_a_host_cannot_write_where_it_likes(name):
     | st.builds(lambda kind, rest: {**rest, "kind": kind}, KINDS, st.dictionaries(NAMES, VALUES))
 )
 def test_any_header_is_understood_or_refused(header):
-    said = parse_agent_frame(header, world_size=4)
+    said = parse_agent_frame(header, ranks=range(4), last_step=100)
     if isinstance(said, BadRecord):
         assert said.reason.startswith("no message of an agent: ")
         return

@@ -84,7 +84,7 @@ def test_a_line_without_an_end_fills_no_memory(watch, tmp_path):
     assert len(watch._tails[0]._rest) <= LONGEST_RECORD + 1
     write(tmp_path, 0, b"", contract.record_line(GOOD).strip().encode())
     assert [2] == [record.step for _, record in watch.poll()]
-    assert "it is longer than 64 MiB" == next(watch.bad.fresh()).reason
+    assert "it is longer than 16 MiB" == next(watch.bad.fresh()).reason
 
 
 @pytest.mark.timeout(20)

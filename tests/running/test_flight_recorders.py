@@ -2,7 +2,8 @@
 
 import pytest
 
-from ttlaunch.flight_recorder import DONE, read_recorder, recorder_file
+from ttlaunch import contract
+from ttlaunch.flight_recorder import DONE, read_recorder
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.flight_recorders import (
     drop_evidence,
@@ -20,12 +21,12 @@ ROLES = ("worker", "worker", "aggregator")
 
 @pytest.fixture
 def recording(tmp_path):
-    return FlightRecorder(tmp_path / recorder_file(0), rank=0)
+    return FlightRecorder(tmp_path / contract.recorder_file(0), rank=0)
 
 
 def told(tmp_path, *, after_s=12.4):
     """What is said of the recording so many seconds after the moment 0 of its operations."""
-    recording = read_recorder((tmp_path / recorder_file(0)).read_bytes())
+    recording = read_recorder((tmp_path / contract.recorder_file(0)).read_bytes())
     last = last_operation(recording, roles=ROLES, end=recording.seconds(0) + after_s)
     return last and last.text
 
@@ -58,7 +59,7 @@ def test_a_rank_that_did_nothing_or_all_of_it_has_no_last_operation(tmp_path, re
 def test_times_of_another_hosts_clock_are_put_right(tmp_path, recording):
     recording.begin(RECV, ("gradients", None), None, peer=2, tag=3, size=4, now=0)
     ranks = [RankState(RankRow(0, "far", 0, "worker"), clock_offset_s=100.0)]
-    end = read_recorder((tmp_path / recorder_file(0)).read_bytes()).seconds(0) - 100 + 3
+    end = read_recorder((tmp_path / contract.recorder_file(0)).read_bytes()).seconds(0) - 100 + 3
     assert {0: 3.0} == {rank: last.began_s for rank, last in last_operations(tmp_path, ranks, end=end).items()}
 
 
@@ -68,7 +69,7 @@ def test_boxes_are_kept_for_a_run_that_ended_badly_and_for_no_other(tmp_path, re
     (run / "stacks").mkdir(parents=True)
     (run / "stacks/rank-0.txt").write_text("")
     (run / "stacks/rank-1.txt").write_text("Thread 0x1\n")
-    (tmp_path / recorder_file(1)).write_text("no recording")
+    (tmp_path / contract.recorder_file(1)).write_text("no recording")
     keep_recorders(tmp_path, run, world_size=3)
     drop_evidence(run, is_done=False)
     assert ["blackbox/rank-0.box", "stacks/rank-1.txt"] == sorted(str(p.relative_to(run)) for p in run.glob("*/*"))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.flight_recorder import COLLECTIVE, DONE, GROUP, recorder_file
+from ttlaunch.flight_recorder import COLLECTIVE, DONE, GROUP
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
@@ -54,7 +54,7 @@ class Run:
         self.now = 1000.0
         self.controller = RankController(folder)
         self.ranks = [RankState(RankRow(rank, "box", rank, "peer"), Phase.RUNNING) for rank in (0, 1)]
-        self.boxes = [FlightRecorder(folder / recorder_file(rank), rank=rank) for rank in (0, 1)]
+        self.boxes = [FlightRecorder(folder / contract.recorder_file(rank), rank=rank) for rank in (0, 1)]
         plan = SimpleNamespace(program=object.__new__(program), world_size=2, engine=ENGINE)
         self.watch = HangWatch(
             plan, RunFolder("run", folder), self.controller, timeout_s=timeout_s, clock=lambda: self.now

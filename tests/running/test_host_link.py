@@ -55,9 +55,12 @@ class Linked:
             "scratch": str(self.scratch),
             "socket": str(self.scratch / "a"),
             "lease_s": lease_s,
+            "ranks": list(range(8)),
             "files": {},
         }
-        self.link = HostLink(self.transport, arguments, world_size=8, pythons=(), keep=self.keep, note=self.note)
+        self.link = HostLink(
+            self.transport, arguments, ranks=range(8), last_step=0, python="python3", keep=self.keep, note=self.note
+        )
         self.link.start()
         self.link.follow()
         self.rank = subprocess.Popen(["sleep", "600"], env={**os.environ, "TTLAUNCH_RUN_ID": self.run_id})
@@ -195,8 +198,9 @@ def test_a_host_that_talks_nonsense_over_every_connection_is_lost_and_named(tmp_
     link = HostLink(
         MemoryTransport("box", {"old=78;": talk}),
         {"lease_s": 3.0, "socket": "", "folder": ""},
-        world_size=8,
-        pythons=(),
+        ranks=range(8),
+        last_step=0,
+        python="python3",
         keep=lambda piece, _: kept.append(piece),
         note=lambda *_, **__: None,
     )
@@ -220,7 +224,8 @@ def _answering(ready, said):
 
     arguments = {"lease_s": 3.0, "socket": "", "folder": ""}
     transport = MemoryTransport("box", {"old=78;": talk})
-    return HostLink(transport, arguments, world_size=1, pythons=(), keep=lambda *_: None, note=lambda *_, **__: None)
+    nothing = {"keep": lambda *_: None, "note": lambda *_, **__: None}
+    return HostLink(transport, arguments, ranks=[0], last_step=0, python="python3", **nothing)
 
 
 @pytest.mark.parametrize("version", [None, contract.AGENT_VERSION + 1])

@@ -300,3 +300,20 @@ def test_only_names_roles_ranks_and_hosts(words, expected):
 
 def test_ranks_are_said_as_short_as_can_be():
     assert ["0", "0-1", "0-3,5,7-8", ""] == [render_ranks(r) for r in ([0], [0, 1], [0, 1, 2, 3, 5, 7, 8], [])]
+
+
+@pytest.mark.timeout(20)
+def test_a_log_of_terabytes_of_nothing_is_merged_and_shown_at_once(ranks):
+    ranks.prints(0, b"first\n")
+    path = ranks.folder / contract.stdout_file(0)
+    with path.open("ab") as file:
+        file.truncate(2**43)
+        file.seek(2**43)
+        file.write(b"end\nlast\n")
+    with MergedWriter(ranks.folder, ranks.watch()) as merged:
+        merged.finish()
+    first, hole, last = ranks.log().poll()
+    assert (b"first", b"last") == (first.text, last.text)
+    assert bytes(100) == hole.text[:100]
+    assert hole.text.endswith(b" more bytes")
+    assert 2**43 + 4 == hole.offset + hole.length

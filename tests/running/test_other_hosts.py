@@ -79,10 +79,19 @@ def test_progress_of_hosts_comes_in_the_order_in_which_it_happened(watch):
     assert [record.text for _, record in seen.poll()] == ["first", "second"]
 
 
-def test_pieces_of_a_file_may_come_in_any_order(tmp_path):
+def test_pieces_of_a_file_continue_it_or_lie_in_what_is_there(tmp_path):
     path = tmp_path / "log"
-    for offset, body in ((3, b"lo\n"), (0, b"hel")):
+    for offset, body in ((0, b"hel"), (0, b"hel"), (3, b"lo\n"), (1, b"el")):
         write_piece(path, FilePiece(name=path.name, offset=offset, whole=False, number=1), body)
+    assert path.read_bytes() == b"hello\n"
+
+
+@pytest.mark.parametrize(("offset", "whole"), [(7, False), (2**41, False), (2**43, False), (2**53, False), (1, True)])
+def test_a_piece_that_leaves_a_gap_is_refused(tmp_path, offset, whole):
+    path = tmp_path / "rank-0.exit.json"
+    path.write_bytes(b"hello\n")
+    with pytest.raises(ValueError, match=f"at offset {offset}"):
+        write_piece(path, FilePiece(name=path.name, offset=offset, whole=whole, number=1), b"x")
     assert path.read_bytes() == b"hello\n"
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ttlaunch.flight_recorder import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, read_recorder, recorder_file
+from ttlaunch import contract
+from ttlaunch.flight_recorder import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, read_recorder
 from ttlaunch.running.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
@@ -32,7 +33,7 @@ def ranks(tmp_path):
     def make(*scripts, roles=None, **known):
         seen = []
         for rank, script in enumerate(scripts):
-            box = FlightRecorder(tmp_path / recorder_file(rank), rank=rank)
+            box = FlightRecorder(tmp_path / contract.recorder_file(rank), rank=rank)
             for entry in script:
                 if entry == DONE:
                     box.announce(DONE)
@@ -42,7 +43,7 @@ def ranks(tmp_path):
                 at = box.begin(verb, (name, None), None, peer=peer, tag=tag, size=8, now=10)
                 if not lasts:
                     box.end(at, 20)
-            content = read_recorder((tmp_path / recorder_file(rank)).read_bytes())
+            content = read_recorder((tmp_path / contract.recorder_file(rank)).read_bytes())
             more = {name: values[rank] for name, values in known.items() if rank in values}
             seen.append(Seen(rank, roles[rank] if roles else "worker", "box", content, **more))
         return seen
@@ -156,14 +157,14 @@ def meet(tmp_path):
     def make(*scripts, tag_of=(0, 1, 2), starting=()):
         seen = []
         for rank, script in enumerate(scripts):
-            box = FlightRecorder(tmp_path / recorder_file(rank), rank=rank)
+            box = FlightRecorder(tmp_path / contract.recorder_file(rank), rank=rank)
             tag = box.join_group(tag_of)
             for name, size in script[:-1]:
                 box.end(box.begin(COLLECTIVE, (name, None), None, peer=GROUP, tag=tag, size=size, now=10), 20)
             for name, size in script[-1:]:
                 if name:
                     box.begin(COLLECTIVE, (name, 2), None, peer=GROUP, tag=tag, size=size, now=10)
-            content = read_recorder((tmp_path / recorder_file(rank)).read_bytes())
+            content = read_recorder((tmp_path / contract.recorder_file(rank)).read_bytes())
             seen.append(Seen(rank, "worker", "box", content, is_starting=rank in starting))
         return seen
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttlaunch.flight_recorder import ANY, CHANNELS, OPERATIONS, SIZE, WAIT_ANY, read_recorder, recorder_file
+from ttlaunch import contract
+from ttlaunch.flight_recorder import ANY, CHANNELS, OPERATIONS, SIZE, WAIT_ANY, read_recorder
 from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, open_flight_recorder
@@ -23,7 +24,7 @@ SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / recorder_file(3)
+    return tmp_path / contract.recorder_file(3)
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_everything_a_rank_does_moves_its_counters(path, recorder):
 def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
     world, boxes = (
         InProcessWorld(["peer"] * 2),
-        [FlightRecorder(tmp_path / recorder_file(rank), rank=rank) for rank in range(2)],
+        [FlightRecorder(tmp_path / contract.recorder_file(rank), rank=rank) for rank in range(2)],
     )
     lines = {}
 
@@ -140,7 +141,7 @@ def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
 
     outcome = world.run({0: lambda: live(0), 1: lambda: live(1)})
     assert {} == outcome.errors
-    sender, receiver = (content(tmp_path / recorder_file(rank)) for rank in range(2))
+    sender, receiver = (content(tmp_path / contract.recorder_file(rank)) for rank in range(2))
     assert [(SEND, 4, 8, "live"), (ISEND, 0, 12, "weights"), (WAIT_SEND, 0, 12, "weights")] == [
         (one.verb, one.tag, one.nbytes, one.name) for one in sender.operations
     ]
@@ -152,7 +153,7 @@ def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
 
 def test_a_wait_names_its_own_message_and_one_for_any_names_nobody(tmp_path):
     world = InProcessWorld(["peer"] * 2)
-    box = FlightRecorder(tmp_path / recorder_file(1), rank=1)
+    box = FlightRecorder(tmp_path / contract.recorder_file(1), rank=1)
     found = []
 
     def live(rank):
@@ -170,7 +171,7 @@ def test_a_wait_names_its_own_message_and_one_for_any_names_nobody(tmp_path):
 
     outcome = world.run({rank: partial(live, rank) for rank in range(2)})
     assert ({}, [0, 0]) == (outcome.errors, found)
-    entered = content(tmp_path / recorder_file(1))
+    entered = content(tmp_path / contract.recorder_file(1))
     assert [
         (IRECV, 0, 9, 4, 1),
         (IRECV, 0, 9, 8, 2),
@@ -221,4 +222,4 @@ def test_a_rank_without_a_place_for_its_box_keeps_one_for_itself(tmp_path):
         recorder.end(recorder.begin(SEND, ("a", None), None, peer=1, tag=0, size=0, now=1), 2)
     assert [tmp_path / "full"] == list(tmp_path.iterdir())
     open_flight_recorder({"TTLAUNCH_SCRATCH": str(tmp_path)}, rank=0)
-    assert [Path(recorder_file(0))] == [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]
+    assert [Path(contract.recorder_file(0))] == [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ttlaunch.flight_recorder import GROUP, read_recorder, recorder_file
+from ttlaunch import contract
+from ttlaunch.flight_recorder import GROUP, read_recorder
 from ttlaunch.runtime.parallel.gradients.replicas import Buckets
 from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
@@ -12,8 +13,8 @@ from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 @pytest.fixture
 def books(tmp_path):
     """Books of two buckets, and what their box says now."""
-    one = Buckets(TrafficCounter(recorder=FlightRecorder(tmp_path / recorder_file(0), rank=0)), [0, 1])
-    return one, lambda: read_recorder((tmp_path / recorder_file(0)).read_bytes())
+    one = Buckets(TrafficCounter(recorder=FlightRecorder(tmp_path / contract.recorder_file(0), rank=0)), [0, 1])
+    return one, lambda: read_recorder((tmp_path / contract.recorder_file(0)).read_bytes())
 
 
 def done():
@@ -60,7 +61,7 @@ def test_those_that_are_done_before_the_last_has_begun_are_not_waited_for(books)
 
 
 def test_ranks_of_one_group_give_it_one_name_and_those_of_another_a_different_one(tmp_path):
-    boxes = [FlightRecorder(tmp_path / recorder_file(rank), rank=rank) for rank in range(2)]
+    boxes = [FlightRecorder(tmp_path / contract.recorder_file(rank), rank=rank) for rank in range(2)]
     assert boxes[0].join_group([0, 1]) == boxes[1].join_group([0, 1])
     assert boxes[0].join_group([0, 1]) != boxes[1].join_group([1, 2])
     assert 0 == boxes[0].join_group()

@@ -33,9 +33,13 @@ _COLLECTED = (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR)
 class HostedRun:
     """The files and processes of one run on this host."""
 
-    def __init__(self, run_id: str, folder: str, scratch: str, *, daemons: Collection[str] = ()) -> None:
+    def __init__(
+        self, run_id: str, folder: str, scratch: str, *, own_ranks: Collection[int], daemons: Collection[str] = ()
+    ) -> None:
         self.lost_shims: dict[int, float] = {}  # rank to when it was seen, seconds since the epoch
         self._id = run_id
+        # Hosts may share the run's folder, and then see files of each other's ranks, whose processes run elsewhere.
+        self._own = frozenset(f"rank-{rank}" for rank in own_ranks)
         self._daemons = daemons
         self._folder = folder
         self._scratch = scratch
@@ -128,13 +132,20 @@ class HostedRun:
         leave_farewell(self._folder, reason)
 
     def remove_collected(self) -> None:
-        """Remove the files that the launching machine has by now."""
+        """Remove the files of this host's ranks, which the launching machine has by now, and folders that are then empty."""
         for directory in (*_COLLECTED, contract.CHECKPOINTS_DIR, contract.FLIGHT_RECORDER_DIR):
-            shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)
+            for base, _, names in os.walk(os.path.join(self._folder, directory), topdown=False):
+                with contextlib.suppress(OSError):
+                    for name in filter(self._is_own, names):
+                        os.unlink(os.path.join(base, name))
+                    os.rmdir(base)
+
+    def _is_own(self, path: str) -> bool:
+        return os.path.basename(path).partition(".")[0] in self._own
 
     def _names(self, directory: str) -> list[str]:
         try:
-            return sorted(os.listdir(os.path.join(self._folder, directory)))
+            return sorted(filter(self._is_own, os.listdir(os.path.join(self._folder, directory))))
         except OSError:
             return []
 
@@ -158,13 +169,15 @@ class HostedRun:
 
         A shard without a record is still being written; one whose record has not arrived counts as never written.
         """
-        for record in sorted(glob.glob(os.path.join(self._folder, contract.CHECKPOINTS_DIR, "step-*", "rank-*.json"))):
+        records = glob.glob(os.path.join(self._folder, contract.CHECKPOINTS_DIR, "step-*", "rank-*.json"))
+        for record in sorted(filter(self._is_own, records)):
             for path in (record[: -len(".json")] + ".safetensors", record):
                 yield from self._pieces_of(os.path.relpath(path, self._folder))
 
     def _changed_boxes(self) -> Iterator[tuple[dict[str, Any], bytes]]:
         for base in (self._folder, self._scratch):  # in the first, of a run that was fenced
-            for path in sorted(glob.glob(os.path.join(base, contract.FLIGHT_RECORDER_DIR, "rank-*.box"))):
+            boxes = glob.glob(os.path.join(base, contract.FLIGHT_RECORDER_DIR, "rank-*.box"))
+            for path in sorted(filter(self._is_own, boxes)):
                 name = os.path.relpath(path, base)
                 with open(path, "rb") as file:
                     box = file.read()

@@ -37,7 +37,8 @@ def main(arguments: dict[str, Any]) -> int:
 
     Args:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
-            sockets and shared memory, absolute; `daemons`: names of the engine's processes, which are ended last; `socket`: where in it to listen; `lock`: a file to lock, shared, while the
+            sockets and shared memory, absolute; `ranks`: those of this host; `daemons`: names of the engine's
+            processes, which are ended last; `socket`: where in it to listen; `lock`: a file to lock, shared, while the
             run lives; `lease_s`: how long ranks may run without word from the launcher.
     """
     try:
@@ -76,7 +77,11 @@ def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int) -> N
     """Be the agent, which holds a claim on its folder in shared memory; never returns."""
     lease_s = float(arguments["lease_s"])
     run = HostedRun(
-        arguments["run_id"], arguments["folder"], arguments["scratch"], daemons=arguments.get("daemons", ())
+        arguments["run_id"],
+        arguments["folder"],
+        arguments["scratch"],
+        own_ranks=arguments["ranks"],
+        daemons=arguments.get("daemons", ()),
     )
     server = AgentServer(run, listener, lease_s=lease_s)
     try:

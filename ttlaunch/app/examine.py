@@ -165,8 +165,10 @@ class _Examiner:
         known.step = "hosts try to reach each other"
         self._view.draw(known)
         ready = [transport for transport in self._transports if transport.host in known.facts]
-        pythons = [facts.python.executable for facts in known.facts.values() if facts.python]
-        pythons = [SYSTEM_PYTHON, *dict.fromkeys(pythons)]
+        # The path that a host reports is tried on that host only: on another one, somebody else may have put a program there.
+        pythons = {
+            host: [SYSTEM_PYTHON, facts.python.executable] for host, facts in known.facts.items() if facts.python
+        }
         found = measure_pairs(ready, choice.addresses, pythons=pythons, bandwidth=bandwidth, progress=show_round)
         known.errors |= found.errors
         known.pairs = found.pairs

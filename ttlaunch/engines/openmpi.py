@@ -244,10 +244,10 @@ def _start(over_hosts: OverHosts) -> list[str]:
 
 _DAEMON = re.compile(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
 _SYSTEM_PREFIXES = {"/usr", "/usr/local"}
-_LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d+)")
-_GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
+_LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d{1,9})")
+_GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d{1,9})\]")
 _GAVE_UP_STATUS = 14
-_KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
+_KILLED_SHIM = re.compile(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
 _LOST_DAEMON = "has lost communication with a remote daemon"  # the message does not have the host's name in `hosts.txt`
 
 

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from ttlaunch.planning.launch_plan import EngineCommand, RankRow
 
+_LONGEST_ANSWER = 1000  # characters of what a program answers about its version
+
 
 @dataclass(frozen=True)
 class EngineSignature:
@@ -43,7 +45,7 @@ class EngineSignature:
 
     def version_in(self, answer: str | None) -> tuple[int, ...] | None:
         """Find the version in what the program answered, such as `(5, 0, 11)`; None if another program answered."""
-        match = re.search(self.version, answer or "")
+        match = re.search(self.version, (answer or "")[:_LONGEST_ANSWER])
         numbers = re.match(r"\d+(?:\.\d+)*", match[1]) if match else None  # `5.1.0` of `5.1.0rc2`
         return tuple(int(part) for part in numbers[0].split(".")) if numbers else None
 

@@ -145,6 +145,13 @@ class LaunchPlan:
         """Return the hosts that ranks run on, in rank order, each once."""
         return tuple(dict.fromkeys(row.host for row in self.ranks))
 
+    @property
+    def last_checkpoint_step(self) -> int:
+        """Return the last step of which ranks can make a checkpoint; 0 if they make none."""
+        config = self.program.config if isinstance(self.program, RecipeProgram) else {}
+        interval = config.get("checkpoint_config", {}).get("interval")
+        return 0 if interval is None else int(config.get("training_config", {}).get("steps", 0))
+
     def _repr_html_(self) -> str:
         """Return a table with a row for each rank: its role and its place."""
         rows = [

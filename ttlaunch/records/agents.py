@@ -1,13 +1,15 @@
 """The frames that the agent beside a run on a host sends to the launcher.
 
-A frame may name only files of ranks of the run. These need not be ranks of its own host: hosts may share a folder, and
-then each of them sends what it sees there. Python 3.9 and the standard library only.
+A frame may be about ranks of its own host only, and name only files that a rank has. Hosts that share a folder see the files
+of each other's ranks, and each sends those of its own. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
 
 import re
 
+from ttlaunch import contract
+from ttlaunch.profiling import profile_file
 from ttlaunch.records.parser import (
     BadRecord,
     Count,
@@ -24,10 +26,10 @@ from ttlaunch.records.parser import (
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from typing import Any, Union
 
-_FILE = re.compile(r"(?:logs|records|stacks|blackbox|checkpoints/step-[0-9]{1,18}\.tmp)/rank-([0-9]{1,9})\.[a-z.]+\Z")
+_RANK, _STEP = re.compile(r"/rank-(0|[1-9][0-9]{0,8})\."), re.compile(r"/step-([1-9][0-9]{0,15})\.tmp/")
 _SHOWN = 100
 
 
@@ -135,12 +137,15 @@ _FRAMES: dict[str, type] = {
 }
 
 
-def parse_agent_frame(header: Mapping[str, Any], *, world_size: int = 0) -> AgentFrame | BadRecord:
+def parse_agent_frame(
+    header: Mapping[str, Any], *, ranks: Collection[int] = (), last_step: int = 0
+) -> AgentFrame | BadRecord:
     """Parse the header of a frame.
 
     Args:
         header: The frame's header.
-        world_size: How many ranks there are; 0 where no rank may be named yet.
+        ranks: The ranks that the host has; empty where no rank may be named yet.
+        last_step: The last step of which there can be a checkpoint; 0: of none.
     """
     kind = header.get("kind")
     cls = _FRAMES.get(kind) if isinstance(kind, str) else None
@@ -151,19 +156,44 @@ def parse_agent_frame(header: Mapping[str, Any], *, world_size: int = 0) -> Agen
         return BadRecord(f"no message of an agent: of `{kind}` {said.reason}")
     if isinstance(said, AgentGone):
         return AgentGone(reason=said.reason[:_SHOWN])
-    named = _ranks_of(said)
-    strange = [rank for rank in named if not 0 <= rank < world_size]
-    if strange:
-        what = f"the file {shown(said.name)}" if isinstance(said, FilePiece) else f"rank {strange[0]}"
-        return BadRecord(f"no message of an agent: `{kind}` is about {what}, which the run does not have")
+    if isinstance(said, FilePiece):
+        strange = None if is_file_of(said, ranks=ranks, last_step=last_step) else f"the file {shown(said.name)}"
+    else:
+        strange = next((f"rank {rank}" for rank in _ranks_of(said) if rank not in ranks), None)
+    if strange is not None:
+        return BadRecord(f"no message of an agent: `{kind}` is about {strange}, which its host does not have")
     return said
 
 
+def is_file_of(piece: FilePiece, *, ranks: Collection[int], last_step: int) -> bool:
+    """Whether a piece is of a file that one of these ranks writes, and comes as pieces of such files do."""
+    found, of_step = _RANK.search(piece.name), _STEP.search(piece.name)
+    if found is None or int(found.group(1)) not in ranks:
+        return False
+    rank, step = int(found.group(1)), int(of_step.group(1)) if of_step else 0
+    folder = contract.checkpoint_dir(step) + contract.UNFINISHED_SUFFIX
+    if of_step:
+        return (
+            step <= last_step
+            and piece.name == f"{folder}/{(contract.shard_record if piece.whole else contract.shard_file)(rank)}"
+        )
+    whole = [contract.error_file(rank), contract.exit_file(rank), contract.recorder_file(rank)]
+    in_pieces = [
+        contract.stdout_file(rank),
+        contract.stderr_file(rank),
+        contract.times_file(rank),
+        contract.stacks_file(rank),
+        contract.progress_file(rank),
+        contract.traffic_file(rank),
+        contract.trace_file(rank),
+        profile_file(rank),
+    ]
+    # Built from the names of the contract and compared, so that no other spelling of a path can pass.
+    return piece.name in (whole if piece.whole else in_pieces)
+
+
 def _ranks_of(said: AgentFrame) -> list[int]:
-    """The ranks that a frame is about; -1 for a file that belongs to no rank."""
-    if isinstance(said, FilePiece):
-        found = _FILE.match(said.name)
-        return [int(found.group(1)) if found else -1]
+    """The ranks that a frame is about."""
     if isinstance(said, ShimLost):
         return [said.rank]
     return [*said.stopped, *(rank for rank, _ in said.faults)] if isinstance(said, ProcessReport) else []

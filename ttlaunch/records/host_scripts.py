@@ -8,7 +8,7 @@ library only.
 
 from __future__ import annotations
 
-from ttlaunch.records.parser import Count, FilePath, Flag, Json, Number, Pid, Seconds, Size, Text, Time, Word, record
+from ttlaunch.records.parser import Amount, Count, FilePath, Flag, Json, Pid, Seconds, Size, Text, Time, Word, record
 
 _NO_NAMES: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ class Measured:
     """Latency and bandwidth of the network to one other host."""
 
     latency_s: Seconds | None = None
-    bytes_per_s: Number | None = None
+    bytes_per_s: Amount | None = None
     problem: Text | None = None
 
 

@@ -15,6 +15,8 @@ import json
 import math
 import re
 
+from ttlaunch.contract import MOST_VALUES, most_values
+
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,19 +30,20 @@ else:
         return lambda decorator: decorator
 
 
-LONGEST_RECORD = 64 * 1024 * 1024
+LONGEST_RECORD = 16 * 1024 * 1024
 """Bytes of a line or of a file that holds one record; the digests of a model with many parameters are the longest."""
 DEEPEST = 32
 """Lists and objects inside each other; ours need five, and a recipe's state in a checkpoint a few more."""
 MOST_ITEMS = 4_000_000
-"""The most items of one list, and the most steps that one line of a traffic file may name."""
+"""The most items of one list, and the most steps that the rows of one line of a traffic file may name together."""
 
-_LONGEST_TEXT = 16 * 1024 * 1024
+_LONGEST_TEXT = 4 * 1024 * 1024
 _LONGEST_WORD = 4096
 _SHOWN = 40
 LARGEST_COUNT = 2**53  # up to here every whole number is one of a float, too
 _LARGEST_SIZE = 2**64  # what some file systems say they have
-_LATEST = 1e11  # seconds since the epoch: in 3,000 years
+LATEST = 1e11
+"""The latest time, in seconds since the epoch: in 3,000 years."""
 
 # Kinds of fields. To a type checker they are plain types; `_KINDS` has what each of them checks.
 Count = int
@@ -56,6 +59,7 @@ Flag = bool
 Time = float
 Seconds = float
 Number = float  # also a whole one, also nan and the infinities
+Amount = float  # also a whole one, but finite
 Text = str
 Word = str
 Value = object  # a number, a text, a truth value or None
@@ -345,6 +349,12 @@ def _flag(value: Any) -> bool:
     return value
 
 
+def _amount(value: Any) -> float:
+    if type(value) not in (int, float) or not -_LARGEST_SIZE <= value <= _LARGEST_SIZE:  # nan is neither
+        raise _WrongError(value, "a finite number")
+    return value  # type: ignore[no-any-return]  # an integer stays one
+
+
 _COUNT = _whole(0, LARGEST_COUNT, "a whole number from 0 to 2**53")
 _KINDS: dict[str, Callable[[Any], Any]] = {
     "Count": _COUNT,
@@ -357,9 +367,10 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Nanoseconds": _whole(-_LARGEST_SIZE, _LARGEST_SIZE, "a time in nanoseconds"),
     "Tag": _whole(-(2**63), 2**63, "a whole number"),
     "Flag": _flag,
-    "Time": _real(0.0, _LATEST, "seconds since 1970"),
-    "Seconds": _real(0.0, _LATEST, "a number of seconds"),
+    "Time": _real(0.0, LATEST, "seconds since 1970"),
+    "Seconds": _real(0.0, LATEST, "a number of seconds"),
     "Number": _number,
+    "Amount": _amount,
     "Text": _text,
     "FilePath": _path,
     "Word": _word,
@@ -389,9 +400,11 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def load(data: bytes) -> Any:
-    """Parse JSON, after a check that it is neither too long nor nested too deep."""
+    """Parse JSON, after a check that it is neither too long nor nested too deep, and that its values fit into memory."""
     if len(data) > LONGEST_RECORD:
         return BadRecord(f"it is longer than {LONGEST_RECORD // 2**20} MiB")
+    if most_values(data) > MOST_VALUES and most_values(re.sub(_STRINGS, b"", data)) > MOST_VALUES:
+        return BadRecord(f"it has more than {MOST_VALUES:,} values")
     if not is_shallow(data):
         return BadRecord(f"it is nested more than {DEEPEST} deep")
     try:

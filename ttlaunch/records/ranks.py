@@ -9,6 +9,7 @@ import math
 
 from ttlaunch import contract
 from ttlaunch.records.parser import (
+    LATEST,
     BadRecord,
     Count,
     Flag,
@@ -221,9 +222,14 @@ def step_of(progress: AnyProgress) -> int | None:
 
 
 def moved_back(record: T, seconds: float) -> T:
-    """Move a record to an earlier time, to correct for a host's clock; a record without a time stays as it is."""
+    """Move a record to an earlier time, to correct for a host's clock; a record without a time stays as it is.
+
+    The time stays one that a record may have, whatever the clock of the host.
+    """
     known = vars(record)
-    return type(record)(**{**known, "time": known["time"] - seconds}) if "time" in known else record
+    if "time" not in known:
+        return record
+    return type(record)(**{**known, "time": min(max(0.0, known["time"] - seconds), LATEST)})
 
 
 # What is written once for each rank.

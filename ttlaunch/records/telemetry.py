@@ -27,6 +27,7 @@ from ttlaunch.records.parser import (
 )
 
 _LONGEST_STEP = len(str(LARGEST_COUNT))
+_LONGEST_STRETCH = 100_000  # steps that a line is about; ranks write a line at least every 2,000
 
 
 @record
@@ -97,7 +98,7 @@ def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
             return BadRecord(f"`sent` names rank {dest} of {world_size}")
         for first, last, stride, messages, size in rows:
             named += 0 if stride < 1 else max(0, last - first) // stride + 1
-            if stride < 1 or last < first or named > MOST_ITEMS:
+            if stride < 1 or not first <= last <= first + _LONGEST_STRETCH or named > MOST_ITEMS:
                 return BadRecord(f"`sent` names steps {first} to {last} by {stride}")
             steps = {"first": first, "last": last, "stride": stride}
             sent.append(

@@ -22,7 +22,6 @@ from ttlaunch.flight_recorder import (
     Operation,
     Recording,
     read_recorder,
-    recorder_file,
 )
 from ttlaunch.records.regular_files import read_regular
 from ttlaunch.running.watch import RankState
@@ -65,7 +64,7 @@ def read_recorders(folder: Path, *, world_size: int) -> dict[int, Recording]:
     recordings = {}
     for rank in range(world_size):
         with contextlib.suppress(OSError):
-            recording = read_recorder(read_regular(folder / recorder_file(rank), most=SIZE + 1))
+            recording = read_recorder(read_regular(folder / contract.recorder_file(rank), most=SIZE + 1))
             if recording is not None:
                 recordings[rank] = recording
     return recordings
@@ -77,10 +76,10 @@ def keep_recorders(source: Path, run_folder: Path, *, world_size: int) -> None:
         return
     for rank in range(world_size):
         with contextlib.suppress(OSError):
-            data = read_regular(source / recorder_file(rank), most=SIZE + 1)
+            data = read_regular(source / contract.recorder_file(rank), most=SIZE + 1)
             if len(data) == SIZE:
                 (run_folder / contract.FLIGHT_RECORDER_DIR).mkdir(exist_ok=True)
-                (run_folder / recorder_file(rank)).write_bytes(data)
+                (run_folder / contract.recorder_file(rank)).write_bytes(data)
 
 
 def drop_evidence(run_folder: Path, *, is_done: bool) -> None:

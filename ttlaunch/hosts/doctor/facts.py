@@ -12,7 +12,9 @@ from functools import cached_property
 from ipaddress import IPv4Interface
 from typing import Any
 
-from ttlaunch.records.parser import BadRecord, Count, Flag, Number, Pid, Size, Text, Word, let_parse, parse
+from ttlaunch.records.parser import Amount, BadRecord, Count, Flag, Pid, Size, Text, Word, let_parse, parse
+
+_MOST_INTERFACES = 512  # each is compared with those of all other hosts
 
 Limit = tuple[int | None, int | None]
 """Soft and hard; None is unlimited."""
@@ -31,7 +33,7 @@ class Cpu:
     model: Text
     architecture: Word
     count: Count
-    usable: Number
+    usable: Amount
     flags: tuple[Word, ...]
 
     @property
@@ -155,7 +157,7 @@ class Leftover:
 
     pid: Pid
     run_id: Text
-    age_s: Number
+    age_s: Amount
     command: Text
 
 
@@ -163,8 +165,8 @@ class Leftover:
 class Clock:
     """How far the host's clock is ahead of ours, in seconds: the true offset lies between the two values."""
 
-    least_s: Number
-    most_s: Number
+    least_s: Amount
+    most_s: Amount
 
     @property
     def surely_off_s(self) -> float:
@@ -227,6 +229,10 @@ def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
     facts = parse(HostFacts, {name: value for name, value in answer.items() if name != "clock"})
     if isinstance(facts, BadRecord):
         raise ValueError(f"its answer is wrong: {facts.reason}")  # noqa: TRY004 - the answer is wrong, not the caller
+    if len(facts.interfaces) > _MOST_INTERFACES:
+        raise ValueError(
+            f"its answer is wrong: it has {len(facts.interfaces)} addresses, expected {_MOST_INTERFACES} at most"
+        )
     return replace(facts, clock=clock)
 
 

@@ -54,7 +54,7 @@ def measure_pairs(
     transports: Sequence[Transport],
     addresses: Mapping[str, str],
     *,
-    pythons: Sequence[str] = (),
+    pythons: Mapping[str, Sequence[str]] | None = None,
     bandwidth: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Pairs:
@@ -65,12 +65,12 @@ def measure_pairs(
     Args:
         transports: The hosts; connected.
         addresses: The address of each host on the chosen network; hosts without one do not take part.
-        pythons: Interpreters to try first for our script.
+        pythons: Interpreters to try first for our script, by host.
         bandwidth: Whether to measure latency and bandwidth. This takes about a second for each host: disjoint pairs are measured
             in one round, a round takes a second, and n hosts need n - 1 rounds, or n if n is odd.
         progress: Called before each round of measurements, with the number of rounds done and the number of all rounds.
     """
-    scripts = _PairScripts(addresses, pythons)
+    scripts = _PairScripts(addresses, pythons or {})
     try:
         scripts.listen([transport for transport in transports if transport.host in addresses])
         scripts.reach()
@@ -90,7 +90,7 @@ def _ignore(_done: int, _total: int) -> None:
 class _PairScripts:
     """The scripts that we run on all hosts, with which the hosts connect to each other."""
 
-    def __init__(self, addresses: Mapping[str, str], pythons: Sequence[str]) -> None:
+    def __init__(self, addresses: Mapping[str, str], pythons: Mapping[str, Sequence[str]]) -> None:
         self.errors: dict[str, HostError] = {}
         self.pairs: dict[tuple[str, str], Pair] = {}
         self._addresses = addresses
@@ -146,7 +146,8 @@ class _PairScripts:
             "token": self._token,
             "timeout_s": REACH_S,
         }
-        stream = start_script(transport, "pairs", arguments=arguments, pythons=self._pythons, timeout_s=START_S)
+        pythons = self._pythons.get(transport.host, ())
+        stream = start_script(transport, "pairs", arguments=arguments, pythons=pythons, timeout_s=START_S)
         try:
             return stream, _port(stream, arguments["address"])
         except HostError:

@@ -42,8 +42,14 @@ class FrameStream:
         except HostError as error:
             raise self._with_stderr_tail(error) from error
 
-    def receive(self, *, timeout_s: float) -> tuple[dict[str, Any], bytes] | None:
+    def receive(
+        self, *, timeout_s: float, largest_body: int = contract.LARGEST_BODY
+    ) -> tuple[dict[str, Any], bytes] | None:
         """Return the next frame, or None at the end of the stream.
+
+        Args:
+            timeout_s: When the frame must have come whole.
+            largest_body: The longest body, in bytes, that is taken.
 
         Raises:
             HostError: TIMED_OUT if the frame, or one before it, was not complete within `timeout_s`, LOST if the
@@ -53,7 +59,9 @@ class FrameStream:
             raise HostError(self.host, Trouble.TIMED_OUT, self._overdue)
         end = time.monotonic() + timeout_s
         try:
-            return contract.read_frame(lambda size: self.process.read(size, timeout_s=time_left(end)))
+            return contract.read_frame(
+                lambda size: self.process.read(size, timeout_s=time_left(end)), largest_body=largest_body
+            )
         except HostError as error:
             if error.trouble is not Trouble.TIMED_OUT:
                 raise
@@ -70,13 +78,13 @@ class FrameStream:
                 hints=("let shell start-up files on the host print nothing when no terminal is there",),
             ) from error
 
-    def expect(self, *, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Return the next frame, where one must come.
+    def expect(self, *, timeout_s: float, largest_body: int = contract.LARGEST_BODY) -> tuple[dict[str, Any], bytes]:
+        """Return the next frame, where one must come; the arguments are those of `receive`.
 
         Raises:
             HostError: As `receive`; SCRIPT with the last line of the script's standard error if the stream has ended.
         """
-        frame = self.receive(timeout_s=timeout_s)
+        frame = self.receive(timeout_s=timeout_s, largest_body=largest_body)
         if frame is None:
             raise self._with_stderr_tail(HostError(self.host, Trouble.LOST, "our script on it ended without an answer"))
         return frame

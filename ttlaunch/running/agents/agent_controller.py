@@ -31,18 +31,18 @@ def start_agents(
     transports: Sequence[Transport],
     arguments: Mapping[str, Mapping[str, Any]],
     *,
-    world_size: int,
+    last_step: int,
     folder: RunFolder,
-    pythons: Sequence[str],
+    pythons: Mapping[str, str],
 ) -> dict[str, HostLink | HostError]:
     """Start an agent on every host at once, and follow each.
 
     Args:
         transports: The hosts.
         arguments: The arguments of `agent/start_agent.py` for each host.
-        world_size: How many ranks there are on all hosts.
+        last_step: The last step of which there can be a checkpoint; 0: of none.
         folder: Receives the files that agents send.
-        pythons: Interpreters to try first on a host.
+        pythons: The interpreter of each host, which is tried on no other one.
     """
     writing = threading.Lock()
 
@@ -55,7 +55,15 @@ def start_agents(
 
     def start(transport: Transport) -> HostLink:
         host = transport.host
-        link = HostLink(transport, arguments[host], world_size=world_size, pythons=pythons, keep=keep, note=note)
+        link = HostLink(
+            transport,
+            arguments[host],
+            ranks=arguments[host]["ranks"],
+            last_step=last_step,
+            python=pythons[host],
+            keep=keep,
+            note=note,
+        )
         link.start()
         link.follow()
         return link
@@ -147,13 +155,19 @@ def write_piece(path: Path, piece: FilePiece, body: bytes) -> None:
 
     Raises:
         OSError: The disk here is full, or the like.
+        ValueError: The piece neither continues the file nor lies in it, or is no whole file.
     """
+    if piece.whole and piece.offset:
+        raise ValueError(f"a whole file at offset {piece.offset}")
     path.parent.mkdir(parents=True, exist_ok=True)
     if piece.whole:
         write_whole(path, body)
         return
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
+        # An agent that was started anew sends a file again from its beginning, so a piece may also lie before the end.
+        if piece.offset > (size := os.fstat(descriptor).st_size):
+            raise ValueError(f"a piece of {path.name} at offset {piece.offset}, after {size} bytes")
         os.pwrite(descriptor, body, piece.offset)
     finally:
         os.close(descriptor)

@@ -9,12 +9,13 @@ sends its files, if the host can be reached.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
@@ -29,7 +30,7 @@ from ttlaunch.records.agents import (
     ShimLost,
     parse_agent_frame,
 )
-from ttlaunch.records.parser import BadRecord
+from ttlaunch.records.parser import LONGEST_RECORD, BadRecord
 from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 
 START_S = 10.0
@@ -79,8 +80,9 @@ class HostLink:
         transport: Transport,
         arguments: Mapping[str, Any],
         *,
-        world_size: int,
-        pythons: Sequence[str],
+        ranks: Collection[int],
+        last_step: int,
+        python: str,
         keep: Callable[[FilePiece, bytes], None],
         note: Callable[..., None],
     ) -> None:
@@ -89,9 +91,11 @@ class HostLink:
         Args:
             transport: The host; connected already.
             arguments: The arguments of `agent/start_agent.py`.
-            world_size: How many ranks there are on all hosts.
-            pythons: Interpreters to try first.
-            keep: Takes each piece of a file, once and in order; raises `OSError` if it cannot.
+            ranks: The ranks on the host; it may report and write for no others.
+            last_step: The last step of which there can be a checkpoint; 0: of none.
+            python: The interpreter on the host that is tried first.
+            keep: Takes each piece of a file, once and in order; raises `OSError` if it cannot, and `ValueError` if the
+                piece does not continue the file.
             note: Adds an event to the run's history: a name, and values by keyword.
         """
         self.host = transport.host
@@ -101,8 +105,8 @@ class HostLink:
         self.unwritable: OSError | None = None
         self.over = threading.Event()
         self.lost_shims: dict[int, float] = {}
-        self._transport, self._arguments, self._pythons = transport, arguments, pythons
-        self._world_size = world_size
+        self._transport, self._arguments, self._pythons = transport, arguments, (python,)
+        self._ranks, self._last_step = frozenset(ranks), last_step
         self._keep, self._note = keep, note
         lease_s = float(arguments["lease_s"])
         self._lease = Lease(lease_s)
@@ -187,9 +191,10 @@ class HostLink:
         joined = self._joined
         try:
             while joined is not None and self.killed is None and not self._is_cut:
-                header, body = joined.stream.expect(timeout_s=self._quiet_s)
+                header, body = joined.stream.expect(timeout_s=self._quiet_s, largest_body=LONGEST_RECORD)
                 if not self._is_cut:
-                    self._take(joined, parse_agent_frame(header, world_size=self._world_size), body)
+                    frame = parse_agent_frame(header, ranks=self._ranks, last_step=self._last_step)
+                    self._take(joined, frame, body)
         except HostError as error:
             self._outage = error
         except ValueError as error:
@@ -226,7 +231,8 @@ class HostLink:
         """Confirm to the agent that everything has arrived, and wait until it has left."""
         with contextlib.suppress(HostError):
             joined.stream.send({"kind": "bye"}, timeout_s=_SEND_S)
-            while joined.stream.receive(timeout_s=_LAST_WORD_S) is not None:
+            until = time.monotonic() + _LAST_WORD_S
+            while (left := time_left(until)) and joined.stream.receive(timeout_s=left) is not None:
                 continue
         self.killed = killed
 

@@ -78,13 +78,12 @@ def start_controller(
         The controller, or the hosts that failed with the reasons.
     """
     arguments = {host.transport.host: _agent_arguments(run, host, number=number) for number, host in enumerate(hosts)}
-    pythons = list(dict.fromkeys(host.python for host in hosts))
     started = start_agents(
         [host.transport for host in hosts],
         arguments,
-        world_size=run.plan.world_size,
+        last_step=run.plan.last_checkpoint_step,
         folder=run.folder,
-        pythons=pythons,
+        pythons={host.transport.host: host.python for host in hosts},
     )
     failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
     links = [answer for answer in started.values() if isinstance(answer, HostLink)]
@@ -110,6 +109,7 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
         "run_id": run.folder.run_id,
         "folder": folder,
         "scratch": str(run.scratch),
+        "ranks": [row.rank for row in run.plan.ranks if row.host == host.transport.host],
         "daemons": list(run.plan.engine.names.daemons),
         "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,

@@ -18,6 +18,7 @@ from typing import IO, NamedTuple, Self
 from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import RankExit, read_output_note
+from ttlaunch.records.regular_files import next_data, open_regular
 from ttlaunch.running.runs.files import Tail, read_file, size_of
 from ttlaunch.running.watch import Watch
 
@@ -159,9 +160,10 @@ class RankOutputs:
         if end <= one.seen:
             return []
         one.since = one.since or time.monotonic()
-        with one.path.open("rb") as file:
-            file.seek(one.seen)
+        with open_regular(one.path) as file:
             while one.seen < end:
+                one.seen = min(next_data(file, one.seen), end)
+                file.seek(one.seen)
                 data = file.read(min(_PIECE, end - one.seen))
                 if not data:
                     break

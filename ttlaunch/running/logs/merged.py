@@ -3,12 +3,15 @@
 Any process can do so, because all of it is in the run's folder.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 from ttlaunch import contract
+from ttlaunch.records.regular_files import open_regular
 from ttlaunch.running.logs.merge import MERGED_FILE, RankOutputs, Stretch, Unkept
 from ttlaunch.running.runs.files import Tail
 
@@ -72,7 +75,7 @@ class MergedLog:
         name = contract.stdout_file if stretch.stream == "stdout" else contract.stderr_file
         key, offset = (stretch.rank, stretch.stream), stretch.offset
         try:
-            with (self._folder / name(stretch.rank)).open("rb") as file:
+            with BufferedReader(open_regular(self._folder / name(stretch.rank))) as file:
                 file.seek(offset)
                 while offset < stretch.end:
                     data, length = _read_line(file, stretch.end - offset)
@@ -91,14 +94,27 @@ class MergedLog:
 
 def _read_line(file: IO[bytes], most: int) -> tuple[bytes, int]:
     """Read the beginning of the next line; also return the length of all of it."""
+    begin = file.tell()
     data = file.readline(min(most, _LONGEST_LINE))
     length = len(data)
     while data and length < most and not data.endswith(b"\n"):
-        more = file.readline(min(most - length, _SKIP))
-        length += len(more)
+        hole = min(_hole(file, begin + length), most - length)
+        more = b"" if hole else file.readline(min(most - length, _SKIP))
+        length += hole + len(more)
+        if hole:
+            file.seek(begin + length)
+            continue
         if not more or more.endswith(b"\n"):
             break
     return data, length
+
+
+def _hole(file: IO[bytes], offset: int) -> int:
+    """The bytes from an offset on that are a hole of a sparse file."""
+    try:
+        return file.seek(offset, os.SEEK_DATA) - offset
+    except OSError:  # nothing but a hole up to the end
+        return max(0, file.seek(0, os.SEEK_END) - offset)
 
 
 def _last_state(data: bytes) -> bytes:

@@ -48,7 +48,6 @@ from ttlaunch.flight_recorder import (
     WORD_TEXTS,
     WORD_TIMED,
     WORLD,
-    recorder_file,
 )
 
 Place = tuple[str, int]
@@ -236,7 +235,7 @@ def open_flight_recorder(environment: Mapping[str, str], *, rank: int) -> Flight
     scratch = environment.get(contract.ENV_SCRATCH)
     if scratch:
         with contextlib.suppress(OSError):
-            return FlightRecorder(Path(scratch, recorder_file(rank)), rank=rank)
+            return FlightRecorder(Path(scratch, contract.recorder_file(rank)), rank=rank)
     return FlightRecorder(None, rank=rank)
 
 

@@ -13,6 +13,7 @@ from ttlaunch import contract
 
 _PATIENCE_S = 10.0
 _LOOK_AGAIN_S = 0.05
+_LONGEST_TEXT = 256 * 1024  # of a message and of a traceback; the launcher refuses records that are far longer
 
 
 class ProgressWriter:
@@ -68,8 +69,8 @@ def write_error(  # the role, the step and the recipe's folder are what an excep
     file, line = _place(error.__traceback__, recipe_folder)
     record = {
         "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": str(error)[:_LONGEST_TEXT],
+        "traceback": "".join(traceback.format_exception(error))[-_LONGEST_TEXT:],
         "file": file,
         "line": line,
         "step": step,
