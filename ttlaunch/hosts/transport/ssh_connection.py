@@ -23,6 +23,16 @@ from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings, SshFolde
 
 WINDOW_BYTES = 4 * 1024 * 1024
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+_MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512",
+)
+_WEAK_SIGNATURES = ("ssh-rsa", "ssh-dss")
+"""Signatures over SHA-1. An RSA key itself is not weak: it also signs as `rsa-sha2-512`."""
+
+_WEAK_HASH = "sha1"
 _KEEPALIVE_S = 15
 _FULL_S = 0.5
 _BROKEN = (paramiko.SSHException, OSError, EOFError, ValueError, IndexError, struct.error, paramiko.pkey.UnknownKeyType)
@@ -169,7 +179,9 @@ def _start(settings: HostSettings, stream: socket.socket | paramiko.Channel, att
     attempt.hold(transport)
     options = transport.get_security_options()
     options.ciphers = [name for name in _CIPHERS if name in options.ciphers]
-    options.key_types = prefer_known(options.key_types, known)
+    options.digests = [name for name in _MACS if name in options.digests]
+    options.kex = [name for name in options.kex if not name.endswith(_WEAK_HASH)]
+    options.key_types = prefer_known([name for name in options.key_types if name not in _WEAK_SIGNATURES], known)
     left = time_left(attempt.end)
     transport.banner_timeout = transport.handshake_timeout = left
     transport.start_client(timeout=left)
@@ -188,7 +200,8 @@ class _Transport(paramiko.Transport):
             super().run()
 
     def __init__(self, stream: "socket.socket | paramiko.Channel") -> None:
-        super().__init__(stream, default_window_size=WINDOW_BYTES)
+        weak = {"pubkeys": _WEAK_SIGNATURES}
+        super().__init__(stream, default_window_size=WINDOW_BYTES, disabled_algorithms=weak)
         self._channel_handler_table: dict[int, Any] = {
             **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001
             MSG_CHANNEL_REQUEST: _note_request,

@@ -5,6 +5,7 @@ from itertools import product
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*\.?\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?\Z")
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]+\Z")
 _NUMBERS = re.compile(r"[0-9.]+\Z")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?\Z")
 _LONGEST_NAME = 253
@@ -77,7 +78,10 @@ def _ipv6_problem(name: str) -> str | None:
     from ipaddress import IPv6Address  # noqa: PLC0415 - hardly any hostfile needs it
 
     try:
-        IPv6Address(name)
+        scope = IPv6Address(name).scope_id
     except ValueError:
         return "neither a name nor an IPv6 address"
+    # Python takes any text for a scope; in the user's ssh configuration, `%h` hands the name to a shell.
+    if scope is not None and not _SCOPE.match(scope):
+        return "the scope of an IPv6 address has letters, digits, `-`, `_` and `.`"
     return None
