@@ -1,11 +1,23 @@
 """Sums over any number of ranks have the bits of one process, and cost the messages and bytes that they say."""
 
+import math
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlaunch.runtime.comm.collectives import all_gather, all_reduce, reduce, reduce_scatter
+from ttlaunch.runtime.comm.collectives import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    chain_all_gather,
+    gather,
+    reduce,
+    reduce_scatter,
+)
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
 from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean, reduce_scatter_mean
@@ -143,6 +155,55 @@ def test_the_plain_sums_cost_what_they_say(ranks):
             assert costs[name] == tuple(found), name
     outcome = play(ranks, lambda comm, among: reduce(comm, torch.ones(size), root=0, among=among))[1]
     assert ((ranks - 1), (ranks - 1) * whole) == (outcome.messages.total(), outcome.message_bytes.total())
+
+
+def most_sent(outcome):
+    """Messages and bytes of the rank that sends most."""
+    counts = [Counter(), Counter()]
+    for sent, of_edges in zip(counts, (outcome.messages, outcome.message_bytes), strict=True):
+        for (source, _), count in of_edges.items():
+            sent[source] += count
+    return tuple(max(count.values(), default=0) for count in counts)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_what_adds_nothing_up_costs_what_it_says(ranks):
+    rounds = math.ceil(math.log2(ranks))
+    root, size = ranks // 2, 28  # bytes of a tensor
+
+    def bring(comm, among):
+        return [part.tolist() for part in gather(comm, torch.full((7,), float(comm.rank)), root=root, among=among)]
+
+    def spread(comm, among):
+        tensor = torch.full((7,), float(comm.rank))
+        broadcast(comm, tensor, root=root, among=among)
+        return tensor.tolist()
+
+    results, outcome = play(ranks, lambda comm, among: barrier(comm, among=among))
+    assert (rounds, rounds) == most_sent(outcome)
+    assert (ranks * rounds, ranks * rounds) == (outcome.messages.total(), outcome.message_bytes.total())
+    results, outcome = play(ranks, bring)
+    assert [[[float(rank)] * 7 for rank in range(ranks)] if at == root else [] for at in range(ranks)] == [
+        results[at] for at in range(ranks)
+    ]
+    assert ((ranks - 1), (ranks - 1) * size) == (outcome.messages.total(), outcome.message_bytes.total())
+    assert {(rank, root) for rank in range(ranks) if rank != root} == set(outcome.messages)
+    results, outcome = play(ranks, spread)
+    assert [[float(root)] * 7] * ranks == [results[at] for at in range(ranks)]
+    assert ((ranks - 1), (ranks - 1) * size) == (outcome.messages.total(), outcome.message_bytes.total())
+    assert (rounds, rounds * size) == most_sent(outcome)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_a_chain_gathers_values_of_any_length_between_neighbours(ranks):
+    values = {rank: [rank + 0.1] * (rank % 3) for rank in range(ranks)}
+    results, outcome = play(ranks, lambda comm, among: chain_all_gather(comm, values[comm.rank], among=among))
+    expected = [value for rank in range(ranks) for value in values[rank]]
+    assert [expected] * ranks == [results[rank] for rank in range(ranks)]
+    assert all(abs(source - dest) == 1 for source, dest in outcome.messages)
+    assert 4 * (ranks - 1) == outcome.messages.total()
+    sent = [sum(len(values[other]) for other in range(rank + 1)) for rank in range(ranks - 1)]
+    assert 8 * (2 * (ranks - 1) + sum(sent) + (ranks - 1) * len(expected)) == outcome.message_bytes.total()
 
 
 def test_a_tree_of_another_block_is_refused_before_anything_is_sent():

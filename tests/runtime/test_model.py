@@ -27,6 +27,14 @@ def test_the_feed_forward_model_has_as_many_parameters_as_the_formula_says(make_
     assert expected == sum(parameter.numel() for parameter in build_model(cfg, make_context(cfg)).parameters())
 
 
+def test_the_classifier_of_images_has_as_many_parameters_as_the_formula_says(make_cfg):
+    """Of 5 classes: a 3 × 3 convolution, two layers a block, and the quarters' norm and scores."""
+    cfg = make_cfg(training={"model_type": "conv"})
+    embedding, block, head = 9 * 16 + 16, 2 * 16 + (9 * 16**2 + 16) + (16**2 + 16), 2 * 4 * 16 + 4 * 16 * 5
+    model = Model(cfg, vocabulary=5, blocks=range(2), has_embedding=True, has_head=True)
+    assert embedding + 2 * block + head == sum(parameter.numel() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("kind", ["gpt", "mlp"])
 def test_stages_begin_with_the_parameters_of_the_whole_model(make_cfg, make_context, kind):
     """B10."""
