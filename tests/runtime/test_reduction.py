@@ -131,6 +131,14 @@ def test_memory_is_reused_from_step_to_step():
     assert len(used) == 1
 
 
+@pytest.mark.parametrize(("micro_batches", "buffers"), [(1, 1), (2, 1), (4, 2), (8, 3), (16, 4), (13, 3)])
+def test_only_a_sum_that_waits_for_its_sibling_has_a_buffer(micro_batches, buffers):
+    tree = GradientTree(VALUES)
+    for index in range(micro_batches):
+        tree.add(index, torch.ones(VALUES), tokens=1, loss=0.0)
+    assert buffers == len(tree._stack) + len(tree._free)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 6, 8, 11])
 def test_siblings_may_come_as_their_sum(micro_batches):
     """As a backward pass leaves it that adds to the gradients of the one before."""

@@ -9,6 +9,7 @@ from ttlaunch.diagnostics import render
 from ttlaunch.recipe import Layout, Problem, Recipe, Section, TrainingFile
 from ttlaunch.spec.recipe.config import check_config, load_config, naive_config, render_commented, render_resolved
 from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
+from ttlaunch.spec.recipe.sections import TrainingConfig
 
 STAGES = "multihost_config.pipeline_parallel_config"
 RECIPES = ["fabric_minimal", "hierarchical_parallel", "pipeline_parallel"]
@@ -81,8 +82,8 @@ def test_a_commented_file_says_what_each_section_and_key_is(load):
         said["zero_config:"],
         said["stage: 1"],
     )
-    assert "How long, on what, with which optimizer. One step sees" in said["training_config:"]
-    assert "update rule" == said["optimizer: adamw"].rpartition(": ")[2]
+    assert TrainingConfig.__doc__.partition("\n")[0] == said["training_config:"]
+    assert said["optimizer: adamw"].endswith(TrainingConfig.model_fields["optimizer"].description)
     assert 1 == len({line.index("#") for line in lines if line})
 
 
@@ -101,6 +102,12 @@ def test_a_text_value_survives_being_resolved(load, text):
     expected = loaded.checked.training_config.data_path
     again = load(render_resolved(declared("hierarchical_parallel"), loaded))
     assert again.checked.training_config.data_path == expected
+
+
+def test_every_text_of_a_resolved_file_is_quoted_and_nothing_else_is(load):
+    lines = render_resolved(declared("zero"), load(None, recipe="zero")).splitlines()
+    for line in ('optimizer: "adamw"', "steps: 100", "data_path: null", "use_clip_grad_norm: true"):
+        assert f"  {line}  # default" in lines
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_an_image_of_another_size_is_refused_with_the_size_to_set():
     assert (CorpusReason.NO_IMAGE, message, (None, None), hint, None) == found
 
 
-def test_digits_that_are_not_installed_are_refused_with_the_extra_that_brings_them(monkeypatch, tmp_path):
+def test_digits_without_their_package_are_refused_with_the_extra_that_brings_them(monkeypatch, tmp_path):
     message, hint = (
         "scikit-learn, which has the handwritten digits, is not installed",
         "`pip install 'ttlaunch[digits]'`",

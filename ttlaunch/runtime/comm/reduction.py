@@ -84,8 +84,8 @@ class GradientTree:
         self._check_follows(index)
         if leaves not in {1, 2} or index % leaves:
             raise ValueError(f"micro-batch {index} and {leaves - 1} more are not a node of the tree")
-        if index % 2 and self._stack and self._stack[-1].size == 1:
-            left = self._stack[-1]
+        if index % 2 and self._stack:
+            left = self._stack[-1]  # its sibling: every other node ends at an even index
             left.gradient_N.add_(grads_N)
             left.size, left.tokens, left.loss = 2, left.tokens + tokens, left.loss + loss
             self._merge_siblings()
