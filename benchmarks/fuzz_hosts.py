@@ -32,7 +32,7 @@ from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records import host_scripts
 from ttlaunch.records.agents import FilePiece, parse_agent_frame
-from ttlaunch.records.parser import BadRecord, parse
+from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, parse
 from ttlaunch.records.telemetry import read_trace_event
 from ttlaunch.running.agents.agent_controller import write_piece
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
@@ -86,7 +86,7 @@ def frames() -> Target:
 
     def read_stream(data: bytes) -> None:
         stream = FrameStream("box", _Answers(data))
-        while (frame := stream.receive(timeout_s=60.0)) is not None:
+        while (frame := stream.receive(timeout_s=60.0, largest_body=LONGEST_RECORD)) is not None:
             header, body = frame
             said = parse_agent_frame(header, ranks=[0, 1], last_step=100)
             if isinstance(said, BadRecord):

@@ -49,6 +49,7 @@ _AGENT_MODULES = (
 _RENEW_S = 1.0
 _QUIET_S = 4.0  # an agent sends a frame every second
 _SEND_S = 3.0
+_END_S = 20.0  # for which an agent that was ordered to end may send nothing new
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
 
 
@@ -58,10 +59,12 @@ class _Joined:
 
     Attributes:
         ordered: The newest order that was sent over it, or carried out before.
+        since: When it was opened, on the monotonic clock.
     """
 
     stream: FrameStream
     ordered: int
+    since: float
 
 
 class HostLink:
@@ -119,6 +122,8 @@ class HostLink:
         self._clock: float | None = None  # the agent's, as it last came
         self._outage: HostError | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
+        self._has_lied = self._never_ends = False
+        self._moved = time.monotonic()  # when a piece came, or the end was ordered
 
     def start(self) -> None:
         """Start the agent.
@@ -156,6 +161,7 @@ class HostLink:
     def end(self) -> None:
         """Have the agent end what is left of the run and send the rest; `over` is set when that is done or given up."""
         self.order("end")
+        self._moved = time.monotonic()
         self._ending.set()
 
     def cut(self) -> None:
@@ -172,9 +178,9 @@ class HostLink:
         try:
             while self.killed is None and self.lost is None:
                 self._read()
-                if self.killed is None:
+                if self.killed is None and self.lost is None:
                     self._join_again()
-            if self.killed is None:
+            if self.killed is None and not self._never_ends:
                 # The host is lost, and its ranks have ended. What it could not send is collected once the run ends.
                 self._ending.wait()
                 self._end_what_is_left()
@@ -190,14 +196,17 @@ class HostLink:
         """Take in frames until the agent has ended or the connection breaks."""
         joined = self._joined
         try:
-            while joined is not None and self.killed is None and not self._is_cut:
+            while joined is not None and self.killed is None and not (self._is_cut or self._never_ends):
                 header, body = joined.stream.expect(timeout_s=self._quiet_s, largest_body=LONGEST_RECORD)
                 if not self._is_cut:
                     frame = parse_agent_frame(header, ranks=self._ranks, last_step=self._last_step)
                     self._take(joined, frame, body)
+                if self._ending.is_set() and time.monotonic() - self._moved > _END_S:
+                    self._give_up()
         except HostError as error:
             self._outage = error
         except ValueError as error:
+            self._has_lied = True
             self._outage = HostError(self.host, Trouble.SCRIPT, f"what came from it is {error}")
             time.sleep(_FIRST_PAUSE_S)  # the next connection may bring the same; do not spin
         if self.killed is None and joined is not None and not self._is_cut:
@@ -217,7 +226,7 @@ class HostLink:
                 if number != self._received + 1:
                     raise ValueError(f"piece {number} after {self._received}")
                 self._keep(piece, body)
-                self._received = number
+                self._received, self._moved = number, time.monotonic()
                 self._wake.set()
             case ShimLost():
                 self.lost_shims.setdefault(frame.rank, frame.time - self.clock_offset_s)
@@ -225,10 +234,27 @@ class HostLink:
                 raise HostError(self.host, Trouble.SCRIPT, f"its agent reports: {frame.reason}")
             case AgentEnded():
                 self._let_go(joined, frame.killed)
-        self._lease.heard()
+        self._note_life(joined)
+
+    def _note_life(self, joined: _Joined) -> None:
+        """Note a sign of life, unless it comes from a host that breaks the protocol over one connection after the other."""
+        if not self._has_lied or time.monotonic() - joined.since > self._quiet_s:
+            self._lease.heard()
+
+    def _give_up(self) -> None:
+        """Count a host as lost that answers and does not end, so that it cannot keep the run from ending."""
+        self._never_ends = True
+        error = HostError(self.host, Trouble.SCRIPT, f"it was ordered to end and sent nothing new for {_END_S:.0f} s")
+        self.lost = LostHost(error, self._lease.last_heard)
 
     def _let_go(self, joined: _Joined, killed: int) -> None:
-        """Confirm to the agent that everything has arrived, and wait until it has left."""
+        """Confirm to the agent that everything has arrived, and wait until it has left.
+
+        Raises:
+            ValueError: Nobody has ordered it to end.
+        """
+        if not self._ending.is_set():
+            raise ValueError("an end that nobody has ordered")
         with contextlib.suppress(HostError):
             joined.stream.send({"kind": "bye"}, timeout_s=_SEND_S)
             until = time.monotonic() + _LAST_WORD_S
@@ -244,7 +270,7 @@ class HostLink:
         if isinstance(ready, AgentGone):
             return ready
         stream.send({"kind": "hello", "version": contract.AGENT_VERSION, "received": self._received}, timeout_s=_SEND_S)
-        self._joined = _Joined(stream, ready.done)
+        self._joined = _Joined(stream, ready.done, time.monotonic())
         self._wake.set()
         return ready
 
