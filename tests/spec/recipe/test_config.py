@@ -1,5 +1,6 @@
 """The training configuration: defaults, the file, `--set` on top, and the resolved file that loads again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,24 @@ def test_a_problem_with_a_key_of_an_absent_section_points_at_the_other_key():
         (label.text, label.span.source.name, label.span.line, label.span.column, label.span.length)
         for label in found.secondary
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "column"),
+    [
+        ("own_config", b"own_config: {rate: 4}", 1),
+        ("own_config.rate", b"own_config: {rate: 4}", 14),
+        (f"{STAGES}.replicas", b"multihost_config: {pipeline_parallel_config: {replicas: 2}}", 47),
+    ],
+)
+def test_a_key_that_nothing_reads_is_marked_at_any_depth_where_it_is_given(key, text, column):
+    recipe = replace(OWN, unread=[key, "own_config.other", "data_config.seed.deeper"])
+    (found,) = [one for one in load_config(recipe, None, standard_input=text).diagnostics if one.code == "C018"]
+    assert (f"nothing in this recipe reads `{key}`", (f"remove `{key.rpartition('.')[2]}`",)) == (
+        found.message,
+        found.hints,
+    )
+    assert ("set, but without effect", column) == (found.primary.text, found.primary.span.column)
 
 
 def test_the_naive_form_has_the_same_configuration_without_checkpoints():

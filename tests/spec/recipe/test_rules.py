@@ -22,6 +22,7 @@ TWO_STAGES = f"{STAGES}.blocks_per_rank=[2,2]"
 MARKOV = "data_config.source=markov"
 BROKEN = [
     (TIERS, "transformer_config.num_heads=5", "transformer_config.embedding_dim=64"),
+    (TENSOR, "tensor_parallel_config.ranks=3", "transformer_config.num_heads=3"),
     (TIERS, "training_config.micro_batch_size=17"),
     (TIERS, "training_config.learning_rate=1.5", "training_config.weight_decay=0"),
     (TIERS, "training_config.optimizer=sgd", "training_config.learning_rate=101", "training_config.weight_decay=0"),

@@ -77,7 +77,7 @@ class LoadedConfig:
 
     def strings(self) -> list[tuple[str, str]]:
         """Return every value that is a string, with its dotted key; empty without a valid configuration."""
-        content = self.config.model_dump(mode="json") if self.config is not None else {}
+        content = self.config.model_dump() if self.config is not None else {}
         found: list[tuple[str, str]] = []
         parts: list[tuple[str, Any]] = list(content.items())
         while parts:
@@ -348,11 +348,10 @@ def _in_source(node: Node, source: Source) -> Node:
 def _unread_keys(recipe: Recipe, root: MapNode) -> Iterator[Diagnostic]:
     for key in recipe.unread:
         path = tuple(key.split("."))
-        if node_at(root, path) is not None:
-            parent = node_at(root, path[:-1])
-            span = parent.keys[path[-1]] if isinstance(parent, MapNode) else span_of(root, path)
+        parent = node_at(root, path[:-1])
+        if isinstance(parent, MapNode) and path[-1] in parent.keys:
             message, hint = f"nothing in this recipe reads `{key}`", f"remove `{path[-1]}`"
-            yield mistake_at("C018", message, span, label="set, but without effect", hint=hint)
+            yield mistake_at("C018", message, parent.keys[path[-1]], label="set, but without effect", hint=hint)
 
 
 def _diagnose(problem: Problem, loaded: LoadedConfig) -> Diagnostic:

@@ -209,7 +209,7 @@ def _files_of(path: Path) -> Iterator[Path]:
     elif path.is_dir():
         inside = (file for file in path.rglob("*") if file.is_file())
         shown = (file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts))
-        yield from sorted(shown, key=lambda file: file.relative_to(path).parts)
+        yield from sorted(shown)
     elif path.exists():
         raise CorpusError(CorpusReason.UNREADABLE, f"{path} is neither a file nor a folder", path=path)
     else:
