@@ -17,6 +17,7 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
+from ttlaunch.engines.loopback import keep_on_loopback
 from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
@@ -161,7 +162,10 @@ class OpenMpi:
         return EngineCommand(self.name, tuple(argv), environment, files, by_hand, names=_names(self.generation))
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        return start_process(command.argv, folder=folder, environment=with_home(environment))
+        process = start_process(command.argv, folder=folder, environment=with_home(environment))
+        if command.by_hand is None:
+            keep_on_loopback(process.pid)
+        return process
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
         """Replace the folder of mpirun here, which mpirun writes into the command, by its folder on the host."""
@@ -208,7 +212,9 @@ def _settings(generation: Generation, over_hosts: OverHosts | None) -> list[tupl
     settings: list[tuple[str, ...]] = [("--bind-to", "none"), ("--mca", "mpi_yield_when_idle", "1")]
     if over_hosts is None or not over_hosts.has_rdma:
         # Without these two every start waits a second for libfabric to look for network cards.
-        settings += [("--mca", "pml", "ob1"), ("--mca", "btl", f"self,{generation.shared_memory},tcp")]
+        # Where all ranks are here, none of them listens: they need nothing but shared memory.
+        networks = "" if over_hosts is None else ",tcp"
+        settings += [("--mca", "pml", "ob1"), ("--mca", "btl", f"self,{generation.shared_memory}{networks}")]
     return settings if over_hosts is None else settings + _between_hosts(generation, over_hosts)
 
 

@@ -1,0 +1,36 @@
+"""Which sockets listen on a machine, and on which addresses, from the kernel's own tables."""
+
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+_LISTENS = "0A"
+
+
+def addresses_of(pids, proc=Path("/proc")):
+    """The addresses on which any of these processes listens, as objects of `ipaddress`."""
+    sockets = {link for pid in pids for link in _links(proc / str(pid) / "fd")}
+    return [address for inode, address in _listening(proc) if f"socket:[{inode}]" in sockets]
+
+
+def _links(folder):
+    for path in folder.iterdir() if folder.is_dir() else ():
+        try:
+            yield str(path.readlink())
+        except OSError:
+            continue
+
+
+def _listening(proc):
+    for table in ("tcp", "tcp6"):
+        for line in (proc / "net" / table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENS:
+                yield fields[9], _address(fields[1].partition(":")[0])
+
+
+def _address(text):
+    """The kernel prints 32-bit words in the machine's own order."""
+    packed = b"".join(struct.pack("=I", int(text[at : at + 8], 16)) for at in range(0, len(text), 8))
+    return ipaddress.ip_address(socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed))

@@ -1,0 +1,80 @@
+"""While all ranks are on this machine, nothing of a run listens on an address that another machine can reach."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.running.conftest import start_run, until  # noqa: F401 - fixtures
+from tests.security.listeners import addresses_of
+from ttlaunch import contract
+from ttlaunch.agent.run_processes import run_processes
+from ttlaunch.engines.loopback import keep_on_loopback
+
+pytestmark = pytest.mark.mpi
+
+TALKS = """\
+import os, pathlib, time
+from mpi4py import MPI
+values = MPI.COMM_WORLD.allgather(bytes(1_000_000))
+pathlib.Path(f"part-{MPI.COMM_WORLD.rank}").write_text(str(sum(map(len, values))))
+os.replace(f"part-{MPI.COMM_WORLD.rank}", f"up-{MPI.COMM_WORLD.rank}")
+time.sleep(600)
+"""
+OPEN_MPI_4 = Path("/usr/bin/mpirun")
+WITHIN_S = 60
+
+
+def test_a_run_of_a_program_listens_on_loopback_alone(here, start_run):  # noqa: F811 - a fixture
+    (here / "work.py").write_text(TALKS)
+    run = start_run("work.py", "-n", "2")
+    assert {run.wait_for_file(f"up-{rank}") for rank in (0, 1)} == {"2000000"}
+    listening = addresses_of([run.supervisor(), run.mpirun(), *run.processes()])
+    assert listening, "the engine serves its ranks"
+    assert [address for address in listening if not address.is_loopback] == []
+
+
+def test_a_run_of_a_recipe_with_a_process_group_of_torch_listens_on_loopback_alone(start_run, until):  # noqa: F811
+    run = start_run("data_parallel", "-n", "2", "--set", "training_config.steps=100000")
+    begun = '"kind": "step"'
+    until(
+        lambda: (
+            run.run_folder
+            and (path := run.run_folder / contract.progress_file(0)).is_file()
+            and begun in path.read_text()
+        ),
+        within_s=WITHIN_S,
+        what="a step is done",
+    )
+    listening = addresses_of([run.supervisor(), run.mpirun(), *run_processes(run.run_folder.name)])
+    assert [address for address in listening if not address.is_loopback] == []
+
+
+@pytest.mark.parametrize("program", [Path(sys.executable).with_name("mpirun"), OPEN_MPI_4])
+def test_both_generations_of_open_mpi_go_on_undisturbed_when_their_sockets_are_moved(tmp_path, skip_or_fail, program):
+    if not program.is_file():
+        skip_or_fail(f"no {program}")
+    words = [str(program), "--oversubscribe", "-n", "2", "--bind-to", "none"]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "HOME": str(tmp_path)}
+    script = f"touch {tmp_path}/up-$$; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 7"
+    environment = {**allowed, "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    engine = subprocess.Popen(
+        [*words, "sh", "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        keep_on_loopback(engine.pid)
+        deadline = time.monotonic() + WITHIN_S
+        while len(list(tmp_path.glob("up-*"))) < 2:
+            assert time.monotonic() < deadline
+        listening = addresses_of([engine.pid])
+        (tmp_path / "go").touch()
+        _, said = engine.communicate(timeout=WITHIN_S)
+    finally:
+        engine.kill()
+    assert len(listening) >= 2
+    assert [address for address in listening if not address.is_loopback] == []
+    assert engine.returncode == 7, "its own status, which the move did not take"
+    assert b"accept" not in said
+    assert b"signal" not in said
