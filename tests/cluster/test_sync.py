@@ -377,9 +377,11 @@ def test_a_file_that_changes_while_it_is_sent_is_sent_as_it_is_then(own_lab):
     assert DONE == process.returncode, stderr
     ours = {lab.code(host)[b"a.py"][1] for host in lab.listed}
     current = {lab.path(host, "current").readlink().name for host in lab.listed}
-    assert {json.loads(stdout)["tree_hash"]} == current
+    said = json.loads(stdout)
+    assert {said["tree_hash"]} == current
     assert 1 == len(ours)
     assert ours <= {b"new", b"changed meanwhile"}
+    assert (ours == {b"changed meanwhile"}) == ("S018" in [one["code"] for one in said["diagnostics"]])
 
 
 def test_two_syncs_at_once_both_succeed(lab):
@@ -389,4 +391,24 @@ def test_two_syncs_at_once_both_succeed(lab):
     assert [DONE] * 3 == [process.returncode for process in processes], said
     assert [tree(lab.project)] * 3 == [lab.code(host) for host in lab.listed]
     for host in lab.listed:
+        wait_until(lambda host=host: not lab.left(host), what=f"{host} has tidied up")
+
+
+def test_two_launchers_that_sync_different_code_at_once_mix_nothing(lab, tmp_path):
+    projects = [lab.project, tmp_path / "other"]
+    projects[1].mkdir()
+    for project in projects:
+        (project / "same.bin").write_bytes(b"the same in both" * 10_000)
+        for number in range(30):
+            (project / f"part_{number}.py").write_text(f"of {project.name} {number}\n" * 500)
+        (project / "noise").write_bytes(os.urandom(2_000_000))
+    lines = [f"sync --on ../lab --format json --folder {project}" for project in projects * 2]
+    processes = [lab.ttlaunch.start(line) for line in lines]
+    said = [process.communicate(timeout=120) for process in processes]
+    assert [DONE] * 4 == [process.returncode for process in processes], said
+    hashes = [json.loads(stdout)["tree_hash"] for stdout, _ in said]
+    for host in lab.listed:
+        for project, tree_hash in zip(projects, hashes, strict=False):
+            assert tree(project) == tree(lab.path(host, f"releases/{tree_hash}/project"))
+        assert lab.path(host, "current").readlink().name in hashes
         wait_until(lambda host=host: not lab.left(host), what=f"{host} has tidied up")
