@@ -153,6 +153,25 @@ def test_an_index_that_lists_files_outside_the_folder_copies_none_of_them(tmp_pa
     ]
 
 
+@pytest.mark.parametrize("name", [".gitignore", ".ttlaunchignore"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
+def test_a_rule_file_that_never_ends_is_refused_at_once(tmp_path, monkeypatch, name, kind):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    elif kind == "device":
+        (folder / name).symlink_to("/dev/zero")
+    else:
+        with (folder / name).open("wb") as file:
+            file.truncate(8 << 40)
+    release, problems = make_release(folder)
+    reason = "it is larger than 1048576 bytes" if kind == "huge" else "it is no regular file"
+    assert release is None
+    assert ("S004", True) == (problems[-1].code, problems[-1].message.endswith(f"{name} cannot be read: {reason}"))
+
+
 def test_changes_of_files_that_may_hold_secrets_are_not_recorded_but_named(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     folder = tmp_path / "project"

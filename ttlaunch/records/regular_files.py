@@ -15,7 +15,7 @@ from io import FileIO
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def open_regular(path: str | os.PathLike[str], *, follow: bool = False) -> FileIO:
+def open_regular(path: str | bytes | os.PathLike[str], *, follow: bool = False) -> FileIO:
     """Open a regular file for reading, without a buffer.
 
     Args:
@@ -31,7 +31,7 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = False) -> FileI
         _check_regular(look(path).st_mode, path)
         descriptor = os.open(path, _FLAGS & ~os.O_NOFOLLOW if follow else _FLAGS)
     except ValueError as error:  # a NUL in the path
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path)) from error
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), os.fsdecode(path)) from error
     file = FileIO(descriptor)
     try:
         _check_regular(os.fstat(descriptor).st_mode, path)  # it may have been replaced since
@@ -83,8 +83,8 @@ def _read_up_to(file: FileIO, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
+def _check_regular(mode: int, path: str | bytes | os.PathLike[str]) -> None:
     if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, "it is a link", str(path))
+        raise OSError(errno.ELOOP, "it is a link", os.fsdecode(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is no regular file", os.fsdecode(path))

@@ -231,7 +231,7 @@ def test_a_folder_in_place_of_the_ignore_file_is_not_told_to_be_put_into_itself(
     release, problems = make_release(folder, environment=surroundings)
     assert release is None
     assert (
-        f"error[S004]: {folder}/.ttlaunchignore cannot be read: is a directory\n"
+        f"error[S004]: {folder}/.ttlaunchignore cannot be read: it is no regular file\n"
         "\n"
         "hint: `.ttlaunchignore` is to be a file with a pattern on each line"
     ) == render(problems)

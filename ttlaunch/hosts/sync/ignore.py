@@ -1,12 +1,16 @@
 """The rules of `.gitignore` and `.ttlaunchignore` files: which paths they leave out, and which they name with a `!`."""
 
+import errno
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ttlaunch.records.regular_files import open_regular
+
 GIT_RULES = b".gitignore"
 OWN_RULES = b".ttlaunchignore"
+_LARGEST = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,14 @@ class IgnoreRules:
         """Read the rule file of a folder, given relative to the root; empty for the root.
 
         Raises:
-            OSError: If it is there and cannot be read.
+            OSError: If it is there and cannot be read, or is no regular file of a sensible size.
         """
         name = os.path.join(folder, self._name)
-        with open(os.path.join(self._root, name), "rb") as file:
-            lines = os.fsdecode(file.read()).splitlines()
+        path = os.path.join(self._root, name)
+        with open_regular(path, follow=True) as file:
+            if os.fstat(file.fileno()).st_size > _LARGEST:
+                raise OSError(errno.EFBIG, f"it is larger than {_LARGEST} bytes", path)
+            lines = os.fsdecode(file.read(_LARGEST)).splitlines()
         self._specs[folder], useless = _parse(lines)
         self.useless += [UselessLine(name, number, lines) for number in useless]
         self.has_exceptions |= any(line.startswith("!") for line in lines)

@@ -12,6 +12,7 @@ from ttlaunch.errors import TtlaunchError
 from ttlaunch.hosts.sync.hash_cache import FileContent, HashCache
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, LINK, Entry
 from ttlaunch.hosts.sync.secret_files import KeySearch
+from ttlaunch.records.regular_files import open_regular
 
 CHUNK = 1024 * 1024
 _ATTEMPTS = 3
@@ -103,17 +104,14 @@ def _read_steadily(source: bytes) -> tuple[os.stat_result, FileContent]:
     """
     sizes: list[int] = []
     for _ in range(_ATTEMPTS):
-        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            before = os.fstat(descriptor)
+        with open_regular(source) as file:
+            before = os.fstat(file.fileno())
             digest, size, search = hashlib.sha256(), 0, KeySearch()
-            while chunk := os.read(descriptor, CHUNK):
+            while chunk := file.read(CHUNK):
                 digest.update(chunk)
                 search.add(chunk)
                 size += len(chunk)
-            after = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
+            after = os.fstat(file.fileno())
         same = (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
         if same and size == after.st_size:
             return after, FileContent(digest.hexdigest(), search.found)

@@ -131,6 +131,9 @@ class _Tree:
 
 def _make(origin: Origin, *, on_progress: Callable[[int, int], None] | None) -> tuple[Release | None, list[Diagnostic]]:
     project = _choose_project(origin)
+    problems = list(check_collected(project[1], root=project[0]))
+    if has_errors(problems):  # before gigabytes are read in vain
+        return None, problems
     cache = HashCache(cache_folder(origin.environment), os.fsencode(project[0]))
     tree = _read_tree(origin, project, FileReader(cache, on_progress=on_progress))
     # While files are read one after another, a `git checkout` may change some of them: the release would mix two

@@ -5,10 +5,10 @@ at any place in any file.
 """
 
 import contextlib
-import os
 import re
-import stat
 from collections.abc import Iterator
+
+from ttlaunch.records.regular_files import open_regular
 
 _EXAMPLE = re.compile(rb"(.*[._-])?(example|sample|template|tmpl|dist)([._-].*)?")
 """Names of files that show what a secret file looks like; they are sent unless a private key is in them."""
@@ -113,11 +113,6 @@ def holds_private_key(path: bytes) -> bool:
 
 def _pieces(path: bytes) -> Iterator[bytes]:
     """Yield the content of a regular file; nothing of any other, which could block or never end."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                while piece := os.read(descriptor, _PIECE):
-                    yield piece
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        while piece := file.read(_PIECE):
+            yield piece

@@ -19,6 +19,7 @@ from ttlaunch.errors import TtlaunchError
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.manifest import Entry, Manifest
 from ttlaunch.hosts.sync.read_files import CHUNK, name_of
+from ttlaunch.records.regular_files import open_regular
 
 _LEVEL = 1  # a faster network than 30 MB/s gains nothing from a higher one
 _SMALLEST_PIECE = 64 * 1024
@@ -185,12 +186,9 @@ class Contents:
 
 def _opener(entry: Entry) -> Callable[[], Iterator[bytes]]:
     def read() -> Iterator[bytes]:
-        descriptor = os.open(entry.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while chunk := os.read(descriptor, CHUNK):
+        with open_regular(entry.source) as file:
+            while chunk := file.read(CHUNK):
                 yield chunk
-        finally:
-            os.close(descriptor)
 
     return read
 
