@@ -9,7 +9,7 @@ from ttlaunch.diagnostics.span import Span
 
 
 class Severity(StrEnum):
-    """How bad it is. Only an error keeps a run from starting."""
+    """How serious a diagnostic is; only an error keeps a run from starting."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -20,13 +20,13 @@ class Blame(StrEnum):
     """What is at fault: it decides the exit status of a command that refuses to start."""
 
     DESCRIPTION = "description"  # the files that describe the cluster or the training
-    COMMAND_LINE = "command line"  # what was typed, and the places that it names
+    COMMAND_LINE = "command line"  # what was typed, and the files and folders that it names
     HOSTS = "hosts"  # a machine that is not ready
     CODE_SYNC = "code sync"  # code that cannot be brought to a host
 
 
 class KeyMistake(StrEnum):
-    """What is wrong with a key itself, whatever its value; some readers add a hint to such a mistake."""
+    """A mistake in a key itself, not in its value; some readers of files add a hint to it."""
 
     UNKNOWN = "unknown"
     MISSING = "missing"
@@ -49,7 +49,7 @@ class Diagnostic:
         message: The first line; makes sense alone and holds the wrong value.
         primary: The smallest wrong text; None when no file is at fault (a host, a missing program).
         secondary: Other places that the mistake involves, drawn with `-`.
-        notes: Facts.
+        notes: Facts that explain the mistake.
         hints: Things to type or change.
         blame: What is at fault; set where the diagnostic is made, and never derived from `code`.
         key_mistake: Set where a key is unknown or missing, None for every other mistake.
@@ -98,7 +98,7 @@ def mistake_at(
 
 
 def given_twice(code: str, message: str, span: Span, *, first: Span, verb: str = "given") -> Diagnostic:
-    """Build the diagnostic for a thing that a file has twice; `verb` is what was done to the first one."""
+    """Build the diagnostic for something that a file has twice; `verb` completes the label `first … here`."""
     return mistake_at(code, message, span, label="and again here", other=(first, f"first {verb} here"))
 
 
@@ -116,10 +116,10 @@ def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
     """Return the status of a command that refuses to go on because of these diagnostics.
 
     Returns:
-        0 without errors; 4 if only hosts and the way of the code to them are at fault, and 5 of that if only the way of
-        the code is; 2 if only the command line is; else 3.
+        0 without errors; 2 if only the command line is at fault; 4 if only hosts, or hosts and code sync; 5 if only code
+        sync; otherwise 3.
     """
-    from ttlaunch import contract  # noqa: PLC0415 - it brings json along, which reading a hostfile does without
+    from ttlaunch import contract  # noqa: PLC0415 - it imports json, which reading a hostfile does not need
 
     blamed = {diagnostic.blame for diagnostic in diagnostics if diagnostic.severity is Severity.ERROR}
     if not blamed:

@@ -56,7 +56,7 @@ class Page:
     files: tuple[ExampleFile, ...]
 
     def contents(self, base: Mapping[str, str]) -> dict[str, bytes]:
-        """Return the example on disk: its own files, and for the rest those of `base`, which have no mistake."""
+        """Return the files of the example: its own, and under all other names those of `base`, which have no mistake."""
         contents = {name: text.encode() for name, text in base.items()}
         own = {file.name: file.content for file in self.files}
         return {name: data for name, data in (contents | own).items() if data is not None}

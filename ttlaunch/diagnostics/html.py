@@ -1,11 +1,11 @@
-"""Results as small tables for notebooks; every text is escaped, since a host or a stranger's file may have written it."""
+"""Results as small tables for notebooks; every text is escaped, because it may come from a host or from somebody else's file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 
 def facts_html(facts: Mapping[str, object]) -> str:
-    """Write names and values as a table, one pair a row; what is None is left out."""
+    """Write names and values as a table, one pair per row; values that are None are left out."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(str(value))}</td></tr>"
         for name, value in facts.items()
@@ -22,5 +22,5 @@ def table_html(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def text_html(text: str) -> str:
-    """Write text as it stands, such as rendered diagnostics."""
+    """Write text with its own spaces and line ends, such as rendered diagnostics."""
     return f"<pre>{escape(text)}</pre>"

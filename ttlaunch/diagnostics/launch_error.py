@@ -1,4 +1,4 @@
-"""The exception that carries the diagnostics of an order that ttlaunch refuses or cannot carry out."""
+"""The exception with the diagnostics of a command or call that ttlaunch refuses or cannot carry out."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,12 +13,12 @@ _LONGEST_PATH = 300
 class LaunchError(Exception):
     """Nothing was started, or nothing more will be; the diagnostics say why.
 
-    `str()` of it is the text that the command line prints.
+    `str(error)` is the text that the command line prints.
 
     Attributes:
         diagnostics: Every mistake and warning that was found, in the order in which it is shown.
         exit_status: The exit status of a command that ends with this error.
-        was_shown: Whether the user has already seen the diagnostics, in a question that was answered with no.
+        was_shown: Whether the user has already seen the diagnostics, in a question that the user answered with no.
     """
 
     def __init__(
@@ -31,22 +31,22 @@ class LaunchError(Exception):
 
 
 def usage_mistake(message: str, *hints: str, code: str = "P009", notes: tuple[str, ...] = ()) -> Diagnostic:
-    """Describe a mistake in what was typed or passed, or in a place that it names."""
+    """Describe a mistake in what was typed or passed, or in a file or folder that it names."""
     return Diagnostic(code, message, notes=notes, hints=hints, blame=Blame.COMMAND_LINE)
 
 
 def usage_error(message: str, *hints: str, code: str = "P009", notes: tuple[str, ...] = ()) -> LaunchError:
-    """Refuse an order because of one mistake in what was typed or passed."""
+    """Return the error for one mistake in what was typed or passed."""
     return LaunchError([usage_mistake(message, *hints, code=code, notes=notes)])
 
 
 def file_error(path: Path | str, error: OSError, *, verb: str = "written") -> LaunchError:
-    """Return why a file or folder that the user named cannot be written, or read.
+    """Return the error for a file or folder, named by the user, that cannot be written or read.
 
     Args:
-        path: As it was typed.
-        error: Its own path may be another, of which the user knows nothing.
-        verb: What was to be done with it.
+        path: The path as the user typed it.
+        error: The reason. Its own path is not shown, because it may be one that the user does not know.
+        verb: The participle for what failed, such as `written` or `read`.
     """
     reason = (error.strerror or str(error)).lower()
     return usage_error(f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", code="P032")

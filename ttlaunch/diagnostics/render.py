@@ -37,7 +37,7 @@ class Format(StrEnum):
 def render(diagnostics: Iterable[Diagnostic], *, form: Format = Format.FULL, colour: bool = False) -> str:
     """Write all diagnostics as one text, without a final line end; empty for none.
 
-    Every text of a diagnostic stays in its line, and what steers a terminal in it is shown.
+    Every text of a diagnostic stays in its line; characters that control a terminal are shown as escapes.
     """
     if form is Format.JSON:
         return render_json(diagnostics)

@@ -18,7 +18,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     best, least = None, _LIKELY
     for other in known:
         matcher = SequenceMatcher(None, word.lower(), other.lower())
-        # Two upper bounds that cost next to nothing: a file may have thousands of unknown words.
+        # These two are cheap upper bounds of `ratio()`: a file may have thousands of unknown words.
         if matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least:
             ratio = matcher.ratio()
             if ratio > least or (ratio == least and best is None):
@@ -33,7 +33,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def listed(words: Iterable[object], *, last: str = "or", quote: str = "`") -> str:
-    """Write words as an English list: `` `a`, `b` or `c` ``; a long one is cut with its total named."""
+    """Write words as an English list: `` `a`, `b` or `c` ``; a long list is cut and ends with the total number."""
     quoted = [f"{quote}{word}{quote}" for word in words]
     if len(quoted) > _MOST_LISTED:
         return ", ".join(quoted[:_MOST_LISTED]) + f", … ({len(quoted)} in all)"
@@ -43,6 +43,6 @@ def listed(words: Iterable[object], *, last: str = "or", quote: str = "`") -> st
 
 
 def shown(value: object, *, longest: int = 60) -> str:
-    """Return a value from a file as it may stand in a message: one printable line of bounded length."""
+    """Return a value as a message may contain it: one printable line of bounded length."""
     text = clean(str(value)[: longest + 1])
     return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -8,14 +8,14 @@ from ttlaunch.diagnostics.span import Source, Span
 
 
 def pack_diagnostics(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
-    """Return all diagnostics as values that JSON has; each text stands in it once."""
+    """Return all diagnostics as JSON values, which contain each source text once."""
     sources: dict[Source, int] = {}
     packed = [_pack(diagnostic, sources) for diagnostic in diagnostics]
     return {"sources": [[source.name, source.text] for source in sources], "diagnostics": packed}
 
 
 def unpack_diagnostics(packed: Mapping[str, Any]) -> list[Diagnostic]:
-    """Return the diagnostics that `pack_diagnostics` was given."""
+    """Return the diagnostics that `pack_diagnostics` packed."""
     sources = [Source(name, text) for name, text in packed["sources"]]
     return [_unpack(one, sources) for one in packed["diagnostics"]]
 

@@ -1,8 +1,8 @@
 """The protocol of engines: what every engine provides, and what only an engine knows.
 
-An engine starts one shim per rank and ends with them. Everything else is the same for every engine: shims, records,
-logs, leases and flight recorders. Functions receive the engine as an object; code that
-depends on an ability of the engine checks its `Capability` and never compares names.
+An engine starts one shim per rank, and ends when they end. Everything else is the same for every engine: shims, records,
+logs, leases and flight recorders. Functions receive the engine as an object; code that depends on an ability of the engine
+checks its `Capability` and never compares names.
 """
 
 import subprocess
@@ -25,17 +25,17 @@ class Capability(Flag):
     """
 
     LOSE_RANK = auto()
-    """The other ranks run on when one has ended."""
+    """The other ranks continue when one has ended."""
     ADD_RANK = auto()
     """Ranks can be started while others run."""
     MPI = auto()
     """Ranks find each other through MPI, so that mpi4py has to load the engine's own library."""
     SIGNAL_RANK = auto()
-    """A single rank can be sent a signal by the engine; without it, shims' records say which process to signal."""
+    """The engine can send a signal to a single rank; otherwise ttlaunch finds the process to signal in the shims' records."""
     REQUEUE = auto()
-    """A run that lost its hosts is put into the queue again by the engine."""
+    """The engine queues a run again that has lost its hosts."""
     OWNS_HOSTS = auto()
-    """Hosts come from the engine's allocation instead of a hostfile."""
+    """The engine's allocation determines the hosts, instead of a hostfile."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class DaemonStart:
     """How an engine's daemon starts on one host.
 
     Attributes:
-        prefix: Folder of the engine there, whose `bin` has the daemon.
-        programs: The folder that comes first in the ranks' PATH: that of their interpreter.
-        environment: Variables for the daemon, which everything that it starts inherits.
+        prefix: The engine's folder on the host, whose `bin` contains the daemon.
+        programs: The folder of the ranks' interpreter, which comes first in their PATH.
+        environment: Variables for the daemon and all processes that it starts.
         secrets: Variables whose values appear on no command line and in no output.
     """
 
@@ -95,7 +95,7 @@ class Engine(PlansCommands, Protocol):
 
     @property
     def name(self) -> str:
-        """Its name and version, such as `Open MPI 5.0.11`; shown, recorded and hashed, but never compared."""
+        """The engine's name and version, such as `Open MPI 5.0.11`; shown, recorded and hashed, but never compared."""
 
     @property
     def program(self) -> str:
@@ -107,30 +107,30 @@ class Engine(PlansCommands, Protocol):
 
     @property
     def signature(self) -> EngineSignature:
-        """How it is recognised on any machine."""
+        """How the engine is recognised on any machine."""
 
     @property
     def can(self) -> Capability:
-        """Its abilities beyond starting ranks and ending with them."""
+        """What the engine can do besides starting ranks and ending with them."""
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start what `command` made, in the run's folder.
+        """Start the command that the method `command` returned, in the run's folder.
 
         The process lives as long as any rank of the run, ends all of them on SIGTERM, and must not outlive the launcher.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: The process cannot be started.
         """
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
-        """The shell command that starts its daemon on a host, with the host's own paths.
+        """Return the shell command that starts the engine's daemon on a host, with the host's paths.
 
         Args:
             command: The command that the engine gives to its remote shell for this host.
             start: How the daemon starts on this host.
 
         Returns:
-            None if the command starts no daemon and can run as it is.
+            None if the given command starts no daemon; it can then run unchanged.
         """
 
     def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:
@@ -142,7 +142,7 @@ class Engine(PlansCommands, Protocol):
         """
 
     def pairs_with(self, library: str) -> bool:
-        """Whether ranks that load this library belong to one world when this engine starts them.
+        """Return whether ranks that load this MPI library form one world when this engine starts them.
 
         Args:
             library: The beginning of the version that the MPI library reports, such as `Open MPI v5.0.11`.
@@ -150,7 +150,7 @@ class Engine(PlansCommands, Protocol):
 
     @property
     def pairing_repair(self) -> str:
-        """The hint for a machine where ranks load another library."""
+        """The hint to show if `pairs_with` returns false."""
 
 
 class EngineFinder(Protocol):
@@ -158,7 +158,7 @@ class EngineFinder(Protocol):
 
     @property
     def signature(self) -> EngineSignature:
-        """How it is recognised on any machine."""
+        """How the engine is recognised on any machine."""
 
     def find(self, *, python: str, search_path: str | None) -> Engine | Diagnostic:
         """Return the engine of this machine, or the diagnostic that says what is missing or wrong.

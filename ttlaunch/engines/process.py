@@ -11,10 +11,10 @@ from ttlaunch.agent import PARENT_DEATH
 
 
 def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; it ends if we are killed.
+    """Start a process in its own session, so that Ctrl-C reaches only the launcher; it ends if the launcher is killed.
 
     Raises:
-        OSError: If it cannot be started.
+        OSError: The interpreter cannot be started, or `folder` cannot be entered.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", PARENT_DEATH, *argv],
@@ -28,7 +28,7 @@ def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str
 
 
 def end_process(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
-    """End a process by SIGTERM, and by SIGKILL if it is still there after `patience_s`."""
+    """End a process by SIGTERM, and by SIGKILL if it still runs after `patience_s` seconds."""
     if process.poll() is not None:
         return
     process.terminate()
