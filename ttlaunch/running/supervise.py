@@ -119,7 +119,7 @@ class _Supervision:
         started, leftovers, ending = time.monotonic(), 0, self._ending
         plan, folder = self.plan, self.folder
         with (
-            CheckpointKeeper(plan, folder, complain=self.watch.bad.add) as checkpoints,
+            CheckpointKeeper(plan, folder, ranks=self.watch.ranks, complain=self.watch.bad.add) as checkpoints,
             MergedWriter(folder.path, self.watch) as merged,
         ):
             process = self.engine.start(plan.engine, folder=folder.path, environment=environment)
@@ -190,6 +190,7 @@ class _Supervision:
     def _finish(self, checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
         try:
             merged.finish()
+            self._pass_on(checkpoints)  # a checkpoint counts if ranks on other hosts have come as far
             checkpoints.finish()
         except OSError as error:
             self._ending.failure = self._ending.failure or folder_failure(error)

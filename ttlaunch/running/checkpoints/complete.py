@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,8 +42,23 @@ class CheckpointKeeper:
             lets training go on without it.
     """
 
-    def __init__(self, plan: LaunchPlan, folder: RunFolder, *, complain: Complain = pass_over) -> None:
-        self._folder, self._complain = folder, complain
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: RunFolder,
+        *,
+        ranks: Sequence[RankState] = (),
+        complain: Complain = pass_over,
+    ) -> None:
+        """Prepare; entering begins.
+
+        Args:
+            plan: The run's plan.
+            folder: The run's folder.
+            ranks: How far ranks are, by their own reports; kept up to date by somebody else.
+            complain: Told of records of shards that cannot be used.
+        """
+        self._folder, self._complain, self._ranks = folder, complain, ranks
         self._plan = plan.as_json()
         self._config = (self._plan["config"] or {}).get("checkpoint_config")  # None: nobody makes checkpoints
         self._over = threading.Event()
@@ -76,6 +91,13 @@ class CheckpointKeeper:
         self._thread.join()
         self.check()
         self._sweep()
+        # What has arrived and is no checkpoint yet has not been reached; a later run must not take it for a checkpoint.
+        for step, folder in sorted(_folders(self._folder.path, contract.UNFINISHED_SUFFIX)):
+            shards = _arrived(folder, world_size=self._plan["world_size"], complain=pass_over)
+            if shards and not is_reached(step, shards, ranks=self._ranks):
+                name = f"{contract.CHECKPOINTS_DIR}/{folder.name}/{contract.shard_record(min(shards))}"
+                self._complain(BadLine(min(shards), name, None, f"no rank on another host has come to step {step}"))
+                remove_unfinished(self._folder.path, steps=[step])
 
     def _watch(self) -> None:
         try:
@@ -90,7 +112,9 @@ class CheckpointKeeper:
         goes_on = self._config["on_error"] == "continue"
         lose = self.lost.setdefault if goes_on else None
         run_id, path = self._folder.run_id, self._folder.path
-        for step in complete_checkpoints(path, self._plan, run_id=run_id, lose=lose, complain=self._complain):
+        for step in complete_checkpoints(
+            path, self._plan, run_id=run_id, lose=lose, complain=self._complain, ranks=self._ranks
+        ):
             append_event(self._folder, "checkpoint", step=step)
             remove_old(self._folder.path, keep=self._config["keep"], keep_every=self._config["keep_every"])
 
@@ -102,6 +126,7 @@ def complete_checkpoints(
     run_id: str,
     lose: Callable[[int, str], object] | None = None,
     complain: Complain = pass_over,
+    ranks: Sequence[RankState] = (),
 ) -> list[int]:
     """Make a checkpoint of every folder whose shards have all arrived.
 
@@ -111,6 +136,7 @@ def complete_checkpoints(
         run_id: The run's name.
         lose: Told the step of a checkpoint that could not be completed, and why; its folder is removed.
         complain: Told of records of shards that cannot be used; their checkpoint is not completed.
+        ranks: How far ranks are; empty: nobody knows. A checkpoint that they have not reached is not completed.
 
     Returns:
         The steps of the new checkpoints, in order.
@@ -121,7 +147,7 @@ def complete_checkpoints(
     done = []
     for step, folder in sorted(_folders(run_folder, contract.UNFINISHED_SUFFIX)):
         shards = _arrived(folder, world_size=plan["world_size"], complain=complain)
-        if shards is None:
+        if shards is None or not is_reached(step, shards, ranks=ranks):
             continue
         try:
             _complete(run_folder, folder, {"run": run_id, "step": step, **_about(plan), **_joined(shards)})
@@ -133,6 +159,20 @@ def complete_checkpoints(
         else:
             done.append(step)
     return done
+
+
+def is_reached(step: int, owners: Collection[int], *, ranks: Sequence[RankState]) -> bool:
+    """Whether the run can have come to the step of a checkpoint that these owners have written.
+
+    A record names all owners, so one host could make up a checkpoint of its own. If all shards come from one host of several,
+    the reports of ranks on the others decide, once there are any. An asynchronous server is ahead of its workers' reports by
+    up to one step a worker.
+    """
+    hosts = {state.row.host for state in ranks if state.row.rank in owners}
+    others = [state.step for state in ranks if state.row.host not in hosts]
+    if len(hosts) > 1 or not others:
+        return True
+    return (max(others) or max(state.step for state in ranks)) >= step - len(ranks)
 
 
 def newest_step(run_folder: Path) -> int | None:
