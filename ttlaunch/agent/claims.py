@@ -40,6 +40,17 @@ def make_private(path: str) -> None:
         raise PermissionError(errno.EPERM, f"its mode {mode:04o} admits other users, and 0700 was expected", path)
 
 
+def close_to_others(path: str | bytes) -> None:
+    """Take a folder of ours away from other users, and from the group unless the group may write to the folder around it.
+
+    A folder that belongs to somebody else stays as it is: a group that shares the folder around it shares this one too.
+    """
+    around, found = os.stat(os.path.dirname(path)), os.stat(path)
+    forbidden = 0o007 if around.st_mode & stat.S_IWGRP else 0o077
+    if found.st_uid == os.geteuid() and found.st_mode & forbidden:
+        os.chmod(path, stat.S_IMODE(found.st_mode) & ~forbidden)
+
+
 def claim(folder: str, name: str) -> int:
     """Make a private folder, or check it, and claim it until the returned descriptor is closed.
 

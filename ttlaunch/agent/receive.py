@@ -19,7 +19,7 @@ import os
 
 from ttlaunch import contract
 from ttlaunch.agent import releases
-from ttlaunch.agent.claims import hold
+from ttlaunch.agent.claims import close_to_others, hold
 from ttlaunch.agent.host_data import HostData
 from ttlaunch.agent.unpack import Building, Connection, Contents, LookAgain, Refused, Target, check_space, find_copies
 
@@ -154,7 +154,9 @@ class _Session:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._folder, 0o700)
         for path in (self._releases, os.path.join(self._folder, contract.DATA_DIR.encode())):
-            os.makedirs(path, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o777)
+            close_to_others(path)
         ignore = os.path.join(self._folder, b".gitignore")
         if not os.path.lexists(ignore):
             with contextlib.suppress(FileExistsError):  # another host of the same file system was first

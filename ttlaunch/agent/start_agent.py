@@ -112,6 +112,8 @@ def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:
         held.append(os.open(arguments["lock"], os.O_RDWR | os.O_CREAT, 0o644))
         fcntl.flock(held[0], fcntl.LOCK_SH)
     held += _hold_environment(arguments.get("python", ""))
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    claims.close_to_others(os.path.dirname(folder))
     _prune(os.path.dirname(folder))
     for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
         os.makedirs(os.path.join(folder, name), exist_ok=True)
@@ -141,8 +143,6 @@ def _hold_environment(python: str) -> list[int]:
 
 def _prune(runs: str) -> None:
     """Remove the oldest folders of runs that are over; their content has long been sent home."""
-    if not os.path.isdir(runs):
-        return
     ids = sorted(name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name)))
     old = ids[:-_KEPT_RUNS]
     alive = {run_id for _, run_id in processes_of_runs()} if old else set()
