@@ -12,6 +12,7 @@ import yaml
 from ttlaunch.hosts.sync.read_files import CHUNK
 from ttlaunch.hosts.sync.secret_files import KeySearch, holds_private_key, looks_secret
 
+BEGIN = "-----BEGIN PRIVATE KEY-----"
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n"
 
 
@@ -97,8 +98,8 @@ def test_a_file_looks_secret_by_its_name_and_where_that_says_little_by_what_is_i
         ("-----BEGIN PRIVATE KEY-----\r\nMIIE\r\n", True),
         ("key: |\n  -----BEGIN RSA PRIVATE KEY-----\n  MIIE\n", True),
         ("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQ\n", True),
-        ('{"private_key": "-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B\\n"}', True),
-        ("KEY='-----BEGIN EC PRIVATE KEY-----\\nMHcCAQEEIIIIIIIIIIII'", True),
+        (f'{{"private_key": "{BEGIN}\\nMIIEvQIBADANBgkqhkiG9w0B\\n"}}', True),
+        (f"KEY='{BEGIN}\\nMHcCAQEEIIIIIIIIIIII'", True),
         ('BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"\n', False),
         ('if "-----BEGIN PRIVATE KEY-----\\n" in text:\n', False),
         ("# begins with -----BEGIN PRIVATE KEY-----\n", False),

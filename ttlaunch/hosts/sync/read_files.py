@@ -44,6 +44,8 @@ class FileReader:
 
     Attributes:
         bytes_read: The bytes read from all files together, known ones included.
+        newest_ns: When the last of the files, links and folders changed.
+        vanished: Whether one of them was listed and then not there.
         with_keys: The files, as absolute paths, in which a private key stands.
     """
 
@@ -51,6 +53,7 @@ class FileReader:
         self._cache, self._on_progress = cache, on_progress
         self._files = 0
         self.bytes_read = 0
+        self.newest_ns, self.vanished = 0, False
         self.with_keys: set[bytes] = set()
 
     def read_all(
@@ -73,6 +76,7 @@ class FileReader:
         """One entry; None if it has gone since it was listed."""
         try:
             found = os.lstat(source)
+            self.newest_ns = max(self.newest_ns, found.st_ctime_ns)
             if stat.S_ISDIR(found.st_mode):
                 return Entry(FOLDER, path, mode=found.st_mode & 0o777 | _OWNER_MAY)
             if stat.S_ISLNK(found.st_mode):
@@ -85,8 +89,10 @@ class FileReader:
                 self._cache.keep(source, found, content)
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+                self.vanished = True
                 return None
             raise UnreadableError(source, (error.strerror or str(error)).lower()) from error
+        self.newest_ns = max(self.newest_ns, found.st_ctime_ns)
         if content.holds_key:
             self.with_keys.add(source)
         self._files += 1

@@ -1,6 +1,7 @@
 """Make a release: the project, ttlaunch itself and, if it lies elsewhere, the recipe, under one tree hash."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,8 @@ from ttlaunch.spec.named_folders import built_in_folder
 _PACKAGE = Path(__file__).parents[2]
 _BUNDLED = ("recipes", "configurations")
 _ATTEMPTS = 3
+_STILL_NS = 5 * 10**9
+"""A network file system's clock may be so far behind this machine's."""
 
 
 @dataclass(frozen=True)
@@ -130,16 +133,20 @@ class _Tree:
 
 
 def _make(origin: Origin, *, on_progress: Callable[[int, int], None] | None) -> tuple[Release | None, list[Diagnostic]]:
+    began_ns = time.time_ns()
     project = _choose_project(origin)
     problems = list(check_collected(project[1], root=project[0]))
     if has_errors(problems):  # before gigabytes are read in vain
         return None, problems
     cache = HashCache(cache_folder(origin.environment), os.fsencode(project[0]))
-    tree = _read_tree(origin, project, FileReader(cache, on_progress=on_progress))
+    reader = FileReader(cache, on_progress=on_progress)
+    tree = _read_tree(origin, project, reader)
     # While files are read one after another, a `git checkout` may change some of them: the release would mix two
-    # versions that were never there together. If a second look finds every file as it was read, all were there at once.
+    # versions that were never there together. If nothing changed since before the beginning, all is as it was then.
+    # Otherwise a second look that finds every file as it was read proves that all of them were there at once.
+    was_still = not reader.vanished and reader.newest_ns < began_ns - _STILL_NS
     for _ in range(_ATTEMPTS):
-        if has_errors(tree.problems):
+        if was_still or has_errors(tree.problems):
             break
         former, tree = tree, _read_tree(origin, _choose_project(origin), FileReader(cache))
         if tree.entries == former.entries:
