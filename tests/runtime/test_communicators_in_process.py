@@ -1,6 +1,7 @@
 """The world in one process: the same every time, and what would hang a cluster is named with both its lines."""
 
 import inspect
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def test_messages_of_one_tag_keep_their_order_and_tags_are_apart():
     assert ([2, 1, 3], {}, []) == (found, outcome.errors, outcome.findings)
     assert {(0, 1): 3} == outcome.messages
     assert {(0, 1): 24} == outcome.message_bytes
+
+
+def test_the_thread_of_a_rank_has_its_name_in_a_stack_dump():
+    names = []
+    play(*[lambda _comm: names.append(threading.current_thread().name)] * 2)
+    assert ["rank 0", "rank 1"] == names
 
 
 def test_ranks_take_turns_in_the_same_order_every_time():

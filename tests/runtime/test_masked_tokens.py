@@ -116,12 +116,12 @@ def test_only_tokens_of_responses_are_counted(talk, alone, make_cfg):
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
 def test_a_response_ends_where_the_next_instruction_begins(make_cfg, tokenizer):
-    text = "[Q]é?[A]yes.[Q]so?[A][Q]no[A]é"
+    text = "[Q]é?[A]yes,\n\nyes.[Q]so?[A][Q]no[A]é"
     training = make_cfg(training=TEMPLATES | {"tokenizer_type": tokenizer}).training_config
     corpus = Corpus("a text", text.encode(), "")
     whole = corpus.text if tokenizer == "byte" else text
     found = [whole[span.start : span.stop] for span in response_ranges(corpus, training)]
-    assert ["yes.", "é"] == [part.decode() if tokenizer == "byte" else part for part in found]
+    assert ["yes,\n\nyes.", "é"] == [part.decode() if tokenizer == "byte" else part for part in found]
 
 
 def test_a_target_is_masked_in_its_own_place(make_cfg):

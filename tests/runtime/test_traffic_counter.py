@@ -184,6 +184,26 @@ def test_phases_of_a_step_add_up_to_its_time(books):
     assert abs(spent["step"] - parts) <= 4  # each is cut to whole microseconds
 
 
+def test_waits_of_every_verb_are_within_their_step(books):
+    """A communicator that takes everything at once makes nobody wait longer than the step took."""
+    books.traffic.begin_step(1)
+    verbs = {
+        "a": lambda: books.comm.send(torch.zeros(2), dest=1),
+        "b": lambda: books.comm.recv(torch.zeros(2), source=1),
+        "c": lambda: books.comm.isend(torch.zeros(2), dest=1),
+        "d": books.comm.irecv(torch.zeros(2), source=1).wait,
+    }
+    for name, verb in verbs.items():
+        with operation(books.comm, name):
+            verb()
+    books.traffic.end_step()
+    (line,) = books.lines()
+    spent = {kind: times.get("1", 0) for kind, times in line["spent"]}
+    waits = {name: times.get("1", 0) for name, _, times in line["waited"]}
+    assert set("abc") <= set(waits)
+    assert 0 <= sum(waits.values()) <= spent["step"]
+
+
 def test_long_runs_are_written_as_they_go(books):
     for step in range(1, 5001):
         books.traffic.begin_step(step)
