@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 from ttlaunch.diagnostics import did_you_mean, listed, shown, usage_error
@@ -11,6 +12,7 @@ from ttlaunch.running.logs.merged import Line, MergedLog
 from ttlaunch.running.runs.launcher import is_running
 
 _TICK_S = 0.1
+_TOGETHER = 1024
 STREAMS = ("stdout", "stderr")
 
 
@@ -58,8 +60,10 @@ def read_lines(
     log = MergedLog(folder, [row.rank for row in rows])
     while True:
         goes_on = is_running(folder)  # asked first: a run that ends now may still have lines to read
-        lines = [*log.poll(), *([] if goes_on else log.rest())]
-        yield [line for line in lines if line.rank in only and line.stream in streams]
+        lines = chain(log.poll(), [] if goes_on else log.rest())
+        chosen = (line for line in lines if line.rank in only and line.stream in streams)
+        while some := list(islice(chosen, _TOGETHER)):
+            yield some
         if not goes_on or not follow:
             return
         time.sleep(_TICK_S)

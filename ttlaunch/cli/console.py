@@ -138,8 +138,8 @@ def print_output(lines: Iterable[bytes], *, to: TextIO, raw: bool = False) -> No
     """
     if to.isatty() and not raw:
         colour = use_colour(to)
-        lines = [clean_output(line, colour=colour) for line in lines]
-    to.buffer.write(b"".join(line + b"\n" for line in lines))
+        lines = (clean_output(line, colour=colour) for line in lines)
+    to.buffer.writelines(line + b"\n" for line in lines)
     to.flush()
 
 

@@ -79,9 +79,9 @@ def _show(output: "ShownOutput", path: Path, *, follow: bool, raw: bool) -> None
     from ttlaunch.running.runs.launcher import is_running
 
     while follow and is_running(path):
-        print_output([line for _, line in output.poll()], to=sys.stdout, raw=raw)
+        print_output((line for _, line in output.poll()), to=sys.stdout, raw=raw)
         time.sleep(_TICK_S)
-    print_output([line for _, line in output.finish(rest=not is_running(path))], to=sys.stdout, raw=raw)
+    print_output((line for _, line in output.finish(rest=not is_running(path))), to=sys.stdout, raw=raw)
 
 
 def _json_line(line: "Line", rows: "list[RankRow]") -> str:

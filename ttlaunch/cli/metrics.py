@@ -110,11 +110,9 @@ def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> Non
 def _print_events(log: "EventLog", *, follow: bool) -> None:
     import time
 
-    from ttlaunch.running.metrics.event_log import event_line
-
     with discarding_unwritable(sys.stdout):
         while True:
-            print_lines(event_line(event).removesuffix("\n") for event in log.poll())
+            print_lines(line.removesuffix("\n") for line in log.lines())
             if not follow or log.has_ended:
                 return
             time.sleep(0.2)
@@ -123,7 +121,7 @@ def _print_events(log: "EventLog", *, follow: bool) -> None:
 def _print_table(log: "EventLog", *, form: Format) -> None:
     from ttlaunch.running.metrics.names import summarise
 
-    found = summarise(log.poll())
+    found = summarise(log.events())
     cells = [
         (one.name, str(one.rank), log.run.ranks[one.rank].role, str(one.count), *map(_number, one.values))
         for one in found

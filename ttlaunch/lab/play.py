@@ -168,7 +168,7 @@ def _follow(
 
 
 def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
-    for state, record in watch.poll():
+    for state, record in watch.records():
         view.record(state, record)
     report_bad_records(watch.bad, [state.row for state in watch.ranks], folder=folder, output=view.output)
     view.tick(watch.ranks)

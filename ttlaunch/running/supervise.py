@@ -198,7 +198,7 @@ class _Supervision:
         self._pass_on(checkpoints)
 
     def _pass_on(self, checkpoints: CheckpointKeeper) -> None:
-        for state, record in self.watch.poll():
+        for state, record in self.watch.records():
             self.view.record(state, record)
         self._report_bad_records()
         self._lost.notice(self.watch.ranks, checkpoints.lost)

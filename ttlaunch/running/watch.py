@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from heapq import merge
+from itertools import islice
+from typing import Protocol, TypeVar, cast
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
@@ -34,6 +36,7 @@ from ttlaunch.running.runs.run_folder import RunFolder
 
 _QUICK_S, _USUAL_S = 0.1, 0.25
 _STARTING_S = 10.0
+_HELD_RECORDS = 4096
 _T = TypeVar("_T")
 
 
@@ -55,7 +58,7 @@ class RankState:
     Attributes:
         step: The last optimizer step it reported.
         tokens: Tokens of all steps it reported.
-        layer_norms: The norm of the gradient of each layer that it updates, by step.
+        layer_norms: The norm of the gradient of each layer that it updates, of the last step that reported them.
         grad_norm: The gradient's norm in the last step that reported one.
         connection: `silent` or `lost` where the connection to its host is; else empty.
         first_step: The first one it reported; not 1 where it goes on from a checkpoint.
@@ -134,7 +137,7 @@ class HasRanks(Protocol):
 
 
 class Watch:
-    """Reads the records of all ranks of a run; each call of `poll` takes what is new.
+    """Reads the records of all ranks of a run; each call of `records` or `poll` takes what is new.
 
     Attributes:
         bad: Records that could not be used; the supervisor reports them.
@@ -158,23 +161,30 @@ class Watch:
         """Return for each rank by how many seconds its host's clock is ahead of ours."""
         return {state.row.rank: self._clocks.get(state.row.host, 0.0) for state in self.ranks}
 
-    def poll(self) -> list[tuple[RankState, AnyProgress]]:
-        """Read the new records of all ranks, fold them into the states, and return them in the order of their times."""
-        fresh: list[tuple[RankState, AnyProgress]] = []
-        for state in self.ranks:
-            fresh += [(state, self._in_our_time(state, record)) for record in self._new_records(state.row.rank)]
-        fresh.sort(key=lambda pair: pair[1].time)
-        for state, record in fresh:
-            fold(state, record)
+    def records(self) -> Iterator[tuple[RankState, AnyProgress]]:
+        """Read the new records of all ranks, fold them into the ranks' states, and yield them in the order of their times.
+
+        Some thousands are held at a time, however many are new. Read them to the end: the ends of ranks come last.
+        """
+        fresh = merge(*(self._new_records(state) for state in self.ranks), key=lambda pair: pair[1].time)
+        while some := list(islice(fresh, _HELD_RECORDS)):
+            for state, record in some:
+                fold(state, record)
+            yield from some
         is_asked_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
         for state in self.ranks:
             state.is_asked_to_stop = is_asked_to_stop
             self._read_endings(state)
-        return fresh
 
-    def _new_records(self, rank: int) -> Iterator[AnyProgress]:
+    def poll(self) -> list[tuple[RankState, AnyProgress]]:
+        """Do what `records` does, and return the records of a run that is known to be short."""
+        return list(self.records())
+
+    def _new_records(self, state: RankState) -> Iterator[tuple[RankState, AnyProgress]]:
+        rank = state.row.rank
         name, tail = contract.progress_file(rank), self._tails[rank]
-        return good_records(tail, read_progress, rank=rank, file=name, complain=self.bad.add)
+        for record in good_records(tail, read_progress, rank=rank, file=name, complain=self.bad.add):
+            yield state, cast("AnyProgress", self._in_our_time(state, record))
 
     def _read_endings(self, state: RankState) -> None:
         rank = state.row.rank
@@ -234,7 +244,8 @@ def _fold_measured(state: RankState, record: AnyProgress) -> None:
         case Validation():
             state.validations.append(record)
         case LayerNorms():
-            state.layer_norms[record.step] = record.norms
+            if record.step >= max(state.layer_norms, default=0):
+                state.layer_norms = {record.step: record.norms}
         case Parameters():
             state.digests.update(record.digests)
         case Result():

@@ -2,8 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ttlaunch.diagnostics.terminal_text import clean
@@ -136,7 +137,7 @@ def _ranks(text: str) -> set[int]:
 
 
 class ShownOutput:
-    """The lines that a view shows of a run, read from its folder; each call of `poll` returns those that are due."""
+    """The lines that a view shows of a run, read from its folder; each call of `poll` yields those that are due."""
 
     def __init__(
         self, folder: Path, rows: Sequence[RankRow], *, only: Collection[int], streams: Collection[str]
@@ -155,17 +156,23 @@ class ShownOutput:
         self._streams = streams
         self._fold = Fold(len(only))
 
-    def poll(self) -> list[tuple[str, bytes]]:
-        """Return the lines that are due, each with its stream."""
-        self._fold.add(line for line in self._log.poll() if self._is_shown(line))
-        return self._take(everything=False)
+    def poll(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the lines that are due, each with its stream; only some are held at a time, however many are new."""
+        yield from self._folded(self._log.poll())
 
-    def finish(self, *, rest: bool = False) -> list[tuple[str, bytes]]:
-        """Return everything that is left; with `rest` also lines that the launcher could not put in order any more."""
-        self._fold.add(line for line in self._log.poll() if self._is_shown(line))
+    def finish(self, *, rest: bool = False) -> Iterator[tuple[str, bytes]]:
+        """Yield everything that is left; with `rest` also lines that the launcher could not put in order any more."""
+        yield from self._folded(self._log.poll())
         if rest:
-            self._fold.add(line for line in self._log.rest() if self._is_shown(line))
-        return self._take(everything=True)
+            yield from self._folded(self._log.rest())
+        yield from self._take(everything=True)
+
+    def _folded(self, lines: Iterable[Line]) -> Iterator[tuple[str, bytes]]:
+        chosen = (line for line in lines if self._is_shown(line))
+        while some := list(islice(chosen, _MOST_HELD)):
+            self._fold.add(some)
+            yield from self._take(everything=False)
+        yield from self._take(everything=False)
 
     def _is_shown(self, line: Line) -> bool:
         return line.rank in self._only and line.stream in self._streams

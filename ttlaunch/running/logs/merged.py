@@ -60,16 +60,14 @@ class MergedLog:
         for stretch in RankOutputs(self._folder, self._ranks, covered=self._covered).finish():
             yield from self._lines(stretch)
 
-    def _new_stretches(self) -> list[Stretch | Unkept]:
-        found: list[Stretch | Unkept] = []
+    def _new_stretches(self) -> Iterator[Stretch | Unkept]:
         for line in self._log.read():
             stretch = _parse_stretch(line)
             if isinstance(stretch, Unkept):
-                found.append(stretch)
+                yield stretch
             elif stretch is not None and stretch.offset == self._covered.get((stretch.rank, stretch.stream), 0):
                 self._covered[stretch.rank, stretch.stream] = stretch.end
-                found.append(stretch)
-        return found
+                yield stretch
 
     def _lines(self, stretch: Stretch) -> Iterator[Line]:
         name = contract.stdout_file if stretch.stream == "stdout" else contract.stderr_file

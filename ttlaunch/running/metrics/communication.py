@@ -87,7 +87,7 @@ def communication_costs(
 
 def _sent(telemetry: Sequence[RankTelemetry]) -> dict[str, tuple[float, float]]:
     """Messages and bytes of each operation in a step, on average over the recorded steps."""
-    steps = max((len(entry.steps) for entry in telemetry), default=0)
+    steps = max((entry.num_steps for entry in telemetry), default=0)
     found: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for entry in telemetry:
         for row in entry.sent:

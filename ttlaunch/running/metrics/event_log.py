@@ -6,9 +6,17 @@ them as they grow and makes events of one shape (`docs/how-to/look-at-metrics.md
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import math
+import os
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice, pairwise
+from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from ttlaunch import contract
@@ -22,6 +30,10 @@ from ttlaunch.running.watch import RankState, Watch
 
 EVENT_LOG_FORMAT = 1
 """Raised when a reader of older logs could misread a newer one."""
+
+_HELD_EVENTS = 10_000
+_HELD_STEPS = 65_536
+_PIECE = 16_384
 
 RUN, END, LAUNCHER = "run", "end", "launcher"
 """Kinds of events that no rank writes: the first, the last, and what the launcher notes in `events.jsonl`."""
@@ -98,7 +110,7 @@ def read_logged_run(path: Path) -> LoggedRun:
 
 
 class EventLog:
-    """The events of one run, as they come; each call of `poll` has what is new."""
+    """The events of one run, as they come; each call of `events`, `lines` or `poll` has what is new."""
 
     def __init__(self, path: Path) -> None:
         """Begin at the beginning of the run in a folder.
@@ -114,7 +126,7 @@ class EventLog:
         self._launcher = Tail(path / contract.EVENTS_FILE)
         self._step_times: dict[int, tuple[int, float]] = {}
         self._first_times: dict[int, float] = {}
-        self._reported: dict[tuple[int, int], float] = {}
+        self._reported = [_ReportTimes() for _ in self.run.ranks]
         self._exited: set[int] = set()
         self._has_begun = self._has_ended = False
         self._latest = 0.0
@@ -125,20 +137,40 @@ class EventLog:
         return self._has_ended
 
     def poll(self) -> list[Event]:
-        """Return new events in the order of time, as far as it is known."""
+        """Return the new events of a run that is known to be short."""
+        return list(self.events())
+
+    def events(self) -> Iterator[Event]:
+        """Yield new events in the order of time, as far as it is known; many of them are sorted on disk."""
+        return (_read_line(one) if isinstance(one, str) else one for one in self._ordered())
+
+    def lines(self) -> Iterator[str]:
+        """Yield what `events` does, as lines of the log."""
+        return (one if isinstance(one, str) else event_line(one) for one in self._ordered())
+
+    def _ordered(self) -> Iterator[Event | str]:
+        """Yield new events in the order of time: themselves, or their lines if they were too many to be held."""
         # The report first: it is written last, so if it is there now, the records below are complete.
         report = read_object_if_any(self._path / contract.REPORT_FILE)
-        records = [pair for pair in self._watch.poll() if not isinstance(pair[1], Parameters)]
-        found = [self._of_record(state, record) for state, record in records]
-        found += [event for row in self.run.ranks for event in self._of_telemetry(row.rank)]
-        found += [*self._of_launcher(), *self._of_exits()]
-        found.sort(key=lambda event: event.time)
-        self._latest = max([self._latest, *(event.time for event in found)])
-        begin = [] if self._has_begun or not found else [self._begin(found[0].time)]
-        self._has_begun = self._has_begun or bool(begin)
-        end = [] if self._has_ended or not report else [self._end(report)]
-        self._has_ended = self._has_ended or bool(end)
-        return [*begin, *found, *end]
+        for time, one in in_order_of_time(self._new_events(), scratch=self._path):
+            if not self._has_begun:
+                self._has_begun = True
+                yield self._begin(time)
+            self._latest = max(self._latest, time)
+            yield one
+        if report and not self._has_ended:
+            self._has_ended = True
+            yield self._end(report)
+
+    def _new_events(self) -> Iterator[Event]:
+        """Yield new events source by source; times of steps are known once all records have been read."""
+        for state, record in self._watch.records():
+            if not isinstance(record, Parameters):
+                yield self._of_record(state, record)
+        for row in self.run.ranks:
+            yield from self._of_telemetry(row.rank)
+        yield from self._of_launcher()
+        yield from self._of_exits()
 
     def _begin(self, time: float) -> Event:
         run = self.run
@@ -157,7 +189,7 @@ class EventLog:
         if isinstance(record, StepDone):
             step, before = record.step, self._step_times.get(rank)
             self._step_times[rank] = step, time
-            self._reported[rank, step] = time
+            self._reported[rank].add(step, time)
             if before is not None and before[0] < step and before[1] < time:
                 step_time_s = round((time - before[1]) / (step - before[0]), 9)
                 values["step_time_s"] = step_time_s
@@ -167,7 +199,8 @@ class EventLog:
 
     def _of_telemetry(self, rank: int) -> Iterator[Event]:
         for one in self._telemetry[rank].steps():
-            time = self._reported.pop((rank, one.step), self._first_times.get(rank, 0.0))
+            time = self._reported[rank].pop(one.step)
+            time = self._first_times.get(rank, 0.0) if time is None else time
             if one.times:
                 yield Event(time, TIMES, rank, one.step, one.times)
             if one.operations:
@@ -192,7 +225,7 @@ def write_event_log(path: Path) -> Path | None:
     """Write all events of a run into its `metrics.jsonl`; None if the disk is full, or the folder is of no run."""
     place = path / contract.METRICS_FILE
     try:
-        write_whole(place, "".join(event_line(event) for event in EventLog(path).poll()))
+        write_whole(place, EventLog(path).lines())
     except (OSError, ValueError):
         return None
     return place
@@ -201,3 +234,69 @@ def write_event_log(path: Path) -> Path | None:
 def event_line(event: Event) -> str:
     """An event as a line of the log; numbers that JSON does not have are written as text, such as `"nan"`."""
     return contract.record_line(event.as_json())
+
+
+def _read_line(line: str) -> Event:
+    """Read what `event_line` wrote."""
+    record = contract.read_record(line) or {}
+    return Event(record["time"], record["kind"], record.get("rank"), record.get("step"), record["values"])
+
+
+class _ReportTimes:
+    """When a rank reported each step whose telemetry has not come yet; 16 bytes for each."""
+
+    def __init__(self) -> None:
+        self._steps, self._times = array("q"), array("d")
+
+    def add(self, step: int, time: float) -> None:
+        """Note the time of a step, which is later than all steps before."""
+        if not self._steps or step > self._steps[-1]:
+            self._steps.append(step)
+            self._times.append(time)
+
+    def pop(self, step: int) -> float | None:
+        """Return the time of a step once; None if it is not known, or was returned before."""
+        at = bisect_left(self._steps, step)
+        if at == len(self._steps) or self._steps[at] != step or math.isnan(self._times[at]):
+            return None
+        found, self._times[at] = self._times[at], math.nan
+        if at >= _HELD_STEPS:  # telemetry comes in the order of steps
+            del self._steps[: at + 1], self._times[: at + 1]
+        return found
+
+
+def in_order_of_time(events: Iterator[Event], *, scratch: Path) -> Iterator[tuple[float, Event | str]]:
+    """Sort events by time; more than a few thousand are sorted in a file without a name, and come as their lines.
+
+    Args:
+        events: Any number; those of one time keep their order.
+        scratch: The folder of the file; one that cannot be written is replaced by the system's for such files.
+    """
+    some = _sorted(islice(events, _HELD_EVENTS))
+    if len(some) < _HELD_EVENTS:
+        yield from some
+        return
+    with TemporaryFile(dir=scratch if os.access(scratch, os.W_OK) else None) as file:
+        ends = [0]
+        while some:
+            file.writelines(f"{time!r}\t{event_line(event)}".encode() for time, event in some)
+            ends.append(file.tell())
+            some = _sorted(islice(events, _HELD_EVENTS))
+        file.flush()
+        yield from merge(*(_timed_lines(file.fileno(), *part) for part in pairwise(ends)), key=itemgetter(0))
+
+
+def _sorted(events: Iterable[Event]) -> list[tuple[float, Event]]:
+    return sorted(((event.time, event) for event in events), key=itemgetter(0))
+
+
+def _timed_lines(descriptor: int, begin: int, end: int) -> Iterator[tuple[float, str]]:
+    """Read a part of the file that `in_order_of_time` writes."""
+    rest = b""
+    while begin < end:
+        data = os.pread(descriptor, min(_PIECE, end - begin), begin)
+        begin += len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            time, _, text = line.decode().partition("\t")
+            yield float(time), text + "\n"

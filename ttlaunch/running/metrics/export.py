@@ -83,7 +83,7 @@ def _feed(log: EventLog, sink: Sink, path: Path, *, follow: bool) -> tuple[int, 
     while True:
         # Asked before the events are read: what a launcher wrote before it died is then still among them.
         is_over = not follow or (launcher is not None and launcher.is_here and not launcher.is_alive)
-        for event in log.poll():
+        for event in log.events():
             taken += 1
             status = str(event.values.get("status")) if event.kind == END else status
             sink.take(event)

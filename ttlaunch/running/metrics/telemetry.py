@@ -1,7 +1,7 @@
 """Read the telemetry of a run's ranks: what each sent to whom, how long it waited, the parts of its steps, its memory."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from ttlaunch.running.bad_records import Complain, good_records, pass_over
 from ttlaunch.running.runs.files import Tail
 
 _STEP = "step"
+_FEWEST_STEPS, _MOST_TIMES = 4096, 65_536
+"""How many steps of a rank have times at least, however many ranks there are, and how many of all ranks together."""
 OUTSIDE_STEPS = frozenset({"start", "after"})
 """Phases that are not part of a step: what comes before the first, and validations between steps."""
 
@@ -25,6 +27,8 @@ class RankTelemetry:
         is_written: Whether the rank has written anything.
         last: The last step it is about.
         facts: Numbers about the rank that formulas of traffic need.
+        num_steps: The number of steps that it has times of.
+        every: The times are of the steps that this number divides: 1, and more for a long run, see `_FEWEST_STEPS`.
         waits: Microseconds by step, for each operation, within steps.
         phases: Microseconds by step, for each phase of a step.
         steps: Microseconds of each step.
@@ -35,6 +39,8 @@ class RankTelemetry:
     last: int = 0
     facts: dict[str, int] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
+    num_steps: int = 0
+    every: int = 1
     waits: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     phases: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     steps: dict[int, int] = field(default_factory=dict)
@@ -81,13 +87,26 @@ class TelemetryReader:
             yield from (found[step] for step in sorted(found))
 
 
-def read_telemetry(folder: Path, *, world_size: int, complain: Complain = pass_over) -> list[RankTelemetry] | None:
-    """The telemetry of all ranks, as far as it is written; None if a rank has left none."""
-    found = []
+def read_telemetry(
+    folder: Path, *, world_size: int, complain: Complain = pass_over, with_times: bool = True
+) -> list[RankTelemetry] | None:
+    """The telemetry of all ranks, as far as it is written; None if a rank has left none.
+
+    Args:
+        folder: The run's.
+        world_size: The number of its ranks.
+        complain: Told of lines that cannot be used.
+        with_times: Whether to keep the times of steps.
+    """
+    found, most = [], max(_FEWEST_STEPS, _MOST_TIMES // max(1, world_size))
     for rank in range(world_size):
         entry, stretches = RankTelemetry(rank), TelemetryReader(folder, rank, world_size=world_size, complain=complain)
         for stretch in stretches.stretches():
-            _take(entry, stretch)
+            entry.facts |= stretch.facts
+            entry.is_written, entry.last = True, stretch.last
+            _add_sent(entry.sent, stretch.sent)
+            if with_times:
+                _add_times(entry, stretch, most=most)
         found.append(entry)
     return found if all(entry.is_written for entry in found) else None
 
@@ -105,21 +124,54 @@ def measured(telemetry: Sequence[RankTelemetry], *, until: int) -> dict[tuple[st
     return found
 
 
-def _take(entry: RankTelemetry, stretch: Stretch) -> None:
-    entry.sent += stretch.sent
-    entry.facts |= stretch.facts
-    _add_times(entry.waits, ((name, times) for name, phase, times in stretch.waited if phase not in OUTSIDE_STEPS))
-    _add_times(entry.phases, ((name, times) for name, times in stretch.spent if name not in {*OUTSIDE_STEPS, _STEP}))
-    for name, times in stretch.spent:
-        entry.steps |= times if name == _STEP else {}
-    entry.is_written, entry.last = True, stretch.last
+def _add_sent(into: list[Sent], rows: Sequence[Sent]) -> None:
+    """Add rows; one that goes on where the row at its place among the last ones ends becomes one row with it."""
+    before = len(into) - len(rows)
+    for place, row in enumerate(rows, before):
+        last = into[place] if before >= 0 else None
+        # What comes before the first step is counted by itself.
+        if (
+            last is not None
+            and last.first > 0
+            and _same_but_steps(last) == _same_but_steps(row)
+            and row.first == last.last + row.stride
+        ):
+            into[place] = Sent(**{**vars(row), "first": last.first})
+        else:
+            into.append(row)
 
 
-def _add_times(into: dict[str, dict[int, int]], found: Iterable[tuple[str, Mapping[int, int]]]) -> None:
-    for name, times in found:
-        known = into[name]
+def _same_but_steps(row: Sent) -> tuple[object, ...]:
+    return (row.operation, row.bucket, row.phase, row.dest, row.stride, row.messages, row.size)
+
+
+def _add_times(entry: RankTelemetry, stretch: Stretch, *, most: int) -> None:
+    """Add the times of some steps; if there are more than `most`, only those of every second step are kept from then on."""
+
+    def add(into: dict[int, int], times: Mapping[int, int]) -> None:
         for step, microseconds in times.items():
-            known[step] = known.get(step, 0) + microseconds
+            if step % entry.every == 0:
+                into[step] = into.get(step, 0) + microseconds
+
+    for name, phase, times in stretch.waited:
+        if phase not in OUTSIDE_STEPS:
+            add(entry.waits[name], times)
+    for name, times in stretch.spent:
+        if name == _STEP:
+            entry.num_steps += len(times)
+            entry.steps |= {step: time for step, time in times.items() if step % entry.every == 0}
+        elif name not in OUTSIDE_STEPS:
+            add(entry.phases[name], times)
+    if len(entry.steps) > most:
+        _thin(entry, most=most)
+
+
+def _thin(entry: RankTelemetry, *, most: int) -> None:
+    while len(entry.steps) > most:
+        entry.every *= 2
+        for kept in (entry.steps, *entry.waits.values(), *entry.phases.values()):
+            for step in [step for step in kept if step % entry.every]:
+                del kept[step]
 
 
 def _by_step(stretch: Stretch) -> dict[int, StepTelemetry]:

@@ -134,7 +134,7 @@ def settle(
     Returns:
         None if ranks have left no telemetry, such as those of another program, or of a run that ended before they began.
     """
-    telemetry = read_telemetry(folder, world_size=len(ranks), complain=complain)
+    telemetry = read_telemetry(folder, world_size=len(ranks), complain=complain, with_times=False)
     if telemetry is None:
         return None
     until = min(entry.last for entry in telemetry)

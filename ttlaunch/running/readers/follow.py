@@ -4,6 +4,7 @@ The run itself does not depend on it. A view that begins late shows everything f
 """
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.terminal_text import clean_output
@@ -45,10 +46,10 @@ class FollowedRun:
 
     def poll(self) -> None:
         """Show what is new."""
-        for state, record in self._watch.poll():
+        for state, record in self._watch.records():
             self._view.record(state, record)
         self._hear_of_hosts()
-        for stream, line in (*self._printed.poll(), *self.messages()):
+        for stream, line in chain(self._printed.poll(), self.messages()):
             self._view.output(stream, line)
         self._view.tick(self._watch.ranks)
 
@@ -71,7 +72,7 @@ class FollowedRun:
 
     def finish(self, report: Report | None) -> None:
         """Show what is left, and each rank's final state; without a report, also output whose order nobody recorded."""
-        for state, record in self._watch.poll():
+        for state, record in self._watch.records():
             self._view.record(state, record)
         for stream, line in self._printed.finish(rest=report is None):
             self._view.output(stream, line)

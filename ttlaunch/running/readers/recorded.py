@@ -59,7 +59,8 @@ def read_run(path: Path) -> Recorded:
     has_ended = (path / contract.REPORT_FILE).is_file()
     report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
     watch = Watch(facts, RunFolder(path.name, path))
-    watch.poll()
+    for _ in watch.records():
+        pass  # the states keep what matters
     is_done = report is not None and report.get("status") == "done"
     return Recorded(
         path=path,

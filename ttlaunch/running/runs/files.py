@@ -1,6 +1,6 @@
 """The files of a run's folder: read whole, read as they grow, and replaced as a whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from ttlaunch import contract
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, load
 from ttlaunch.records.regular_files import next_data, open_regular, read_regular, read_tail
 
-_PART = 1024 * 1024  # a part of many short lines takes 15 times its size in memory
+_PART = 256 * 1024  # a part of many short lines takes 15 times its size in memory
 _LONGEST_TEXT = 4 * 1024 * 1024
 
 
@@ -62,7 +62,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes | Iterable[str]) -> None:
     """Write a file so that readers see all of it or nothing, even if this process is killed meanwhile.
 
     Raises:
@@ -70,7 +70,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """
     unfinished = path.with_name(f"{path.name}.tmp")
     with open(unfinished, "wb", opener=contract.open_private) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        parts: Iterable[str | bytes] = [content] if isinstance(content, str | bytes) else content
+        file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
     unfinished.replace(path)
 
 
@@ -85,7 +86,7 @@ class Tail:
         self.lines = 0
         self._path = path
         self._read = 0
-        self._rest = b""
+        self._rest = bytearray()
 
     def read(self) -> Iterator[bytes]:
         """Read the whole lines that were added since the last call.
@@ -96,18 +97,18 @@ class Tail:
         try:
             if self._path.lstat().st_size <= self._read:  # the usual answer, which costs a tenth of opening the file
                 return
-            with open_regular(self._path) as file:
-                while True:
+            while True:
+                with open_regular(self._path) as file:  # closed before lines are used: readers of many ranks take turns
                     data = next_data(file, self._read)
-                    if data > self._read:
-                        self._read = data
-                        yield from self._lines(b"\0")
-                    file.seek(self._read)
+                    is_hole, self._read = data > self._read, data
+                    file.seek(data)
                     part = file.read(_PART)
-                    if not part:
-                        return
-                    self._read += len(part)
-                    yield from self._lines(part)
+                self._read += len(part)
+                if is_hole:
+                    yield from self._lines(b"\0")
+                if not part:
+                    return
+                yield from self._lines(part)
         except OSError:
             return
 
@@ -115,6 +116,6 @@ class Tail:
         *whole, rest = part.split(b"\n")
         for line in whole:
             self.lines += 1
-            yield from (self._rest + line).splitlines() or [b""]
-            self._rest = b""
-        self._rest = (self._rest + rest)[: LONGEST_RECORD + 1]
+            yield from (bytes(self._rest) + line if self._rest else line).splitlines() or [b""]
+            self._rest.clear()
+        self._rest += rest[: LONGEST_RECORD + 1 - len(self._rest)]
