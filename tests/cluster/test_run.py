@@ -246,3 +246,17 @@ def test_ranks_use_the_interpreter_that_the_cluster_names(make_cluster, ttlaunch
     lab(cluster.hostfile(), python="/opt/python/bin/python")
     answer = ttlaunch_on(cluster)("run fabric_minimal --on lab --ranks 2 --format json", timeout_s=60)
     assert answer.status == 0, answer.stderr
+
+
+def test_hosts_that_share_the_folder_of_a_run_send_each_their_own_ranks_files(make_cluster, ttlaunch_on, lab, tmp_path):
+    """Each agent sees the files of all ranks there, and the launcher refuses those of another host."""
+    cluster = make_cluster(hosts=2, shared_folder="/root/shared")
+    lab(cluster.hostfile(), remote_folder="/root/shared/ttlaunch")
+    settings = f"{STEPS} --set multihost_config.num_workers=2 --set checkpoint_config.interval=2"
+    answer = ttlaunch_on(cluster)(f"run fully_sharded --on lab {settings} --format json", timeout_s=120)
+    assert answer.status == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert [("done", 4), ("done", 4)] == [(row["state"], row["step"]) for row in report["ranks"]]
+    [run] = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    assert ["step-2", "step-4"] == sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert not (run / "events.jsonl").read_text().count("host_joined_again")

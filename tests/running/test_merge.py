@@ -317,3 +317,14 @@ def test_a_log_of_terabytes_of_nothing_is_merged_and_shown_at_once(ranks):
     assert bytes(100) == hole.text[:100]
     assert hole.text.endswith(b" more bytes")
     assert 2**43 + 4 == hole.offset + hole.length
+
+
+def test_notes_of_bytes_that_never_come_are_held_up_to_a_limit(ranks, monkeypatch):
+    monkeypatch.setattr(merge, "_MOST_HELD", 5)
+    with (ranks.folder / contract.times_file(0)).open("w") as file:
+        file.write("1.0 1 9000000000000\n" * 1000)
+    outputs = RankOutputs(ranks.folder, [0])
+    assert [] == outputs.poll()
+    assert 5 == len(outputs._held)
+    ranks.prints(0, b"all the same\n", noted=False)
+    assert [(0, 13)] == [(one.offset, one.length) for one in outputs.finish()]

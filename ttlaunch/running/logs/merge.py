@@ -27,6 +27,7 @@ MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
 _PIECE = 1 << 20
 _TOGETHER_S = 0.05
 _STATE_EVERY_S = 2.0
+_MOST_HELD = 10_000
 
 
 _Key = tuple[int, str]
@@ -121,7 +122,8 @@ class RankOutputs:
         for note in notes:
             stretches = self._follow(note)
             if stretches is None:
-                self._held.append(note)  # files of a host arrive one by one, so a note may come before its bytes
+                # Files of a host arrive one by one, so a note may come before its bytes. Bytes without a note get a later time.
+                self._held += [note] if len(self._held) < _MOST_HELD else []
             else:
                 found += stretches
         found += self._states()
