@@ -8,10 +8,13 @@ from pathlib import Path
 _LISTENS = "0A"
 
 
-def addresses_of(pids, proc=Path("/proc")):
-    """The addresses on which any of these processes listens, as objects of `ipaddress`."""
-    sockets = {link for pid in pids for link in _links(proc / str(pid) / "fd")}
-    return [address for inode, address in _listening(proc) if f"socket:[{inode}]" in sockets]
+def addresses_of(pids):
+    """The addresses on which any of these processes listens, as objects of `ipaddress`; each has its own network."""
+    found = []
+    for process in (Path(f"/proc/{pid}") for pid in pids):
+        sockets = set(_links(process / "fd"))
+        found += [address for inode, address in _listening(process) if f"socket:[{inode}]" in sockets]
+    return found
 
 
 def _links(folder):
@@ -22,9 +25,9 @@ def _links(folder):
             continue
 
 
-def _listening(proc):
+def _listening(process):
     for table in ("tcp", "tcp6"):
-        for line in (proc / "net" / table).read_text().splitlines()[1:]:
+        for line in (process / "net" / table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENS:
                 yield fields[9], _address(fields[1].partition(":")[0])
