@@ -3,11 +3,14 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ttlaunch
 from tests.hosts.sync.files import git
 from tests.security.repositories import hostile_repository, lose_object
 from ttlaunch.hosts.sync.release import make_release
@@ -86,6 +89,12 @@ def test_a_run_runs_no_program_of_the_repository(hostile, trace):
     assert (0, False) == (answer.returncode, trace.exists()), answer.stderr
     [code] = hostile.glob("runs/*/code.json")
     assert "+x = 2" in json.loads(code.read_text())["diff"]
+
+
+def test_git_is_started_in_one_place_only():
+    package = Path(ttlaunch.__file__).parent
+    starting = [path for path in package.rglob("*.py") if re.search(r"""["']git["']""", path.read_text())]
+    assert [package / "hosts/sync/repository.py"] == starting
 
 
 def test_settings_of_the_user_that_run_programs_on_files_do_not_run_on_a_repositorys_files(hostile, trace, monkeypatch):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,16 @@ def test_everything_arrives_as_it_is(project, release_of, host):
     assert answer.release == str(host.folder / "releases" / answer.tree_hash)
     assert answer.remote_folder == str(host.folder)
     assert (False, (), ()) == (answer.already_there, answer.pruned, answer.repaired)
+
+
+def test_setuid_setgid_and_sticky_bits_do_not_arrive(project, release_of, host):
+    (project / "tool").write_text("")
+    (project / "tool").chmod(0o6755)
+    (project / "shared").mkdir()
+    (project / "shared").chmod(0o3777)
+    host.take(release_of(project))
+    modes = {name: oct(stat.S_IMODE((host.current / name).stat().st_mode)) for name in ("tool", "shared")}
+    assert {"tool": "0o755", "shared": "0o777"} == modes
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
