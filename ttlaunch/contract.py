@@ -33,6 +33,7 @@ ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on e
 ENV_TRACE_STEPS = "TTLAUNCH_TRACE_STEPS"  # how many steps a rank is to trace; set by the plan, and only with `--trace`
 ENV_NETWORKS = "TTLAUNCH_NETWORKS"  # those that the engine told the ranks to talk over; set only where it did
 ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, on the rank's host
+ENV_UMASK = "TTLAUNCH_UMASK"  # the user's, in octal, for what a supervisor starts; its own files are private
 PREFIX = "TTLAUNCH_"
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
 
@@ -184,21 +185,28 @@ def shard_record(rank: int) -> str:
 
 
 # Rights. A run's folder has mode 0700, or 2750 where the user shares the run with a group; what is in it follows the folder.
-_PRIVATE_FILE = 0o600
+_PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _SHARED_FILE, SHARED_FOLDER = 0o640, 0o2750
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file of a run's folder for writing, as `opener` of `open`: only the user, and who shares the run, can read it.
-
-    A symbolic link of that name is refused, because a folder from elsewhere could lead to any file of the user's.
-    """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nor is a named pipe waited for
+    """Open a file of a run's folder for writing, as `opener` of `open`: only the user, and who shares the run, can read it."""
+    flags |= os.O_CLOEXEC
     if not _is_shared(path):
         return os.open(path, flags, _PRIVATE_FILE)
     descriptor = os.open(path, flags, _SHARED_FILE)
     os.fchmod(descriptor, _SHARED_FILE)  # whatever the umask is: the user has asked for it
     return descriptor
+
+
+def make_private_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder in a run's folder, if it is not there, with the rights of the folder that it is in."""
+    try:
+        os.mkdir(path, _PRIVATE_FOLDER)  # noqa: PTH102 - as below
+    except FileExistsError:
+        return
+    if _is_shared(os.fspath(path)):
+        os.chmod(path, SHARED_FOLDER)  # noqa: PTH101 - as below
 
 
 def _is_shared(path: str) -> bool:

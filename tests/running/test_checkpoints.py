@@ -19,6 +19,7 @@ from ttlaunch.running.checkpoints.complete import (
     remove_old,
 )
 from ttlaunch.running.checkpoints.resume import find_checkpoint
+from ttlaunch.running.runs.files import open_unlinked
 from ttlaunch.running.runs.run_folder import create_run_folder
 from ttlaunch.running.watch import RankState, fold
 
@@ -291,7 +292,7 @@ def test_killed_while_completing_the_next_one_goes_on(make_run, find, monkeypatc
         return call
 
     with monkeypatch.context() as patched:
-        patched.setattr(contract, "open_private", dying(contract.open_private))
+        patched.setattr("ttlaunch.running.checkpoints.complete.open_unlinked", dying(open_unlinked))
         for name in ("unlink", "rename"):
             patched.setattr(f"pathlib.Path.{name}", dying(getattr(type(run), name)))
         patched.setattr("os.fsync", dying(lambda _descriptor: None))

@@ -124,7 +124,7 @@ def _open_times(path: str) -> int | None:
 
 
 def _create(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    return contract.open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
 
 
 def _forward(descriptor: int, data: bytes) -> None:

@@ -39,11 +39,15 @@ class RankRecords:
 
     def started(self, pid: int) -> None:
         """Record that the rank's process was started, and reserve room on the disk for the record of its end."""
+        progress, reserved_path = (
+            self._path(contract.progress_file(self._rank)),
+            self._path(contract.exit_file(self._rank)) + ".tmp",
+        )
         record = Started(time=self._started, pid=pid, shim_pid=os.getpid(), host=os.uname().nodename)
         try:
-            with open(self._path(contract.progress_file(self._rank)), "a", encoding="utf-8") as file:
+            with open(progress, "a", encoding="utf-8", opener=contract.open_private) as file:
                 file.write(json.dumps({"kind": contract.KIND_STARTED, **vars(record)}) + "\n")
-            with open(self._path(contract.exit_file(self._rank)) + ".tmp", "wb") as reserved:
+            with open(reserved_path, "wb", opener=contract.open_private) as reserved:
                 reserved.write(b" " * _RESERVED)
         except OSError as error:
             print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
@@ -110,7 +114,7 @@ class RankRecords:
         path = self._path(contract.exit_file(self._rank))
         text = json.dumps(vars(record)).encode().ljust(_RESERVED)  # spaces at its end are part of no JSON
         try:
-            with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+            with open(contract.open_private(path + ".tmp", os.O_WRONLY | os.O_CREAT), "wb") as file:
                 file.write(text)
             os.replace(path + ".tmp", path)
         except OSError as error:

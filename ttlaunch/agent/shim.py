@@ -62,8 +62,8 @@ def main() -> int:
         reason = str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
         print(f"ttlaunch shim: {reason}", file=sys.stderr)
         return _SHIM_FAILED
-    os.makedirs(os.path.join(run_folder, contract.LOGS_DIR), exist_ok=True)
-    os.makedirs(os.path.join(run_folder, contract.RECORDS_DIR), exist_ok=True)
+    contract.make_private_folder(os.path.join(run_folder, contract.LOGS_DIR))
+    contract.make_private_folder(os.path.join(run_folder, contract.RECORDS_DIR))
     return _run_rank(plan, row, plan_path)
 
 

@@ -47,8 +47,8 @@ def dump_stacks(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy
     texts = {rank: _finish(process, deadline) for rank, process in running.items()}
     for rank, text in texts.items():
         path = os.path.join(run_folder, contract.stacks_file(rank))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
+        contract.make_private_folder(os.path.dirname(path))
+        with open(path, "a", encoding="utf-8", opener=contract.open_private) as file:
             file.write(text)
     return [rank for rank, text in texts.items() if text]
 

@@ -115,6 +115,7 @@ def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     claims.close_to_others(os.path.dirname(folder))
     _prune(os.path.dirname(folder))
+    os.umask(0o077)  # what the agent writes is the user's alone; it starts no rank, so ranks keep their umask
     for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
         os.makedirs(os.path.join(folder, name), exist_ok=True)
     os.chmod(folder, 0o700)

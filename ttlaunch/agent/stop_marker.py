@@ -24,7 +24,7 @@ def leave_stop_marker(run_folder: str, marker: Mapping[str, Any]) -> None:
     """Write `contract.ENDING_FILE` by one rename; on a full disk nothing is written, and ranks end when their grace is over."""
     path = os.path.join(run_folder, contract.ENDING_FILE)
     try:
-        with open(path + ".tmp", "w", encoding="utf-8") as file:
+        with open(path + ".tmp", "w", encoding="utf-8", opener=contract.open_private) as file:
             json.dump(marker, file)
         os.replace(path + ".tmp", path)
     except OSError:
@@ -42,7 +42,7 @@ def stop_marker_was_left(run_folder: str, *, since: float) -> bool:
 def leave_farewell(run_folder: str, reason: str) -> None:
     """Record why the agent has left by itself; on a full disk nothing is written."""
     try:
-        with open(os.path.join(run_folder, _FAREWELL), "w", encoding="utf-8") as file:
+        with open(os.path.join(run_folder, _FAREWELL), "w", encoding="utf-8", opener=contract.open_private) as file:
             json.dump({"reason": reason, "time": time.time()}, file)
     except OSError:
         return

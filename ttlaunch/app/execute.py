@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
-from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.planning.launch_plan import LaunchPlan
     from ttlaunch.records.ranks import AnyProgress
+    from ttlaunch.running.ending import Grace
     from ttlaunch.running.logs.output import View
     from ttlaunch.running.rank_controller import RankController
     from ttlaunch.running.runs.run_folder import RunFolder
@@ -58,6 +59,7 @@ class RunOptions:
         typed: The command line, if it can be typed again with `--resume`.
         hang_timeout_s: How long no rank may move; None: it follows from the steps.
         lease_s: How long ranks on another host run on when nothing is heard from here.
+        share_with: The id of a group whose members may read the run; None: only the user can.
     """
 
     runs_dir: Path
@@ -65,6 +67,31 @@ class RunOptions:
     typed: Sequence[str] = ()
     hang_timeout_s: float | None = None
     lease_s: float = contract.LEASE_S
+    share_with: int | None = None
+
+    @property
+    def grace(self) -> "Grace":
+        from ttlaunch.running.ending import Grace
+
+        return Grace(self.grace_s, tuple(self.typed))
+
+
+def group_id(name: str) -> int:
+    """Find the group whose members may read a run.
+
+    Raises:
+        LaunchError: There is no such group, or this user is no member of it.
+    """
+    import grp
+
+    try:
+        group = grp.getgrnam(name).gr_gid
+    except KeyError as error:
+        raise usage_error(f"there is no group `{shown(name)}` on this machine to share the run with") from error
+    if os.geteuid() != 0 and group not in {os.getegid(), *os.getgroups()}:
+        message = f"only members of `{shown(name)}` can share a run with it, and this user is none"
+        raise usage_error(message, "`id -nG` names the groups of this user")
+    return group
 
 
 def make_ready(prepared: "PreparedRun", options: RunOptions, dialogue: Dialogue) -> "LaunchContext":
@@ -101,16 +128,16 @@ def execute_plan(
         LaunchError: A host is not ready, or the run's folder cannot be made; nothing was started.
     """
     from ttlaunch.app.registering import registered
-    from ttlaunch.running.ending import Grace
     from ttlaunch.running.guard import guarded
     from ttlaunch.running.runs.facts import facts_of
-    from ttlaunch.running.runs.run_folder import scratch_folder
+    from ttlaunch.running.runs.run_folder import private_files, scratch_folder
     from ttlaunch.running.supervise import supervise
     from ttlaunch.running.watch import Watch
 
     ready = ready or make_ready(prepared, options, dialogue)  # unless its hosts are ready already
     plan, engine, folder = ready.plan, prepared.engine, _make_folder(ready, prepared, options, dialogue=dialogue)
     with (
+        private_files(folder),
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # first: ends the ranks if we are killed
         ready.controller(folder, watch := Watch(plan, folder), scratch) as controller,
@@ -126,7 +153,7 @@ def execute_plan(
             watch=watch,
             controller=controller,
             scratch=scratch,
-            grace=Grace(options.grace_s, tuple(options.typed)),
+            grace=options.grace,
             hang_timeout_s=options.hang_timeout_s,
             begun=begun,
         )
@@ -166,14 +193,14 @@ def _make_folder(
     """Make the run's folder and write the plan and all inputs into it."""
     from ttlaunch.errors import RunFolderError
     from ttlaunch.running.runs.record_inputs import write_inputs
-    from ttlaunch.running.runs.run_folder import create_run_folder
+    from ttlaunch.running.runs.run_folder import create_run_folder, private_files
 
     try:
-        folder = create_run_folder(options.runs_dir)
+        folder = create_run_folder(options.runs_dir, group=options.share_with)
         resolved = prepared.resolved_config
-        dialogue.warn(
-            write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
-        )
+        with private_files(folder):
+            found = write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
+        dialogue.warn(found)
     except RunFolderError as error:
         raise LaunchError([Diagnostic("H008", str(error), hints=(_ELSEWHERE,), blame=Blame.HOSTS)]) from error
     return folder

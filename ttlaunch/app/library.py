@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Unattended
-from ttlaunch.app.execute import RunOptions
+from ttlaunch.app.execute import RunOptions, group_id
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
 from ttlaunch.app.order import Target, checked_options, no_target, refuse_strangers, spec_of
 from ttlaunch.app.prepare_run import prepare
@@ -69,6 +69,7 @@ class StartOptions(ClusterOptions, total=False):
         grace: Seconds that ranks have to finish and save their step after a request to stop; 30 unless given.
         hang_timeout: Seconds without any movement after which the run has hung; unless given it follows from the steps.
         lease: Seconds after which ranks on another host end if they hear nothing from this machine; 15 unless given.
+        share_with: A group whose members may read the run's folder; only the user can unless given.
         max_restarts: The most restarts from the newest checkpoint after a failure; 0 unless given.
         sinks: Where metrics go besides the run's own log, such as `tensorboard=DIR`.
     """
@@ -80,6 +81,7 @@ class StartOptions(ClusterOptions, total=False):
     grace: float
     hang_timeout: float | None
     lease: float
+    share_with: str | None
     max_restarts: int
     sinks: Sequence[str]
 
@@ -178,6 +180,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
         grace_s=given.get("grace", 30.0),
         hang_timeout_s=given.get("hang_timeout"),
         lease_s=given.get("lease", contract.LEASE_S),
+        share_with=group_id(given["share_with"]) if "share_with" in given else None,
     )
     most = given.get("max_restarts", 0)
     supervisor = spawn_supervisor(

@@ -81,6 +81,10 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
     from ttlaunch.running.metrics.export import SinkState, export, report_failure
 
     if beside:
+        umask = int(os.environ.pop(contract.ENV_UMASK, "22"), 8)
+        # In the run's folder we keep the umask of the supervisor that started us; elsewhere, what we write is the user's.
+        if not all(Path(choice.place_in(path)).is_relative_to(path) for choice in choices):
+            os.umask(umask)
         os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
     if follow and len(choices) > 1:
         message = f"`--follow` was given with {len(choices)} sinks, and each needs a separate process"

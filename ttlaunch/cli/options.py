@@ -108,6 +108,14 @@ LeaseSeconds = Annotated[
         help="How long ranks on another host keep running without contact to this machine. Then that host ends them.",
     ),
 ]
+ShareWith = Annotated[
+    str | None,
+    typer.Option(
+        "--share-with",
+        metavar="GROUP",
+        help="Let the members of a group read the run's folder, which otherwise only you can.",
+    ),
+]
 TraceSteps = Annotated[
     int | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.execute import RunOptions, make_ready
+from ttlaunch.app.execute import RunOptions, group_id, make_ready
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
@@ -22,6 +22,7 @@ from ttlaunch.cli.options import (
     Only,
     OutputFormat,
     ProfileSteps,
+    ShareWith,
     Sinks,
     TraceSteps,
     Verbose,
@@ -82,6 +83,7 @@ def run(
     sinks: Sinks = None,
     hang_timeout: HangTimeout = None,
     lease: LeaseSeconds = contract.LEASE_S,
+    share_with: ShareWith = None,
     max_restarts: MaxRestarts = 0,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start in the background and return; `attach` shows the run.")
@@ -100,6 +102,7 @@ def run(
 
     steps = trace_steps or (_TRACED_STEPS if trace else None)
     spec = replace(spec, trace_steps=steps, profile_steps=profile_steps)
+    group = None if share_with is None else group_id(share_with)
     asked = parse_sinks(sinks or (), option="--sink")
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
@@ -107,11 +110,9 @@ def run(
     if dry_run:
         show_plan(prepared.plan, form=form)
         exit_with(contract.STATUS_DONE)
-    typed = (
-        "ttlaunch",
-        *mask_arguments(sys.argv[1:]),
-    )  # it is printed, and what is printed is kept in the run's folder
-    options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease)
+    # Masked: it is printed, and what is printed is kept in the run's folder.
+    typed = ("ttlaunch", *mask_arguments(sys.argv[1:]))
+    options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease, share_with=group)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
     def work(begun: "Begun") -> "list[Outcome]":

@@ -7,19 +7,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ttlaunch import contract
 from ttlaunch.agent import PARENT_DEATH
 
 
 def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a process in its own session, so that Ctrl-C reaches only the launcher; it ends if the launcher is killed.
 
+    It gets the umask that `contract.ENV_UMASK` names, if it is set, and not that variable.
+
     Raises:
         OSError: The interpreter cannot be started, or `folder` cannot be entered.
     """
+    variables = dict(environment)
+    umask = int(variables.pop(contract.ENV_UMASK, "-1"), 8)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", PARENT_DEATH, *argv],
         cwd=folder,
-        env=dict(environment),
+        env=variables,
+        umask=umask,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

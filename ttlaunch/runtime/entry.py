@@ -50,8 +50,8 @@ def main() -> None:
 @contextmanager
 def _stacks_on_demand(path: Path) -> Iterator[None]:
     """Write what all threads are doing to a file at every SIGUSR2, also while the main thread waits in MPI or in C."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:
+    contract.make_private_folder(path.parent)
+    with open(path, "ab", buffering=0, opener=contract.open_private) as file:
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
         try:
             yield

@@ -24,7 +24,7 @@ from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.bad_records import BadLine, Complain, pass_over
 from ttlaunch.running.logs.output import View
-from ttlaunch.running.runs.files import read_file
+from ttlaunch.running.runs.files import open_unlinked, read_file
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
@@ -289,7 +289,7 @@ def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
         _flush(folder / name)
     content["sha256"] = manifest_digest(content)
     manifest = folder / contract.CHECKPOINT_MANIFEST
-    with open(manifest, "w", encoding="utf-8", opener=contract.open_private) as file:
+    with open(manifest, "w", encoding="utf-8", opener=open_unlinked) as file:
         file.write(json.dumps(content, indent=1) + "\n")
     _flush(manifest)
     _flush(folder)

@@ -1,5 +1,6 @@
 """The files of a run's folder: read whole, read as they grow, and replaced as a whole."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,14 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def open_unlinked(path: str, flags: int) -> int:
+    """Open a file for writing in a folder that may be a stranger's, as `opener` of `open`.
+
+    A link is refused, because it could lead to any file of the user's, and a named pipe is not waited for.
+    """
+    return contract.open_private(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def write_whole(path: Path, content: str | bytes | Iterable[str]) -> None:
     """Write a file so that readers see all of it or nothing, even if this process is killed meanwhile.
 
@@ -69,7 +78,7 @@ def write_whole(path: Path, content: str | bytes | Iterable[str]) -> None:
         OSError: It cannot be written; what was there before is then still there.
     """
     unfinished = path.with_name(f"{path.name}.tmp")
-    with open(unfinished, "wb", opener=contract.open_private) as file:
+    with open(unfinished, "wb", opener=open_unlinked) as file:
         parts: Iterable[str | bytes] = [content] if isinstance(content, str | bytes) else content
         file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
     unfinished.replace(path)

@@ -22,6 +22,7 @@ from ttlaunch import contract
 from ttlaunch.agent.claims import claim, remove_abandoned
 from ttlaunch.errors import RunFolderError
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
+from ttlaunch.running.runs.files import open_unlinked
 from ttlaunch.running.runs.launcher import write_launcher
 
 _SCRATCH = "ttl-"
@@ -44,8 +45,11 @@ def supervisor_file(stream: str) -> str:
     return f"{contract.LOGS_DIR}/supervisor.{stream}"
 
 
-def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunFolder:
+def create_run_folder(runs_folder: Path, *, now: datetime | None = None, group: int | None = None) -> RunFolder:
     """Make `runs/<id>/` with a name that sorts by time and that no concurrent run can take.
+
+    Only the user can read it. With a `group`, its members can read it too: the folder is the group's and has the set-group-ID
+    bit, by which whoever writes a file of the run knows that the group may read it.
 
     Raises:
         RunFolderError: If it cannot be made.
@@ -60,18 +64,35 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
         while True:
             run_id = f"{stamp}-{secrets.token_hex(2)}"
             try:
-                (runs_folder / run_id).mkdir()
+                (runs_folder / run_id).mkdir(mode=0o700)
                 made = runs_folder / run_id
                 break
             except FileExistsError:
                 continue
         folder = RunFolder(run_id, (runs_folder / run_id).resolve())
+        if group is not None:
+            os.chown(folder.path, -1, group)
+            folder.path.chmod(contract.SHARED_FOLDER)
         for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
-            folder.file(name).mkdir()
-        write_launcher(folder.path)
+            contract.make_private_folder(folder.file(name))
+        with private_files(folder):
+            write_launcher(folder.path)
     except OSError as error:
         raise abandon(runs_folder if is_new else made, error, place=runs_folder) from error
     return folder
+
+
+@contextlib.contextmanager
+def private_files(folder: RunFolder) -> Iterator[None]:
+    """Give all that this process writes meanwhile the rights of a run's folder; its engine and sinks keep the user's umask."""
+    is_shared = folder.path.stat().st_mode & contract.SHARED_FOLDER == contract.SHARED_FOLDER
+    before = os.umask(0o027 if is_shared else 0o077)
+    os.environ[contract.ENV_UMASK] = f"{before:o}"
+    try:
+        yield
+    finally:
+        os.umask(before)
+        del os.environ[contract.ENV_UMASK]
 
 
 def abandon(begun: Path | None, error: OSError, *, place: Path | None = None) -> RunFolderError:
@@ -155,7 +176,7 @@ def write_environment(
 def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
     """Add a line to `events.jsonl`; the file is the run's history."""
     record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **values}
-    with folder.file(contract.EVENTS_FILE).open("a", encoding="utf-8") as file:
+    with open(folder.file(contract.EVENTS_FILE), "a", encoding="utf-8", opener=open_unlinked) as file:
         file.write(json.dumps(record) + "\n")
 
 

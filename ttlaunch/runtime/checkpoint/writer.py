@@ -88,7 +88,8 @@ class ShardWriter:
         folder = self._run_dir / (contract.checkpoint_dir(shard.step) + contract.UNFINISHED_SUFFIX)
         path = folder / contract.shard_file(shard.rank)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            contract.make_private_folder(folder.parent)
+            contract.make_private_folder(folder)
             write_shard(path, image, shard=shard, copied=copied)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
@@ -138,7 +139,8 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threadin
     }
     own = path.with_name(contract.shard_record(shard.rank))
     unfinished = own.with_name(own.name + contract.UNFINISHED_SUFFIX)
-    unfinished.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
+    with open(unfinished, "w", encoding="utf-8", opener=contract.open_private) as file:
+        file.write(json.dumps(record, allow_nan=False))
     unfinished.replace(own)
 
 
@@ -173,7 +175,7 @@ def write_durably(path: Path, image: ShardImage) -> None:
 
 
 def _write(path: Path, image: ShardImage, *, flag: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flag, 0o644)
+    descriptor = contract.open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flag)
     try:
         pages, at = image.pages, 0
         while at < len(pages):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ttlaunch import contract
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps, profile_file
 from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
 from ttlaunch.runtime.world import Rank
@@ -86,7 +87,9 @@ class StepProfile:
             self._step.__exit__(None, None, None)
         self._profile.stop()
         with contextlib.suppress(OSError, RuntimeError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            contract.make_private_folder(self._path.parent)
+            # torch opens the file by its name; made before, it has the rights of the run.
+            os.close(contract.open_private(str(self._unfinished), os.O_WRONLY | os.O_CREAT))
             self._profile.export_chrome_trace(str(self._unfinished))
             self._unfinished.replace(self._path)
         self._profile = None

@@ -24,8 +24,8 @@ class ProgressWriter:
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         path = run_dir / contract.progress_file(rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        contract.make_private_folder(path.parent)
+        self._descriptor = contract.open_private(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, kind: str, **values: object) -> None:
         """Append a record of `kind` (a `KIND_` of the contract) with the present time.
@@ -78,9 +78,10 @@ def write_error(  # the role, the step and the recipe's folder are what an excep
         "time": time.time(),
     }
     path = run_dir / contract.error_file(rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    contract.make_private_folder(path.parent)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(record), encoding="utf-8")
+    with open(unfinished, "w", encoding="utf-8", opener=contract.open_private) as written:
+        written.write(json.dumps(record))
     unfinished.replace(path)
 
 

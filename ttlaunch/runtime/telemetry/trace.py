@@ -70,7 +70,10 @@ class Trace:
     def _write(self, events: list[list[Any]]) -> None:
         """Append a line for each event; a full disk costs the trace, not the run."""
         lines = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events)
-        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(self._path, "a", encoding="utf-8", opener=contract.open_private) as file,
+        ):
             file.write(lines)
 
 
