@@ -19,9 +19,17 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from fuzz_cases import Sample, Target, bomb, mutated
+from fuzz_files import checkpoints, textproto, yaml
 from fuzz_hosts import frames, probes, records
 
-TARGETS: dict[str, Callable[[], Target]] = {"frames": frames, "records": records, "probes": probes}
+TARGETS: dict[str, Callable[[], Target]] = {
+    "frames": frames,
+    "records": records,
+    "probes": probes,
+    "checkpoints": checkpoints,
+    "yaml": yaml,
+    "textproto": textproto,
+}
 """Makes each target; a new one is a line here."""
 
 LIMIT_MB = 300

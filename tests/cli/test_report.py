@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ttlaunch import contract
+from ttlaunch.running.runs.registry import find_registry
 
 FORMULA = """\
 from ttlaunch.recipe import ConfigFile, Layout, Ranks, Recipe, Traffic
@@ -89,7 +90,10 @@ def make_run(here):
         ]
         known = {"recipe": None, "command": {"name": "prog"}, "layout": None} if program else {}
         plan = {"recipe": {"name": "two", "folder": str(recipe)}, "layout": "two", "config": {}, "ranks": rows, **known}
-        (run / contract.PLAN_FILE).write_text(json.dumps(plan))
+        (run / contract.PLAN_FILE).write_text(json.dumps(plan | {"hash": "h"}))
+        find_registry(os.environ).enter(
+            run.resolve(), name="two", plan_hash="h", ranks=2
+        )  # else its recipe is not asked
         for rank in range(2):
             records = [
                 {"kind": "step", "time": 100.0 + step, "step": step, "tokens": 50} for step in range(1, steps + 1)

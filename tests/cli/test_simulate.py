@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.peers import write_peers
+from ttlaunch.running.checkpoints import complete
 
 SMALL = {
     "training_config.steps": 8,
@@ -190,14 +191,16 @@ def full_when(monkeypatch):
     """`full_when(words)`: the disk is full for this process once such words are in the path that is written."""
 
     def arrange(words):
-        write = Path.write_text
+        def full(write):
+            def checked(path, *arguments, **options):
+                if words in str(path):
+                    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+                return write(path, *arguments, **options)
 
-        def write_text(path, *arguments, **options):
-            if words in str(path):
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-            return write(path, *arguments, **options)
+            return checked
 
-        monkeypatch.setattr(Path, "write_text", write_text)
+        monkeypatch.setattr(Path, "write_text", full(Path.write_text))
+        monkeypatch.setattr(complete, "open_unlinked", full(complete.open_unlinked))
 
     return arrange
 

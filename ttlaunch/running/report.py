@@ -139,7 +139,9 @@ def make_report(
         failure=failure,
         leftovers=leftovers + sum(state.exit.left_behind for state in ranks if state.exit),
         ranks=tuple(_rank_summary(state, last.get(state.row.rank)) for state in ranks),
-        traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done", complain=complain),
+        traffic=settle(
+            folder.path, plan.as_json(), ranks, is_done=status == "done", runs_recipe=True, complain=complain
+        ),
     )
 
 

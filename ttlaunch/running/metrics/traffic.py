@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.metrics.telemetry import RankTelemetry, measured, read_telemetry
 from ttlaunch.running.watch import RankState
+from ttlaunch.spec.named_folders import built_in_folder
 
 if TYPE_CHECKING:
     from ttlaunch.spec.recipe.traffic import Traffic
@@ -120,6 +121,7 @@ def settle(
     ranks: Sequence[RankState],
     *,
     is_done: bool,
+    runs_recipe: bool,
     complain: Complain = pass_over,
 ) -> Settlement | None:
     """Compare what ranks counted with the recipe's formula, over the steps that all of them have finished.
@@ -129,6 +131,8 @@ def settle(
         plan: The content of its `plan.json`.
         ranks: What is known of its ranks.
         is_done: Whether the run came to its end; else the last step that all ranks report may not be all of it.
+        runs_recipe: Whether the code of the recipe that the plan names may be run, as for a run that this user has started.
+            That of a built-in recipe is run anyway.
         complain: Told of lines that cannot be used.
 
     Returns:
@@ -138,19 +142,23 @@ def settle(
     if telemetry is None:
         return None
     until = min(entry.last for entry in telemetry)
-    if _is_asynchronous(plan):
+    folder_of_recipe = _recipe_folder(plan, runs_recipe=runs_recipe)
+    if folder_of_recipe and _is_asynchronous(folder_of_recipe):
         # Each rank has steps of its own; the formula uses the counts that every rank reports of itself.
         until = max(entry.last for entry in telemetry)
     elif not is_done:
         until = min([until - 1, *(state.step - 1 for state in ranks)])
     first = max((state.first_step for state in ranks), default=0)
     steps = max(0, until - first + 1) if first else 0
-    began = int((plan.get("start") or {}).get("step", 0))
+    start = plan.get("start")
+    began = start["step"] if isinstance(start, dict) and type(start.get("step")) is int else 0
     checked = {record.step for state in ranks for record in state.validations}
     validations = sum(step <= max(until, began) for step in checked) if until >= 0 else 0
     roles = [state.row.role for state in ranks]
     ended_early = None, "the run ended within its first step", False
-    formula, reason, is_mistaken = _formula(plan, roles, telemetry) if until >= 0 else ended_early
+    formula, reason, is_mistaken = (
+        _formula(plan, folder_of_recipe, roles=roles, telemetry=telemetry) if until >= 0 else ended_early
+    )
     counted = range(first, first + steps)
     edges = _edges(measured(telemetry, until=until), formula, steps=counted, validations=validations, is_done=is_done)
     return Settlement(steps, validations, edges, reason, is_mistaken)
@@ -196,18 +204,25 @@ def _times(steps: range, every: int, *, is_done: bool) -> int:
     return steps[-1] // every - (steps.start - 1) // every + (is_done and steps[-1] % every > 0)
 
 
-def _is_asynchronous(plan: Mapping[str, Any]) -> bool:
-    if not plan.get("recipe"):
-        return False
+def _recipe_folder(plan: Mapping[str, Any], *, runs_recipe: bool) -> Path | None:
+    """The folder of the recipe that a plan names, if its code may be run: a stranger's plan may name any folder."""
+    recipe = plan.get("recipe")
+    named = recipe.get("folder") if isinstance(recipe, dict) else None
+    if not isinstance(named, str) or "\0" in named:
+        return None
+    return Path(named) if runs_recipe or Path(named).parent == built_in_folder("recipes") else None
+
+
+def _is_asynchronous(folder: Path) -> bool:
     from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
 
     with contextlib.suppress(Exception):  # `_formula` reports a recipe that cannot be read any more
-        return bool(import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE.is_asynchronous)
+        return bool(import_recipe_module(folder, "recipe").RECIPE.is_asynchronous)
     return False
 
 
 def _formula(
-    plan: Mapping[str, Any], roles: Sequence[str], telemetry: Sequence[RankTelemetry]
+    plan: Mapping[str, Any], folder: Path | None, *, roles: Sequence[str], telemetry: Sequence[RankTelemetry]
 ) -> tuple[list["Traffic"] | None, str | None, bool]:
     """The recipe's formula for these ranks, or why there is none, and whether that is the recipe's mistake."""
     if not plan.get("recipe"):
@@ -217,7 +232,9 @@ def _formula(
     from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
     from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - as above
 
-    name, folder = plan["recipe"]["name"], Path(plan["recipe"]["folder"])
+    name = plan["recipe"]["name"]
+    if folder is None:
+        return None, f"this user has not started it here, so the code of {name} is not run", False
     if not folder.is_dir():
         return None, f"the folder of {name} is no longer there: {folder}", False
     try:

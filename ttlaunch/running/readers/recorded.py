@@ -11,6 +11,7 @@ from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.facts import facts_in
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import is_running
+from ttlaunch.running.runs.registry import was_started_here
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, Watch
 
@@ -69,7 +70,7 @@ def read_run(path: Path) -> Recorded:
         is_running=not has_ended and is_running(path),
         ranks=watch.ranks,
         telemetry=read_telemetry(path, world_size=len(facts.ranks)),
-        traffic=settle(path, plan, watch.ranks, is_done=is_done),
+        traffic=settle(path, plan, watch.ranks, is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
+from ttlaunch.records.parser import checked
 from ttlaunch.running.runs.files import read_object
 
 LATEST = "latest"
@@ -93,8 +94,15 @@ def facts_in(plan: Mapping[str, Any]) -> RunFacts:
         ValueError: It is not a plan.
     """
     try:
-        rows = [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]
-        name = (plan.get("recipe") or plan.get("command") or {"name": "?"})["name"]
-        return RunFacts(str(name), str(plan.get("topology", "?")), tuple(rows), plan.get("recipe") is not None)
-    except (KeyError, TypeError) as error:
+        rows = tuple(_row(number, row) for number, row in enumerate(plan["ranks"]))
+        name = checked("Word", (plan.get("recipe") or plan.get("command") or {"name": "?"})["name"])
+        return RunFacts(name, checked("Word", plan.get("topology", "?")), rows, plan.get("recipe") is not None)
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error
+
+
+def _row(number: int, row: Mapping[str, Any]) -> RankRow:
+    """Check a row of a plan, which may be a stranger's: names of files are made from its rank."""
+    if type(row["rank"]) is not int or row["rank"] != number:
+        raise ValueError(f"rank {number} is not the next one")
+    return RankRow(number, checked("Word", row["host"]), checked("Count", row["slot"]), checked("Word", row["role"]))

@@ -174,3 +174,12 @@ def find_registry(environment: Mapping[str, str]) -> Registry:
             raise RegistryError("there is no home folder: neither HOME nor XDG_STATE_HOME is set")
         base = f"{home}/.local/state"
     return Registry(Path(base) / "ttlaunch" / "runs.sqlite")
+
+
+def was_started_here(folder: Path, plan_hash: object) -> bool:
+    """Whether this user has started the run of a folder on this machine, with the plan of this hash, as the registry knows."""
+    try:
+        entries = find_registry(os.environ).entries()
+    except RegistryError:
+        return False
+    return any(entry.folder == folder.resolve() and entry.plan_hash == plan_hash for entry in entries)

@@ -1,0 +1,78 @@
+"""The folder of a run from a stranger: looking at it runs none of its code, and opens no file outside of it."""
+
+import json
+
+import pytest
+
+from tests.cli.test_broken_runs import make_run  # noqa: F401 - a fixture
+from ttlaunch import contract
+from ttlaunch.running.runs.registry import find_registry
+
+RECIPE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+COUNTED = {"format": contract.TRAFFIC_FORMAT, "first": 1, "last": 3, "sent": [], "waited": [], "spent": [], "facts": {}}
+STEPS = "".join(json.dumps({"kind": "step", "time": 1.0, "step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3))
+
+
+@pytest.fixture
+def stranger(make_run, here, monkeypatch):  # noqa: F811 - the fixture above
+    """`stranger(change)`: the folder of a run whose plan names a recipe beside it, and was changed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(here / "state"))
+    evil = here / "evil"
+    evil.mkdir()
+    (evil / "recipe.py").write_text(RECIPE)
+
+    def make(change=lambda plan: None):
+        row = {"rank": 0, "host": "box", "slot": 0, "role": "worker"}
+        plan = {
+            "recipe": {"name": "evil", "folder": str(evil)},
+            "hash": "h",
+            "layout": "l",
+            "ranks": [row],
+            "config": {},
+        }
+        change(plan)
+        files = {contract.PLAN_FILE: plan, contract.traffic_file(0): COUNTED, contract.progress_file(0): STEPS}
+        files[contract.traffic_file(0)] = json.dumps(COUNTED) + "\n"
+        return make_run("odd", files)
+
+    return make
+
+
+@pytest.mark.parametrize("line", ["report odd", "report odd --format json", "logs odd", "diff odd odd", "ps --all"])
+def test_looking_at_a_run_that_somebody_else_started_runs_no_recipe(ttlaunch, stranger, here, line):
+    stranger()
+    answer = ttlaunch(line)
+    assert 0 == answer.status
+    assert not (here / "evil/ran").exists()
+    if "report" in line:
+        assert "this user has not started it here, so the code of evil is not run" in answer.stdout
+
+
+def test_the_report_of_an_own_run_asks_its_recipe(ttlaunch, stranger, here):
+    run = stranger()
+    find_registry({"XDG_STATE_HOME": str(here / "state")}).enter(run, name="evil", plan_hash="h", ranks=1)
+    assert 0 == ttlaunch("report odd").status
+    assert (here / "evil/ran").exists()
+
+
+PLANS = {
+    "a rank that is a path": lambda plan: plan["ranks"][0].update(rank="../../../../secret"),
+    "a rank that is huge": lambda plan: plan["ranks"][0].update(rank=10**12),
+    "a host that is a list": lambda plan: plan["ranks"][0].update(host=[1]),
+    "a recipe that is a word": lambda plan: plan.update(recipe="x"),
+    "ranks that are a word": lambda plan: plan.update(ranks="x"),
+}
+
+
+@pytest.mark.parametrize("what", PLANS)
+def test_a_plan_that_no_run_has_is_refused(ttlaunch, stranger, what):
+    stranger(PLANS[what])
+    for line in ("report odd", "logs odd"):
+        answer = ttlaunch(line)
+        assert (3, True) == (answer.status, "plan.json is not a plan" in answer.stderr)
+
+
+@pytest.mark.parametrize("start", ["x", {"step": "x"}, {"step": 10**400}, [1]])
+def test_a_start_of_another_type_does_not_end_the_report(ttlaunch, stranger, start):
+    stranger(lambda plan: plan.update(start=start))
+    assert 0 == ttlaunch("report odd").status
