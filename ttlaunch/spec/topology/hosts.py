@@ -215,9 +215,9 @@ def _rankfile(source: Source) -> Diagnostic | None:
     number, first = ranked[0]
     text = source.line(number)
     span = Span(source, number, len(text) - len(text.lstrip()) + 1, len(text.strip()))
-    lines = [f"{shown(name, longest=_LONGEST_SHOWN)} slots={count}" for name, count in slots.items()]
+    lines = [f"`{shown(name, longest=_LONGEST_SHOWN)} slots={count}`" for name, count in slots.items()]
     message = f"{source.name} is a rankfile, not a hostfile: `{shown(text.strip())}`"
     label = f"as a line of a hostfile: `{shown(first['host'])} slots={slots[first['host']]}`"
     note = "ranks take the slots in the order of the hostfile, so it needs no rank numbers"
-    hint = "the same as a hostfile:\n  " + "\n  ".join(lines[:_MOST_LINES_SHOWN])
+    hint = f"the same as a hostfile, one line each: {', '.join(lines[:_MOST_LINES_SHOWN])}"
     return mistake_at(codes.RANKFILE, message, span, label=label, note=note, hint=hint)
