@@ -21,6 +21,7 @@ from time import perf_counter
 from fuzz_cases import Sample, Target, bomb, mutated
 from fuzz_files import checkpoints, textproto, yaml
 from fuzz_hosts import frames, probes, records
+from fuzz_terminal import terminal_text
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "frames": frames,
@@ -29,6 +30,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "checkpoints": checkpoints,
     "yaml": yaml,
     "textproto": textproto,
+    "text": terminal_text,
 }
 """Makes each target; a new one is a line here."""
 
