@@ -1,7 +1,7 @@
-"""Draw measurements as SVG: a column for each number, a line for each thing measured, and the spread of its repeats.
+"""Draw measurements as SVG: a row for each candidate, a panel for each number, and the spread over repeats.
 
-Numbers whose zero means something are bars that begin there. Of the others only differences count: they are dots on a scale
-of their own, whose ends stand below.
+Numbers with a meaningful zero are bars that begin at zero. For other numbers only differences count: they are dots on a scale
+from the smallest to the largest value, which are written below the panel.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _STYLE = f"{STYLE}.whisker{{fill:none}}{_LIGHT}@media(prefers-color-scheme:dark)
 
 @dataclass(frozen=True)
 class Measurement:
-    """Median, minimum and maximum of repeats, and the median as text; `median` None: nothing was measured."""
+    """Median, minimum and maximum of repeats, and the median as text; if `median` is None, nothing was measured."""
 
     median: float | None
     least: float = 0.0
@@ -36,9 +36,9 @@ class Panel:
     """A column of the picture: one number for each row, in the order of the rows.
 
     Attributes:
-        note: Its unit, and whether a higher or a lower value is better.
-        begins_at_zero: Bars from 0; else dots between the least and the most of all.
-        ends: How the ends of a scale of dots are written.
+        note: The unit, and whether a higher or a lower value is better.
+        begins_at_zero: Whether the values are drawn as bars from 0, and not as dots on a scale of their own.
+        ends: The format of the numbers at the two ends of a scale of dots.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where the lines of the picture lie: the top of each, their heights, and the bottom of the last."""
+    """Where the rows of the picture are: the top and the height of each, and the bottom of the last."""
 
     tops: tuple[float, ...]
     heights: tuple[float, ...]
@@ -62,24 +62,24 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Where values lie in a panel that begins at `x`."""
+    """Converts values to positions in a panel that begins at `x`; `length` is the number of pixels per unit."""
 
     x: float
     least: float
     length: float
 
-    def at(self, value: float) -> float:
+    def position_of(self, value: float) -> float:
         return self.x + (value - self.least) * self.length
 
 
 def render_bars(title: str, names: Sequence[Sequence[str]], panels: Sequence[Panel], *, note: str) -> str:
-    """Draw the whole picture; panels stand side by side, so that each name is one line through all panels.
+    """Draw the whole picture; panels stand side by side, and each name has one row through all of them.
 
     Args:
         title: The title of the picture.
-        names: The names of what was measured, each in one line or several; the first line is the most important.
+        names: The names of what was measured, each as one or several lines of text, the most important first.
         panels: The panels from left to right.
-        note: What all numbers have in common.
+        note: The subtitle, about all numbers.
     """
     rows = _rows(names)
     left = _MARGIN + max((len(line) for lines in names for line in lines), default=0) * SMALL_CHARACTER + _BETWEEN
@@ -97,12 +97,12 @@ def render_bars(title: str, names: Sequence[Sequence[str]], panels: Sequence[Pan
     parts += _stripes(rows, x=_MARGIN / 2, width=right)
     for number, lines in enumerate(names):
         first = rows.middle(number) - (len(lines) - 1) * _LINE / 2 + 4
-        for at, line in enumerate(lines):
-            kind = "quiet" if at else "label"
-            parts.append(f'<text class="{kind}" x="{_MARGIN}" y="{first + at * _LINE:.1f}">{svg_text(line)}</text>')
-    for panel, own in zip(panels, widths, strict=True):
+        for index, line in enumerate(lines):
+            kind = "quiet" if index else "label"
+            parts.append(f'<text class="{kind}" x="{_MARGIN}" y="{first + index * _LINE:.1f}">{svg_text(line)}</text>')
+    for panel, panel_width in zip(panels, widths, strict=True):
         parts += _panel(panel, rows, x=left)
-        left += own + _BETWEEN
+        left += panel_width + _BETWEEN
     return "".join(parts) + "</svg>\n"
 
 
@@ -116,7 +116,7 @@ def _rows(names: Sequence[Sequence[str]]) -> _Rows:
 
 
 def _stripes(rows: _Rows, *, x: float, width: float) -> list[str]:
-    """Draw a ground behind every other line, for the eye to go along."""
+    """Draw a background behind every other row, so that the eye can follow a row."""
     return [
         f'<rect class="row" x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
         for top, height in zip(rows.tops[::2], rows.heights[::2], strict=True)
@@ -145,25 +145,27 @@ def _panel(panel: Panel, rows: _Rows, *, x: float) -> list[str]:
     text_end = x + _LENGTH + _APART + texts * SMALL_CHARACTER
     for number, one in enumerate(panel.measurements):
         y = rows.middle(number)
-        parts += _drawn(one, scale, y, is_bar=panel.begins_at_zero)
+        parts += _draw_mark(one, scale, y, is_bar=panel.begins_at_zero)
         parts.append(f'<text class="end" x="{text_end:.1f}" y="{y + 4:.1f}">{svg_text(one.text)}</text>')
     if not panel.begins_at_zero and most > least:
         for value, kind in ((least, "quiet"), (most, "quiet end")):
             text = panel.ends.format(value)
-            parts.append(f'<text class="{kind}" x="{scale.at(value):.1f}" y="{rows.bottom + _LINE:.1f}">{text}</text>')
+            parts.append(
+                f'<text class="{kind}" x="{scale.position_of(value):.1f}" y="{rows.bottom + _LINE:.1f}">{text}</text>'
+            )
     return parts
 
 
-def _drawn(one: Measurement, scale: _Scale, y: float, *, is_bar: bool) -> list[str]:
-    """Draw a bar or a dot, and a whisker on it where repeats lie visibly apart."""
+def _draw_mark(one: Measurement, scale: _Scale, y: float, *, is_bar: bool) -> list[str]:
+    """Draw a bar or a dot, with a whisker if the repeats differ visibly."""
     if one.median is None:
         return []
-    at = scale.at(one.median)
-    parts = [f'<circle class="bar" cx="{at:.1f}" cy="{y:.1f}" r="{_DOT}"/>']
+    middle = scale.position_of(one.median)
+    parts = [f'<circle class="bar" cx="{middle:.1f}" cy="{y:.1f}" r="{_DOT}"/>']
     if is_bar:
-        width = max(1.0, at - scale.x)
+        width = max(1.0, middle - scale.x)
         parts = [f'<rect class="bar" x="{scale.x:.1f}" y="{y - _BAR / 2:.1f}" width="{width:.1f}" height="{_BAR}"/>']
-    least, most = scale.at(one.least), scale.at(one.most)
+    least, most = scale.position_of(one.least), scale.position_of(one.most)
     if most - least >= _LEAST_WHISKER:
         caps = "".join(f"M{end:.1f} {y - 3:.1f}v6" for end in (least, most))
         parts.append(f'<path class="whisker" d="M{least:.1f} {y:.1f}H{most:.1f}{caps}"/>')

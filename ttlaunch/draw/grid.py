@@ -1,4 +1,4 @@
-"""Put boxes into rows and columns in which as many links as possible join neighbours, so that lines are short."""
+"""Arrange boxes in rows and columns so that most links join neighbours and lines are short."""
 
 from math import ceil, isqrt
 
@@ -14,13 +14,13 @@ Cell = tuple[int, int]
 
 
 def columns_for(boxes: int, *, most: int) -> int:
-    """Choose about as many columns as rows; few boxes stand in one row."""
+    """Choose about as many columns as rows; up to three boxes stand in one row if they fit."""
     square = isqrt(boxes - 1) + 1 if boxes > 1 else 1
     return max(1, min(most, boxes if boxes <= 3 else square))  # noqa: PLR2004 - what fits beside each other
 
 
 def place_boxes(scene: Scene, *, columns: int) -> list[Cell]:
-    """Choose a cell for each box: row by row in today's order, unless another one has more links between neighbours."""
+    """Choose a cell for each box: row by row in the scene's order, unless another order has shorter links."""
     count = len(scene.boxes)
     cells = [divmod(number, columns) for number in range(ceil(count / columns) * columns)]
     if count > _MOST_BOXES or not scene.wires:

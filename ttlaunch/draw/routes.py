@@ -1,10 +1,10 @@
-"""Lead links between boxes on a grid: straight to a neighbour, else in lanes of the gutters between boxes.
+"""Route links between boxes on a grid: straight to a neighbour, otherwise in lanes of the gutters between boxes.
 
 No line crosses a box, and no two lines run on top of each other: where several links use a gutter, each has a lane of
 its own, and where several end at one side of a box, each has a port of its own. Lines may cross at right angles.
 
-Gutter `k` is the one before row or column `k`. Places along a gutter are given on a scale on which row or column `k`
-takes `k + 0.1` to `k + 0.9`, so that lanes can be shared out before anybody knows how many pixels a row has.
+Gutter `k` is the one before row or column `k`. Coordinates along a gutter are on a scale on which row or column `k`
+extends from `k + 0.1` to `k + 0.9`, so that lanes can be assigned before the size of rows in pixels is known.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ttlaunch.draw.grid import Cell
 from ttlaunch.draw.scene import Scene
 
-_EDGE = 0.08
+_EDGE = 0.08  # room that stays free at each end of a lane
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Port:
 
     Attributes:
         side: `N`, `E`, `S` or `W`.
+        towards: Where the link leads to; the ports of a side are sorted by it.
         along: Place on that side, from 0 to 1.
     """
 
@@ -33,12 +34,12 @@ class Port:
 
 @dataclass
 class Lane:
-    """A stretch of a gutter.
+    """The stretch of a gutter that a link uses.
 
     Attributes:
         horizontal: Whether the gutter lies between rows.
-        ends: Where it begins and ends, on the scale above.
-        number: The lane's number within the gutter.
+        ends: Where the stretch begins and ends, on the scale of the module's docstring.
+        number: Which of the gutter's parallel lanes it is; stretches that do not overlap share a number.
     """
 
     horizontal: bool
@@ -49,7 +50,7 @@ class Lane:
 
 @dataclass
 class Route:
-    """The way of one link: out of a port, through no, one or two lanes, into a port."""
+    """The route of one link: out of a port, through none, one or two lanes, into another port."""
 
     wire: int
     start: Port
@@ -67,7 +68,7 @@ class Routing:
 
 
 def route_links(scene: Scene, cells: Sequence[Cell]) -> Routing:
-    """Find a way for every link."""
+    """Find a route for every link of the scene; `cells` has the cell of each box."""
     rows, columns = 1 + max(row for row, _ in cells), 1 + max(column for _, column in cells)
     use = {(horizontal, k): 0 for horizontal in (True, False) for k in range(max(rows, columns) + 1)}
     routes = [_route(number, cells[wire.a], cells[wire.b], use=use) for number, wire in enumerate(scene.wires)]
@@ -83,6 +84,7 @@ def route_links(scene: Scene, cells: Sequence[Cell]) -> Routing:
 
 
 def _route(number: int, a: Cell, b: Cell, *, use: dict[tuple[bool, int], int]) -> Route:
+    """Choose ports and lanes for a link; `use` counts the lanes of each gutter, so that the emptier one is chosen."""
     (r1, c1), (r2, c2) = a, b = min(a, b), max(a, b)
     if r1 == r2 and c2 == c1 + 1:
         return Route(number, Port(a, "E", r1), Port(b, "W", r1))
@@ -108,7 +110,7 @@ def _route(number: int, a: Cell, b: Cell, *, use: dict[tuple[bool, int], int]) -
 
 
 def _share_ports(routes: Sequence[Route]) -> None:
-    """Give each port a place of its own; the two sides that face each other across a gutter share one set of places."""
+    """Give each port its own place; the two sides that face each other across a gutter share one set of places."""
     facing: dict[tuple[bool, int, int], list[Port]] = {}
     straight = set()
     for route in routes:
@@ -136,7 +138,7 @@ def _share_ports(routes: Sequence[Route]) -> None:
 
 
 def _measure(route: Route) -> None:
-    """Say where each lane of a route begins and ends."""
+    """Set where each lane of a route begins and ends."""
     at_start, at_end = _along(route.start), _along(route.end)
     if len(route.lanes) == 1:
         route.lanes[0].ends = (min(at_start, at_end), max(at_start, at_end))
@@ -147,12 +149,13 @@ def _measure(route: Route) -> None:
 
 
 def _along(port: Port) -> float:
+    """Return the coordinate of a port on the scale of the gutter that it opens into."""
     row, column = port.cell
     return (column if port.side in "NS" else row) + 0.1 + 0.8 * port.along
 
 
 def _share_lanes(routes: Sequence[Route], *, horizontal: bool, gutter: int) -> int:
-    """Number the lanes of a gutter so that stretches of one lane are apart; how many lanes there are."""
+    """Number the lanes of a gutter so that stretches with one number do not overlap; return how many numbers it takes."""
     here = [lane for route in routes for lane in route.lanes if (lane.horizontal, lane.gutter) == (horizontal, gutter)]
     free_from: list[float] = []
     for lane in sorted(here, key=lambda lane: lane.ends):

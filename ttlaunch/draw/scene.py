@@ -18,7 +18,7 @@ class Occupant:
     """A rank on a box.
 
     Attributes:
-        role: Empty where no recipe says it.
+        role: The rank's role; empty if the picture is not of a recipe.
     """
 
     rank: int
@@ -76,12 +76,12 @@ class Scene:
 
     @property
     def channels(self) -> int | None:
-        """Return the channels of every link if all have the same number, else None."""
+        """Return the number of channels that every link has; None if links differ or there are none."""
         found = {wire.channels for wire in self.wires}
         return found.pop() if len(found) == 1 else None
 
     def neighbours(self, box: int) -> list[tuple[int, int]]:
-        """Return the boxes that links join to one, each with its channels."""
+        """Return the boxes that are linked to a box, each with the channels of the link."""
         ends = [(wire.b, wire.channels) for wire in self.wires if wire.a == box]
         return sorted(ends + [(wire.a, wire.channels) for wire in self.wires if wire.b == box])
 
@@ -114,7 +114,7 @@ def make_scene(topology: Topology, layout: RoleLayout | None, *, recipe: str = "
 
 
 def _wires(topology: Topology) -> tuple[Wire, ...]:
-    """Return one wire for two boxes; links of devices between the same two have their channels added up."""
+    """Return one wire for each two linked boxes, with the channels of all links between their devices."""
     meshes = {mesh.id: number for number, mesh in enumerate(topology.meshes)}
     switches: dict[int, int] = {switch.id: len(meshes) + number for number, switch in enumerate(topology.switches)}
     ends = [(meshes[link.a], meshes[link.b], link.channels) for link in topology.links]
@@ -134,10 +134,10 @@ def _wires(topology: Topology) -> tuple[Wire, ...]:
 
 
 def _meshes(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...]:
-    on: dict[int, list[Occupant]] = {mesh.id: [] for mesh in topology.meshes}
+    by_mesh: dict[int, list[Occupant]] = {mesh.id: [] for mesh in topology.meshes}
     for occupant, binding in zip(occupants, topology.bindings, strict=False):
-        on[binding.mesh_id].append(occupant)
-    meshes = [_mesh(mesh, on[mesh.id]) for mesh in topology.meshes]
+        by_mesh[binding.mesh_id].append(occupant)
+    meshes = [_mesh(mesh, by_mesh[mesh.id]) for mesh in topology.meshes]
     switches = [
         Box(f"switch {switch.id}", f"{switch.device_shape[0]} × {switch.device_shape[1]}", switch.device_shape)
         for switch in topology.switches

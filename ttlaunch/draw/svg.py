@@ -54,7 +54,8 @@ class _Page:
 
     Attributes:
         box: Width and height of every box.
-        lefts: Left edge of each column of boxes; tops: upper edge of each row.
+        lefts: The left edge of each column of boxes.
+        tops: The upper edge of each row of boxes.
     """
 
     width: float
@@ -74,7 +75,7 @@ class _Page:
         return x + (width if port.side == "E" else 0), y + height * (0.06 + 0.88 * port.along)
 
     def lane(self, gutter: int, number: int, *, horizontal: bool) -> float:
-        """Return the middle of a lane, across the gutter; lanes are spread around the middle of the gutter."""
+        """Return the coordinate of a lane across its gutter; lanes are spread around the middle of the gutter."""
         edges, size = (self.tops, self.box[1]) if horizontal else (self.lefts, self.box[0])
         count = (self.routing.row_lanes if horizontal else self.routing.column_lanes)[gutter]
         if gutter == 0:
@@ -97,11 +98,11 @@ def _lay_out(scene: Scene, cells: Sequence[Cell]) -> _Page:
 
 
 def _edges(lanes: Sequence[int], size: float, *, start: float, room: float) -> tuple[list[float], float]:
-    """Return where rows or columns of boxes begin, and where the last gutter ends."""
-    edges, at = [], start + (lanes[0] * _LANE + 4 if lanes[0] else 0)
+    """Return where each row or column of boxes begins, and where the last gutter ends."""
+    edges, position = [], start + (lanes[0] * _LANE + 4 if lanes[0] else 0)
     for count in lanes[1:]:
-        edges.append(at)
-        at += size + max(_GUTTER, (count + 1) * _LANE + (room if count else 0))
+        edges.append(position)
+        position += size + max(_GUTTER, (count + 1) * _LANE + (room if count else 0))
     return edges, edges[-1] + size + (lanes[-1] * _LANE + 4 if lanes[-1] else 0)
 
 
@@ -128,7 +129,7 @@ def _wire(scene: Scene, route: Route, points: Sequence[Point]) -> str:
 
 
 def _rounded(points: Sequence[Point], radius: float = 6) -> str:
-    """Draw a line through the corners, each of them rounded as far as its sides allow."""
+    """Draw a line through the corners, each rounded as far as the lengths beside it allow."""
     parts = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         enter, leave = _towards(corner, before, radius), _towards(corner, after, radius)
@@ -147,17 +148,17 @@ def _legend(scene: Scene, height: float) -> list[str]:
     if not scene.wires:
         return []
     same = scene.channels
-    words = f"every link has {counted(same, 'ethernet channel')}" if same else "numbers on links: ethernet channels"
-    return [f'<text class="quiet" x="{_MARGIN}" y="{height - 22:.1f}">{words}</text>']
+    text = f"every link has {counted(same, 'ethernet channel')}" if same else "numbers on links: ethernet channels"
+    return [f'<text class="quiet" x="{_MARGIN}" y="{height - 22:.1f}">{text}</text>']
 
 
 def place_labels(scene: Scene, routes: Sequence[Route], paths: Sequence[Sequence[Point]]) -> list[str]:
-    """Put the channels of each link on its line, where no other label and if possible no other line is."""
+    """Write the channels of each link on its line, where no other label is and, if possible, no other line."""
     taken: list[tuple[float, float, float, float]] = []
     text = []
     for route, points in zip(routes, paths, strict=True):
-        word = str(scene.wires[route.wire].channels)
-        half = len(word) * SMALL_CHARACTER / 2 + 3
+        label = str(scene.wires[route.wire].channels)
+        half = len(label) * SMALL_CHARACTER / 2 + 3
         spots = [(x - half, y - 8, x + half, y + 8) for x, y in _candidates(points)]
         others = [other for other in paths if other is not points]
         free = [spot for spot in spots if not any(_overlap(spot, other) for other in taken)]
@@ -166,13 +167,13 @@ def place_labels(scene: Scene, routes: Sequence[Route], paths: Sequence[Sequence
         taken.append((left, top, right, bottom))
         text.append(
             f'<rect class="page" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{bottom - top:.1f}"/>'
-            f'<text class="small middle" x="{(left + right) / 2:.1f}" y="{top + 12:.1f}">{word}</text>'
+            f'<text class="small middle" x="{(left + right) / 2:.1f}" y="{top + 12:.1f}">{label}</text>'
         )
     return text
 
 
 def _candidates(points: Sequence[Point]) -> list[Point]:
-    """Yield places on a line, the middle of its longest stretch first."""
+    """Return possible places for a label on a line, the middle of its longest stretch first."""
     sides = sorted(pairwise(points), key=lambda side: -_length(*side))
     return [
         (a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share)

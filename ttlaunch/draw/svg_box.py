@@ -8,7 +8,7 @@ from ttlaunch.draw.scene import Box, Scene
 Point = tuple[float, float]
 
 SMALL_CHARACTER = 6.7
-"""Width of a letter of small text, a little more than fonts have, so that text fits into what is drawn around it."""
+"""Width of a letter of small text, a little more than in fonts, so that text fits into the shape drawn around it."""
 
 _CHARACTER = 7.9
 _PADDING, _LINE = 14, 24
@@ -18,12 +18,13 @@ _COLOURS = 6
 
 
 def box_size(scene: Scene) -> tuple[float, float]:
+    """Return the width and height that every box gets, so that the text of each fits."""
     width = height = 0.0
     for box in scene.boxes:
         host = _one_host(box)
         lines = [len(box.name) * _CHARACTER + len(host) * SMALL_CHARACTER + (18 if host else 0)]
         lines += [_line_width(box, number) for number in range(len(box.occupants))]
-        grid = _device_size(box)
+        grid = _device_grid(box)
         lines += [grid[1], (len(box.detail)) * SMALL_CHARACTER]
         width = max(width, *lines)
         count = len(box.occupants) + (1 if box.hidden else 0)
@@ -41,7 +42,7 @@ def _one_host(box: Box) -> str:
     return box.hosts[0] if len(box.hosts) == 1 and box.hosts[0] != box.name else ""
 
 
-def _device_size(box: Box) -> tuple[float, float, float]:
+def _device_grid(box: Box) -> tuple[float, float, float]:
     """Return the pitch of the device grid, its width and its height."""
     if box.shape is None or box.shape[0] * box.shape[1] > _MOST_DRAWN_DEVICES:
         return 0, 0, 0
@@ -51,6 +52,7 @@ def _device_size(box: Box) -> tuple[float, float, float]:
 
 
 def render_box(scene: Scene, box: Box, corner: Point, *, size: tuple[float, float]) -> str:
+    """Draw a box with its upper left corner at `corner`."""
     x, y = corner
     host = _one_host(box)
     ranks = ", ".join(f"{occupant} on {occupant.host}" for occupant in box.occupants)
@@ -65,7 +67,7 @@ def render_box(scene: Scene, box: Box, corner: Point, *, size: tuple[float, floa
         )
     detail = box.detail + (" devices" if box.shape else "")
     parts.append(f'<text class="quiet" x="{x + _PADDING:.1f}" y="{y + 40:.1f}">{svg_text(detail)}</text>')
-    pitch, _, height = _device_size(box)
+    pitch, _, height = _device_grid(box)
     parts += _devices(box, (x + _PADDING, y + 50), pitch)
     below = y + 48 + (height + 8 if height else 0)
     for number, occupant in enumerate(box.occupants):
@@ -77,8 +79,10 @@ def render_box(scene: Scene, box: Box, corner: Point, *, size: tuple[float, floa
             f'<text class="small" x="{x + _PADDING + 8:.1f}" y="{top + 13.5:.1f}">{svg_text(str(occupant))}</text>'
         )
         if not host and occupant.host != box.name:
-            at = x + size[0] - _PADDING
-            parts.append(f'<text class="quiet end" x="{at:.1f}" y="{top + 13.5:.1f}">{svg_text(occupant.host)}</text>')
+            right = x + size[0] - _PADDING
+            parts.append(
+                f'<text class="quiet end" x="{right:.1f}" y="{top + 13.5:.1f}">{svg_text(occupant.host)}</text>'
+            )
     if box.hidden:
         top = below + len(box.occupants) * _LINE
         more = f"and {counted(box.hidden, 'rank')} more"
@@ -87,7 +91,7 @@ def render_box(scene: Scene, box: Box, corner: Point, *, size: tuple[float, floa
 
 
 def _devices(box: Box, corner: Point, pitch: float) -> list[str]:
-    """Draw all devices as one path; those of a second host are shaded."""
+    """Draw all devices in two shades, one path for each, so that the hosts of a mesh can be told apart."""
     if not pitch or box.shape is None:
         return []
     (x, y), (rows, columns) = corner, box.shape
@@ -103,5 +107,5 @@ def _devices(box: Box, corner: Point, pitch: float) -> list[str]:
 
 
 def svg_text(text: str) -> str:
-    """Escape a text that stands between tags, with a mark for what no page can show."""
+    """Escape a text between tags, with a replacement mark for each unprintable character."""
     return escape("".join(c if c.isprintable() else "�" for c in text), quote=False)

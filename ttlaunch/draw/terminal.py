@@ -1,4 +1,4 @@
-"""Draw a scene for a terminal: a grid of boxes with links between neighbours, or a table where that is too large."""
+"""Draw a scene for a terminal: a grid of boxes with links between neighbours, or a table if the grid does not fit."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from ttlaunch.draw.grid import Cell, columns_for, place_boxes
 from ttlaunch.draw.scene import Box, Scene
 
 MOST_DRAWN = 16
-"""Boxes up to which a grid is drawn."""
+"""The largest number of boxes that are drawn as a grid."""
 
 _GAP = 7
 _NARROWEST, _WIDEST = 14, 34
@@ -15,7 +15,7 @@ _MOST_DEVICE_ROWS = 4
 
 
 def render_terminal(scene: Scene, *, width: int) -> str:
-    """Draw the picture in `width` columns, ending with a line end."""
+    """Draw the picture at most `width` characters wide, with a line end at its end."""
     head = f"{scene.title}: {scene.subtitle}\n\n"
     inner = _inner_width(scene)
     if len(scene.boxes) > MOST_DRAWN or inner + 4 > width:
@@ -50,11 +50,11 @@ def _lines(box: Box) -> list[str]:
 
 
 def _grid(scene: Scene, cells: Sequence[Cell], *, inner: int, columns: int) -> str:
-    at = {cell: number for number, cell in enumerate(cells)}
+    box_in = {cell: number for number, cell in enumerate(cells)}
     joined = {frozenset((cells[wire.a], cells[wire.b])): wire.channels for wire in scene.wires}
     text = []
     for row in range(max(row for row, _ in cells) + 1):
-        boxes = [scene.boxes[at[row, column]] if (row, column) in at else None for column in range(columns)]
+        boxes = [scene.boxes[box_in[row, column]] if (row, column) in box_in else None for column in range(columns)]
         height = max(len(_lines(box)) for box in boxes if box)
         drawn = [_box(box, inner, height) if box else [" " * (inner + 4)] * (height + 3) for box in boxes]
         for line in range(height + 3):
@@ -81,7 +81,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _further_links(scene: Scene, cells: Sequence[Cell]) -> str:
-    """Explain the numbers, and list the links that go around boxes, which are not drawn."""
+    """Explain the numbers, and list the links that the grid does not show because they join no neighbours."""
     if not scene.wires:
         return ""
     rest = [
@@ -95,7 +95,7 @@ def _further_links(scene: Scene, cells: Sequence[Cell]) -> str:
 
 
 def _table(scene: Scene, width: int) -> str:
-    """Write one line a box: its ranks and what it is linked to."""
+    """Write one line per box: its ranks and the boxes that it is linked to."""
     rows = []
     for number, box in enumerate(scene.boxes):
         ranks = ", ".join(map(str, box.occupants)) + (f" and {box.hidden} more" if box.hidden else "")
