@@ -157,7 +157,7 @@ def test_mistakes_of_the_description_are_told_as_by_run(ttlaunch):
 def test_a_program_is_refused(ttlaunch, here):
     (here / "train.py").write_text("print('hello')\n")
     answer = ttlaunch("simulate train.py")
-    assert (2, True) == (answer.status, "`simulate` plays recipes; train.py is a program" in answer.stderr)
+    assert (2, True) == (answer.status, "`simulate` takes a recipe; train.py is a program" in answer.stderr)
 
 
 def test_what_is_kept_is_a_checkpoint_like_any_other(ttlaunch, here):

@@ -29,13 +29,13 @@ def test_a_recipe_may_have_changes_of_its_own(text, expected, shown):
 def test_every_recipe_gets_the_same_model_data_and_seed_and_its_own_changes_last():
     """D16."""
     workload = Workload(20, ("training_config.batch_size=8",))
-    words = Candidate("zero", ("training_config.seed=1",)).words(workload, on="local")
+    arguments = Candidate("zero", ("training_config.seed=1",)).arguments(workload, on="local")
 
-    settings = [word.partition("=") for word in words[2::2]]
-    assert ["zero", "--set"] == words[:2]
-    assert {"--set"} == set(words[1::2])
+    settings = [word.partition("=") for word in arguments[2::2]]
+    assert ["zero", "--set"] == arguments[:2]
+    assert {"--set"} == set(arguments[1::2])
     assert ["training_config.batch_size", "training_config.seed"] == [key for key, _, _ in settings[-2:]]
     sections = {key: yaml.safe_load(value) for key, _, value in settings[:-2]}
     assert {"training_config", "transformer_config", "scheduler_config", "checkpoint_config"} == set(sections)
     assert (20, 0) == (sections["training_config"]["steps"], sections["training_config"]["seed"])
-    assert ["--on", "far"] == Candidate("zero").words(workload, on="far")[1:3]
+    assert ["--on", "far"] == Candidate("zero").arguments(workload, on="far")[1:3]

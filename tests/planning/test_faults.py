@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.diagnostics import Format, Source, render
-from ttlaunch.planning.fault_checks import Field, check_faults, targets_of
+from ttlaunch.planning.fault_checks import FaultScope, check_faults, targets_of
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.faults import (
     NAMED,
@@ -27,17 +27,17 @@ ROWS = (
     RankRow(2, "b", 0, "worker"),
     RankRow(3, "b", 1, "optimizer"),
 )
-HERE = Field(tuple(RankRow(row.rank, "localhost", row.rank, row.role) for row in ROWS), is_here=True, last_step=60)
-THERE = Field(ROWS, is_here=False, last_step=60)
+HERE = FaultScope(tuple(RankRow(row.rank, "localhost", row.rank, row.role) for row in ROWS), is_here=True, last_step=60)
+THERE = FaultScope(ROWS, is_here=False, last_step=60)
 
 
 def read(text, *, name="--plan"):
     return parse_faults(Source(name, text))
 
 
-def complaints(text, ground=THERE):
+def complaints(text, scope=THERE):
     faults, found = read(text)
-    return [*found, *check_faults(faults, ground)]
+    return [*found, *check_faults(faults, scope)]
 
 
 def test_a_plan_is_read_word_by_word():
@@ -104,8 +104,8 @@ MISTAKES = {
     "kill rank=2 at": ("P035", "`at` is not followed by a moment", 13, 2, None),
     "kill rank=2 at 5": ("P035", "`5` is not a time", 16, 1, "seconds are written `5s`"),
     "kill rank=2 at step=0": ("P035", "`step=0` never comes", 16, 6, None),
-    "kill rank=2 at step=5 stop": ("P035", "`stop` after the end of an order", 23, 4, "orders are separated by `;`"),
-    " ; # nothing": ("P035", "the plan orders no fault", 2, 11, "an order is `kill rank=2 at step=5`"),
+    "kill rank=2 at step=5 stop": ("P035", "`stop` after the end of a fault", 23, 4, "faults are separated by `;`"),
+    " ; # nothing": ("P035", "the plan has no fault", 2, 11, "a fault is written `kill rank=2 at step=5`"),
     "cut rank=2 at step=5": ("P036", "`cut` does not fit `rank=2`", 5, 6, "`cut` fits `host`"),
     "kill rank=4 at step=5": ("P037", "`rank=4` is not in this run", 6, 6, None),
     "kill role=workers at 1s": ("P037", "`role=workers` is not in this run", 6, 12, "did you mean `worker`?"),
@@ -143,9 +143,9 @@ def test_a_run_on_one_machine_has_no_cable_to_cut(text):
 
 
 def test_steps_before_a_checkpoint_and_steps_of_programs_never_come():
-    (early,) = complaints("interrupt at step=5", Field(ROWS, is_here=True, first_step=11, last_step=60))
+    (early,) = complaints("interrupt at step=5", FaultScope(ROWS, is_here=True, first_step=11, last_step=60))
     assert ("P038", "the run begins with step 11") == (early.code, early.primary.text)
-    (program,) = complaints("interrupt at step=5", Field(ROWS, is_here=True, takes_steps=False))
+    (program,) = complaints("interrupt at step=5", FaultScope(ROWS, is_here=True, takes_steps=False))
     assert ("P038", "only ranks of recipes report steps") == (program.code, program.primary.text)
 
 

@@ -108,16 +108,16 @@ def test_other_variables_stay(name):
 
 @pytest.mark.parametrize("value", SECRET_VALUES)
 def test_a_value_that_is_a_secret_is_hidden_whatever_its_variable_is_called(value):
-    hidden = hide_secrets({"SETTING": value}, [], None, shell={}, words=["a.out", value, f"--where={value}"])
+    hidden = hide_secrets({"SETTING": value}, [], None, shell={}, command=["a.out", value, f"--where={value}"])
     assert hidden.environment == {"SETTING": "env:TTLAUNCH_SECRET_0"}
-    assert hidden.words == ("a.out", "env:TTLAUNCH_SECRET_0", "env:TTLAUNCH_SECRET_1")
-    assert fill_words(hidden.words, hidden.secrets) == ["a.out", value, f"--where={value}"]
+    assert hidden.command == ("a.out", "env:TTLAUNCH_SECRET_0", "env:TTLAUNCH_SECRET_1")
+    assert fill_words(hidden.command, hidden.secrets) == ["a.out", value, f"--where={value}"]
 
 
 @pytest.mark.parametrize("value", OTHER_VALUES)
 def test_other_values_stay(value):
-    hidden = hide_secrets({"SETTING": value}, [], None, shell={}, words=["a.out", value])
-    assert (hidden.environment, hidden.words) == ({"SETTING": value}, ("a.out", value))
+    hidden = hide_secrets({"SETTING": value}, [], None, shell={}, command=["a.out", value])
+    assert (hidden.environment, hidden.command) == ({"SETTING": value}, ("a.out", value))
 
 
 ARGUMENTS = {
@@ -139,9 +139,9 @@ ARGUMENTS = {
 @pytest.mark.parametrize("line", ARGUMENTS)
 def test_an_argument_after_a_secret_option_is_hidden_and_comes_back_for_the_rank(line):
     words = shlex.split(line)
-    hidden = hide_secrets({}, [], None, shell={}, words=words)
-    assert shlex.join(hidden.words) == ARGUMENTS[line]
-    assert fill_words(hidden.words, hidden.secrets) == words
+    hidden = hide_secrets({}, [], None, shell={}, command=words)
+    assert shlex.join(hidden.command) == ARGUMENTS[line]
+    assert fill_words(hidden.command, hidden.secrets) == words
 
 
 def test_a_command_line_is_shown_with_stars():

@@ -10,7 +10,7 @@ from ttlaunch.cli.console import print_lines
 from ttlaunch.cli.summary import show_summary
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Diagnostic, counted, listed
-from ttlaunch.lab.chaos.audit import Left
+from ttlaunch.lab.chaos.audit import Leftovers
 from ttlaunch.lab.chaos.verdict import Outcome as Fate
 from ttlaunch.lab.chaos.verdict import Verdict
 from ttlaunch.planning.faults import Fault, render_faults
@@ -21,7 +21,7 @@ _HEADINGS = ("fault", "made at", "outcome", "detected", "run over")
 _MOST_NAMED = 4
 
 
-def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome) -> None:
+def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Leftovers], outcome: Outcome) -> None:
     """Print the run's summary, a row for each fault, and the lost steps."""
     show_summary(outcome.report, outcome.facts, outcome.folder)
     lines = ["", *render_table([_HEADINGS, *map(_row, verdicts)])]
@@ -35,7 +35,7 @@ def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outco
 
 def chaos_json(
     verdicts: Sequence[Verdict],
-    left: Sequence[Left],
+    left: Sequence[Leftovers],
     outcome: Outcome,
     *,
     faults: Sequence[Fault],
@@ -71,7 +71,7 @@ def lost_work(outcome: Outcome) -> dict[str, Any] | None:
     }
 
 
-def chaos_diagnostics(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome) -> list[Diagnostic]:
+def chaos_diagnostics(verdicts: Sequence[Verdict], left: Sequence[Leftovers], outcome: Outcome) -> list[Diagnostic]:
     """Report faults that were not detected or attributed correctly, and leftovers; empty if there are none."""
     history = f"when each fault was made: {short_name(outcome.folder.path, Path.cwd())}/events.jsonl"
     found = [
@@ -103,7 +103,7 @@ def _lost_text(outcome: Outcome) -> str:
     return f"{steps}; `--resume {lost['resume']}` goes on after step {lost['checkpoint_step']}"
 
 
-def _left_text(left: Sequence[Left]) -> str:
+def _left_text(left: Sequence[Leftovers]) -> str:
     unclean = [one for one in left if not one.is_clean]
     if unclean:
         return "; ".join(_left_on(one) for one in unclean)
@@ -113,7 +113,7 @@ def _left_text(left: Sequence[Left]) -> str:
     return f"nothing on {hosts}{late}"
 
 
-def _left_on(one: Left) -> str:
+def _left_on(one: Leftovers) -> str:
     if one.error is not None:
         return f"{one.host} could not be asked what is left there: {one.error}"
     things = [counted(len(one.processes), "process").replace("processs", "processes")] if one.processes else []
@@ -121,7 +121,7 @@ def _left_on(one: Left) -> str:
     return f"{one.host} still has {' and '.join(things)} of the run"
 
 
-def _left_diagnostic(one: Left) -> Diagnostic:
+def _left_diagnostic(one: Leftovers) -> Diagnostic:
     notes = [f"process {process['pid']}: {process['name']}" for process in one.processes[:_MOST_NAMED]]
     notes += one.folders[:_MOST_NAMED]
     return Diagnostic("R059", _left_on(one), notes=tuple(notes))

@@ -1,6 +1,7 @@
 """Run the cells of `ttlaunch parity`, each as its command line would, and compare their bits.
 
-A cell is a run or a simulation; what it ends with is its report and the checkpoint of its last step. Results can be kept in a file, so that a long matrix goes on where it was interrupted.
+A cell is a run or a simulation; its result comes from its report and the checkpoint of its last step. Results can be kept
+in a file, so that a long matrix can continue after an interruption.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from ttlaunch.running.checkpoints.tensor_file import FiledTensor
 from ttlaunch.spec.recipe.discovery import list_recipes
 
 _LONGEST_S = 3600.0
-_LONGEST_WORDS = 2000
+_LONGEST_ERROR = 2000
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,13 @@ class Result:
 
     Attributes:
         sha256: The hash of all parameters; None if the cell failed.
-        difference: The largest one to the parameters of the reference; None if it is not known.
+        difference: The largest difference of a parameter from the reference; None if it is not known.
+        memory_bytes: The peak memory of the largest process.
+        seconds: The time from the start of the cell to its end.
         sent_bytes: The bytes that all ranks sent together; None if they kept no telemetry.
-        formula_bytes: What the recipe's formula says of it; None if it was not compared.
-        memory_bytes: The peak of its largest process.
-        seconds: The time from its start to its end.
-        error: Why it failed, None if it did not.
+        formula_bytes: The same number by the recipe's formula; None if the two were not compared.
+        error: Why the cell failed; None if it did not.
+        was_kept: Whether the result is from the file of an earlier call.
     """
 
     cell: Cell
@@ -66,14 +68,14 @@ class Result:
 
 
 class Parity:
-    """A matrix of layouts that is being run.
+    """Runs the cells of a matrix.
 
     Args:
         steps: The number of steps of each training.
-        simulated: All ranks of a cell in one process, instead of real ones under mpirun.
-        jobs: Cells at a time.
-        scratch: An empty folder.
-        kept: File of results; those of the same code in it count, and new ones are added.
+        simulated: Whether all ranks of a cell are in one process, instead of real ranks under mpirun.
+        jobs: How many cells run at the same time.
+        scratch: An empty folder for the runs.
+        kept: The file of results. Results of the same code in it are reused, and new ones are added.
 
     Raises:
         OSError: The file of results cannot be read or written.
@@ -89,19 +91,19 @@ class Parity:
         self._known = self._read_kept()
         self._references: dict[str, tuple[str, Mapping[str, FiledTensor]]] = {}
         self._running: set[Run] = set()
-        self._is_over = threading.Event()
+        self._ends = threading.Event()
 
     def results(self, cells: Sequence[Cell]) -> Iterator[Result]:
         """Run the cells and yield their results in order; the first cell of each precision runs before all others.
 
         Raises:
-            OSError: The file of results cannot be written any more.
+            OSError: The file of results can no longer be written.
         """
         known = self._known
         firsts = list({cell.precision: cell for cell in reversed(cells)}.values())
         with ThreadPoolExecutor(self._jobs) as pool:
             try:
-                # Every other cell is compared with its precision's reference, which therefore has to be complete first.
+                # Every other cell is compared with the reference of its precision, which therefore has to be complete first.
                 references = {cell: pool.submit(self._reference, cell) for cell in firsts}
                 for future in references.values():
                     future.result()
@@ -114,7 +116,7 @@ class Parity:
                     self._keep(result)
                     yield result
             finally:
-                self._is_over.set()
+                self._ends.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 for run in list(self._running):  # as Ctrl-C would
                     run.stop()
@@ -141,14 +143,14 @@ class Parity:
     def _run_cell(self, cell: Cell, folder: Path) -> Result:
         """Run one cell, as its command line would."""
         command = cell.command(steps=self._steps, simulated=self._simulated)
-        if self._is_over.is_set():
+        if self._ends.is_set():
             return _failed(cell, command, "it was not started")
         began = time.monotonic()
         try:
             answer = self._simulate(cell, folder) if self._simulated else self._start(cell, folder)
             answer.raise_for_failure()
         except (LaunchError, TimeoutError) as error:
-            return _failed(cell, command, why(error), seconds=time.monotonic() - began)
+            return _failed(cell, command, error_text(error), seconds=time.monotonic() - began)
         seconds, digest, report = time.monotonic() - began, answer.parameters_sha256, answer.as_json()
         if digest is None:
             return _failed(cell, command, "no rank has reported its parameters", seconds=seconds)
@@ -158,7 +160,7 @@ class Parity:
     def _simulate(self, cell: Cell, folder: Path) -> Simulation:
         overrides = tuple(cell.overrides(steps=self._steps))
         spec = RunSpec(target=cell.recipe, overrides=overrides, ranks=cell.world_size)
-        return run_simulation(plan_simulation(spec, Unattended()), keep=folder, cancelled=self._is_over)
+        return run_simulation(plan_simulation(spec, Unattended()), keep=folder, cancelled=self._ends)
 
     def _start(self, cell: Cell, folder: Path) -> Report:
         run = start(cell.recipe, set=cell.overrides(steps=self._steps), ranks=cell.world_size, runs_dir=folder)
@@ -174,12 +176,14 @@ class Parity:
     def _read_kept(self) -> dict[Cell, Result]:
         if self._kept is None:
             return {}
-        with self._kept.open("a+", encoding="utf-8", errors="replace") as file:  # it has to be writable, too
+        with self._kept.open(
+            "a+", encoding="utf-8", errors="replace"
+        ) as file:  # "a+" fails now, not later, if the file cannot be written
             file.seek(0)
             lines = file.read().splitlines()
         found = {}
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off counts as none
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off is skipped
                 entry = json.loads(line)
                 if (entry.pop("code"), entry.pop("steps")) != (self._code, self._steps):
                     continue
@@ -200,7 +204,7 @@ class Parity:
             try:
                 with self._kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")
-            except OSError as error:  # a full disk does not say which file it was
+            except OSError as error:  # an error for a full disk has no file name
                 raise OSError(error.errno, error.strerror, str(self._kept)) from error
 
 
@@ -208,16 +212,16 @@ def _failed(cell: Cell, command: str, error: str, *, seconds: float = 0.0) -> Re
     return Result(cell, command, sha256=None, difference=None, memory_bytes=None, seconds=seconds, error=error)
 
 
-def why(error: LaunchError | TimeoutError) -> str:
+def error_text(error: LaunchError | TimeoutError) -> str:
     """Describe in one line why a run has no result."""
     if isinstance(error, TimeoutError):
         return str(error)
     errors = [one for one in error.diagnostics if one.severity is Severity.ERROR] or error.diagnostics
-    return errors[0].message[:_LONGEST_WORDS] if errors else f"it ended with status {error.exit_status}"
+    return errors[0].message[:_LONGEST_ERROR] if errors else f"it ended with status {error.exit_status}"
 
 
 def code_hash() -> str:
-    """Hash everything that computes: the package, all recipes and torch's version. Results of other code do not count."""
+    """Hash everything that computes: the package, all recipes and torch's version. Results of other code are not reused."""
     return hash_folders([Path(contract.__file__).parent, *(found.folder for found in list_recipes(Path.cwd()))])
 
 

@@ -47,8 +47,8 @@ class Played:
 
     def as_json(self) -> dict[str, Any]:
         known = {"findings": as_json(self.findings), "edges": as_json(self.edges)}
-        own = {**known, "peak_memory_bytes": self.peak_memory_bytes}
-        return {**self.report.as_json(), **own}
+        values = {**known, "peak_memory_bytes": self.peak_memory_bytes}
+        return {**self.report.as_json(), **values}
 
 
 def play_ranks(
@@ -65,17 +65,17 @@ def play_ranks(
     """Run all ranks of the plan in one child process, to the end or to the first mistake.
 
     Args:
-        plan: The plan of a recipe; its engine is not started. Single ranks' variables are left out: all share a process.
+        plan: The plan of a recipe; its engine is not started. Variables of single ranks are not set, because all ranks share one process.
         path: An empty folder for the records.
         python: Interpreter of the ranks.
-        environment: What the child inherits, before the plan's own variables.
-        view: Told about everything as it happens.
-        run_id: What the child's processes are known by.
-        saves: Whether checkpoints are made, as in a run.
-        cancelled: Set from another thread, it ends the child.
+        environment: Variables for the child; those of the plan take precedence.
+        view: Receives output and records as they arrive.
+        run_id: The id in the environment of the child's processes.
+        saves: Whether checkpoints are saved, as in a run.
+        cancelled: The child ends when another thread sets it.
 
     Raises:
-        OSError: The folder takes no files from the start; what it cannot take later is told as the run's failure.
+        OSError: The folder cannot be written at the start. If it cannot be written later, the simulation fails instead.
     """
     folder = RunFolder(run_id, path)
     for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
@@ -93,14 +93,14 @@ def play_ranks(
             _follow(process, watch, folder=folder, view=view, cancelled=cancelled)
         finally:
             end_process(process, patience_s=_AFTER_TERM_S)
-        _pass_on(watch, folder, view)
+        _update_view(watch, folder, view)
         if saves:
             _complete_checkpoints(plan, folder, uncompleted, complain=watch.bad.add)
     except OSError as error:
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
     played = _conclude(plan, folder, watch, broken=broken, returncode=process.returncode, started=started)
-    _pass_on(watch, folder, view)  # what was found in records since
+    _update_view(watch, folder, view)  # bad records that were found since
     return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
 
 
@@ -118,8 +118,8 @@ def _complete_checkpoints(
 def _conclude(
     plan: LaunchPlan, folder: RunFolder, watch: Watch, *, broken: Failure | None, returncode: int, started: float
 ) -> Played:
-    said = _read(folder, watch)
-    findings = said.findings
+    written = _read(folder, watch)
+    findings = written.findings
     failure = _failure(watch, broken, findings, returncode=returncode)
     if failure is None and not findings:
         failure = divergence(watch.ranks, plan.as_json()["config"])
@@ -134,7 +134,7 @@ def _conclude(
         leftovers=0,
         complain=watch.bad.add,
     )
-    return Played(report, findings, said.edges, said.peak_memory_bytes)
+    return Played(report, findings, written.edges, written.peak_memory_bytes)
 
 
 def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -162,12 +162,12 @@ def _follow(
     with EngineOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
         while process.poll() is None and not (cancelled and cancelled.is_set()):
             output.read(_TICK_S)
-            _pass_on(watch, folder, view)
+            _update_view(watch, folder, view)
         if process.poll() is not None:
             output.drain()
 
 
-def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
+def _update_view(watch: Watch, folder: RunFolder, view: View) -> None:
     for state, record in watch.records():
         view.record(state, record)
     report_bad_records(watch.bad, [state.row for state in watch.ranks], folder=folder, output=view.output)
@@ -191,7 +191,7 @@ def _failure(
 
 
 def _read(folder: RunFolder, watch: Watch) -> SimulationEnd:
-    """Read what the process of all ranks wrote at its end; empty if it ended before."""
+    """Read what the process of all ranks wrote at its end; empty if it wrote nothing."""
     data, nothing = (
         read_file(folder.file(contract.SIMULATION_FILE)),
         SimulationEnd(findings=(), edges=(), peak_memory_bytes=None),

@@ -18,9 +18,9 @@ def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_
     """Check and plan a recorded run again, in the folder where it was started.
 
     Raises:
-        LaunchError: Code or text have changed, or the run cannot be planned any more.
+        LaunchError: The code or the training text has changed, or the run cannot be planned any more.
     """
-    found = [*_lost_words(origin), *_differences(origin, with_changes=with_changes)]
+    found = [*_secret_arguments(origin), *_differences(origin, with_changes=with_changes)]
     if has_errors(found):
         raise LaunchError(found)
     folder = origin.working_folder if origin.working_folder.is_dir() else None
@@ -56,12 +56,12 @@ def read_origin_of(path: Path) -> "Origin":
         raise unreadable_run(path, error) from error
 
 
-def _lost_words(origin: "Origin") -> list[Diagnostic]:
-    """Refuse to repeat a command some of whose arguments are secret: no folder of a run keeps their values."""
-    words = [word for word in origin.arguments if f"{contract.REFERENCE}{contract.SECRET_PREFIX}" in word]
-    if not words:
+def _secret_arguments(origin: "Origin") -> list[Diagnostic]:
+    """Refuse to repeat a command with secret arguments, whose values no folder of a run keeps."""
+    lost = [argument for argument in origin.arguments if f"{contract.REFERENCE}{contract.SECRET_PREFIX}" in argument]
+    if not lost:
         return []
-    message = f"{origin.run_id} cannot be repeated: no run keeps the value of its secret argument `{shown(words[0])}`"
+    message = f"{origin.run_id} cannot be repeated: no run keeps the value of its secret argument `{shown(lost[0])}`"
     return [Diagnostic("P033", message, hints=("start the program again with `ttlaunch run -- PROGRAM …`",))]
 
 

@@ -31,7 +31,7 @@ from ttlaunch.running.preflight import check_packages
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.spec.recipe.config import check_one_process
 
-Shows = Callable[[LaunchPlan, RunFolder], AbstractContextManager[View]]
+MakesView = Callable[[LaunchPlan, RunFolder], AbstractContextManager[View]]
 """Makes a view of a simulation from its plan and its folder."""
 
 
@@ -42,11 +42,12 @@ class Simulation:
     Attributes:
         plan: The plan of the run that was simulated; its engine was not started.
         status: "done" or "failed".
-        exit_status: What the command line would exit with.
-        diagnostics: Mismatched messages, and further diagnostics.
+        exit_status: The exit status of `ttlaunch simulate`.
+        parameters_sha256: The hash of all parameters; None if the ranks did not report it.
+        diagnostics: Mistakes in messages first, then all others.
         edges: Messages and bytes by source and destination.
-        details: All of it, as `ttlaunch simulate --format json` prints it.
-        played: What the launcher observed.
+        details: The whole result, as `ttlaunch simulate --format json` prints it.
+        played: The result as the process of the ranks gave it.
     """
 
     plan: LaunchPlan
@@ -83,8 +84,8 @@ def simulate(target: str | Path, *, keep: str | Path | None = None, **options: U
 
     Args:
         target: A recipe's name or folder.
-        keep: Folder for records and checkpoints, which must not exist; None: nothing is kept.
-        options: As for `ttlaunch.plan`.
+        keep: Folder for records and checkpoints, which must not exist yet; None keeps nothing.
+        options: The same options as for `ttlaunch.plan`.
 
     Raises:
         LaunchError: The options, the description, the recipe or its configuration has a mistake.
@@ -98,14 +99,14 @@ def simulate(target: str | Path, *, keep: str | Path | None = None, **options: U
 
 
 def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
-    """Plan a run on these hosts, without connecting to them: all ranks run here, and no MPI is needed.
+    """Plan a simulation of a run on the specified hosts, without connecting to them: all ranks run here, without MPI.
 
     Raises:
         LaunchError: A diagnostic is an error, or the target is no recipe.
     """
     working_folder = Path.cwd()
     if is_script(str(spec.target), working_folder):
-        message = f"`simulate` plays recipes; {spec.target} is a program"
+        message = f"`simulate` takes a recipe; {spec.target} is a program"
         raise usage_error(message, f"`ttlaunch run {spec.target}`")
     resolved = resolve(spec, dialogue=dialogue)
     choice, layout, topology = resolved.choice, resolved.layout, resolved.topology
@@ -125,19 +126,19 @@ def run_simulation(
     plan: LaunchPlan,
     *,
     keep: Path | None,
-    show: Shows = lambda _plan, _folder: nullcontext(SilentView()),
+    show: MakesView = lambda _plan, _folder: nullcontext(SilentView()),
     cancelled: threading.Event | None = None,
 ) -> Simulation:
     """Run all ranks of a plan in one child process.
 
     Args:
         plan: The plan of a recipe.
-        keep: Folder for records and checkpoints; None: nothing is kept.
-        show: Makes what is told about everything as it happens.
-        cancelled: Set from another thread, it ends the simulation.
+        keep: Folder for records and checkpoints; None keeps nothing.
+        show: Makes the view that receives output and records as they arrive.
+        cancelled: The simulation ends when another thread sets it.
 
     Raises:
-        LaunchError: The folder already exists, or takes no files.
+        LaunchError: The folder already exists, or cannot be written.
     """
     if keep is not None and os.path.lexists(keep):  # never raises
         raise usage_error(f"{keep} already exists", "name another folder")
@@ -173,7 +174,7 @@ def run_simulation(
 def _diagnostics(played: Played, programs: Sequence[Path]) -> list[Diagnostic]:
     """Return the diagnostics of a simulation: mistakes in messages, then everything else."""
     found = [_diagnostic(finding, programs) for finding in played.findings]
-    if played.report.status == "done":  # else the first thing named is what broke
+    if played.report.status == "done":  # otherwise the failure should come first
         found += traffic_diagnostics(played.report.traffic, [rank["role"] for rank in played.report.ranks])
     found += checkpoint_diagnostics(played.report)
     failure = failure_diagnostic(played.report, RunFolder(played.report.run_id, Path()), programs=programs)

@@ -1,4 +1,4 @@
-"""Find the best order of places for ranks that talk to each other: a quadratic assignment, as plain numbers.
+"""Find the best order of places for ranks that communicate: a quadratic assignment problem, as plain numbers.
 
 Ranks 0, 1, … take the places of *blocks*, one block after the other. A block is a host with its meshes, which move together.
 The places within a block may be reordered, and so may the blocks. The cost of an arrangement is
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 
 EXACT_UP_TO = 8
-"""Places up to which every order is looked at; `search.py` does more."""
+"""The largest number of places for which every order is tried; `search.py` handles more places."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,9 @@ class Assignment:
     Attributes:
         distances: The distances between places, a symmetric matrix.
         traffic: The traffic of each pair of ranks, each pair once.
-        blocks: The places of each block in today's order; together, the blocks have each place once.
-        last_stays: Whether the last block keeps its position, because it is a host that the ranks do not fill.
+        blocks: The places of each block in their current order; together, the blocks have each place once.
+        last_stays: Whether the last block keeps its position, because the ranks do not fill that host.
+        partners: For each rank, the ranks that it communicates with, and the traffic with each.
     """
 
     distances: Sequence[Sequence[float]]
@@ -44,7 +45,7 @@ class Assignment:
         return len(self.distances)
 
     @property
-    def today(self) -> list[int]:
+    def current(self) -> list[int]:
         """Return the place of each rank before anything is moved."""
         return [place for block in self.blocks for place in block]
 
@@ -53,12 +54,12 @@ class Assignment:
         return sum(weight * self.distances[places[a]][places[b]] for (a, b), weight in self.traffic.items())
 
 
-def best_of_all(question: Assignment) -> list[int]:
+def best_of_all(problem: Assignment) -> list[int]:
     """Find the best arrangement by trying all, except those whose beginning already costs as much as the best one so far.
 
-    Of arrangements with equal cost, today's is preferred. Cost: up to `size!` arrangements.
+    Of arrangements with equal cost, the current one is preferred. Cost: up to `size!` arrangements.
     """
-    best, least = question.today, question.cost(question.today)
+    best, least = problem.current, problem.cost(problem.current)
     places: list[int] = []
 
     def extend(blocks: tuple[tuple[int, ...], ...], cost: float) -> None:
@@ -67,28 +68,28 @@ def best_of_all(question: Assignment) -> list[int]:
             if cost < least:
                 best, least = list(places), cost
             return
-        movable = len(blocks) - 1 if question.last_stays and len(blocks) > 1 else len(blocks)
+        movable = len(blocks) - 1 if problem.last_stays and len(blocks) > 1 else len(blocks)
         for index, block in enumerate(blocks[:movable]):
             rest = blocks[:index] + blocks[index + 1 :]
             for order in permutations(block):
-                more = _added(question, places, order, allowed=least - cost)
+                more = _added(problem, places, order, allowed=least - cost)
                 if more is not None:
                     places.extend(order)
                     extend(rest, cost + more)
                     del places[-len(order) :]
 
-    extend(question.blocks, 0.0)
+    extend(problem.blocks, 0.0)
     return best
 
 
-def _added(question: Assignment, places: list[int], order: tuple[int, ...], *, allowed: float) -> float | None:
-    """Return the cost that the next ranks add in these places; None if it reaches the limit."""
-    more, whole = 0.0, [*places, *order]
-    for rank in range(len(places), len(whole)):
-        row = question.distances[whole[rank]]
-        for partner, weight in question.partners[rank]:
+def _added(problem: Assignment, places: list[int], order: tuple[int, ...], *, allowed: float) -> float | None:
+    """Return the cost that the next ranks add in the places `order`; None if it reaches `allowed`."""
+    more, occupied = 0.0, [*places, *order]
+    for rank in range(len(places), len(occupied)):
+        row = problem.distances[occupied[rank]]
+        for partner, weight in problem.partners[rank]:
             if partner < rank:
-                more += weight * row[whole[partner]]
+                more += weight * row[occupied[partner]]
         if more >= allowed:
             return None
     return more

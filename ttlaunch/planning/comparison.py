@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe with overrides, which is compared with others.
+    """One of the recipes that are compared, with its overrides.
 
     Attributes:
         recipe: A recipe's name or folder.
@@ -53,11 +53,11 @@ class Candidate:
     overrides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the name in the table: `zero (zero_stage=3)`, keys without their section."""
+        """Return the name in the table, with keys without their section: `zero (zero_stage=3)`."""
         changes = ", ".join(_without_section(one) for one in self.overrides)
         return f"{self.recipe} ({changes})" if changes else self.recipe
 
-    def words(self, workload: Workload, *, on: str) -> list[str]:
+    def arguments(self, workload: Workload, *, on: str) -> list[str]:
         """Return the arguments of `ttlaunch run`."""
         cluster = [] if on == "local" else ["--on", on]
         return [self.recipe, *cluster, *(word for one in self.settings(workload) for word in ("--set", one))]

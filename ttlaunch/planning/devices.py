@@ -21,7 +21,7 @@ def check_devices(loaded: LoadedConfig, topology: Topology, layout: Layout, *, r
 
 
 def _gives_workers_several_ranks(layout: Layout) -> bool:
-    """Return whether `enable_ddp` and `enable_tp` make ranks of a worker's devices."""
+    """Return whether this layout gives each device of a worker a rank if `enable_ddp` or `enable_tp` is true."""
     return any(isinstance(count, Per) and _LOCAL_RANKS in {count.key, *count.times} for count in layout.roles.values())
 
 

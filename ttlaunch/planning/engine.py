@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ttlaunch.planning.launch_plan import EngineCommand, RankRow
 
-_LONGEST_ANSWER = 1000  # characters of what a program answers about its version
+_LONGEST_ANSWER = 1000  # characters of what a program prints for `--version`
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class RanksToStart:
         shim: Path of `shim.py` on this machine.
         rows: The ranks.
         slots: Host and number of slots, in the order of the hostfile, with `user@` where the hostfile has it.
-        arguments: The user's own arguments for the engine's command. The engine leaves out its own values of what they set.
-        over_hosts: What ranks on other machines need, each of which has its own paths; None if all ranks run on this
+        arguments: The user's own arguments for the engine's command. The engine omits its own settings that they set too.
+        over_hosts: Data for a run over other machines, each of which has its own paths; None if all ranks run on this
             machine.
     """
 

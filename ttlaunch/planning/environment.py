@@ -20,7 +20,7 @@ def plan_environment(topology: Topology, *, shell: Mapping[str, str], working_fo
     Args:
         topology: The cluster.
         shell: The launching shell's environment.
-        working_folder: Where `ttlaunch` was started.
+        working_folder: The folder in which `ttlaunch` was started.
     """
     folder = str(working_folder)
     shared = {k: v for k, v in shell.items() if k.startswith(PASSED_PREFIXES) and k not in MANAGED}

@@ -1,8 +1,7 @@
 """Rules of `socket_type: fabric`: ranks that communicate need a path of links between their meshes, and equal mesh shapes.
 
 Fabric sockets run from device to device along the links of the mesh graph, device d of one mesh to device d of the
-other. The length of the path does not affect correctness; `ttlaunch place`
-shortens it.
+other. The length of the path does not affect correctness; `ttlaunch place` shortens it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ _Hops = Mapping[MeshId, Mapping[MeshId, int]]
 
 
 @dataclass(frozen=True)
-class _Talk:
+class _FabricPairs:
     """The ranks that communicate over fabric, each pair once, and the mesh that each rank drives."""
 
     loaded: LoadedConfig
@@ -46,14 +45,14 @@ def check_fabric(loaded: LoadedConfig, topology: Topology, layout: RoleLayout) -
         place = loaded.label(_KEY, "fabric sockets run along the links of `mgd.yaml`")
         yield Diagnostic("P007", message, place, hints=(_MPI,))
         return
-    talk = _Talk(loaded, layout.roles, pairs, drives)
-    yield from _no_path(talk, mesh_hops(topology))
-    yield from _other_shape(talk)
+    fabric = _FabricPairs(loaded, layout.roles, pairs, drives)
+    yield from _no_path(fabric, mesh_hops(topology))
+    yield from _different_shapes(fabric)
 
 
-def _no_path(talk: _Talk, hops: _Hops) -> Iterator[Diagnostic]:
-    drives = talk.drives
-    apart = [(a, b) for a, b in talk.pairs if drives[b].id not in hops[drives[a].id]]
+def _no_path(fabric: _FabricPairs, hops: _Hops) -> Iterator[Diagnostic]:
+    drives = fabric.drives
+    apart = [(a, b) for a, b in fabric.pairs if drives[b].id not in hops[drives[a].id]]
     if not apart:
         return
     a, b = apart[0]
@@ -62,22 +61,22 @@ def _no_path(talk: _Talk, hops: _Hops) -> Iterator[Diagnostic]:
     others = f"{reached} other mesh{'' if reached == 1 else 'es'}"
     yield Diagnostic(
         "P010",
-        f"{talk.name(a)} and {talk.name(b)} talk over fabric, but no path joins mesh {near.id} and mesh {far.id}",
-        talk.loaded.label(_KEY, "needs a path of links between ranks that talk"),
+        f"{fabric.name(a)} and {fabric.name(b)} talk over fabric, but no path joins mesh {near.id} and mesh {far.id}",
+        fabric.loaded.label(_KEY, "needs a path of links between ranks that talk"),
         (
             Label(near.span, f"mesh {near.id} of rank {a} reaches {others}"),
             Label(far.span, f"mesh {far.id} of rank {b} is not among them"),
         ),
-        notes=_other_pairs(talk, apart, hops),
+        notes=_other_pairs(fabric, apart, hops),
         hints=("add the missing link to the mesh graph if the cable is there", _MPI),
     )
 
 
-def _other_pairs(talk: _Talk, apart: Sequence[_Pair], hops: _Hops) -> tuple[str, ...]:
+def _other_pairs(fabric: _FabricPairs, apart: Sequence[_Pair], hops: _Hops) -> tuple[str, ...]:
     notes = []
     if len(apart) > 1:
-        notes.append(f"{len(apart)} of {len(talk.pairs)} pairs of ranks that talk have no path")
-    lengths = sorted(hops[talk.drives[a].id][talk.drives[b].id] for a, b in talk.pairs if (a, b) not in apart)
+        notes.append(f"{len(apart)} of {len(fabric.pairs)} pairs of ranks that talk have no path")
+    lengths = sorted(hops[fabric.drives[a].id][fabric.drives[b].id] for a, b in fabric.pairs if (a, b) not in apart)
     if lengths:
         spread = counted(lengths[0], "hop") if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]} hops"
         which = "the other pair that talks is" if len(lengths) == 1 else f"the {len(lengths)} other pairs that talk are"
@@ -85,20 +84,20 @@ def _other_pairs(talk: _Talk, apart: Sequence[_Pair], hops: _Hops) -> tuple[str,
     return tuple(notes)
 
 
-def _other_shape(talk: _Talk) -> Iterator[Diagnostic]:
-    unlike = ((a, b) for a, b in talk.pairs if _shape(talk.drives[a]) != _shape(talk.drives[b]))
+def _different_shapes(fabric: _FabricPairs) -> Iterator[Diagnostic]:
+    unlike = ((a, b) for a, b in fabric.pairs if _shape(fabric.drives[a]) != _shape(fabric.drives[b]))
     for a, b in islice(unlike, 1):
-        meshes = talk.drives[a], talk.drives[b]
+        meshes = fabric.drives[a], fabric.drives[b]
         here, there = (_shape(mesh) for mesh in meshes)
         yield Diagnostic(
             "P011",
-            f"{talk.name(a)} drives {here} devices but {talk.name(b)}, which it talks to over fabric, {there}",
-            talk.loaded.label(_KEY, "joins each device with the one at the same place of the other mesh"),
+            f"{fabric.name(a)} drives {here} devices but {fabric.name(b)}, which it talks to over fabric, {there}",
+            fabric.loaded.label(_KEY, "joins each device with the one at the same place of the other mesh"),
             tuple(Label(mesh.span, f"mesh {mesh.id}: {_shape(mesh)} for each rank") for mesh in meshes),
             hints=(_MPI,),
         )
 
 
 def _shape(mesh: Mesh) -> str:
-    """Return rows and columns of devices that one rank drives."""
+    """Return as text the rows and columns of devices that one rank of the mesh drives."""
     return f"{mesh.device_shape[0] // mesh.host_shape[0]} × {mesh.device_shape[1] // mesh.host_shape[1]}"

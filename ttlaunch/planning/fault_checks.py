@@ -9,7 +9,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
 
 
 @dataclass(frozen=True)
-class Field:
+class FaultScope:
     """The possible targets and moments of faults in a run.
 
     Attributes:
@@ -33,20 +33,20 @@ class Field:
         return tuple(dict.fromkeys(row.role for row in self.ranks))
 
 
-def field_of(plan: LaunchPlan, *, is_here: bool) -> Field:
+def scope_of(plan: LaunchPlan, *, is_here: bool) -> FaultScope:
     """Return the possible targets and moments of faults in a plan."""
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
     if recipe is None:
-        return Field(plan.ranks, is_here, takes_steps=False)
+        return FaultScope(plan.ranks, is_here, takes_steps=False)
     begins_after = int((recipe.start or {}).get("step") or 0)
     last = (recipe.config.get("training_config") or {}).get("steps")
-    return Field(plan.ranks, is_here, first_step=begins_after + 1, last_step=last)
+    return FaultScope(plan.ranks, is_here, first_step=begins_after + 1, last_step=last)
 
 
-def check_faults(faults: Sequence[Fault], ground: Field) -> Iterator[Diagnostic]:
+def check_faults(faults: Sequence[Fault], scope: FaultScope) -> Iterator[Diagnostic]:
     """Report every fault whose target the run does not have, or whose moment the run never reaches."""
     for fault in faults:
-        found = _check_target(fault, ground) or _check_moment(fault, ground)
+        found = _check_target(fault, scope) or _check_moment(fault, scope)
         if found is not None:
             yield found
 
@@ -65,16 +65,16 @@ def targets_of(fault: Fault, ranks: Sequence[RankRow]) -> tuple[int, ...]:
             return ()
 
 
-def _check_target(fault: Fault, ground: Field) -> Diagnostic | None:
+def _check_target(fault: Fault, scope: FaultScope) -> Diagnostic | None:
     kind, value = fault.target.kind, fault.target.value
-    if kind in {Kind.RANK, Kind.SHIM} and value not in {row.rank for row in ground.ranks}:
-        last = len(ground.ranks) - 1
+    if kind in {Kind.RANK, Kind.SHIM} and value not in {row.rank for row in scope.ranks}:
+        last = len(scope.ranks) - 1
         return _missing(fault, f"the run has ranks 0 to {last}" if last else "the run has rank 0 alone")
-    if kind is Kind.ROLE and value not in ground.roles:
-        return _missing(fault, f"the run has {listed(ground.roles, last='and')}", ground.roles)
-    if kind in {Kind.HOST, Kind.AGENT} and value not in ground.hosts:
-        return _missing(fault, f"the run has {listed(ground.hosts, last='and')}", ground.hosts)
-    if ground.is_here and (kind is Kind.AGENT or fault.verb is Verb.CUT):
+    if kind is Kind.ROLE and value not in scope.roles:
+        return _missing(fault, f"the run has {listed(scope.roles, last='and')}", scope.roles)
+    if kind in {Kind.HOST, Kind.AGENT} and value not in scope.hosts:
+        return _missing(fault, f"the run has {listed(scope.hosts, last='and')}", scope.hosts)
+    if scope.is_here and (kind is Kind.AGENT or fault.verb is Verb.CUT):
         what = f"`{shown(fault.verb)} {shown(fault.target)}` needs a run over hosts"
         hints = ("`--on NAME` names a cluster of several machines",)
         return _refused("P037", what, fault.target_span, label="all ranks run on this machine", hints=hints)
@@ -87,17 +87,17 @@ def _missing(fault: Fault, has: str, known: Sequence[str] = ()) -> Diagnostic:
     return _refused("P037", message, fault.target_span, label=has, hints=hints)
 
 
-def _check_moment(fault: Fault, ground: Field) -> Diagnostic | None:
+def _check_moment(fault: Fault, scope: FaultScope) -> Diagnostic | None:
     if not isinstance(fault.moment, AtStep):
         return None
     step, hints = fault.moment.step, ("a moment in seconds after the start is written `10s`",)
     message = f"`{fault.moment}` never comes"
-    if not ground.takes_steps:
+    if not scope.takes_steps:
         text = "only ranks of recipes report steps"
-    elif ground.last_step is not None and step > ground.last_step:
-        text, hints = f"the run ends after step {ground.last_step}", (f"`step={ground.last_step}` is the last",)
-    elif ground.first_step is not None and step < ground.first_step:
-        text, hints = f"the run begins with step {ground.first_step}", (f"`step={ground.first_step}` is the first",)
+    elif scope.last_step is not None and step > scope.last_step:
+        text, hints = f"the run ends after step {scope.last_step}", (f"`step={scope.last_step}` is the last",)
+    elif scope.first_step is not None and step < scope.first_step:
+        text, hints = f"the run begins with step {scope.first_step}", (f"`step={scope.first_step}` is the first",)
     else:
         return None
     return _refused("P038", message, fault.moment_span, label=text, hints=hints)

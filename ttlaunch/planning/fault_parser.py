@@ -44,10 +44,8 @@ def parse_faults(source: Source) -> tuple[list[Fault], list[Diagnostic]]:
         except _Mistake as mistake:
             found.append(mistake.diagnostic)
     if not faults and not found:
-        hint, blame = "an order is `kill rank=2 at step=5`", Blame.COMMAND_LINE
-        found.append(
-            mistake_at("P035", "the plan orders no fault", source.start(), label="empty", hint=hint, blame=blame)
-        )
+        hint, blame = "a fault is written `kill rank=2 at step=5`", Blame.COMMAND_LINE
+        found.append(mistake_at("P035", "the plan has no fault", source.start(), label="empty", hint=hint, blame=blame))
     return faults, found
 
 
@@ -77,16 +75,16 @@ def _parse_statement(words: list[_Word]) -> Fault:
         target = _parse_target(target_word)
         _check_verb(verb, target, target_word)
     if not rest:
-        said = target_word.text if target_word is not first else str(verb)
-        raise _mistake(f"`{shown(said)}` is not followed by its time", target_word, f"expected `at` and {_MOMENTS}")
+        previous = target_word.text if target_word is not first else str(verb)
+        raise _mistake(f"`{shown(previous)}` is not followed by its time", target_word, f"expected `at` and {_MOMENTS}")
     if rest[0].text != "at":
         where = "a moment" if verb is not Verb.INTERRUPT else "the moment of an interrupt, which has no target"
         raise _mistake(f"`{shown(rest[0].text)}` where {where} was expected", rest[0], f"expected `at` and {_MOMENTS}")
     if len(rest) == 1:
         raise _mistake("`at` is not followed by a moment", rest[0], f"expected {_MOMENTS}")
     if len(rest) > 2:  # noqa: PLR2004 - `at` and the moment
-        message = f"`{shown(rest[2].text)}` after the end of an order"
-        raise _mistake(message, rest[2], "expected `;`", hint="orders are separated by `;`")
+        message = f"`{shown(rest[2].text)}` after the end of a fault"
+        raise _mistake(message, rest[2], "expected `;`", hint="faults are separated by `;`")
     return Fault(verb, target, _parse_moment(rest[1]), target_word.span, rest[1].span)
 
 

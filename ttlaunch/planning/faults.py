@@ -66,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True)
 class AtStep:
-    """The moment when the target, or the furthest rank if the target takes no steps, has reported a step."""
+    """The moment when the target has reported a step; for a target without steps, when the furthest rank has."""
 
     step: int
 
@@ -89,8 +89,8 @@ class Fault:
     """One fault of a plan.
 
     Attributes:
-        target_span: Where the target stands, or the verb of a fault without one.
-        moment_span: Where its moment stands.
+        target_span: The place of the target in the plan; for a fault without a target, the place of the verb.
+        moment_span: The place of the moment in the plan.
     """
 
     verb: Verb

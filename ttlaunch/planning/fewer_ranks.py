@@ -34,17 +34,17 @@ class World:
 
 
 def largest_world(choice: RecipeChoice, topology: Topology, *, most: int, before: str | None = None) -> World | None:
-    """Find the largest world of at most so many ranks that the recipe allows on a cluster; None if there is none.
+    """Find the largest world of at most `most` ranks that the recipe allows on a cluster; None if there is none.
 
     Args:
         choice: The recipe, its configuration without errors.
         topology: The remaining hosts, at least one.
-        most: The number of ranks so far.
-        before: The layout so far, which is preferred among layouts of equal size.
+        most: The number of ranks before the cluster became smaller.
+        before: The layout before; it is preferred among layouts of equal size.
     """
     slots = len(topology.bindings) if topology.bindings else len(topology.slots)
     worlds = [world for world in _worlds(choice.recipe, choice.loaded, most) if world.ranks <= min(slots, most)]
-    # Of equally large worlds: as few changed keys as possible, then the layout so far, then the recipe's later ones.
+    # Among equally large worlds, prefer few changed keys, then the layout before, then the recipe's later layouts.
     order = {layout.name: -number for number, layout in enumerate(choice.recipe.layouts)}
     worlds.sort(key=lambda one: (-one.ranks, len(one.overrides), one.layout != before, order[one.layout]))
     return next((world for world in worlds if _is_allowed(world, choice, topology)), None)
@@ -54,8 +54,8 @@ def _is_allowed(world: World, choice: RecipeChoice, topology: Topology) -> bool:
     loaded = override_config(choice.recipe, choice.loaded, world.overrides)
     if loaded.config is None:
         return False
-    on = leave_out(topology, (), max_ranks=world.ranks) if topology.bindings else topology
-    layout, found = check_recipe(replace(choice, loaded=loaded), on, ranks=world.ranks)
+    cluster = leave_out(topology, (), max_ranks=world.ranks) if topology.bindings else topology
+    layout, found = check_recipe(replace(choice, loaded=loaded), cluster, ranks=world.ranks)
     return isinstance(layout, RoleLayout) and not has_errors(found)
 
 

@@ -20,8 +20,10 @@ class RankRow:
 
     Attributes:
         slot: Index of the slot on its host, which is also the rank's local rank.
-        mesh_id: The mesh it drives; None in a topology without a mesh graph.
-        environment: Variables for this rank alone; the plan has those of all ranks.
+        mesh_id: The mesh that the rank drives; None in a topology without a mesh graph.
+        mesh_host_rank: The number of the rank's host within the mesh; None if the bindings do not give it.
+        device_shape: Rows and columns of the devices that the rank drives.
+        environment: Variables for this rank alone; `LaunchPlan.environment` has those for all ranks.
     """
 
     rank: int
@@ -70,7 +72,7 @@ class CommandProgram:
 class EngineNames:
     """An engine's names for its variables, processes and files, for code that must not know the engine.
 
-    It follows from the engine and its version, so the plan's hash leaves it out.
+    The plan's hash leaves these names out, because the engine and its version determine them.
 
     Attributes:
         launcher: The name of the process that starts ranks.
@@ -101,7 +103,7 @@ class EngineCommand:
     Attributes:
         name: Such as `Open MPI 5.0.11`.
         argv: The command, which runs in the folder of `files`.
-        environment: Variables for the engine itself; never a value of the user's.
+        environment: Variables for the engine itself, none of which holds a value that the user gave.
         files: The text of each file by name; they are written beside `plan.json`.
         by_hand: Script that starts one rank with the launching machine's paths, for users who start the command
             themselves on hosts with the same paths. None if `argv` already starts the ranks in this way.
@@ -121,6 +123,10 @@ class LaunchPlan:
     """The complete, checked description of what will be started.
 
     Attributes:
+        environment: Variables for all ranks.
+        managed: Names of variables that ranks get only from the plan, never from their host.
+        flows: The roles that exchange messages: source, target, and the pattern of the pairs of ranks.
+        links: Two linked meshes and the number of channels between them.
         secrets: The values for `env:NAME` in environments and configuration; never written, shown or hashed.
     """
 
@@ -147,7 +153,7 @@ class LaunchPlan:
 
     @property
     def last_checkpoint_step(self) -> int:
-        """Return the last step of which ranks can make a checkpoint; 0 if they make none."""
+        """Return the last step after which ranks may save a checkpoint; 0 if they save none."""
         config = self.program.config if isinstance(self.program, RecipeProgram) else {}
         interval = config.get("checkpoint_config", {}).get("interval")
         return 0 if interval is None else int(config.get("training_config", {}).get("steps", 0))

@@ -38,7 +38,7 @@ class Surroundings:
     """What planning needs to know of the launching machine; handed in so that planning stays pure.
 
     Attributes:
-        working_folder: The folder in which the command was typed, and in which ranks start.
+        working_folder: The user's current folder, in which ranks start too.
         shell: The environment of the command.
         python: Interpreter for shims and ranks.
         shim: Path of the shim.
@@ -92,18 +92,18 @@ def plan_program(
     """Plan a program with one role per rank; `command` starts a rank, and the topology has a slot for each rank."""
     shell = surroundings.shell
     rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
-    # Before anything is written or hashed: a plan with a secret in it would be readable in the run's folder.
+    # This comes before anything is written or hashed: anybody who can read the run's folder can read the plan.
     hidden = hide_secrets(
         plan_environment(topology, shell=shell, working_folder=surroundings.working_folder),
         [row.environment for row in rows],
         program.config if isinstance(program, RecipeProgram) else None,
         shell=shell,
-        words=command,
+        command=command,
     )
     if isinstance(program, CommandProgram):
-        program = replace(program, command=hidden.words)
+        program = replace(program, command=hidden.command)
     rows = tuple(replace(row, environment=own) for row, own in zip(rows, hidden.rows, strict=True))
-    used = {row.host for row in rows}  # on any other host the engine would start a daemon for nothing
+    used = {row.host for row in rows}  # the engine would start a useless daemon on any other host
     hosts = [host for host in topology.hosts if host.name in used]
     slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in hosts]
     to_start = RanksToStart(
@@ -117,7 +117,7 @@ def plan_program(
     return LaunchPlan(
         topology=topology.name,
         program=program,
-        rank_command=hidden.words,
+        rank_command=hidden.command,
         working_folder=str(surroundings.working_folder),
         environment=hidden.environment,
         managed=tuple(sorted(MANAGED)),
@@ -154,4 +154,5 @@ def _row(rank: int, role: str, topology: Topology) -> RankRow:
 
 
 def _shape_on_one_host(devices: tuple[int, int], hosts: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and columns of devices of one host, given those of the mesh and the grid of its hosts."""
     return devices[0] // hosts[0], devices[1] // hosts[1]

@@ -11,8 +11,8 @@ from typing import Any
 
 from ttlaunch.planning.launch_plan import LaunchPlan
 
-_OWN_OF_A_HOST = ("HOME", "USER", "PATH", "VIRTUAL_ENV", "PYTHONHOME")
-"""What ranks take from the launching shell where they run beside it, and from their host's login elsewhere."""
+_HOST_SPECIFIC = ("HOME", "USER", "PATH", "VIRTUAL_ENV", "PYTHONHOME")
+"""Variables that ranks on the launching machine take from the shell, and ranks on other hosts from their host's login."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,31 @@ def plan_on_host(
         described: Variables that the cluster's files set for all ranks; they take precedence over the host's own.
     """
     content = plan.as_json()
-    moved = _Moved({**places.copies, python: places.python})
-    kept = [name for name in plan.environment if name not in _OWN_OF_A_HOST or name in described]
-    environment = moved.environment({name: plan.environment[name] for name in kept})
+    copied = _CopiedPaths({**places.copies, python: places.python})
+    kept = [name for name in plan.environment if name not in _HOST_SPECIFIC or name in described]
+    environment = copied.environment({name: plan.environment[name] for name in kept})
     environment["PYTHONPATH"] = ":".join(part for part in (places.package, environment.get("PYTHONPATH")) if part)
     content["environment"] = environment
-    content["ranks"] = [{**row, "environment": moved.environment(row["environment"])} for row in content["ranks"]]
-    content["rank_command"] = [moved.path(word) for word in content["rank_command"]]
-    content["working_folder"] = moved.path(content["working_folder"])
+    content["ranks"] = [{**row, "environment": copied.environment(row["environment"])} for row in content["ranks"]]
+    content["rank_command"] = [copied.path(word) for word in content["rank_command"]]
+    content["working_folder"] = copied.path(content["working_folder"])
     if content["recipe"] is not None:
-        content["recipe"] = {**content["recipe"], "folder": moved.path(content["recipe"]["folder"])}
+        content["recipe"] = {**content["recipe"], "folder": copied.path(content["recipe"]["folder"])}
     if content["data"] is not None:
-        content["data"] = _lying_there(content["data"], places)
+        content["data"] = _with_path_there(content["data"], places)
     if content["start"] is not None:
-        files = [_lying_there(file, places) for file in content["start"]["files"]]
+        files = [_with_path_there(file, places) for file in content["start"]["files"]]
         content["start"] = {**content["start"], "files": files}
     return content
 
 
-def _lying_there(file: Mapping[str, Any], places: HostPlaces) -> dict[str, Any]:
+def _with_path_there(file: Mapping[str, Any], places: HostPlaces) -> dict[str, Any]:
+    """Return a file's entry in the plan with its path on the host."""
     return {**file, "path": places.data[file["sha256"]]}
 
 
-class _Moved:
-    """Replaces paths of the launching machine by those of their copies on a host."""
+class _CopiedPaths:
+    """Replaces paths of the launching machine by the paths of their copies on a host."""
 
     def __init__(self, copies: Mapping[str, str]) -> None:
         # Longest first: a folder may have been copied to another place than the folder around it.

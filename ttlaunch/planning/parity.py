@@ -1,7 +1,7 @@
 """The matrix of `ttlaunch parity`: the small trainings that must end with the same bits, and the command of each.
 
-A step is always the same 12 micro-batches of one sequence. Layouts, workers and accumulation only decide which rank computes
-which of them, so all cells of one precision must end with the bits of the first, which is one process.
+Each step has the same 12 micro-batches of one sequence. Layouts, workers and accumulation only decide which rank computes
+which micro-batch, so all cells of one precision must end with the bits of the first cell, which is one process.
 """
 
 import shlex
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ttlaunch.diagnostics.count import counted
 
 SEQUENCES = 12
-"""Sequences of a step: 2, 3 and 4 workers share them evenly, and 3 of them are no whole subtree of the reduction."""
+"""Sequences of a step. 2, 3 and 4 workers share them evenly, and the 3 of each of 4 workers are no complete subtree of the reduction."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ACCUMULATIONS = (1, 3)
@@ -32,7 +32,7 @@ class _Form(NamedTuple):
             `{blocks}` for the blocks of each stage.
         each: The number of ranks in each worker, or the number of parallel pipelines.
         others: The number of ranks that compute no gradients.
-        is_sized: Whether only the number of ranks distinguishes it from another layout of the recipe.
+        is_sized: Whether `--ranks` selects the layout, because another layout of the recipe has the same configuration.
     """
 
     recipe: str
@@ -64,7 +64,7 @@ _FORMS = (
     _Form("sync_ps", "two servers", (2,), {"sync_ps_config": "num_servers: 2"}, others=2),
     _Form("classic_dp", "never stale", (4,), {"classic_dp_config": "staleness_bound: 0"}),
 )
-"""The first is the reference."""
+"""All layouts; the first one is the reference."""
 
 RECIPES = tuple(dict.fromkeys(form.recipe for form in _FORMS))
 
@@ -120,14 +120,14 @@ class Cell:
         [form] = [form for form in _FORMS if (form.recipe, form.layout) == (self.recipe, self.layout)]
         return form
 
-    def words(self, *, steps: int) -> list[str]:
+    def arguments(self, *, steps: int) -> list[str]:
         """Return the arguments of `ttlaunch run` or `ttlaunch simulate`."""
         size = [] if self.world_size is None else ["--ranks", str(self.world_size)]
         return [self.recipe, *size, *(word for one in self.overrides(steps=steps) for word in ("--set", one))]
 
     def command(self, *, steps: int, simulated: bool) -> str:
         """Return the command as it can be pasted into a shell."""
-        return shlex.join(["ttlaunch", "simulate" if simulated else "run", *self.words(steps=steps)])
+        return shlex.join(["ttlaunch", "simulate" if simulated else "run", *self.arguments(steps=steps)])
 
 
 def matrix(

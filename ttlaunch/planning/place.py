@@ -1,4 +1,4 @@
-"""Find an order of hosts, and of the meshes on each, in which ranks that communicate are close in the mesh graph.
+"""Find an order of hosts, and of the meshes of each, in which ranks that communicate are close in the mesh graph.
 
 Rank r takes the r-th slot in the order of `hosts.txt`, so reordering the hosts places the ranks. A host is
 cabled to its meshes, so they move together, and with them the host's rows in the bindings. A host with slots that are not
@@ -69,7 +69,7 @@ class Proposal:
         return self.after < self.before
 
     def moved(self, rank: Rank) -> bool:
-        """Return whether any rank would drive another mesh than now, or run in another slot."""
+        """Return whether a rank would get the mesh and slot that another rank has now."""
         return self.bindings[rank].rank != rank
 
 

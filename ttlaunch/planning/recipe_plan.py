@@ -23,8 +23,8 @@ class RecipeChoice:
     """A recipe with its configuration.
 
     Attributes:
-        data: Path, SHA-256 and size of the training text, None if the recipe reads none.
-        start: The files with the first weights, None if weights are drawn from the seed.
+        data: Path, SHA-256 and size of the training text; None if the recipe reads none.
+        start: The files with the first weights, as in `RecipeProgram`; None if weights are drawn from the seed.
         is_naive: Whether ranks run the functions of `naive.py`.
     """
 

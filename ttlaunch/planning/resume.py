@@ -1,6 +1,6 @@
-"""Check that a run may resume from a checkpoint: an uninterrupted run would have had the same bits at this step.
+"""Check that a run that resumes from a checkpoint continues its training, with the bits of an uninterrupted run.
 
-The number of ranks, their sockets and the validation interval may change. Values on which the bits depend may not.
+The number of ranks, their sockets and the validation interval may change; values on which the bits depend may not.
 """
 
 import json
@@ -77,16 +77,16 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
     ]
     if kind == "none" or old.get("compression_config.kind") != kind or not changed:
         return
-    owed = "what a worker's codec owes is kept by its place; one that is not in the checkpoint begins with nothing owed"
+    kept = "the checkpoint keeps the compression error of each sender; a sender that it does not have begins with none"
     what = f"with `compression_config.kind: {kind}` bits depend on who sends"
-    told = _diagnose("C077", what, changed, loaded=loaded)
-    yield replace(told, notes=(*told.notes, owed), severity=Severity.WARNING)
+    warning = _diagnose("C077", what, changed, loaded=loaded)
+    yield replace(warning, notes=(*warning.notes, kept), severity=Severity.WARNING)
 
 
 def _state_of_another_recipe(
     manifest: Mapping[str, Any], loaded: LoadedConfig, now: Mapping[str, Any], *, fixed: Sequence[str]
 ) -> Iterator[Diagnostic]:
-    """Report state besides weights and moments that only one of the two recipes has, or that the other cannot use."""
+    """Report state, besides weights and moments, that the checkpoint lacks or that only its own recipe can use."""
     before, values = dict(_flat(manifest["config"])), dict(_flat(now))
     name = shown(manifest.get("recipe"))
     missing = [key for key in fixed if key not in before and values.get(key) is not None]
@@ -117,7 +117,7 @@ def _changes(
     old, new = dict(_flat(before)), dict(_flat(now))
     is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
     unread = [key for key, decider in deciders(model) if new.get(decider.key) != decider.value]
-    # Only with a constant learning rate does no step depend on the number of steps.
+    # With any other schedule of the learning rate, each step depends on the number of steps.
     length = marked(model, Bits.LENGTH) if is_constant else ()
     free = (*marked(model, Bits.FREE), *length, *unread)
     for key in sorted(old.keys() | new.keys()):

@@ -1,8 +1,8 @@
 """Keep secrets out of everything that is written or shown: a plan names them, and their values travel beside it.
 
 In the training configuration and in environments, the value `env:NAME` stands for the launching shell's variable `NAME`.
-A variable or an argument that looks secret is hidden too, even if a file gives its value literally or the user types it. Its
-name may mark it (`HF_TOKEN`, `--db-password`), or the value itself (a URL with a password, a private key). Ranks find the
+A variable or an argument that looks secret is hidden too, even if a file gives its value literally or the user types it. The
+name may show that it is secret (`HF_TOKEN`, `--db-password`), or the value itself (a URL with a password, a private key). Ranks find the
 values in their environment; see `agent/shim.py` and `runtime/entry.py`.
 """
 
@@ -28,7 +28,7 @@ _HAS_SECRET = re.compile(
 _ABOUT_A_SECRET = re.compile(
     r"_(?:FILE|PATH|DIR|FOLDER|NAME|ID|URL|HOST|REGION|TTL|TIMEOUT|SIZE|LENGTH|COUNT|MAX|MIN|TYPE)\Z"
 )
-"""Names such as `AWS_ACCESS_KEY_ID` and `PASSWORD_FILE`, whose values are told to everybody."""
+"""Names such as `AWS_ACCESS_KEY_ID` and `PASSWORD_FILE`, whose values are not secret."""
 _PLAIN = re.compile(
     r"(?:\A|_)(?:(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|START|END|SPECIAL|PER)_TOKEN"
     r"|(?:SORT|PRIMARY|FOREIGN|CACHE|GROUP|PARTITION|PUBLIC|ROW)_KEY)\Z"
@@ -65,22 +65,22 @@ def is_secret(name: str, value: str) -> bool:
     return bool(value) and (is_secret_name(name) or bool(_SECRET_VALUE.search(value)))
 
 
-def mask_arguments(words: Sequence[str]) -> list[str]:
-    """Words of a command line to be shown, with `***` in place of secrets."""
-    return [before + (_MASK if secret else "") for before, secret in map(_split, words, ["", *words[:-1]])]
+def mask_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command line with `***` in place of secrets."""
+    return [before + (_MASK if secret else "") for before, secret in map(_split, arguments, ["", *arguments[:-1]])]
 
 
-def _split(word: str, previous: str) -> tuple[str, str]:
-    """Split a word of a command line, given the word before it, into what may be shown and the secret at its end."""
+def _split(argument: str, previous: str) -> tuple[str, str]:
+    """Split an argument, given the one before it, into the part that may be shown and the secret at its end."""
     option = _OPTION.fullmatch(previous)
-    if option and is_secret_name(option[1]) and word and not word.startswith("-"):
-        return "", word
-    assigned = _ASSIGNED.fullmatch(word)
+    if option and is_secret_name(option[1]) and argument and not argument.startswith("-"):
+        return "", argument
+    assigned = _ASSIGNED.fullmatch(argument)
     if assigned and is_secret_name(assigned[1]):
-        return word[: assigned.start(2)], assigned[2]
-    parts = word.split()  # a command for `bash -c`
+        return argument[: assigned.start(2)], assigned[2]
+    parts = argument.split()  # a command for `bash -c`
     inside = len(parts) > 1 and any(secret for _, secret in map(_split, parts, ["", *parts[:-1]]))
-    return ("", word) if inside or _SECRET_VALUE.search(word) else (word, "")
+    return ("", argument) if inside or _SECRET_VALUE.search(argument) else (argument, "")
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class Hidden:
     Attributes:
         environment: The variables that all ranks share.
         rows: Each rank's own variables.
-        words: The command line.
+        command: The arguments of the command line.
         secrets: The value of each variable that a reference names.
     """
 
     environment: Mapping[str, str]
     rows: Sequence[Mapping[str, str]]
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     secrets: Mapping[str, str] = field(repr=False)
 
 
@@ -106,11 +106,11 @@ def hide_secrets(
     config: Any,
     *,
     shell: Mapping[str, str],
-    words: Sequence[str] = (),
+    command: Sequence[str] = (),
 ) -> Hidden:
-    """Take secret values out of environments and a command line, and collect those that they and the configuration refer to.
+    """Replace secret values in environments and a command line by references, and collect the values of all references.
 
-    `secrets` leaves out variables that the shell lacks: reading the files has already refused references to them.
+    Variables that the shell lacks are not collected: reading the files has already refused references to them.
     """
     secrets = {name: shell[name] for name in references(config) if name in shell}
 
@@ -131,16 +131,16 @@ def hide_secrets(
                 hidden[name] = value
         return hidden
 
-    def hide_word(word: str, previous: str) -> str:
-        before, secret = _split(word, previous)
+    def hide_argument(argument: str, previous: str) -> str:
+        before, secret = _split(argument, previous)
         if not secret:
-            return word
+            return argument
         key = _key_of(secret, secrets)
         secrets[key] = secret
         return f"{before}{contract.REFERENCE}{key}"
 
     hidden_environment, hidden_rows = hide(environment), [hide(row) for row in rows]
-    return Hidden(hidden_environment, hidden_rows, tuple(map(hide_word, words, ["", *words[:-1]])), secrets)
+    return Hidden(hidden_environment, hidden_rows, tuple(map(hide_argument, command, ["", *command[:-1]])), secrets)
 
 
 def references(value: Any) -> list[str]:

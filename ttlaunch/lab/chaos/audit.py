@@ -18,15 +18,15 @@ _ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftovers:
     """The leftovers of a run on a host.
 
     Attributes:
-        host: Its name; "this machine" for the launching one.
+        host: The name of the host; "this machine" for the launching machine.
         processes: The processes that carry the run's id: `pid` and `name`.
         folders: The folders of the run or of its engine.
-        clean_after_s: How long it took until nothing was left; None: something is, or nobody knows.
-        error: Why the host could not be asked.
+        clean_after_s: Seconds until nothing was left; None if something is left or the host could not be asked.
+        error: Why the host could not be asked; None if it answered.
     """
 
     host: str
@@ -51,16 +51,16 @@ def audit(
     names: EngineNames,
     began: float,
     patience_s: float,
-) -> list[Left]:
-    """Look for leftovers here and then on all hosts at once, repeatedly, until nothing is left or time is up.
+) -> list[Leftovers]:
+    """Look for leftovers here and then on all hosts at once, repeatedly, until nothing is left or `patience_s` is over.
 
     Args:
-        run_id: The id of the run, which is over.
-        scratch: Its folder in shared memory.
-        transports: Transports to its hosts, not connected; none if this machine was its only host.
-        names: What its engine calls the files that it makes.
-        began: When it began, seconds since the epoch.
-        patience_s: How long what is left may take to go.
+        run_id: The id of the run, which has ended.
+        scratch: The run's folder in shared memory.
+        transports: Transports to the run's hosts, not connected; none if the run had only this machine.
+        names: The engine's names for its files.
+        began: When the run began, in seconds since the epoch.
+        patience_s: How long leftovers may take to disappear.
     """
     question: dict[str, Any] = {
         "run_id": run_id,
@@ -71,21 +71,21 @@ def audit(
         "segments": names.segments,
     }
 
-    def ask(transport: Transport) -> Left:
+    def ask(transport: Transport) -> Leftovers:
         transport.connect()
         stream = start_script(
             transport, "leftovers", beside=("run_processes",), arguments=question, timeout_s=_ANSWER_S
         )
-        return _left(transport.host, stream.answer(LeftOver, timeout_s=patience_s + _ANSWER_S))
+        return _leftovers(transport.host, stream.answer(LeftOver, timeout_s=patience_s + _ANSWER_S))
 
-    here = _left("this machine", checked("LeftOver", find_leftovers(**question)))
+    here = _leftovers("this machine", checked("LeftOver", find_leftovers(**question)))
     answers = {
-        transport.host: answer if isinstance(answer, Left) else Left(transport.host, error=answer.evidence)
+        transport.host: answer if isinstance(answer, Leftovers) else Leftovers(transport.host, error=answer.evidence)
         for transport, answer in on_each(transports, ask, timeout_s=patience_s + 2 * _ANSWER_S)
     }
     return [here, *(answers[transport.host] for transport in transports)]
 
 
-def _left(host: str, answer: LeftOver) -> Left:
+def _leftovers(host: str, answer: LeftOver) -> Leftovers:
     processes = tuple({"pid": one.pid, "name": one.name} for one in answer.processes)
-    return Left(host, processes, answer.folders, answer.clean_after_s)
+    return Leftovers(host, processes, answer.folders, answer.clean_after_s)

@@ -14,9 +14,9 @@ from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.app.reach import open_transports, reach_hosts
 from ttlaunch.diagnostics import LaunchError, Source, file_error, has_errors, usage_error
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.lab.chaos.audit import Left, audit
+from ttlaunch.lab.chaos.audit import Leftovers, audit
 from ttlaunch.lab.chaos.inject import Injector
-from ttlaunch.planning.fault_checks import Field, check_faults, field_of
+from ttlaunch.planning.fault_checks import FaultScope, check_faults, scope_of
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.faults import AtSecond, AtStep, Fault, Kind, Target, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -25,16 +25,16 @@ from ttlaunch.running.runs.run_folder import RunFolder
 
 _FILE = "@"
 
-Shows = Callable[["LaunchPlan", "RunFolder"], "AbstractContextManager[View]"]
+MakesView = Callable[["LaunchPlan", "RunFolder"], "AbstractContextManager[View]"]
 """Makes a view of a run from its plan and folder."""
 
 
 def fault_source(faults: str | None, random: int | None) -> Source | None:
-    """Read the text of the planned faults; None if faults are to be drawn at random.
+    """Return the text of the plan of faults; None if faults are to be drawn at random.
 
     Args:
-        faults: As ordered, or `@FILE`; None if nothing is.
-        random: How many are to be drawn; None if none are.
+        faults: The value of `--plan`: a plan of faults, or `@FILE`; None without the option.
+        random: The value of `--random`: how many faults to draw; None without the option.
 
     Raises:
         LaunchError: Both are given or neither, or the file cannot be read.
@@ -62,26 +62,26 @@ def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | 
     """Choose the faults to inject into a run.
 
     Args:
-        source: Their text; None: draw `count` of them with `seed`.
+        source: The text of the plan of faults; None draws `count` faults.
         prepared: The run.
         count: How many faults to draw.
-        seed: The seed from which they are drawn.
+        seed: The seed of the draw.
 
     Raises:
-        LaunchError: One of them cannot be made in this run.
+        LaunchError: The plan has a mistake, or one of its faults is not possible in this run.
     """
-    ground = field_of(prepared.plan, is_here=prepared.is_here)
+    scope = scope_of(prepared.plan, is_here=prepared.is_here)
     if source is None:
-        return draw_faults(ground, count=count or 0, seed=seed)
-    orders, found = parse_faults(source)
-    found += check_faults(orders, ground)
+        return draw_faults(scope, count=count or 0, seed=seed)
+    faults, found = parse_faults(source)
+    found += check_faults(faults, scope)
     if has_errors(found):
         raise LaunchError(found)
-    return orders
+    return faults
 
 
 def break_run(
-    prepared: PreparedRun, options: RunOptions, orders: Sequence[Fault], *, dialogue: Dialogue, show: Shows
+    prepared: PreparedRun, options: RunOptions, faults: Sequence[Fault], *, dialogue: Dialogue, show: MakesView
 ) -> Outcome:
     """Execute a plan in this process and inject the faults.
 
@@ -89,7 +89,7 @@ def break_run(
         LaunchError: A host is not ready; nothing was started.
     """
     transports: Sequence[Transport] = []
-    if not prepared.is_here and any(fault.target.kind in {Kind.SHIM, Kind.AGENT} for fault in orders):
+    if not prepared.is_here and any(fault.target.kind in {Kind.SHIM, Kind.AGENT} for fault in faults):
         hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
         transports = reach_hosts(replace(prepared.topology, hosts=tuple(hosts)), dialogue)
     elsewhere = {transport.host: transport for transport in transports}
@@ -98,7 +98,7 @@ def break_run(
     def injecting(run: StartingRun) -> Iterator[View]:
         with show(run.plan, run.folder) as view:
             yield Injector(
-                orders,
+                faults,
                 view=view,
                 controller=run.controller,
                 folder=run.folder,
@@ -113,14 +113,16 @@ def break_run(
             transport.close()
 
 
-def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: float, lease_s: float) -> "Sequence[Left]":
+def look_for_leftovers(
+    outcome: Outcome, prepared: "PreparedRun", *, began: float, lease_s: float
+) -> "Sequence[Leftovers]":
     """Look for leftovers of a run on all its hosts, over new connections.
 
     Args:
         outcome: The outcome of a run that was executed in this process.
         prepared: The plan and options of that run.
         began: When the run began, seconds since the epoch.
-        lease_s: How long ranks on another host may have run on.
+        lease_s: How long ranks may continue on a host that has lost the launcher.
     """
     transports: Sequence[Transport] = []
     if not prepared.is_here:
@@ -145,42 +147,42 @@ def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: floa
 _LATEST_MS = 10_000
 
 
-def draw_faults(ground: Field, *, count: int, seed: int) -> list[Fault]:
-    """Draw faults in order of time; kind, target and moment of each are drawn evenly.
+def draw_faults(scope: FaultScope, *, count: int, seed: int) -> list[Fault]:
+    """Draw faults, sorted by their moments; kind, target and moment of each are drawn with equal probabilities.
 
     Args:
-        ground: What they may hit. Moments are steps before the last where it is known which that is, else seconds.
-        count: How many.
-        seed: Equal seeds draw equal plans.
+        scope: The possible targets and moments. If the last step is known, moments are earlier steps, otherwise seconds.
+        count: How many faults to draw.
+        seed: Equal seeds draw equal faults.
     """
-    chance = random.Random(f"faults {seed}")  # noqa: S311 - nothing secret
-    rows, hosts = ground.ranks, ground.hosts
+    generator = random.Random(f"faults {seed}")  # noqa: S311 - nothing secret
+    rows, hosts = scope.ranks, scope.hosts
     kinds = [(verb, Kind.RANK) for verb in (Verb.KILL, Verb.STOP, Verb.TERM, Verb.SEGV)]
     kinds += [(Verb.KILL, Kind.SHIM), (Verb.KILL, Kind.ENGINE), (Verb.INTERRUPT, Kind.RUN)]
-    if not ground.is_here:
+    if not scope.is_here:
         kinds += [(Verb.KILL, Kind.AGENT), (Verb.CUT, Kind.HOST)]
     drawn = []
     for _ in range(count):
-        verb, kind = chance.choice(kinds)
+        verb, kind = generator.choice(kinds)
         value: int | str = ""
         if kind in {Kind.RANK, Kind.SHIM}:
-            value = chance.choice(rows).rank
+            value = generator.choice(rows).rank
         elif kind in {Kind.AGENT, Kind.HOST}:
-            value = chance.choice(hosts)
+            value = generator.choice(hosts)
         drawn.append((verb, Target(kind, value)))
-    moments = sorted(_draw_moment(ground, chance) for _ in range(count))
-    steps = _has_steps(ground)
+    moments = sorted(_draw_moment(scope, generator) for _ in range(count))
+    steps = _has_steps(scope)
     return [
         Fault(verb, target, AtStep(moment) if steps else AtSecond(moment))
         for (verb, target), moment in zip(drawn, moments, strict=True)
     ]
 
 
-def _has_steps(ground: Field) -> bool:
-    return ground.takes_steps and ground.last_step is not None and (ground.first_step or 1) < ground.last_step
+def _has_steps(scope: FaultScope) -> bool:
+    return scope.takes_steps and scope.last_step is not None and (scope.first_step or 1) < scope.last_step
 
 
-def _draw_moment(ground: Field, chance: random.Random) -> int:
-    if not _has_steps(ground) or ground.last_step is None:
-        return chance.randrange(1, _LATEST_MS // 100) * 100
-    return chance.randrange(ground.first_step or 1, ground.last_step)
+def _draw_moment(scope: FaultScope, generator: random.Random) -> int:
+    if not _has_steps(scope) or scope.last_step is None:
+        return generator.randrange(1, _LATEST_MS // 100) * 100
+    return generator.randrange(scope.first_step or 1, scope.last_step)

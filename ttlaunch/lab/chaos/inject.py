@@ -1,8 +1,8 @@
-"""Inject the ordered faults into a running run, each at its moment, and record when.
+"""Inject the planned faults into an active run, each at its moment, and record when.
 
-It stands between the supervisor and the view: every record and every tick passes through it, so it knows what the
-supervisor knows, and acts on ranks and hosts through the same controller. What it has done stands in the run's history as
-`fault`, what it could not do as `fault_missed`.
+An `Injector` is between the supervisor and the view: every record and every tick passes through it, so it knows what the
+supervisor knows, and acts on ranks and hosts through the same controller. The run's history gets a `fault` for each fault,
+and a `fault_missed` for each that could not be injected.
 """
 
 import os
@@ -61,11 +61,11 @@ class Injector:
 
         Args:
             faults: The faults in the order of the plan.
-            view: Is shown all of the run.
-            controller: Who stands beside the ranks.
+            view: The view that shows the run.
+            controller: Signals ranks and disconnects hosts.
             folder: The run's folder.
-            scratch: Its folder in shared memory, of this path on every host.
-            elsewhere: Connected hosts by name, for faults of what no controller reaches there: shims and agents.
+            scratch: The run's folder in shared memory, which has the same path on every host.
+            elsewhere: Connected hosts by name, for faults of shims and agents, which the controller cannot signal.
         """
         self._pending = list(enumerate(faults))
         self._view = view
@@ -89,7 +89,7 @@ class Injector:
             due = [one for one in self._pending if self._is_due(one[1], ranks, now - self._started.time)]
             self._pending = [one for one in self._pending if one not in due]
             for index, fault in due:
-                self._make(index, fault, ranks)
+                self._inject(index, fault, ranks)
         self._view.tick(ranks)
 
     def _is_due(self, fault: Fault, ranks: Sequence[RankState], elapsed_s: float) -> bool:
@@ -101,7 +101,7 @@ class Injector:
             return _furthest(hit or ranks) >= fault.moment.step
         return elapsed_s * 1000 >= fault.moment.milliseconds
 
-    def _make(self, index: int, fault: Fault, ranks: list[RankState]) -> None:
+    def _inject(self, index: int, fault: Fault, ranks: list[RankState]) -> None:
         hit = _hit(fault, ranks)
         alive = [state for state in hit if state.exit is None]
         step = _furthest(hit or ranks) or None
@@ -110,7 +110,7 @@ class Injector:
             reason = "its ranks had ended" if len(hit) > 1 else f"rank {hit[0].row.rank} had ended"
             append_event(self._folder, MISSED, **known, reason=reason)
             return
-        # Recorded before it acts: a fault that kills this very process must stand in the history too.
+        # This precedes the action: a fault that kills this very process must be in the history too.
         append_event(self._folder, FAULT, **known, ranks=[state.row.rank for state in alive])
         try:
             self._act(fault, alive)
@@ -137,7 +137,7 @@ class Injector:
                 self._controller.signal_ranks(alive, _SIGNALS[fault.verb])
 
     def _signal(self, host: str, pid: int | None, number: int) -> None:
-        """Send a signal to a process of the run that is no rank; without a process id, to the agent of a host."""
+        """Send a signal to a shim; without a process id, to the agent of the host."""
         run_id = self._folder.run_id
         transport = self._elsewhere.get(host)
         if transport is None:

@@ -1,7 +1,7 @@
-"""Judge a run with injected faults: which fault ended it, and whether the report names that one.
+"""Judge a run with injected faults: which fault ended it, and whether the report names that fault.
 
-Pure: from the plan of faults, the run's history and its report. The first fault that breaks the run is the one that must
-be named; a stopped rank breaks it only if nobody lets it go on and nothing else breaks it first.
+The verdict is a pure function of the plan of faults, the run's history and its report. The report must name the first fault
+that breaks the run. A stopped rank breaks the run only if it is never continued and nothing else breaks the run first.
 """
 
 import math
@@ -16,7 +16,7 @@ from ttlaunch.planning.faults import Fault, Kind, Verb
 from ttlaunch.running.failures.causes import Cause
 
 _SAME_MOMENT_S = 0.1
-"""Faults so close together count as one: which of them is seen first is chance."""
+"""Faults within this time count as simultaneous: the report may name any of them."""
 _TERM_ENDS = {Cause.ENDED, Cause.EXITED, Cause.KILLED, Cause.RAISED, Cause.LEFT_EARLY}
 _CAUSES = {
     Verb.KILL: {Cause.KILLED},
@@ -31,10 +31,10 @@ class Outcome(StrEnum):
 
     NAMED = "named"  # it broke the run, and the report names it
     MISNAMED = "misnamed"  # it broke the run, and the report names something else
-    UNNOTICED = "unnoticed"  # it was made, and the run ended as if it had not been
-    ENDURED = "endured"  # it breaks nothing, and nothing broke
-    OVERTAKEN = "overtaken"  # something else broke the run before it could
-    NOT_MADE = "not made"  # the run had ended, or it could not be made
+    UNNOTICED = "unnoticed"  # it was injected, and the run ended as if it had not been
+    ENDURED = "endured"  # it was harmless, and the run did not fail
+    OVERTAKEN = "overtaken"  # something else broke the run first
+    NOT_MADE = "not made"  # the run had ended, or the fault could not be injected
 
     @property
     def is_wrong(self) -> bool:
@@ -46,12 +46,13 @@ class Verdict:
     """A fault with its outcome.
 
     Attributes:
-        fault: As it is typed.
-        reason: Why it was not made.
+        fault: The fault as it is typed in a plan.
+        reason: Why the fault was not injected; None if it was.
+        ranks: The ranks that it hit.
         step: The step that its target had reported at the injection.
-        at_s: When it was made, seconds after the start of the run.
-        detected_s: The time from the fault to its detection: a rank's end, the verdict of a hang, the moment a host
-            counts as lost.
+        at_s: When it was injected, in seconds after the start of the run.
+        detected_s: The time from the fault to its detection: the end of a rank, the diagnosis of a hang, or the first
+            reaction to a silent host.
         over_s: The time from the fault to the end of the run.
     """
 
@@ -69,12 +70,12 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Injected:
     """A fault that was injected.
 
     Attributes:
-        breaks_at: When it breaks the run, seconds since the epoch: at once, when its rank goes on, or never.
-        is_named: Whether the report says that it ended the run.
+        breaks_at: When it breaks the run, in seconds since the epoch: at once, when its rank is continued, or never (infinity).
+        is_named: Whether the report says that this fault ended the run.
     """
 
     index: int
@@ -100,19 +101,21 @@ def judge_faults(
         faults: The plan.
         events: The events of the run's history, as `read_events` returns them.
         report: `report.json`.
-        lease_s: How long a host may say nothing; soon after that it counts as lost.
-        engine_failed: Whether the engine failed and no rank did, which `report.json` does not hold as data.
+        lease_s: How long a host may be silent; soon after that it counts as lost.
+        engine_failed: Whether the engine failed and no rank did; `report.json` has no key for this.
     """
     lost_after_s = lease_s + contract.AFTER_LEASE_S
-    made = _made(faults, events, report, lost_after_s=lost_after_s, engine_failed=engine_failed)
+    injected = _injected(faults, events, report, lost_after_s=lost_after_s, engine_failed=engine_failed)
     missed = {event["index"]: str(event["reason"]) for event in events if event.get("event") == MISSED}
-    made = [one for one in made if one.index not in missed]
-    breaking = sorted((one for one in made if not _is_harmless(one, made)), key=lambda one: (one.breaks_at, one.time))
+    injected = [one for one in injected if one.index not in missed]
+    breaking = sorted(
+        (one for one in injected if not _is_harmless(one, injected)), key=lambda one: (one.breaks_at, one.time)
+    )
     first = breaking[0] if breaking and not _broke_before(breaking[0], report) else None
     together = [one for one in breaking if first and one.breaks_at <= first.breaks_at + _SAME_MOMENT_S]
     together = together if first and math.isfinite(first.breaks_at) else breaking
     named = next((one for one in together if first and one.is_named), None)
-    by_index = {one.index: one for one in made}
+    by_index = {one.index: one for one in injected}
     verdicts = []
     for index, fault in enumerate(faults):
         one = by_index.get(index)
@@ -125,71 +128,78 @@ def judge_faults(
     return verdicts
 
 
-def _made(
+def _injected(
     faults: Sequence[Fault],
     events: Sequence[Mapping[str, Any]],
     report: Mapping[str, Any],
     *,
     lost_after_s: float,
     engine_failed: bool,
-) -> list[_Made]:
-    found: list[_Made] = []
+) -> list[_Injected]:
+    found: list[_Injected] = []
     for event in events:
         if event.get("event") == FAULT:
             fault, ranks = faults[event["index"]], frozenset(event["ranks"])
             is_named = _is_named(fault, ranks, report, engine_failed=engine_failed)
             found.append(
-                _Made(event["index"], fault, event["time"], ranks, event["step"], event["time"], is_named=is_named)
+                _Injected(event["index"], fault, event["time"], ranks, event["step"], event["time"], is_named=is_named)
             )
     return [_with_effect(one, found, report, lost_after_s=lost_after_s) for one in found]
 
 
-def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any], *, lost_after_s: float) -> _Made:
+def _with_effect(
+    one: _Injected, injected: Sequence[_Injected], report: Mapping[str, Any], *, lost_after_s: float
+) -> _Injected:
     """Set the moment at which a fault breaks the run, which for some is later than its injection.
 
-    A stopped rank is a hang only when the timeout is over, and takes no signal but SIGKILL until it goes on. A silent host
-    is lost only after a while.
+    A stopped rank counts as hung only after the timeout, and until it is continued, no signal but SIGKILL takes effect. A
+    silent host counts as lost only when its lease is over.
     """
     if one.fault.verb is Verb.STOP:
         return replace(one, breaks_at=report["failure"]["time"] if one.is_named else math.inf)
     if one.fault.verb is Verb.CUT or one.fault.target.kind is Kind.AGENT:
         return replace(one, breaks_at=one.time if one.is_named else one.time + lost_after_s)
     if one.fault.verb in {Verb.TERM, Verb.SEGV} and one.ranks:
-        return replace(one, breaks_at=min(_awake_at(rank, one.time, made) for rank in one.ranks))
+        return replace(one, breaks_at=min(_awake_at(rank, one.time, injected) for rank in one.ranks))
     return one
 
 
-def _broke_before(first: _Made, report: Mapping[str, Any]) -> bool:
-    """Whether the run had failed before the fault. Of a lost host only the last sign of life is known."""
+def _broke_before(first: _Injected, report: Mapping[str, Any]) -> bool:
+    """Whether the run had failed before the fault. For a lost host, the report has only the time of the last sign of life."""
     failure = report["failure"]
     if failure is None or failure["time"] is None or failure["class"] == Cause.HOST_LOST:
         return False
     return bool(failure["time"] < first.time - _SAME_MOMENT_S)
 
 
-def _awake_at(rank: int, time: float, made: Sequence[_Made]) -> float:
-    """Return when a rank, which may be stopped, next receives a signal."""
-    changes = [one for one in made if rank in one.ranks and one.fault.verb in {Verb.STOP, Verb.CONTINUE}]
+def _awake_at(rank: int, time: float, injected: Sequence[_Injected]) -> float:
+    """Return when a signal that is sent at `time` takes effect in a rank, which may be stopped; infinity if never."""
+    changes = [one for one in injected if rank in one.ranks and one.fault.verb in {Verb.STOP, Verb.CONTINUE}]
     before = [one for one in changes if one.time <= time]
     if not before or before[-1].fault.verb is Verb.CONTINUE:
         return time
     return next((one.time for one in changes if one.time > time and one.fault.verb is Verb.CONTINUE), math.inf)
 
 
-def _is_harmless(one: _Made, made: Sequence[_Made]) -> bool:
+def _is_harmless(one: _Injected, injected: Sequence[_Injected]) -> bool:
     """Whether a fault should break nothing: it continues a rank, or stops one that is continued later."""
     if one.fault.verb is Verb.STOP:
-        return all(math.isfinite(_awake_at(rank, one.time, made)) for rank in one.ranks)
+        return all(math.isfinite(_awake_at(rank, one.time, injected)) for rank in one.ranks)
     return one.fault.verb is Verb.CONTINUE
 
 
 def _outcome(
-    one: _Made, first: _Made | None, named: _Made | None, *, breaking: Sequence[_Made], report: Mapping[str, Any]
+    one: _Injected,
+    first: _Injected | None,
+    named: _Injected | None,
+    *,
+    breaking: Sequence[_Injected],
+    report: Mapping[str, Any],
 ) -> Outcome:
     if one not in breaking:
         return Outcome.MISNAMED if not breaking and report["failure"] is not None else Outcome.ENDURED
     if one is named or (one.fault.target.kind is Kind.RUN and one.is_named):
-        return Outcome.NAMED  # Ctrl-C may be pressed several times
+        return Outcome.NAMED  # of several interrupts, each counts as named
     if named is None and one is first:
         return Outcome.UNNOTICED if report["status"] == "done" else Outcome.MISNAMED
     return Outcome.OVERTAKEN
@@ -214,23 +224,23 @@ def _is_named(fault: Fault, ranks: frozenset[int], report: Mapping[str, Any], *,
 
 
 def _verdict(
-    one: _Made, outcome: Outcome, *, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
+    one: _Injected, outcome: Outcome, *, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
 ) -> Verdict:
     start, end = _time_of(events, "start"), _time_of(events, "end")
-    told = outcome in {Outcome.NAMED, Outcome.MISNAMED}
+    is_reported = outcome in {Outcome.NAMED, Outcome.MISNAMED}
     return Verdict(
         str(one.fault),
         outcome,
         ranks=tuple(sorted(one.ranks)),
         step=one.step,
         at_s=_between(start, one.time),
-        detected_s=_between(one.time, _detected(one, events, report)) if told else None,
-        over_s=_between(one.time, end) if told else None,
+        detected_s=_between(one.time, _detected(one, events, report)) if is_reported else None,
+        over_s=_between(one.time, end) if is_reported else None,
     )
 
 
-def _detected(one: _Made, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
-    """Return when the run detected a fault. A lost host is reported with its last sign of life, so the first reaction counts."""
+def _detected(one: _Injected, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
+    """Return when the run detected a fault. For a lost host, this is the first reaction in the history, because the report has the last sign of life."""
     failure = report["failure"]
     if failure is not None and failure["class"] != Cause.HOST_LOST:
         time = failure["time"]
@@ -249,5 +259,5 @@ def _time_of(events: Sequence[Mapping[str, Any]], kind: str) -> float | None:
 
 
 def _between(begin: float | None, end: float | None) -> float | None:
-    """Seconds with milliseconds, as the history has them."""
+    """Return the seconds between two times, rounded to milliseconds as in the history; None if one is unknown."""
     return None if begin is None or end is None else round(max(0.0, end - begin), 3)

@@ -15,8 +15,8 @@ from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry
 from ttlaunch.running.readers.recorded import Recorded, read_run
 
-_WARM_UP_SHARE = 4
-"""The first fourth of the steps is not timed: recipes try sizes of messages and schedules in it."""
+_WARM_UP_DIVISOR = 4
+"""The first quarter of the steps is not timed: recipes try out sizes of messages and schedules in it."""
 
 _FORWARD = "forward"
 
@@ -27,15 +27,16 @@ class Measured:
 
     Attributes:
         ranks: The number of ranks of each role.
-        steps_per_s: Global batches a second, after the warm-up.
-        tokens_per_s: Tokens a second, after the warm-up.
+        steps_per_s: Global batches per second, after the warm-up.
+        tokens_per_s: Tokens per second, after the warm-up.
         first_loss, loss: The losses of the validations before the first step and after the last.
-        samples: Sequences that were trained on.
-        bytes_per_step: Sent by all ranks together.
-        is_counted: Whether every one of these was counted; else those of another library are from the recipe's formula.
+        samples: The number of sequences that were trained on.
+        bytes_per_step: The bytes that all ranks together send in a step.
+        is_counted: Whether all of these bytes were counted; otherwise those that another library sends are from the
+            recipe's formula.
         peak_memory_bytes: The most memory that the process of each rank held.
-        idle_share: Of the time of steps, in which ranks that compute gradients could only wait; None where another
-            library does the waiting.
+        idle_share: The share of the steps' time in which ranks that compute gradients could only wait; None if another
+            library waits for them.
         sha256: The hash of all parameters.
     """
 
@@ -57,8 +58,8 @@ def measure_run(path: Path) -> Measured:
     """Read the numbers of a completed run.
 
     Raises:
-        OSError: Its folder cannot be read.
-        ValueError, KeyError: It is not of a recipe that trains, or has no report.
+        OSError: The run's folder cannot be read.
+        ValueError, KeyError: The run is not of a recipe that trains, or has no report.
     """
     recorded = read_run(path)
     report, training = recorded.report or {}, recorded.plan["config"]["training_config"]
@@ -85,7 +86,7 @@ def measure_run(path: Path) -> Measured:
 
 
 def _token_reports(recorded: Recorded) -> list[tuple[float, int, int]]:
-    """Return time, step and tokens as the busiest role reports them. Other roles report the same tokens again."""
+    """Return time, step and tokens of the reports of one role, the one with the most tokens: other roles report the same ones."""
     by_role: dict[str, list[tuple[float, int, int]]] = {}
     for state in recorded.ranks:
         for record in progress_of(recorded.path, state.row.rank):
@@ -98,7 +99,7 @@ def _token_reports(recorded: Recorded) -> list[tuple[float, int, int]]:
 
 def _tokens_per_s(reports: Sequence[tuple[float, int, int]]) -> float | None:
     last = max((step for _, step, _ in reports), default=0)
-    warm = max(1, last // _WARM_UP_SHARE)
+    warm = max(1, last // _WARM_UP_DIVISOR)
     since = min((time for time, step, _ in reports if step >= warm), default=0.0)
     timed = [(time, tokens) for time, _, tokens in reports if time > since]
     if not timed or timed[-1][0] <= since:
@@ -123,14 +124,14 @@ def _bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
 
 def _idle_share(telemetry: Sequence[RankTelemetry]) -> float | None:
     """Return the idle share of ranks that run forward passes, without the first step, which opens connections."""
-    waited = whole = 0
+    waited = total = 0
     for entry in telemetry:
         if not entry.phases.get(_FORWARD):
             continue
         steps = sorted(entry.steps)[1:]
-        whole += sum(entry.steps[step] for step in steps)
+        total += sum(entry.steps[step] for step in steps)
         waited += sum(times.get(step, 0) for times in entry.waits.values() for step in steps)
-    return waited / whole if whole else None
+    return waited / total if total else None
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
@@ -147,4 +148,4 @@ def read_code(path: Path) -> str:
 
 
 CODE_FILE = "compared.json"
-"""In a run's folder: which code made it, so that a run of other code is not taken for one of this."""
+"""The file in a run's folder with the hash of the code that made the run: runs of other code are not reused."""

@@ -1,7 +1,7 @@
-"""Run the recipes of a comparison one after the other, each as its command line would, and no run twice.
+"""Run the recipes of a comparison one after the other, each as its command line would, and reuse earlier runs.
 
-Completed runs are kept. If the user starts the same comparison again, after Ctrl-C or with more repeats, it uses the existing runs that
-have the same plan hash and were made by the same code.
+Completed runs are kept. If the user starts the same comparison again, after Ctrl-C or with more repeats, it uses the
+existing runs that have the same plan hash and were made by the same code.
 """
 
 import json
@@ -14,14 +14,14 @@ from ttlaunch import contract
 from ttlaunch.app.library import plan, start
 from ttlaunch.diagnostics import Diagnostic, LaunchError
 from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run, read_code
-from ttlaunch.lab.parity import hash_folders, why
+from ttlaunch.lab.parity import error_text, hash_folders
 from ttlaunch.planning.comparison import Candidate, Workload
 from ttlaunch.running.runs.facts import run_folders
 from ttlaunch.running.runs.files import read_object_if_any
 from ttlaunch.spec.recipe.discovery import find_recipe
 
 _LONGEST_S = 3600.0
-_LONGEST_WORDS = 500
+_LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Attempt:
 
     Attributes:
         repeat: The number of the repetition, from 1.
-        measured: None if it failed.
-        error: Why it failed, None if it did not.
-        command: The command that repeats it.
-        was_kept: Whether it was made before.
+        measured: The numbers of the run; None if it failed.
+        error: Why the run failed; None if it did not.
+        command: The command that starts the same run.
+        was_kept: Whether the run is one of an earlier comparison.
     """
 
     candidate: Candidate
@@ -48,9 +48,9 @@ class Comparison:
     """Runs of some candidates on one workload.
 
     Args:
-        workload: The same for all.
+        workload: The training that all candidates do.
         on: The cluster, as `--on` names it.
-        folder: Keeps the runs.
+        folder: The folder that keeps the runs.
         repeats: How often each candidate runs.
     """
 
@@ -64,10 +64,10 @@ class Comparison:
     def attempts(self, candidates: Sequence[Candidate]) -> Iterator[Attempt]:
         """Run all candidates once, then all a second time and so on, so that load on the machine affects all alike.
 
-        A candidate that has failed once is not tried again.
+        A candidate that has failed once does not run again.
 
         Raises:
-            KeyboardInterrupt: As it was pressed; the run that went on has ended.
+            KeyboardInterrupt: The user pressed Ctrl-C; the active run has been ended.
         """
         kept = self._kept()
         known: dict[Candidate, tuple[str, str]] = {}
@@ -78,14 +78,14 @@ class Comparison:
                 if candidate not in known:
                     known[candidate] = self._plan_hash(candidate), code_of(candidate.recipe)
                 runs = kept.get(known[candidate], [])
-                attempt = self._known(candidate, repeat, runs.pop(0)) if runs else self._run(candidate, repeat)
+                attempt = self._reuse(candidate, repeat, runs.pop(0)) if runs else self._run(candidate, repeat)
                 if attempt.measured is None:
                     self._broken.add(candidate)
                 yield attempt
 
     def command(self, candidate: Candidate) -> list[str]:
         """Return the command line of a run."""
-        return ["ttlaunch", "run", *candidate.words(self._workload, on=self._on)]
+        return ["ttlaunch", "run", *candidate.arguments(self._workload, on=self._on)]
 
     def _kept(self) -> dict[tuple[str, str], list[Path]]:
         """Find completed runs by the hashes of their plan and of the code that made them, oldest first."""
@@ -97,13 +97,13 @@ class Comparison:
         return found
 
     def _plan_hash(self, candidate: Candidate) -> str:
-        """Hash the plan that would be executed; empty if there is none: then the run reports why."""
+        """Return the hash of the candidate's plan; empty if planning fails, which the run will report."""
         try:
             return plan(candidate.recipe, on=self._on, set=candidate.settings(self._workload)).hash
         except LaunchError:
             return ""
 
-    def _known(self, candidate: Candidate, repeat: int, path: Path) -> Attempt:
+    def _reuse(self, candidate: Candidate, repeat: int, path: Path) -> Attempt:
         return Attempt(candidate, repeat, measure_run(path), None, shlex.join(self.command(candidate)), was_kept=True)
 
     def _run(self, candidate: Candidate, repeat: int) -> Attempt:
@@ -114,20 +114,20 @@ class Comparison:
                 report = run.wait(timeout=_LONGEST_S)
             report.raise_for_failure()
         except (LaunchError, TimeoutError) as error:
-            return Attempt(candidate, repeat, None, why(error)[:_LONGEST_WORDS], command)
+            return Attempt(candidate, repeat, None, error_text(error)[:_LONGEST_ERROR], command)
         path = report.folder
         try:
             (path / CODE_FILE).write_text(json.dumps({"code": code_of(candidate.recipe)}) + "\n", encoding="utf-8")
             return Attempt(candidate, repeat, measure_run(path), None, command)
         except (OSError, ValueError, KeyError) as error:
             reason = f"what it measured cannot be compared: {type(error).__name__}: {error}"
-            return Attempt(candidate, repeat, None, reason[:_LONGEST_WORDS], command)
+            return Attempt(candidate, repeat, None, reason[:_LONGEST_ERROR], command)
 
 
 def code_of(recipe: str) -> str:
-    """Hash the code that makes a run: a recipe's own, what ranks are given to work with, and torch's version.
+    """Hash the code that a run executes in its ranks: the recipe, the package's runtime, and the versions of Python and torch.
 
-    The launcher's own code is left out: it changes no number that is compared.
+    The launcher's code is left out, because it changes none of the numbers that are compared.
     """
     found = find_recipe(recipe, working_folder=Path.cwd())
     package = Path(contract.__file__).parent

@@ -1,4 +1,4 @@
-"""Summarize the repeats of each candidate in a row, as JSON and as a Markdown table."""
+"""Summarise the repeats of each candidate as a row, and render all rows as JSON and as Markdown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class Row:
     """The results of a candidate; numbers are None if they were not measured.
 
     Attributes:
-        name: As it was asked for.
-        runs: The runs that it summarises.
-        ranks: The number of ranks of each role.
-        bits: A letter for the SHA-256 of its parameters: equal letters, equal bits; None if its runs differ.
-        is_counted: Whether all bytes were counted.
-        error: Why there is no row, None if there is one.
+        name: The candidate as the table names it.
+        runs: The completed runs.
+        ranks: The number of ranks of each role, as text.
+        bits: A letter for the SHA-256 of the parameters, equal for equal bits; None if the candidate's runs differ.
+        is_counted: Whether all bytes were counted, none taken from the recipe's formula.
+        error: Why a run failed; None if none did.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Row:
 
 
 def summarise(attempts: Sequence[Attempt]) -> list[Row]:
-    """Make a row for each candidate, in the order in which they were first run."""
+    """Make a row for each candidate, in the order of their first runs."""
     by_candidate: dict[Candidate, list[Attempt]] = {}
     for attempt in attempts:
         by_candidate.setdefault(attempt.candidate, []).append(attempt)
