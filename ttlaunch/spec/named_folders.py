@@ -14,7 +14,7 @@ class FolderKind:
     """A kind of folder that users name, such as recipes.
 
     Attributes:
-        noun: The word for one such folder in messages; its plural names the folder that contains them.
+        noun: The word for one such folder in messages; its plural is the name of the parent folder.
         code: The code of the diagnostic for an unknown name.
         marker: A file that every such folder has.
         hint: The hint for an unknown name that resembles no known one.
@@ -31,8 +31,8 @@ class NamedFolder:
     """A recipe's or configuration's folder, before its files are read.
 
     Attributes:
-        built_in: Whether it came with ttlaunch.
-        hides: Whether a built-in one has the same name, which means this one in the current folder.
+        built_in: Whether the folder comes with ttlaunch.
+        hides: Whether a built-in folder has the same name; the name then means this one.
     """
 
     name: str

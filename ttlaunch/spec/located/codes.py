@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FileCodes:
-    """Which code each general mistake has in one family of files."""
+    """The codes of the general mistakes, in one family of files."""
 
     missing_file: str
     empty_file: str

@@ -1,7 +1,7 @@
-"""Read large files without Python's cycle collector looking at the growing tree over and over.
+"""Pause Python's cycle collector while a large file is read.
 
-A tree of located values refers only downwards and to its text, so there is nothing to collect; with 10,000 ranks looking
-for it takes two thirds of the time. Memory is still freed by counting references.
+A tree of located values has no cycles. Searching it for cycles while it grows takes two thirds of the time for 10,000
+ranks. Memory is still freed by counting references.
 """
 
 import gc
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause the cycle collector of this process, and leave it as it was; also decorates a function."""
+    """Pause the cycle collector of this process, and restore its state afterwards; can also decorate a function."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -13,10 +13,10 @@ Place = Span | tuple[Key, ...]
 
 @dataclass
 class Findings:
-    """What is wrong with one file, in the order in which it was found.
+    """The mistakes in one file, in the order in which they were found.
 
     Attributes:
-        root: The file, in which keys and indices are looked up.
+        root: The tree of the file, in which `add` looks up the places of keys and indices.
     """
 
     root: Node
@@ -39,7 +39,7 @@ class Findings:
         self.found.append(mistake_at(code, message, span, label=label, other=second, hint=hint, severity=severity))
 
     def twice(self, code: str, message: str, place: Place, *, first: Place, verb: str = "given") -> None:
-        """Add the diagnostic for a thing that the file has twice; `verb` is what was done to the first one."""
+        """Add the diagnostic for something that the file has twice; `verb` completes the label `first … here`."""
         self.found.append(given_twice(code, message, self.span(place), first=self.span(first), verb=verb))
 
     def span(self, place: Place) -> Span:
@@ -47,7 +47,7 @@ class Findings:
 
 
 def first_gap(numbers: Collection[int]) -> tuple[int, int] | None:
-    """Return the first number from 0 that is missing among different ones, and the next one that is there.
+    """Return the first number from 0 that is missing among distinct numbers, and the next one that is present.
 
     >>> first_gap({0, 1, 4})
     (2, 4)

@@ -1,6 +1,6 @@
 """Write the model of a file as JSON Schema (draft 2020-12), so that editors complete its keys and mark mistakes.
 
-A schema knows the keys, types and bounds of one file; rules between values and between files are `ttlaunch validate`'s.
+A schema knows the keys, types and bounds of one file; `ttlaunch validate` checks the rules between values and files.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema(model: type[Section], *, title: str, unread: Sequence[str] = ()) -> dict[str, Any]:
-    """Describe a file.
+    """Return the JSON Schema of a file.
 
     Args:
-        model: The file as written.
-        title: What editors call it.
+        model: The pydantic model of the file.
+        title: The name that editors show for it.
         unread: Dotted keys of the model that this file may not have.
     """
     schema = model.model_json_schema(by_alias=True)
@@ -40,7 +40,7 @@ def _remove(section: dict[str, Any], path: list[str], definitions: dict[str, Any
 
 
 def _target(value: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the section that a property refers to, directly or as one of several possibilities; else the property."""
+    """Return the section that a property refers to, directly or as one of several possibilities; without one, the property itself."""
     for part in [value, *value.get("anyOf", []), *value.get("allOf", [])]:
         if "$ref" in part:
             found: dict[str, Any] = definitions[part["$ref"].rpartition("/")[2]]

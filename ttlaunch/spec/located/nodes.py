@@ -1,4 +1,4 @@
-"""The tree a file is read into: values and keys that know their line and column.
+"""The tree that represents a file: values and keys that know their line and column.
 
 `node_at` and `span_of` follow a path of keys and list indices, so that a rule which fails long after reading can still
 point at the line it is about.
@@ -19,8 +19,8 @@ class ScalarNode:
     """A single value.
 
     Attributes:
-        quoted: Tells `"2"` from `2`.
-        text: The value as written, without quotes; None for a value that stands in no file.
+        quoted: Whether the value is in quotes, as in `"2"`.
+        text: The value as written, without quotes; None for a value that is in no file.
     """
 
     span: Span
@@ -102,7 +102,7 @@ def node_at(node: Node, path: Iterable[Key]) -> Node | None:
 
 
 def span_of(node: Node, path: tuple[Key, ...]) -> Span:
-    """Return the place of `path`, or of the part of it that is in the file: a key for what it holds, else the value."""
+    """Return the place of `path`, or of its longest part that the file has; a list or group is marked at its key."""
     best: Span = node.span
     parent: Node = node
     for step in path:

@@ -24,12 +24,12 @@ _FEW_KEYS = 8
 
 
 class Section(BaseModel):
-    """A part of a file as written: no unknown keys, no conversions between types, never changed after reading.
+    """A part of a file as written: it has no unknown keys, converts no types, and cannot be changed.
 
     Strict types mean that a list in a file fits `list[...]` and not `tuple[...]`.
 
     Attributes:
-        noun: What a message calls one of these, "a rank binding"; empty: the key that it stands under.
+        noun: What messages call the section, such as "a rank binding"; if empty, they use its key.
         marks: Marks that apply to all its keys, such as `Bits` of `spec/recipe/bits.py`.
     """
 
@@ -47,10 +47,10 @@ def check_schema(
     """Validate the tree.
 
     Args:
-        model: What the file has to look like.
-        node: The file.
+        model: The pydantic model of the file.
+        node: The tree of the file.
         codes: The family of codes for its diagnostics.
-        aliases: Misspellings too far from the right word for "did you mean", with that word.
+        aliases: Wrong keys that do not resemble the right one, each with the right one.
 
     Returns:
         The model, or None; and one diagnostic per mistake, in the order of the file.
@@ -64,18 +64,18 @@ def check_schema(
 
 
 def _locate(detail: ErrorDetails, node: Node) -> Complaint:
-    """Walk the file along pydantic's location; what leads nowhere in the file names a member of a union."""
+    """Convert pydantic's location to a path in the file; a step that the file lacks is the name of a member of a union."""
     path: list[Key] = []
     current: Node | None = node
     union_at: tuple[Key, ...] | None = None
     member, at_key = "", False
     for index, step in enumerate(detail["loc"]):
-        last = index == len(detail["loc"]) - 1
+        is_last = index == len(detail["loc"]) - 1
         below = child(current, step)
-        if below is not None or (last and detail["type"] == "missing"):
+        if below is not None or (is_last and detail["type"] == "missing"):
             path.append(step)
             current = below
-        elif last and step == "[key]":
+        elif is_last and step == "[key]":
             at_key = True
         elif union_at is None:
             union_at, member = tuple(path), str(step)
@@ -125,14 +125,14 @@ class _Check:
 
     def _unknown_key(self, path: tuple[Key, ...]) -> Diagnostic:
         key, parent = str(path[-1]), node_at(self.node, path[:-1])
-        known, meant = self._free[path[:-1]], self._meant[path]
+        known, meant = self._unused_keys[path[:-1]], self._meant_keys[path]
         hints = [f"did you mean `{meant}`?"] if meant else []
         if not meant:
-            hints += [f"`{shown(key)}` belongs in `{home}`" for home in self._homes.get(key, ())][:1]
-        every = self._every[path[:-1]]
-        keys = known or every
+            hints += [f"`{shown(key)}` belongs in `{name}`" for name in self._sections_with.get(key, ())][:1]
+        known_keys = self._known_keys[path[:-1]]
+        keys = known or known_keys
         many = meant is not None and len(keys) > _FEW_KEYS
-        expected = f"not among its {len(every)} keys" if many else f"expected {listed(keys)}"
+        expected = f"not among its {len(known_keys)} keys" if many else f"expected {listed(keys)}"
         written = key_in(parent, path[-1]) if isinstance(parent, MapNode) else None
         span = parent.keys[written] if isinstance(parent, MapNode) and written is not None else self.node.span
         message = f"unknown key `{shown(key)}` in {self._noun(path[:-1])}"
@@ -151,49 +151,51 @@ class _Check:
 
     def _is_misspelled(self, path: tuple[Key, ...]) -> bool:
         """Return whether an unknown key beside it was meant to be this missing one."""
-        return path in self._meant_paths
+        return path in self._meant_key_paths
 
-    # What follows is found once for a file, not for each key: a file may have thousands of unknown ones.
+    # The properties below are computed once per file, not once per key: a file may have thousands of unknown keys.
 
     @cached_property
-    def _meant(self) -> dict[tuple[Key, ...], str | None]:
+    def _meant_keys(self) -> dict[tuple[Key, ...], str | None]:
         """Return the known key that each unknown one was probably meant to be, by the path of the unknown one."""
         found: dict[tuple[Key, ...], str | None] = {}
         for complaint in self.complaints:
             if complaint.kind in _UNKNOWN:
                 section, key = complaint.path[:-1], str(complaint.path[-1])
                 found[complaint.path] = (
-                    self.aliases.get(key) or closest(key, self._free[section]) or closest(key, self._every[section])
+                    self.aliases.get(key)
+                    or closest(key, self._unused_keys[section])
+                    or closest(key, self._known_keys[section])
                 )
         return found
 
     @cached_property
-    def _meant_paths(self) -> set[tuple[Key, ...]]:
-        return {(*path[:-1], meant) for path, meant in self._meant.items() if meant is not None}
+    def _meant_key_paths(self) -> set[tuple[Key, ...]]:
+        return {(*path[:-1], meant) for path, meant in self._meant_keys.items() if meant is not None}
 
     @cached_property
-    def _every(self) -> dict[tuple[Key, ...], list[str]]:
+    def _known_keys(self) -> dict[tuple[Key, ...], list[str]]:
         """Return the known keys of each section that has an unknown one, by its path."""
         sections = {complaint.path[:-1] for complaint in self.complaints if complaint.kind in _UNKNOWN}
         return {path: list(_fields(_section_at(self.model, path))) for path in sections}
 
     @cached_property
-    def _free(self) -> dict[tuple[Key, ...], list[str]]:
-        """Return those of the known keys that the file doesn't have yet."""
+    def _unused_keys(self) -> dict[tuple[Key, ...], list[str]]:
+        """Return the known keys that the file does not have yet, for the same sections as `_known_keys`."""
         found = {}
-        for path, every in self._every.items():
+        for path, known_keys in self._known_keys.items():
             section = node_at(self.node, path)
             present = section.entries if isinstance(section, MapNode) else {}
-            found[path] = [key for key in every if key not in present]
+            found[path] = [key for key in known_keys if key not in present]
         return found
 
     @cached_property
-    def _homes(self) -> dict[str, list[str]]:
-        """Return the sections of the file in which a key would be known, by the key."""
+    def _sections_with(self) -> dict[str, list[str]]:
+        """Return for each known key the sections that have it."""
         found: dict[str, list[str]] = {}
-        for home, section in _sections(self.model):
+        for section_name, section in _sections(self.model):
             for key in _fields(section):
-                found.setdefault(key, []).append(home)
+                found.setdefault(key, []).append(section_name)
         return found
 
 
@@ -203,7 +205,7 @@ def _fields(section: type[Section]) -> dict[str, Any]:
 
 
 def _section_at(model: type[Section], path: tuple[Key, ...]) -> type[Section]:
-    """Return the model that describes what stands at `path`, found through the annotations."""
+    """Return the model of the section at `path`, found through the annotations."""
     current = model
     for step in path:
         fields = _fields(current)
@@ -213,7 +215,7 @@ def _section_at(model: type[Section], path: tuple[Key, ...]) -> type[Section]:
 
 
 def section_in(annotation: Any) -> type[Section] | None:
-    """Return the section that a field holds, also one that may be null or stand several times; else None."""
+    """Return the section that a field holds, alone, in a list or as an alternative to null; None if it holds none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     inner = (section_in(argument) for argument in getattr(annotation, "__args__", ()))
@@ -223,7 +225,7 @@ def section_in(annotation: Any) -> type[Section] | None:
 def _sections(
     model: type[Section], *, prefix: str = "", above: frozenset[type[Section]] = frozenset()
 ) -> Iterator[tuple[str, type[Section]]]:
-    """Return the sections inside a model with their dotted names, without those inside their own kind."""
+    """Return the sections inside a model with their dotted names; a section inside one of its own kind is left out."""
     for name, annotation in _fields(model).items():
         section = section_in(annotation)
         if section is not None and section not in above:

@@ -1,4 +1,4 @@
-"""Read a file that a user wrote, as UTF-8 text, and say what is wrong with it as a file."""
+"""Read a file that a user wrote as UTF-8 text, and report if it is missing, not text or in an unusual encoding."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ttlaunch.spec.located.codes import FileCodes
 
 _LARGEST_FILE = 64 * 1024 * 1024
 _LONGEST_NAME = 300
-_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # what a shell's `<(command)` is
+_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # the paths that a shell gives to `<(command)`
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -17,7 +17,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 def read_source(
     path: Path, *, codes: FileCodes, what: str, name: str | None = None
 ) -> tuple[Source | None, list[Diagnostic]]:
-    """Read `path`.
+    """Read a file.
 
     Args:
         path: The file.
@@ -36,7 +36,7 @@ def read_source(
         if not ends_by_itself(path):
             return None, [Diagnostic(codes.missing_file, f"{name} is not a regular file; {what} was expected")]
         with path.open("rb") as file:
-            # One byte more than allowed, since a pipe has no size to ask for.
+            # Reading one byte too many shows that the limit is exceeded: a pipe has no size to check first.
             data = file.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             return None, [Diagnostic(codes.not_text, f"{name} is larger than 64 MiB, which {what} never is")]
@@ -49,15 +49,15 @@ def read_source(
 
 
 def ends_by_itself(path: Path) -> bool:
-    """Return whether reading a path that exists comes to an end: a regular file, or the pipe of a shell's `<(command)`.
+    """Return whether an existing path is a regular file, or the pipe of a shell's `<(command)`, so that reading it ends.
 
-    A named pipe that nobody writes to, or a device, would keep us waiting for ever without a word.
+    Reading a device, or a named pipe that nobody writes to, could wait forever.
     """
     return path.is_file() or str(path).startswith(_STREAMS)
 
 
 def source_from_bytes(data: bytes, *, codes: FileCodes, what: str, name: str) -> tuple[Source | None, list[Diagnostic]]:
-    """Read bytes that are already here, such as standard input; see `read_source`."""
+    """Do the same as `read_source` for bytes that have already been read, such as standard input."""
     found: list[Diagnostic] = []
     name = shown(name, longest=_LONGEST_NAME)
     has_bom, data = data.startswith(_BOM), data.removeprefix(_BOM)

@@ -1,4 +1,4 @@
-"""Say what is wrong with one value of a file: what stands there, and what could stand there instead."""
+"""Describe a wrong value of a file: what the file has, and what was expected instead."""
 
 import re
 from dataclasses import dataclass, replace
@@ -31,16 +31,17 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class Complaint:
-    """What pydantic has to say about one place of a file.
+    """What pydantic reports about one place of a file.
 
     Attributes:
         kind: Pydantic's name of the mistake.
         path: Keys and indices that lead to the value.
         context: Bounds and the like, by pydantic's names.
-        at_key: Whether it is about the last key rather than its value.
-        union_at: The value whose type is a union, if the complaint comes from a member of one.
-        member: The member that is wrong.
-        also: Kinds that the other members of the union would have accepted.
+        text: Pydantic's message.
+        at_key: Whether the last key of `path` is wrong, and not its value.
+        union_at: The path of the value whose type is a union, if the complaint comes from a member of the union.
+        member: This member of the union.
+        also: What the other members of the union would have accepted.
     """
 
     kind: str
@@ -57,7 +58,7 @@ class Complaint:
 
     @property
     def expected(self) -> str:
-        """Return what could stand there instead."""
+        """Return what was expected at this place."""
         own = [self._expected(), *self.also]
         return listed(dict.fromkeys(own), quote="")
 
@@ -85,7 +86,7 @@ class Complaint:
 
     @property
     def choices(self) -> list[str]:
-        """Return the words that are possible, if the value is one of a few words."""
+        """Return the words that are allowed; empty if the value is not one of a few words."""
         if self.kind not in {"literal_error", "enum"}:
             return []
         words = str(self.context["expected"]).replace(" or ", ", ").split(", ")
@@ -172,5 +173,5 @@ def _items(count: int) -> str:
 
 
 def _bound(value: float) -> str:
-    """Return a limit in digits that can be counted: 1,000,000 rather than 1e+06."""
+    """Return a bound with grouped digits: 1,000,000 and not 1e+06."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -1,8 +1,9 @@
 """Read YAML into a tree in which every key and value knows its line and column.
 
 PyYAML's events (from libyaml where it is built in) become nodes in one pass. Plain scalars are read by the rules
-of YAML 1.2, so `3e-4` is a number, and `no`, `on` and `1:30` are text. What loaders let pass and users do not mean is
-an error here: a key given twice, a merge key, a tag, aliases that unfold into millions of values.
+of YAML 1.2, so `3e-4` is a number, and `no`, `on` and `1:30` are text. What other loaders
+accept and users rarely mean is an error here: a key given twice, a merge key, a tag, aliases that stand for millions of
+values.
 """
 
 import math
@@ -45,8 +46,8 @@ def parse_yaml(source: Source, *, codes: FileCodes) -> tuple[Node | None, list[D
     """Parse one document.
 
     Returns:
-        The tree, or None if the text is not YAML as we read it or holds no value; and the diagnostics. A tree can come
-        with errors: of a key given twice, the first counts.
+        The tree, or None if the text is not YAML, uses something that is refused here, or holds no value; and the
+        diagnostics. There can be a tree and errors: if a key is given twice, the tree has the first value.
     """
     strange = _UNPRINTABLE.search(source.text)
     if strange:
@@ -76,7 +77,7 @@ class _TooDeepError(Exception):
 
 
 class _Open:
-    """A list or a group of keys whose end has not come yet. `values` and `levels` count with aliases unfolded."""
+    """A list or a group of keys that is not closed yet; `values` and `levels` include those that its aliases stand for."""
 
     __slots__ = ("entries", "event", "is_map", "items", "key", "key_span", "keys", "levels", "values", "wants_key")
 
@@ -92,7 +93,7 @@ class _Open:
 
 
 class _Builder:
-    """Turns the parser's events into a tree and collects what is wrong on the way."""
+    """Turns the parser's events into a tree, and collects the mistakes."""
 
     def __init__(self, source: Source, codes: FileCodes) -> None:
         self.source = source
@@ -129,7 +130,7 @@ class _Builder:
             raise yaml.composer.ComposerError(None, None, "but found another document", event.start_mark)
 
     def scalar(self, event: _Event) -> None:
-        text, quoted = event.value, bool(event.style)  # libyaml says "" for plain, the other parser None
+        text, quoted = event.value, bool(event.style)  # a plain scalar's style is "" in libyaml, None in the other
         span = self._span(event.start_mark, event.end_mark)
         if event.tag is not None:
             self._check_tag(event.tag, span)

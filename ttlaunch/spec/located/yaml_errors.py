@@ -1,7 +1,7 @@
 """Explain YAML syntax errors in terms of the repair.
 
 PyYAML's messages speak of tokens and indicators. The usual mistakes (a tab, a bracket that is never closed, two documents, a
-value that contains a colon) each have a message of their own; all other errors show PyYAML's message.
+value that contains a colon) each have their own messages; all other errors show PyYAML's message.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,26 @@ from ttlaunch.spec.located.codes import FileCodes
 
 
 def explain_syntax_error(error: yaml.MarkedYAMLError, source: Source, codes: FileCodes) -> Diagnostic:
-    """Return the diagnostic for what PyYAML raised."""
-    words = ": ".join(part for part in (error.context, error.problem) if part)
+    """Return the diagnostic for an error that PyYAML raised."""
+    text = ": ".join(part for part in (error.context, error.problem) if part)
     here = _place(error.problem_mark or error.context_mark, source)
     stop = _Stop(here, _place(error.context_mark, source) if error.context_mark else here)
-    slip = next((explain(stop) for phrase, explain in _EXPLANATIONS if phrase in words), None)
-    if slip is None:
-        slip = _Slip(shown(words, longest=_LONGEST_WORDS).replace("'", "`"), Label(here))
-    message = f"{source.name} {slip.what}" if slip.is_yaml else f"{source.name} is not YAML: {slip.what}"
-    return Diagnostic(codes.syntax, message, slip.place, slip.others, hints=(slip.hint,) if slip.hint else ())
+    explanation = next((explain(stop) for phrase, explain in _EXPLANATIONS if phrase in text), None)
+    if explanation is None:
+        explanation = _Explanation(shown(text, longest=_LONGEST_TEXT).replace("'", "`"), Label(here))
+    message = (
+        f"{source.name} {explanation.what}" if explanation.is_yaml else f"{source.name} is not YAML: {explanation.what}"
+    )
+    return Diagnostic(
+        codes.syntax,
+        message,
+        explanation.place,
+        explanation.others,
+        hints=(explanation.hint,) if explanation.hint else (),
+    )
 
 
-_LONGEST_WORDS = 160
+_LONGEST_TEXT = 160
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class _Stop:
 
 
 @dataclass(frozen=True)
-class _Slip:
+class _Explanation:
     what: str
     place: Label
     others: tuple[Label, ...] = ()
@@ -52,13 +60,13 @@ class _Slip:
     is_yaml: bool = False
 
 
-def _strange_character(stop: _Stop) -> _Slip:
+def _strange_character(stop: _Stop) -> _Explanation:
     if stop.rest.startswith("\t"):
-        return _Slip(f"a tab indents line {stop.here.line}", Label(stop.here, "a tab; YAML indents with spaces"))
-    return _Slip(f"a value begins with `{stop.rest[:1]}`", Label(stop.here), hint=_QUOTES)
+        return _Explanation(f"a tab indents line {stop.here.line}", Label(stop.here, "a tab; YAML indents with spaces"))
+    return _Explanation(f"a value begins with `{stop.rest[:1]}`", Label(stop.here), hint=_QUOTES)
 
 
-def _unclosed_bracket(stop: _Stop) -> _Slip:
+def _unclosed_bracket(stop: _Stop) -> _Explanation:
     began = stop.began
     if stop.rest[:1] in {"]", "}"} and began == stop.here:
         return _missing_value(stop)
@@ -66,7 +74,7 @@ def _unclosed_bracket(stop: _Stop) -> _Slip:
         began = _last_open(began.source) or began  # the parser marks the missing item, not the bracket
     stopped = (Label(stop.here, "the parser stopped here"),) if stop.here not in {stop.began, began} else ()
     what = f"`{_character_at(began)}` is not closed, or a comma is missing after an item"
-    return _Slip(what, Label(began, "opened here"), stopped)
+    return _Explanation(what, Label(began, "opened here"), stopped)
 
 
 def _character_at(span: Span) -> str:
@@ -85,53 +93,55 @@ def _last_open(source: Source) -> Span | None:
     return _place(opened[-1], source) if opened else None
 
 
-def _broken_group(stop: _Stop) -> _Slip:
+def _broken_group(stop: _Stop) -> _Explanation:
     what = f"line {stop.here.line} does not fit the group that begins in line {stop.began.line}"
     began = (Label(stop.began, "the group that begins here"),) if stop.began.line != stop.here.line else ()
     hint = "indent the keys, or the items, of one group alike"
-    return _Slip(what, Label(stop.here, "not indented like the rest"), began, hint)
+    return _Explanation(what, Label(stop.here, "not indented like the rest"), began, hint)
 
 
-def _missing_value(stop: _Stop) -> _Slip:
-    return _Slip(f"found `{stop.rest[:1]}` where a value was expected", Label(stop.here))
+def _missing_value(stop: _Stop) -> _Explanation:
+    return _Explanation(f"found `{stop.rest[:1]}` where a value was expected", Label(stop.here))
 
 
-def _slip(what: str, *, label: str = "", hint: str = "", is_at_start: bool = False) -> Callable[[_Stop], _Slip]:
+def _fixed_explanation(
+    what: str, *, label: str = "", hint: str = "", is_at_start: bool = False
+) -> Callable[[_Stop], _Explanation]:
     """Return an explanation with a fixed text, in which `{rest}` stands for the next character."""
 
-    def explain(stop: _Stop) -> _Slip:
+    def explain(stop: _Stop) -> _Explanation:
         place = Label(stop.began if is_at_start else stop.here, label)
-        return _Slip(what.replace("{rest}", stop.rest[:1]), place, hint=hint)
+        return _Explanation(what.replace("{rest}", stop.rest[:1]), place, hint=hint)
 
     return explain
 
 
-def _two_documents(stop: _Stop) -> _Slip:
+def _two_documents(stop: _Stop) -> _Explanation:
     label = Label(stop.here, "the second one begins here")
-    return _Slip("holds two documents; one was expected", label, is_yaml=True)
+    return _Explanation("holds two documents; one was expected", label, is_yaml=True)
 
 
 _QUOTES = "put the value in quotes"
 _INDENT = "indent keys of one group alike; put a value that holds a colon in quotes"
-_EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Slip]], ...] = (
+_EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Explanation]], ...] = (
     ("found another document", _two_documents),
     ("cannot start any token", _strange_character),
     ("while parsing a flow", _unclosed_bracket),
     (
         "quoted scalar: found unexpected end",
-        _slip("a quote is never closed", label="opened here", is_at_start=True),
+        _fixed_explanation("a quote is never closed", label="opened here", is_at_start=True),
     ),
-    ("mapping values are not allowed", _slip("a key is not allowed here", hint=_INDENT)),
+    ("mapping values are not allowed", _fixed_explanation("a key is not allowed here", hint=_INDENT)),
     (
         "could not find expected ':'",
-        _slip("a key has no colon after it", label="expected `key: value`", is_at_start=True),
+        _fixed_explanation("a key has no colon after it", label="expected `key: value`", is_at_start=True),
     ),
     ("did not find expected key", _broken_group),
     ("expected '-' indicator", _broken_group),
-    ("undefined alias", _slip("`*` refers to an anchor that is not defined", hint=_QUOTES)),
+    ("undefined alias", _fixed_explanation("`*` refers to an anchor that is not defined", hint=_QUOTES)),
     (
         "unknown escape",
-        _slip("`\\{rest}` means nothing in double quotes", hint="use single quotes, or write `\\\\`"),
+        _fixed_explanation("`\\{rest}` means nothing in double quotes", hint="use single quotes, or write `\\\\`"),
     ),
     ("expected node content", _missing_value),
 )
@@ -139,7 +149,7 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Slip]], ...] = (
 
 
 def _place(mark: yaml.Mark | None, source: Source) -> Span:
-    """Return the place of a mark; one at the end of the text moves back to the last printed character."""
+    """Return the place of a mark; a mark at the end of the text is moved back to the last visible character."""
     if mark is None:
         return source.start()
     offset = min(mark.index, len(source.text.rstrip()))

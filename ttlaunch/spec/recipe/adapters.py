@@ -1,4 +1,4 @@
-"""Texts and tokens of the `datasets` and `tokenizers` libraries, as files that a training reads. Both are extras.
+"""Write texts of `datasets` and tokens of `tokenizers`, two optional libraries, as files that a training reads.
 
 The result is a text, or token ids as text. Like any other text, it has a digest, is checked before anything starts, and is
 copied to hosts. Hosts and ranks therefore need neither library.
@@ -18,7 +18,7 @@ class AdapterError(TtlaunchError):
 
 
 def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
-    """Yield the texts of a folder that `datasets` saved with `save_to_disk`, in order; from the disk alone.
+    """Yield the texts of a folder that `datasets` saved with `save_to_disk`, in order, without using the network.
 
     Args:
         folder: The folder of a dataset, or of several splits.

@@ -35,7 +35,7 @@ def marked(model: type[Section], mark: Bits) -> tuple[str, ...]:
 
 
 def deciders(model: type[Section]) -> list[tuple[str, ReadOnlyWith]]:
-    """Return the dotted names of keys and sections that are read only with a value of another key, and which."""
+    """Return the dotted names of keys and sections that are read only with a value of another key, each with its condition."""
     return [(path, mark) for path, marks in _marks(model) for mark in marks if isinstance(mark, ReadOnlyWith)]
 
 

@@ -18,7 +18,7 @@ def contiguous_blocks(count: int, parts: int) -> list[range]:
 
 
 def aligned_subtrees(block: range) -> Iterator[range]:
-    """Yield the largest nodes of the tree that lie in a block, in order: one if the block is a node itself.
+    """Yield the largest subtrees of the reduction tree that together make up a block, as ranges of leaves, in order.
 
     >>> list(aligned_subtrees(range(3, 8)))
     [range(3, 4), range(4, 8)]

@@ -7,9 +7,9 @@ from ttlaunch.diagnostics import Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.spec.recipe.compression import pushes_are_compressed
 from ttlaunch.spec.recipe.declare import Check, Layout, Problem
-from ttlaunch.spec.recipe.images import keys_about_text_have_some
+from ttlaunch.spec.recipe.images import text_keys_need_text
 from ttlaunch.spec.recipe.sections import PipelineParallelConfig, TrainingConfig, TrainingFile
-from ttlaunch.spec.recipe.synthetic import drawn_data_fit_the_training
+from ttlaunch.spec.recipe.synthetic import generated_data_fit_the_training
 
 _HIGHEST_ADAMW_RATE = 1.0
 _HIGHEST_SGD_RATE = 100.0
@@ -113,8 +113,8 @@ def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[P
 
 
 GENERAL = (
-    keys_about_text_have_some,
-    drawn_data_fit_the_training,
+    text_keys_need_text,
+    generated_data_fit_the_training,
     heads_divide_the_embedding,
     a_micro_batch_fits_the_step,
     rates_can_train,

@@ -15,7 +15,7 @@ def validation_traffic(among: Sequence[int], micro_batches: int) -> list[Traffic
 
 
 def all_gather_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Yield source, destination and bytes of an `all_gather` of a vector of so many values, for every pair of ranks."""
+    """Yield source, destination and bytes of an `all_gather` of a vector of `values` numbers, for every pair of ranks."""
     for source, length in zip(among, shares(values, len(among)), strict=True):
         yield from ((source, dest, length * value_bytes) for dest in among if dest != source)
 
@@ -44,7 +44,7 @@ def ring_all_reduce_bytes(among: Sequence[int], values: int, *, value_bytes: int
 
 
 def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches: int) -> list[Traffic]:
-    """Return the traffic of a step that averages gradients, shard by shard and back, and their counts."""
+    """Return the traffic of a step that averages gradients, in shards that are sent, summed and returned, and their counts."""
     sums = sums_of_blocks(micro_batches, len(among))
     found = []
     for source, dest, size in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES, sums=sums):
@@ -54,14 +54,14 @@ def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches:
 
 
 def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, every: int) -> list[Traffic]:
-    """Return the traffic of an average of weights of so many bytes every so many steps, as `LocalReplica` makes it.
+    """Return the traffic of an average of `size` bytes of weights after every `every` steps, as `LocalReplica` makes it.
 
     With SGD and an average after every step, workers average gradients instead.
     """
     values, training = size // VALUE_BYTES, config.training_config
     if every == 1 and training.optimizer == "sgd":
-        told = [agreed_buckets(among[0], other) for other in among[1:]]
-        return told + all_reduce_mean_traffic(among, values, micro_batches=training.micro_batches)
+        agreed = [agreed_buckets(among[0], other) for other in among[1:]]
+        return agreed + all_reduce_mean_traffic(among, values, micro_batches=training.micro_batches)
     found = []
     for source, dest, moved in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES):
         found.append(Traffic("weights", source, dest, per_step=moved, every=every))

@@ -14,7 +14,7 @@ _KIND = "compression_config.kind"
 
 
 def payload_bytes(cfg: CompressionConfig, values: int, *, sides: int = 0, factored: int = 0) -> int:
-    """Return how many bytes a compressed gradient of so many values takes.
+    """Return how many bytes a compressed gradient of `values` numbers takes.
 
     Args:
         cfg: The codec's configuration.
@@ -48,12 +48,12 @@ def values_sent(k: float, values: int) -> int:
 
 
 def compressed_mean_traffic(among: Sequence[int], cfg: CompressionConfig, ranks: Ranks) -> list[Traffic]:
-    """Return the traffic of a step: each rank's payload and its counts to every other."""
+    """Return the traffic of a step in which each rank sends its payload and its counts to every other rank."""
     return _to_all_others(among, cfg, ranks, name="gradients", every=1)
 
 
 def compressed_averaging_traffic(config: Any, among: Sequence[int], ranks: Ranks, *, every: int) -> list[Traffic]:
-    """Return the traffic of a compressed average every so many steps, as `LocalReplica` makes it."""
+    """Return the traffic of a compressed average after every `every` steps, as `LocalReplica` makes it."""
     cfg: CompressionConfig = config.compression_config
     of_gradients = every == 1 and config.training_config.optimizer == "sgd"
     return _to_all_others(among, cfg, ranks, name="gradients" if of_gradients else "differences", every=every)
@@ -78,7 +78,7 @@ def compression_makes_sense(config: Any, layout: Layout) -> Iterator[Problem]:
     """Apply the rules of `compression_config` for recipes whose `worker`s send their gradients through codecs."""
     for rule in (
         _torch_compresses_nothing,
-        _what_is_dropped_is_made_up_for,
+        _dropped_values_have_feedback,
         _factors_are_thin,
         _compression_saves_bytes,
     ):
@@ -87,7 +87,7 @@ def compression_makes_sense(config: Any, layout: Layout) -> Iterator[Problem]:
 
 def pushes_are_compressed(config: Any, layout: Layout) -> Iterator[Problem]:
     """Apply the rules of `compression_config` for recipes whose `worker`s push their gradients to a server."""
-    for rule in (_what_is_dropped_is_made_up_for, _factors_are_thin, _a_payload_is_smaller):
+    for rule in (_dropped_values_have_feedback, _factors_are_thin, _a_payload_is_smaller):
         yield from rule(config, layout)
 
 
@@ -106,7 +106,7 @@ def _torch_compresses_nothing(config: Any, _layout: Layout) -> Iterator[Problem]
         )
 
 
-def _what_is_dropped_is_made_up_for(config: Any, _layout: Layout) -> Iterator[Problem]:
+def _dropped_values_have_feedback(config: Any, _layout: Layout) -> Iterator[Problem]:
     """Warn if a codec that drops most of a gradient has no error feedback."""
     cfg: CompressionConfig = config.compression_config
     if cfg.kind in {"top_k", "powersgd"} and not cfg.error_feedback:

@@ -27,16 +27,16 @@ _NAIVE_ONLY = {
     "training_config.log_layer_grad_norms": False,
     "checkpoint_config.initial_weights": None,
 }
-"""What every naive form expects: several ranks, no loss scale, no validations (nor what they report) and no checkpoint to read."""
+"""The values that every naive form requires: several ranks, no loss scale, no use of validations, no weights from a file."""
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A checked configuration, and enough of its text to point into it later.
+    """A checked configuration, with the places of its values for later diagnostics.
 
     Attributes:
         config: The configuration; None if a diagnostic is an error.
-        root: The tree of the user's values, with those of `--set`.
+        root: The tree of the values that the user gave, in the file or with `--set`.
     """
 
     config: ConfigFile | None
@@ -68,7 +68,7 @@ class LoadedConfig:
 
         line = span.source.line(span.line)
         try:
-            # A `#` inside a text belongs to its token. Ends of blocks and of the stream are of no width.
+            # A `#` inside a text is part of its token. Tokens without width, such as the end of a block, do not count.
             ends = [one.end_mark.column for one in yaml.scan(line) if one.end_mark.index > one.start_mark.index]
         except yaml.YAMLError:  # the value continues in the next line
             return ""
@@ -157,7 +157,7 @@ def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) 
     if world_size == 1:
         return []
     return [
-        _diagnose(_unplayable(need), loaded)
+        _diagnose(_not_in_one_process(need), loaded)
         for need in recipe.needs_processes
         if _value(loaded, need.key) == need.value
     ]
@@ -169,7 +169,7 @@ def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[Loade
         return loaded, []
     only = {**_NAIVE_ONLY, **recipe.naive.only}
     found = [
-        _diagnose(_beyond_naive(name, key, loaded, only=value), loaded)
+        _diagnose(_not_naive(name, key, loaded, only=value), loaded)
         for key, value in only.items()
         if _value(loaded, key) != value
     ]
@@ -178,14 +178,14 @@ def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[Loade
     return replace(loaded, config=None if found else config), found
 
 
-def _beyond_naive(name: str, key: str, loaded: LoadedConfig, *, only: Any) -> Problem:
+def _not_naive(name: str, key: str, loaded: LoadedConfig, *, only: Any) -> Problem:
     text, given = (_as_yaml(one, bare=True) for one in (only, _value(loaded, key)))
     message = f"`{key}` is `{given}`; the naive form of `{name}` trains only with `{text}`"
     hints = (f"`--set {key}={text}`, or leave `--naive` out",)
     return Problem("C090", message, key, f"expected `{text}`", hints=hints)
 
 
-def _unplayable(need: NeedsProcesses) -> Problem:
+def _not_in_one_process(need: NeedsProcesses) -> Problem:
     value, instead = (str(one).lower() if isinstance(one, bool) else one for one in (need.value, need.instead))
     message = f"`{need.key.rpartition('.')[2]}` is `{value}`, which needs a process for each rank; they share one here"
     hints = (f"`--set {need.key}={instead}` can be simulated", "`ttlaunch run` starts a process for each rank")
@@ -225,7 +225,7 @@ def _unread(recipe: Recipe, loaded: LoadedConfig) -> list[str]:
     """Return the keys that a file of this recipe must not have, or that would repeat what another key decides."""
     unread = [*recipe.unread]
     if num_workers_counts_the_stages in recipe.checks and loaded.span(_WORKERS) is None:
-        unread.append(_WORKERS)  # the stages say it, and a number that is given must agree with them
+        unread.append(_WORKERS)  # the stages determine it; a file need not repeat it
     return unread
 
 
@@ -236,8 +236,8 @@ def _meanings(model: type[Section], prefix: str = "") -> dict[str, str]:
         key, section = f"{prefix}{field.alias or name}", section_in(field.annotation)
         choices = [str(one) for one in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
         about = (section.__doc__ or "").partition("\n")[0] if section else field.description or ""
-        is_reported = all(re.search(rf"\b{re.escape(choice)}\b", about) for choice in choices)
-        found[key] = about if is_reported else f"{', '.join(choices)}: {about}"
+        names_choices = all(re.search(rf"\b{re.escape(choice)}\b", about) for choice in choices)
+        found[key] = about if names_choices else f"{', '.join(choices)}: {about}"
         found |= _meanings(section, f"{key}.") if section else {}
     return found
 

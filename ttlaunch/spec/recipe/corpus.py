@@ -17,10 +17,10 @@ from ttlaunch.errors import TtlaunchError
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 TOKENS_MARK = "ttlaunch token ids, of a vocabulary of"
-"""Begins the first line of a file of tokens, before their number."""
+"""The beginning of the first line of a file of token ids; the size of the vocabulary follows it."""
 
 DEFAULT_CORPUS_BYTES = 2 * 1024 * 1024
-"""The default corpus stops before the source file that would take it past this."""
+"""The largest size of the default corpus, which ends before the file that would exceed it."""
 
 
 class CorpusReason(StrEnum):
@@ -42,7 +42,7 @@ class CorpusError(TtlaunchError):
     """The training text cannot be used.
 
     Attributes:
-        reason: The rule that it breaks.
+        reason: The rule that the text breaks.
         path: The file or folder at fault; None for the default corpus, or if the text as a whole is at fault.
         line: The line of `path` at fault, from 1; None if no single line is.
         package: The extra of ttlaunch that installs a missing package, if one is the reason.
@@ -72,8 +72,8 @@ class Corpus:
     """A text to train on.
 
     Attributes:
-        name: What a person calls it: its path, or the name of the default.
-        text: UTF-8.
+        name: The name for messages: the path, or what the default corpus is called.
+        text: The text in UTF-8.
         sha256: The hash of `text`, in hexadecimal; the run does not start unless it is equal on every rank.
     """
 
@@ -117,12 +117,12 @@ def read_corpus(path: Path | None) -> Corpus:
     """Read the training text.
 
     Args:
-        path: A UTF-8 file; or a folder, of which all files are read, sub-folders included, in sorted order, hidden ones
-            left out; or None for the sources of the running interpreter's standard library (top level, sorted by
-            name, about 2 MiB). The default differs between versions of Python.
+        path: A UTF-8 file, or a folder, whose files are read in sorted order, with those of sub-folders and without hidden
+            ones. None for the default corpus: the sources of the interpreter's standard library (top level, sorted by
+            name, about 2 MiB), which differ between versions of Python.
 
     Raises:
-        CorpusError: Missing, empty, unreadable, or not text.
+        CorpusError: The text is missing, empty, unreadable, or not UTF-8.
     """
     name = "the standard library's sources" if path is None else str(path)
     try:
@@ -143,7 +143,7 @@ def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
     every token but the first is predicted exactly once.
 
     Raises:
-        CorpusError: There is not one of each, or `num_epochs` passes do not fill one step.
+        CorpusError: The text gives no training or no validation sequence, or `num_epochs` passes do not fill one step.
     """
     training_tokens, validation_tokens = split_tokens(corpus, cfg)
     length = cfg.transformer_config.max_sequence_length
@@ -166,7 +166,7 @@ def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
 
 
 def check_epochs(corpus: Corpus, cfg: TrainingFile, count: int, *, kind: str) -> None:
-    """Check that `num_epochs` passes over this many training sequences, or other samples, fill a step.
+    """Check that `num_epochs` passes over `count` training samples, called `kind` in the message, fill a step.
 
     Raises:
         CorpusError: The passes do not fill a step.
@@ -181,7 +181,7 @@ def check_epochs(corpus: Corpus, cfg: TrainingFile, count: int, *, kind: str) ->
 
 
 def spread_evenly(count: int, available: int) -> list[int]:
-    """Choose which of the available sequences a validation of `count` evaluates."""
+    """Return the indices of the `count` sequences, out of `available`, that a validation evaluates."""
     return [place * available // count for place in range(count)]
 
 
@@ -208,8 +208,8 @@ def _files_of(path: Path) -> Iterator[Path]:
         yield path
     elif path.is_dir():
         inside = (file for file in path.rglob("*") if file.is_file())
-        shown = (file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts))
-        yield from sorted(shown)
+        visible = (file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts))
+        yield from sorted(visible)
     elif path.exists():
         raise CorpusError(CorpusReason.UNREADABLE, f"{path} is neither a file nor a folder", path=path)
     else:

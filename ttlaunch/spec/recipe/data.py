@@ -19,21 +19,21 @@ def given_path(cfg: TrainingFile) -> str | None:
 
 
 def default_path(cfg: TrainingFile) -> Path | None:
-    """Return what is read without a `data_path`: generated data, or the digits for images; None for the default text."""
+    """Return the path of the data without a `data_path`: generated data, the digits, or None for the default text."""
     if is_synthetic(cfg):
         return synthetic_path(cfg)
     return Path(DIGITS) if has_images(cfg) else None
 
 
 def read_data(path: Path | None) -> Corpus:
-    """Read a text or rows of images, or return the name of data that are drawn; see `read_corpus`.
+    """Read a text or rows of images, or return the name of generated data; see `read_corpus`.
 
     Raises:
-        CorpusError: There is no such file, or it is not what it should be.
+        CorpusError: The file is missing, unreadable, empty or not text.
     """
-    drawn = synthetic_corpus(path)
-    if drawn is not None:
-        return drawn
+    generated = synthetic_corpus(path)
+    if generated is not None:
+        return generated
     return read_digits() if path is not None and os.fspath(path) == DIGITS else read_corpus(path)
 
 

@@ -28,7 +28,7 @@ class Per:
 
     Attributes:
         key: The dotted key, such as `multihost_config.num_workers`.
-        times: Further keys, by whose numbers the first is multiplied.
+        times: Further keys, whose numbers multiply that of `key`.
     """
 
     key: str
@@ -202,7 +202,7 @@ class Naive:
     """The naive form of a recipe, in its `naive.py`: the same technique without buckets, overlap, validations or checkpoints.
 
     Attributes:
-        layouts: Its own layouts; each role is a function of `naive.py`.
+        layouts: The layouts of the naive form; each role is a function of `naive.py`.
         flows: The pairs of roles that communicate; None for the flows of the recipe between these roles.
         only: Dotted keys, each with the only value for which the naive form trains like the recipe.
     """
@@ -252,15 +252,15 @@ class Recipe:
     def __post_init__(self) -> None:
         flows = tuple(flow if isinstance(flow, Flow) else Flow(*flow) for flow in self.flows)
         roles = {role for layout in self.layouts for role in layout.roles}
-        strangers = {role for flow in flows for role in (flow.source, flow.target)} - roles
+        unknown = {role for flow in flows for role in (flow.source, flow.target)} - roles
         if not self.layouts:
             raise ValueError("a recipe needs at least one layout")
-        if strangers:
-            raise ValueError(f"flows name roles that no layout has: {', '.join(sorted(strangers))}")
+        if unknown:
+            raise ValueError(f"flows name roles that no layout has: {', '.join(sorted(unknown))}")
         object.__setattr__(self, "_flows", flows)
 
     def flows_in(self, roles: Sequence[str], config: ConfigFile | None = None) -> tuple[Flow, ...]:
-        """Return the flows between these roles; under a configuration, those that exist, with rows of its size."""
+        """Return the flows between these roles; with a configuration, only those that it has, with its numbers of ranks."""
         flows = tuple(flow for flow in self._flows if flow.source in roles and flow.target in roles)
         if config is None:
             return flows

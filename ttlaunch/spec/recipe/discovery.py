@@ -40,7 +40,7 @@ def find_recipe(name: str, *, working_folder: Path) -> NamedFolder | Diagnostic:
 
 
 def load_recipe(found: NamedFolder) -> Recipe | Diagnostic:
-    """Run `recipe.py` and take its `RECIPE`; what is wrong with the file becomes a diagnostic at its line."""
+    """Run `recipe.py` and return its `RECIPE`, or a diagnostic at the line of the mistake."""
     declaration = found.folder / _DECLARATION
     if not (found.folder / _TRAINER).is_file():
         return Diagnostic("P006", f"recipe `{found.name}` has no `{_TRAINER}`", notes=(f"looked in {found.folder}",))
@@ -71,8 +71,8 @@ def load_naive(found: NamedFolder) -> Recipe | Diagnostic:
             Label(source.span(line, 1, len(_RECIPE)), missing),
             hints=(f"leave `--naive` out, or write `{_NAIVE}` with a function for each role",),
         )
-    plain = recipe.in_naive_form(recipe.naive)
-    return check_trainer(found.name, file, plain) or plain
+    naive = recipe.in_naive_form(recipe.naive)
+    return check_trainer(found.name, file, naive) or naive
 
 
 def _load_error(found: NamedFolder, declaration: Path, error: BaseException) -> Diagnostic:
@@ -100,7 +100,7 @@ def _source(path: Path) -> Source:
 
 
 def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
-    """Report what is wrong with a recipe's `trainer.py` without running it; None if nothing is."""
+    """Check a recipe's `trainer.py` without running it; return its first mistake, or None."""
     try:
         source = Source(str(path), path.read_text(encoding="utf-8"))
         tree = ast.parse(source.text)
@@ -125,13 +125,13 @@ def _names(tree: ast.Module) -> tuple[set[str], bool]:
     """Return the names that the module binds at its top level, and whether an `import *` may bind others."""
     names: set[str] = set()
     is_open = False
-    outside: list[ast.AST] = [tree]
-    while outside:
-        node = outside.pop()
+    to_visit: list[ast.AST] = [tree]
+    while to_visit:
+        node = to_visit.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-            continue  # names bound inside are not the module's
-        outside.extend(ast.iter_child_nodes(node))
+            continue  # names bound inside are local
+        to_visit.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
             is_open = is_open or any(alias.name == "*" for alias in node.names)

@@ -1,8 +1,8 @@
 """Read and check images to train on, which are rows of numbers. No torch, no numpy.
 
 A row has the pixels of a square image, whole numbers from 0, and then the number of its class, separated by commas. The file
-of handwritten digits in scikit-learn has this format: 1797 images of 8 × 8 pixels from 0 to 16. The rows are a text like any
-other: they have a digest and are copied to hosts.
+of handwritten digits in scikit-learn has this format: 1797 images of 8 × 8 pixels from 0 to 16. Like any
+other text, the rows have a digest and are copied to hosts.
 """
 
 import gzip
@@ -35,7 +35,7 @@ def read_digits() -> Corpus:
     Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
 
     Raises:
-        CorpusError: It is not installed, or has no such file.
+        CorpusError: scikit-learn is not installed, or its file of digits cannot be read.
     """
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -71,8 +71,8 @@ def count_images(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
     return len(rows) - validation, validation
 
 
-def keys_about_text_have_some(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Keys about text are not set if the model classifies images, or if the file has token ids."""
+def text_keys_need_text(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Refuse keys about text if the model classifies images, or if the file has token ids."""
     training = config.training_config
     if training.tokenizer_type == "ids" and training.response_template:
         yield Problem(

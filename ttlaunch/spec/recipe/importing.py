@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 _STATE = "__ttlaunch_state__"
-"""Attribute of the package that a folder becomes: what its files were when it was imported."""
+"""The attribute of a folder's package that has the result of `_state` from its import."""
 
 
 def import_recipe_module(folder: Path, module: str) -> ModuleType:
-    """Import `recipe` or `trainer` of a recipe's folder; anew if a file of the folder has changed since the last time.
+    """Import `recipe` or `trainer` of a recipe's folder, again if a file of the folder has changed since the last import.
 
     The user of a notebook may edit a recipe between two runs; the second run must not use the old import.
 

@@ -12,7 +12,7 @@ from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.bits import Bits, ReadOnlyWith
 
 Positive = Annotated[int, Field(ge=1, le=10**9)]
-"""Up to a billion: more is a slip of the keyboard, not a size that any machine could work through."""
+"""From 1 to a billion; a larger number is a typing mistake, because no machine could handle it."""
 Size = Annotated[int, Field(ge=1, le=10**6)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -41,7 +41,7 @@ class TrainingConfig(Section):
     model_type: Annotated[Literal["gpt", "mlp", "conv"], Bits.SHAPE] = Field(
         "gpt", description="gpt: transformer; mlp: feed-forward, fixed context; conv: convolutions, for images"
     )
-    # The content counts instead of the path: the SHA-256 of the text.
+    # The path is marked as free, because `--resume` compares the SHA-256 of the text instead.
     data_path: Annotated[Annotated[str, Field(min_length=1)] | None, Bits.FREE] = Field(
         None,
         description="for text: UTF-8 file or folder of them, null: the sources of Python's standard library; "
@@ -220,7 +220,7 @@ class DeviceConfig(Section):
     enable_ddp: Annotated[bool, Bits.FREE] = Field(
         default=False, description="run a rank on each device of a worker, which sends the sum of their gradients"
     )
-    # More than rounding does not depend on who has which part of a matrix.
+    # Marked as free, because only rounding depends on which rank has which part of a matrix.
     enable_tp: Annotated[bool, Bits.FREE] = Field(
         default=False,
         description="run a rank on each device of a worker and split the model over them; with enable_ddp over each row",
@@ -228,7 +228,7 @@ class DeviceConfig(Section):
 
     @property
     def local_ranks(self) -> int:
-        """Return the ranks of a worker, where a recipe has several: one for each device of `mesh_shape`."""
+        """Return the number of ranks of a worker: one for each device of `mesh_shape` with `enable_ddp` or `enable_tp`, else 1."""
         if self.mesh_shape is None or not (self.enable_ddp or self.enable_tp):
             return 1
         return self.mesh_shape[0] * self.mesh_shape[1]

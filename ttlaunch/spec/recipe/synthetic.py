@@ -1,7 +1,7 @@
-"""Name the data that are drawn from a seed instead of read from a file. No torch, no numpy.
+"""Name data that are generated from a seed instead of read from a file. No torch, no numpy.
 
-The name stands where the path of a text would: in the plan, and in the digest that ranks compare. What it names is drawn by
-`ttlaunch/runtime/data/synthetic.py`.
+The name takes the place of a text's path in the plan, and of its content in the digest that ranks compare.
+`ttlaunch/runtime/data/synthetic.py` generates the data.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ _ABOUT_FILES = (
 
 
 def is_synthetic(cfg: TrainingFile) -> bool:
-    """Return whether the data are drawn from a seed instead of read."""
+    """Return whether the data are generated from a seed instead of read."""
     return cfg.data_config.source != "file"
 
 
 def synthetic_path(cfg: TrainingFile) -> Path:
-    """Return the name of drawn data, which stands where there would be a path."""
+    """Return the name of generated data, which takes the place of a path."""
     return Path(_MARK + json.dumps(cfg.data_config.model_dump(), sort_keys=True, separators=(",", ":")))
 
 
 def synthetic_corpus(path: Path | None) -> Corpus | None:
-    """Return the name of drawn data as the text that ranks compare; None if the path is a real one."""
+    """Return the name of generated data in place of a text; None if the path is that of a file, or None."""
     text = str(path).encode()
     if path is None or not text.startswith(_MARK.encode()):
         return None
@@ -51,23 +51,23 @@ def check_synthetic(corpus: Corpus, cfg: TrainingFile) -> None:
     check_epochs(corpus, cfg, cfg.data_config.sequences, kind="sequences")
 
 
-def drawn_data_fit_the_training(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """If tokens are drawn, the model is one for tokens, no key for files is set, and `branching` is at most the vocabulary."""
+def generated_data_fit_the_training(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Generated tokens need a model for tokens, no keys for files, and a `branching` of at most the vocabulary."""
     if not is_synthetic(config):
         return
-    drawn, training = config.data_config, config.training_config
-    if drawn.branching > drawn.vocabulary:
+    generated, training = config.data_config, config.training_config
+    if generated.branching > generated.vocabulary:
         yield Problem(
             "C067",
-            f"`branching` is {drawn.branching}, but there are {drawn.vocabulary} different tokens",
+            f"`branching` is {generated.branching}, but there are {generated.vocabulary} different tokens",
             "data_config.branching",
-            f"expected 1 to {drawn.vocabulary}",
+            f"expected 1 to {generated.vocabulary}",
             others=(("data_config.vocabulary", "of which so many may follow"),),
         )
     if training.model_type == "conv":
         yield Problem(
             "C089",
-            f"`source` {drawn.source} draws tokens, and `model_type` `conv` classifies images",
+            f"`source` {generated.source} draws tokens, and `model_type` `conv` classifies images",
             _SOURCE,
             others=(("training_config.model_type", "images"),),
             hints=("`--set training_config.model_type=gpt`", f"`--set {_SOURCE}=file`"),
@@ -76,7 +76,7 @@ def drawn_data_fit_the_training(config: TrainingFile, _layout: Layout) -> Iterat
         if getattr(training, key) != TrainingConfig.model_fields[key].default:
             yield Problem(
                 "C089",
-                f"`{key}` is about a file, and `source` {drawn.source} draws the data",
+                f"`{key}` is about a file, and `source` {generated.source} draws the data",
                 f"training_config.{key}",
                 others=((_SOURCE, "no file"),),
                 hints=("remove the key", f"`--set {_SOURCE}=file`"),

@@ -1,4 +1,4 @@
-"""Rules and traffic of ranks that split a model's matrices: how many ranks can, and the bytes that they exchange."""
+"""Rules and traffic of ranks that split a model's matrices: how many can split it, and the bytes that they exchange."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,15 +11,15 @@ from ttlaunch.spec.recipe.declare import Check, Layout, Per, Problem
 from ttlaunch.spec.recipe.sections import TrainingFile
 from ttlaunch.spec.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Ranks, Traffic
 
-_INNER = {"gpt": 4, "mlp": 4, "conv": 1}  # a block is so many times as wide inside as the residual stream
+_INNER = {"gpt": 4, "mlp": 4, "conv": 1}  # how many times wider a block is inside than the residual stream
 
 
 def split_models_fit(ranks: Per, replicas: Per) -> Check:
-    """The ranks that split a model have equal shares of it, and every model has a micro-batch.
+    """Return the rule that the ranks that split a model have equal shares, and that every model has a micro-batch.
 
     Args:
-        ranks: The key that says how many split a model.
-        replicas: The key that says how many models there are.
+        ranks: The key for the number of ranks that split a model.
+        replicas: The key for the number of models.
     """
 
     def check(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
@@ -47,12 +47,12 @@ def stages_have_equal_shares(config: TrainingFile, layout: Layout) -> Iterator[P
 
 
 def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> Iterator[Problem]:
-    """Every rank that splits the matrices gets as many attention heads, or as much of what a block has inside.
+    """Every rank that splits the matrices gets equally many attention heads, or an equal share of a block's inner width.
 
     Args:
-        config: The model's sizes.
-        ranks: The number of ranks that split it.
-        key: Dotted, which says how many.
+        config: The configuration, with the sizes of the model.
+        ranks: The number of ranks that split the model.
+        key: The dotted key that sets this number.
     """
     model, kind = config.transformer_config, config.training_config.model_type
     heads, inner = model.num_heads, _INNER[kind] * model.embedding_dim
@@ -88,16 +88,16 @@ def split_model_traffic(
 ) -> list[Traffic]:
     """Return the traffic of a step whose ranks split one model: partial sums going forward, gradients coming back.
 
-    A block of the feed-forward model, or of the classifier of images, has one such pair of layers. In a validation only
-    sums are made; with activation checkpointing they are made again on the way back.
+    A block of the feed-forward model, or of the classifier of images, has one such pair of layers. A validation
+    has only the partial sums; with activation checkpointing, the backward pass makes them a second time.
 
     Args:
-        config: Sizes.
-        ranks: Who has said how many sequences a validation has.
+        config: The configuration, with the sizes of the model.
+        ranks: The ranks, which have reported the number of sequences of a validation.
         among: The ranks that split one model, or one stage of it.
-        replica, replicas: Which of the model's replicas it is, and how many there are; each has a share of the
+        replica, replicas: The index of this replica of the model, and the number of replicas, which share the
             micro-batches.
-        blocks: The number of blocks that these ranks have; None: all of the model's.
+        blocks: The number of blocks that these ranks have; None for all blocks of the model.
     """
     training, model = config.training_config, config.transformer_config
     each, place = training.sequences_per_micro_batch, model.max_sequence_length * model.embedding_dim
@@ -120,12 +120,12 @@ def split_norm_traffic(
     """Return the traffic of a step that adds up the squared norm of each parameter over the ranks that share it.
 
     Args:
-        config: Whether embedding and head share a matrix.
-        ranks: Who has said how many parameters each has.
-        among: The ranks.
-        has_both_ends: Whether they have embedding and head.
+        config: The configuration, which says whether embedding and head share a matrix.
+        ranks: The ranks, which have reported how many parameters each has.
+        among: The ranks that share the parameters.
+        has_both_ends: Whether these ranks have both the embedding and the head.
     """
-    if len(among) < 2:  # noqa: PLR2004 - one rank has nobody to ask
+    if len(among) < 2:  # noqa: PLR2004 - one rank sends nothing
         return []
     is_shared_here = has_both_ends and config.transformer_config.tie_embeddings
     tensors = ranks.tensors(among[0]) - is_shared_here  # the norm counts that matrix once

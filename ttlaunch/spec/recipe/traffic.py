@@ -23,7 +23,7 @@ NUMBER_BYTES = 8
 """The size of a loss, a count or a norm, float64 or int64."""
 
 _MOST_TRIALS = 20
-"""Steps in which sizes of buckets are tried."""
+"""The largest number of steps in which sizes of buckets are tried."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,18 @@ class Traffic:
     """The bytes that go from one rank to another for one operation.
 
     Attributes:
-        operation: As the ranks' telemetry call it.
-        source, dest: Ranks.
+        operation: The name of the operation in the ranks' telemetry.
+        source, dest: The ranks.
         per_step: Bytes of every step.
-        per_validation: Bytes of every validation, also that before the first step, which a resumed run has too.
+        per_validation: Bytes of every validation, including the one before the first step, which a resumed run has too.
         once: Bytes before the first step.
         in_first_step: Bytes of the first step alone, on top of `per_step`.
-        at_end: Bytes after the last step, of a run that comes to its end.
-        slack: Bytes more that are as right, of messages whose number is decided in the run.
-        late: Bytes that leave in steps after the one that they belong to, and so may not have left in a run that was cut.
-        every: `per_step` is of those steps only that this divides, and of the last one of a training that has come to its end.
-        is_measured: False for what another library sends, such as torch's own collectives, which no traffic counter sees.
+        at_end: Bytes after the last step, in a run that completes.
+        slack: How many more bytes are correct too, because the run decides the number of some messages.
+        late: Bytes that are sent only after the step to which they belong; a run that is cut short may not have sent them.
+        every: `per_step` applies only to steps divisible by this number, and to the last step of a complete training.
+        is_measured: False for bytes that another library sends, such as torch's own collectives: no traffic counter sees
+            them.
     """
 
     operation: str
@@ -64,8 +65,9 @@ class Ranks:
 
     Attributes:
         roles: The role of each rank.
-        facts: For each rank: `values` of the flat vector of its part of the model, padding included; `tensors`: its
-            parameters; `validation_micro_batches` and `validation_sequences` of a validation.
+        facts: The numbers that each rank reported: `values`, the length of the flat vector of its part of the model with
+            padding; `tensors`, how many parameters it has; `validation_micro_batches` and `validation_sequences`, how many
+            one validation has.
     """
 
     roles: Sequence[str]
@@ -79,7 +81,7 @@ class Ranks:
         """Return the one rank that has one of the roles.
 
         Raises:
-            LookupError: None has, or several have.
+            LookupError: No rank has such a role, or several have.
         """
         found = self.of(*roles)
         if len(found) != 1:
@@ -90,7 +92,7 @@ class Ranks:
         """Return S, the bytes of the weights that a rank holds.
 
         Raises:
-            LookupError: The rank has not said so.
+            LookupError: The rank has not reported it.
         """
         return VALUE_BYTES * self.facts[rank]["values"]
 
@@ -98,15 +100,15 @@ class Ranks:
         """Return how many parameters a rank holds.
 
         Raises:
-            LookupError: The rank has not said so.
+            LookupError: The rank has not reported it.
         """
         return self.facts[rank]["tensors"]
 
     def fact(self, rank: int, name: str) -> int:
-        """Return what a rank has reported under a name of the recipe's own.
+        """Return the number that a rank has reported under a name that the recipe defines.
 
         Raises:
-            LookupError: The rank has not said so.
+            LookupError: The rank has not reported it.
         """
         return self.facts[rank][name]
 
@@ -115,7 +117,7 @@ class Ranks:
         """Return V, the micro-batches of one validation.
 
         Raises:
-            LookupError: No rank has said so.
+            LookupError: No rank has reported it.
         """
         return self.facts[0]["validation_micro_batches"]
 
@@ -124,7 +126,7 @@ class Ranks:
         """Return the sequences of one validation.
 
         Raises:
-            LookupError: No rank has said so.
+            LookupError: No rank has reported it.
         """
         return self.facts[0]["validation_sequences"]
 
@@ -137,27 +139,27 @@ Raises `LookupError` if a rank has not reported a number that the formula needs.
 
 
 def agreed_buckets(source: int, dest: int) -> Traffic:
-    """Return the traffic for the size of buckets: two numbers in one step, or in each while sizes are tried."""
+    """Return the traffic to agree on the size of buckets: two numbers in the first step, or in each step that tries a size."""
     each = 2 * NUMBER_BYTES
     return Traffic("bucket_size", source, dest, in_first_step=each, slack=each * _MOST_TRIALS)
 
 
 def agreed_stop(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
-    """Return the traffic for whether training goes on after a validation, where it may end early: three numbers."""
+    """Return the traffic to agree after a validation whether training ends early: three numbers; none if it cannot."""
     if config.training_config.early_stop_patience is None:
         return []
     return [Traffic("early_stop", source, dest, per_validation=3 * NUMBER_BYTES)]
 
 
 def agreed_scale(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
-    """Return the traffic for the loss scale, sent with the weights, where it may change: three numbers."""
+    """Return the traffic of the loss scale, three numbers sent with the weights; none if the precision has no scale."""
     if config.training_config.precision != "fp16":
         return []
     return [Traffic("loss_scale", source, dest, per_step=3 * NUMBER_BYTES, once=3 * NUMBER_BYTES)]
 
 
 def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:
-    """Return how many sums each rank's block of micro-batches makes: 1 where it is a node of the tree, else more.
+    """Return how many sums each rank sends for its block of micro-batches: 1 if the block is a subtree, otherwise more.
 
     >>> sums_of_blocks(8, 2), sums_of_blocks(8, 3)
     ([1, 1], [2, 2, 1])

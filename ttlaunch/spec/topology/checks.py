@@ -1,6 +1,6 @@
-"""Rules that take more than one file: ranks against slots, bindings against meshes, devices against hosts.
+"""Check the rules between files: ranks against slots, bindings against meshes, devices against hosts.
 
-Each takes what could be read, so that one broken file doesn't hide what is wrong between the others.
+Each function gets what could be read, so that one broken file does not hide mistakes between the others.
 """
 
 import re
@@ -20,27 +20,27 @@ _MOST_SUMMED = 8
 
 
 def check_slots(bindings: Bindings, hosts: Sequence[Host]) -> Iterator[Diagnostic]:
-    """Every rank has a slot, and every host a rank."""
+    """Check that every rank has a slot, and warn of hosts without a rank."""
     total = sum(host.slots for host in hosts)
     ranks = len({row.binding.rank for row in bindings.rows})
     if ranks <= total or not hosts:
         yield from _idle_hosts(bindings, hosts, ranks)
         return
-    homeless = min(
+    without_slot = min(
         (row for row in bindings.rows if row.binding.rank >= total), key=lambda row: row.binding.rank, default=None
     )
-    if homeless is None:
+    if without_slot is None:
         return
     many = f"{counted(total, 'slot')} on {counted(len(hosts), 'host')}"
     sums = " + ".join(str(host.slots) for host in hosts)
     arithmetic = f"{sums} = {many}" if 1 < len(hosts) <= _MOST_SUMMED else many
     message = f"{counted(ranks, 'rank')} are bound but the hosts offer {counted(total, 'slot')}"
-    label, other = f"rank {homeless.binding.rank} has no slot", (hosts[-1].slots_span, arithmetic)
-    yield mistake_at(codes.TOO_FEW_SLOTS, message, homeless.binding.span, label=label, other=other)
+    label, other = f"rank {without_slot.binding.rank} has no slot", (hosts[-1].slots_span, arithmetic)
+    yield mistake_at(codes.TOO_FEW_SLOTS, message, without_slot.binding.span, label=label, other=other)
 
 
 def _idle_hosts(bindings: Bindings, hosts: Sequence[Host], ranks: int) -> Iterator[Diagnostic]:
-    """Warn of hosts that come after the last rank's; ranks fill the slots in order."""
+    """Warn of hosts after the host of the last rank: ranks fill the slots in order, so these stay idle."""
     before = 0
     idle = []
     for host in hosts:
@@ -60,27 +60,27 @@ def _idle_hosts(bindings: Bindings, hosts: Sequence[Host], ranks: int) -> Iterat
 
 
 def check_meshes(bindings: Bindings, graph: MeshGraph) -> Iterator[Diagnostic]:
-    """Every rank drives a block of its own of a mesh that exists, and every block has its rank."""
+    """Check that every rank drives its own block of an existing mesh, and warn of blocks without a rank."""
     taken: dict[tuple[int, int], BoundRank] = {}
-    sound = bindings.complete
+    is_valid = bindings.complete
     for row in bindings.rows:
         mesh = graph.mesh(row.binding.mesh_id)
         mistake = _missing_mesh(row, graph) if mesh is None else _host_rank_problem(row, mesh)
         if mistake is not None:
-            sound = False
+            is_valid = False
             yield mistake
         block = (row.binding.mesh_id, row.binding.mesh_host_rank or 0)
         if mistake is None and block in taken:
-            sound = False
+            is_valid = False
             yield _same_block(row, taken[block], mesh)
         # The first one stays: a third rank on the same block is compared with it too.
         taken.setdefault(block, row)
-    if sound:
+    if is_valid:
         yield from _idle_meshes(bindings, graph)
 
 
 def check_devices(bindings: Bindings, hosts: Sequence[Host], graphs: Mapping[Rank, MeshGraph]) -> Iterator[Diagnostic]:
-    """No two ranks of a host see the same device, and none sees more than its block of its own graph has."""
+    """Check that no two ranks of a host see the same device, and that no rank sees more devices than its block has."""
     slots = [Slot(host, index) for host in hosts for index in range(host.slots)]
     seen: dict[tuple[str, str], BoundRank] = {}
     for row in sorted(bindings.rows, key=lambda row: row.binding.rank):

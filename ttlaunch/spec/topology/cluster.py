@@ -20,7 +20,7 @@ _ALIASES = {"username": "user", "login": "user", "key": "identity_file", "env": 
 
 
 def parse_cluster(source: Source, *, environment: Mapping[str, str]) -> tuple[ClusterSettings, list[Diagnostic]]:
-    """Read the text of a cluster file. One that holds nothing but comments changes no setting."""
+    """Read the text of a cluster file; a file that has only comments changes no setting."""
     if all(not line.strip() or line.lstrip().startswith("#") for line in source.lines):
         return ClusterSettings(), []
     root, found = parse_yaml(source, codes=TOPOLOGY)
@@ -48,7 +48,7 @@ def _check_values(file: ClusterFile, findings: Findings) -> None:
 
 
 def _network_problem(text: str) -> str | None:
-    """Return why ranks can't talk over a network that is written like this, or None if it is one, or an interface."""
+    """Return why a value of `network` cannot be used; None for an IPv4 network or the name of an interface."""
     from ipaddress import IPv4Network, IPv6Network  # noqa: PLC0415 - hardly any cluster file names a network
 
     if "/" not in text:

@@ -1,6 +1,7 @@
 """Convert a mesh graph descriptor between YAML (version 1) and text format (version 2), and older YAML into the newest.
 
-What both can say is kept; for each thing that the other version cannot say there is a note. Comments are lost.
+What both versions can express is kept; there is a note for each thing that the other version cannot express. Comments are
+lost.
 
 Older YAML is first upgraded to the shape of release 0.63. Before 0.62 a mesh had the `topology` of its boards, and
 `host_ranks` whose shape is that of its hosts; in 0.62 `host_ranks` repeats `host_topology`. Links between ports stay.
@@ -35,8 +36,8 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        text: The other version; None if a diagnostic is an error.
-        notes: What the other version cannot say.
+        text: The converted descriptor; None if a diagnostic is an error.
+        notes: What the other version cannot express.
     """
 
     text: str | None
@@ -45,7 +46,7 @@ class Converted:
 
 
 def version_of(source: Source) -> Version:
-    """Return which version a text is, by its name or else by how it begins."""
+    """Return the version of a descriptor; see `is_textproto`."""
     return "textproto" if is_textproto(source) else "yaml"
 
 
@@ -81,7 +82,7 @@ def read_any(source: Source) -> tuple[MeshGraph | None, DescriptorFile | None, l
 
 
 def upgrade(root: Node) -> tuple[Node, list[Diagnostic]]:
-    """Return the tree in the shape of release 0.63; its new values stand where the old ones stood."""
+    """Return the tree in the shape of release 0.63; new values have the places of the old ones."""
     rows = node_at(root, ("Mesh",))
     if not isinstance(root, MapNode) or not isinstance(rows, ListNode):
         return root, []

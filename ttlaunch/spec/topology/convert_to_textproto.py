@@ -28,7 +28,7 @@ _ALWAYS_OPEN = {"connections"}
 
 
 def textproto_of(graph: MeshGraph) -> tuple[DescriptorFile, list[str]]:
-    """Return the file to write, and what it cannot say. The graph is one of version 1, without mistakes."""
+    """Return the file to write, and notes on what it cannot express; the graph is one of version 1 without mistakes."""
     notes: list[str] = []
     names = _names(graph, notes)
     ports = graph.ports or {}
@@ -50,7 +50,7 @@ def textproto_of(graph: MeshGraph) -> tuple[DescriptorFile, list[str]]:
 
 
 def _names(graph: MeshGraph, notes: list[str]) -> dict[int, str]:
-    """Name the descriptor of each mesh like its board, with a number where meshes of a board differ."""
+    """Name the descriptor of each mesh like its board, with a number if meshes of one board differ."""
     kinds: dict[tuple[str, tuple[int, int], tuple[int, int]], str] = {}
     taken = {mesh.board for mesh in graph.meshes}
     used: set[str] = set()

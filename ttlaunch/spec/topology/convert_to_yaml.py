@@ -17,11 +17,11 @@ _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "i
 
 
 def yaml_of(graph: MeshGraph, file: DescriptorFile | None) -> tuple[str, list[str]]:
-    """Return the text to write, and what it cannot say.
+    """Return the text to write, and notes on what it cannot express.
 
     Args:
         graph: A mesh graph of either version, without mistakes.
-        file: Of version 2 the file as written.
+        file: The file as written if it is of version 2, otherwise None.
     """
     notes = _lost(graph, file) if file is not None else []
     ports = dict(graph.ports) if graph.ports is not None else _ports(graph, notes)
@@ -59,7 +59,7 @@ def _text(name: str) -> str:
 
 
 def _ports(graph: MeshGraph, notes: list[str]) -> dict[str, int]:
-    """Return the ports of a chip: version 2 says only how many channels neighbours need, so as many are assumed."""
+    """Return the ports of a chip: version 2 has only the channels between neighbours, so as many ports are assumed."""
     counts = sorted({mesh.channels for mesh in graph.meshes})
     if len(counts) > 1:
         what = listed(counts, last="and", quote="")
@@ -73,7 +73,7 @@ def _ports(graph: MeshGraph, notes: list[str]) -> dict[str, int]:
 
 
 def _as_written(links: Sequence[Link]) -> list[Link]:
-    """Return the links as the other version will say them: all of them with devices, or none."""
+    """Return the links as version 1 can write them: all of them with devices, or none."""
     return list(links) if all(link.devices for link in links) else [replace(link, devices=()) for link in links]
 
 

@@ -19,8 +19,8 @@ def find_configuration(name: str, *, working_folder: Path) -> NamedFolder | Diag
     """Return the configuration that the user means by a name or a path of a folder."""
     found = find_folder(name, _KIND, working_folder=working_folder)
     own = working_folder / "configurations" / name
-    # A folder there that lacks its hostfile is meant all the same: reading it reports what is missing. This raises what
-    # the system has against the name, such as one that is too long.
+    # A folder there without a hostfile is accepted too: reading it reports the missing file. `is_dir` raises the system's
+    # error for a name that is not possible, such as one that is too long.
     if isinstance(found, Diagnostic) and name and own.is_dir():
         return NamedFolder(name, own, built_in=False)
     return found

@@ -1,4 +1,4 @@
-"""Rules for a mesh graph of either version: every mesh is connected, a ring is more than a line, links fit the ports."""
+"""Rules for a mesh graph of either version: every mesh is connected, a ring has at least three devices, links fit the ports."""
 
 from collections.abc import Iterator, Mapping
 
@@ -33,7 +33,7 @@ def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
 
 
 def missing_z_ports(graph: MeshGraph) -> int:
-    """Return how many Z ports each chip lacks: with so many more, every link would have a port."""
+    """Return how many more Z ports each chip would need so that every link has a port."""
     ports = dict(graph.ports or {})
     ends: dict[int, list[tuple[Link, int]]] = {}
     for link in graph.links:
@@ -113,7 +113,7 @@ def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
 
 
 def _edge_ports(mesh: Mesh, ports: dict[str, int]) -> int:
-    """Return the sum of `free_ports`, without a walk over all devices."""
+    """Return the sum of `free_ports` over all devices of a mesh, without a loop over them."""
     rows, columns = mesh.device_shape
     vertical = mesh.dim_types[0] != "RING" or rows == 1
     horizontal = mesh.dim_types[1] != "RING" or columns == 1

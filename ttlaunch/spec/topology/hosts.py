@@ -1,9 +1,9 @@
-"""Read a hostfile: which hosts there are, and how many ranks each has room for.
+"""Read a hostfile: the hosts, and the number of ranks that may run on each.
 
-The meaning is Open MPI's, whose `mpirun --do-not-launch --display allocation` is the judge of the tests: a host that
-is listed without `slots=` has one slot for each time it is listed, `max_slots` alone also gives the slots, and two
-names that are equal up to their first dot are one host. Stricter on purpose: what mpirun skips in silence (a second
-word on a line) or reads as something else (`a:2` as a name) is an error here, and so are hosts without slots.
+The meaning is that of Open MPI; tests compare it with `mpirun --do-not-launch --display allocation`: a host that is
+listed without `slots=` has one slot for each time it is listed, `max_slots` alone also gives the slots, and two
+names that are equal up to their first dot are one host. ttlaunch is stricter on purpose: what mpirun silently
+skips (a second word on a line) or misreads (`a:2` as a name) is an error here, and so are hosts without slots.
 """
 
 import re
@@ -45,8 +45,8 @@ def parse_hosts(source: Source) -> tuple[list[Host], list[Diagnostic]]:
     """Read the text of a hostfile.
 
     Returns:
-        The hosts in the order in which ranks fill them, and the diagnostics. With an error among these the hosts are
-        those that could be read.
+        The hosts in the order in which ranks fill them, and the diagnostics. If one of these is an error, the hosts
+        are those that could be read.
     """
     rankfile = _rankfile(source)
     if rankfile:
@@ -164,11 +164,11 @@ def _count(key: str, value: str, span: Span) -> tuple[int, Diagnostic | None]:
 
 
 def _merge(lines: list[_Line]) -> tuple[list[Host], list[Diagnostic]]:
-    """Add up the lines of each host; mpirun knows hosts by the part before the first dot."""
+    """Add up the lines of each host; mpirun identifies a host by the part of its name before the first dot."""
     hosts: dict[str, Host] = {}
     found: list[Diagnostic] = []
     for line in lines:
-        # Addresses differ behind their first dot, names of one machine do not.
+        # Parts after the first dot distinguish addresses, but not the names of one machine.
         key = line.name.lower() if _ADDRESS.match(line.name) else line.name.lower().split(".")[0]
         earlier = hosts.get(key)
         if earlier is None:
@@ -207,7 +207,7 @@ def _twice(first: Host, again: _Line) -> Diagnostic:
 
 
 def _rankfile(source: Source) -> Diagnostic | None:
-    """Tell a rankfile from a hostfile, and write the hostfile that it should be."""
+    """If the text is a rankfile, return a diagnostic with the equivalent hostfile."""
     ranked = [(number, match) for number, line in enumerate(source.lines, start=1) if (match := _RANKFILE.match(line))]
     if not ranked:
         return None

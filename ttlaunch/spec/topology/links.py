@@ -1,4 +1,4 @@
-"""What the three notations of links have in common: their ends, the rules about them, and how links are joined.
+"""The common parts of the three notations for links: ends, rules, and how links of devices are joined.
 
 Links are undirected. Links of devices that join the same two meshes become one link whose channels add up.
 """
@@ -14,7 +14,7 @@ from ttlaunch.spec.topology.model import Link, Mesh, MeshId, Switch
 
 @dataclass(frozen=True)
 class End:
-    """One end of a link: a mesh or a switch, and a device of it where the descriptor names one."""
+    """One end of a link: a mesh or a switch, and the device if the descriptor names one."""
 
     kind: str
     number: int
@@ -50,7 +50,7 @@ class Edge:
 
     @property
     def key(self) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-        """Return what identifies a link in either direction."""
+        """Return what identifies the link, whichever end is written first."""
         return self.low.key, self.high.key
 
 
@@ -61,7 +61,7 @@ def missing_end(kind: str, number: int, span: Span) -> Diagnostic:
 
 
 def check_device(end: End, there: Mesh | Switch, *, letter: str = "", span: Span | None = None) -> Diagnostic | None:
-    """Report a device that the mesh or switch does not have; `letter` is what its number is written with."""
+    """Report a device that the mesh or switch does not have; `letter` is the letter before its number in the file."""
     count = there.device_shape[0] * there.device_shape[1]
     if end.device is None or end.device < count:
         return None

@@ -1,7 +1,7 @@
 """Read the files that describe a cluster and prove that they fit together: all mistakes at once, or a `Topology`.
 
-Pure: environment and working folder are handed in, nothing is started. A configuration that is nothing but a hostfile,
-such as `local`, is read without PyYAML and pydantic, whose import would take longer than everything else.
+Environment and working folder are arguments, and nothing is started. A configuration with only a hostfile, such as
+`local`, is read without PyYAML and pydantic, because their import would take longer than everything else.
 """
 
 import os
@@ -45,12 +45,12 @@ _TEXTPROTO = re.compile(
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the files of a cluster say.
+    """The result of reading the files of a cluster.
 
     Attributes:
-        topology: None if and only if a diagnostic is an error.
-        files: Those that were read, in order.
-        descriptor_found: Where the mesh graph descriptor was found, in words; None without one.
+        topology: The cluster; None if and only if a diagnostic is an error.
+        files: The files that were read, in order.
+        descriptor_found: Where the mesh graph descriptor was found, as text; None without one.
     """
 
     topology: Topology | None
@@ -60,34 +60,34 @@ class Loaded:
 
 
 def load_topology(folder: Path, *, name: str, environment: Mapping[str, str], working_folder: Path) -> Loaded:
-    """Read the configuration in `folder`: `hosts.txt`, and if there `rank_bindings.yaml` with its descriptor, `cluster.yaml`.
+    """Read the configuration in `folder`: `hosts.txt`, and if they exist `rank_bindings.yaml` with its descriptor, and `cluster.yaml`.
 
     Args:
         folder: The configuration, seen from the working folder.
-        name: What to call it.
-        environment: What `$VAR` stands for in the values of variables.
-        working_folder: The user's current folder, absolute; files inside it are called by their relative paths.
+        name: The name of the configuration.
+        environment: The values for `$VAR` in values of variables.
+        working_folder: The user's current folder, absolute; messages show relative paths for files inside it.
     """
     reading = _Reading(environment, working_folder)
-    whole = absolute(folder, working_folder=working_folder)
-    if not os.path.isdir(whole):  # noqa: PTH112 - never raises, whatever the path
-        problem = "is not a folder" if os.path.lexists(whole) else "does not exist"
+    full_path = absolute(folder, working_folder=working_folder)
+    if not os.path.isdir(full_path):  # noqa: PTH112 - never raises, whatever the path
+        problem = "is not a folder" if os.path.lexists(full_path) else "does not exist"
         message = f"{reading.name(folder)} {problem}; a configuration folder was expected"
         return Loaded(None, [Diagnostic(codes.MISSING_FILE, message)], [])
-    if not os.path.lexists(whole / HOSTS_FILE):
-        reading.add([no_hosts(whole, reading.name(whole / HOSTS_FILE))])
+    if not os.path.lexists(full_path / HOSTS_FILE):
+        reading.add([no_hosts(full_path, reading.name(full_path / HOSTS_FILE))])
     else:
-        reading.read_hosts(whole / HOSTS_FILE)
-    if os.path.lexists(whole / BINDINGS_FILE):
-        reading.read_bindings(whole / BINDINGS_FILE)
+        reading.read_hosts(full_path / HOSTS_FILE)
+    if os.path.lexists(full_path / BINDINGS_FILE):
+        reading.read_bindings(full_path / BINDINGS_FILE)
     else:
-        descriptors = [file for file in DESCRIPTOR_FILES if os.path.lexists(whole / file)]
-        name_of_bindings = reading.name(whole / BINDINGS_FILE)
-        reading.add(no_bindings(whole, name_of_bindings, descriptor=file) for file in descriptors[:1])
+        descriptors = [file for file in DESCRIPTOR_FILES if os.path.lexists(full_path / file)]
+        name_of_bindings = reading.name(full_path / BINDINGS_FILE)
+        reading.add(no_bindings(full_path, name_of_bindings, descriptor=file) for file in descriptors[:1])
         for file in descriptors[:1]:
-            reading.read_descriptor(whole / file)
-    reading.read_cluster(whole / CLUSTER_FILE)
-    return reading.finish(name, whole)
+            reading.read_descriptor(full_path / file)
+    reading.read_cluster(full_path / CLUSTER_FILE)
+    return reading.finish(name, full_path)
 
 
 def load_topology_files(
@@ -100,20 +100,20 @@ def load_topology_files(
 ) -> Loaded:
     """Read files that are named one by one, and the `cluster.yaml` beside the hostfile.
 
-    Without a hostfile `hosts` is the text of one. Without either, all ranks of the bindings run on this machine.
+    Without a hostfile, `hosts` is used as its text. Without either, all ranks of the bindings run on this machine.
     """
     reading = _Reading(environment, working_folder)
-    whole = None if hostfile is None else absolute(hostfile, working_folder=working_folder)
-    if whole is not None:
-        reading.read_hosts(whole, typed=hostfile)
+    full_path = None if hostfile is None else absolute(hostfile, working_folder=working_folder)
+    if full_path is not None:
+        reading.read_hosts(full_path, typed=hostfile)
     if rank_bindings is not None:
         reading.read_bindings(absolute(rank_bindings, working_folder=working_folder), typed=rank_bindings)
-    if whole is None:
+    if full_path is None:
         rows = reading.bindings.rows if reading.bindings else []
         reading.take_hosts(hosts or Source("this machine", f"localhost slots={max(1, len(rows))}"))
         return reading.finish(rank_bindings.stem if rank_bindings else "hosts", None)
-    reading.read_cluster(whole.parent / CLUSTER_FILE)
-    return reading.finish(whole.parent.name or whole.stem, None)
+    reading.read_cluster(full_path.parent / CLUSTER_FILE)
+    return reading.finish(full_path.parent.name or full_path.stem, None)
 
 
 def load_bindings(source: Source, path: Path, *, environment: Mapping[str, str], working_folder: Path) -> Loaded:
@@ -124,7 +124,7 @@ def load_bindings(source: Source, path: Path, *, environment: Mapping[str, str],
 
 
 def is_textproto(source: Source) -> bool:
-    """Return whether a descriptor is one of version 2: by its name, or by how one begins."""
+    """Return whether a descriptor is one of version 2: its name ends in `.textproto`, or its text has such a field."""
     return source.name.endswith(".textproto") or bool(_TEXTPROTO.search(source.text))
 
 
@@ -142,7 +142,7 @@ def parse_descriptor(source: Source) -> "tuple[MeshGraph | None, list[Diagnostic
 
 @dataclass
 class _Reading:
-    """The files read so far and what was found in them."""
+    """The files read so far, their content, and the diagnostics about them."""
 
     environment: Mapping[str, str]
     working_folder: Path
@@ -150,7 +150,7 @@ class _Reading:
     found: list[Diagnostic] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
-    hosts_are_sound: bool = False
+    hosts_are_valid: bool = False
     bindings: "Bindings | None" = None
     graphs: dict[Path, "MeshGraph | None"] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
@@ -178,7 +178,7 @@ class _Reading:
 
     def take_hosts(self, source: Source) -> None:
         self.hosts, found = parse_hosts(source)
-        self.hosts_are_sound = not has_errors(found)
+        self.hosts_are_valid = not has_errors(found)
         self.found += found
 
     def read_bindings(self, path: Path, typed: Path | None = None) -> None:
@@ -271,8 +271,8 @@ class _Reading:
         if self.bindings is not None:
             from ttlaunch.spec.topology.checks import check_devices, check_meshes, check_slots  # noqa: PLC0415 - as above
 
-            # A hostfile with mistakes says nothing about slots: rules against it would report the same mistake again.
-            hosts = self.hosts if self.hosts_are_sound else []
+            # Slots of a hostfile with mistakes are not checked: these rules would report consequences of the same mistakes.
+            hosts = self.hosts if self.hosts_are_valid else []
             self.add(check_slots(self.bindings, hosts))
             graphs = {row.binding.rank: part.graph for part in self.parts for row in part.bindings.rows if part.graph}
             placed = sum(len(part.bindings.rows) for part in self.parts)
@@ -306,7 +306,7 @@ def no_bindings(folder: Path, name: str, *, descriptor: str) -> Diagnostic:
 
 
 def with_descriptor_hint(diagnostic: Diagnostic, folder: Path) -> Diagnostic:
-    """Add to "`mesh_graph_desc_path` is missing" which descriptor is there, or that it is missing too."""
+    """Add to "`mesh_graph_desc_path` is missing" which descriptor the folder has, or that it has none."""
     if diagnostic.key_mistake is not KeyMistake.MISSING or not diagnostic.message.startswith("`mesh_graph_desc_path`"):
         return diagnostic
     beside = next((file for file in DESCRIPTOR_FILES if (folder / file).is_file()), None)

@@ -1,4 +1,4 @@
-"""What a mesh graph descriptor says, whichever version it is written in: the chip, the meshes, the links."""
+"""The content of a mesh graph descriptor of either version: the chip, the meshes, the links."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

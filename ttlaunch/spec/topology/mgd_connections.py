@@ -17,13 +17,13 @@ from ttlaunch.spec.topology.mgd_schema import Connection, GraphDescriptor, NodeR
 from ttlaunch.spec.topology.model import Link, Mesh, Switch, SwitchLink
 
 KINDS = ("mesh", "graph", "switch")
-"""What a reference can name, and the names of its fields for it."""
+"""The kinds of things that a reference can name; its fields have the same names."""
 
 _NUM_ENDS = 2
 
 
 def given_kinds(node: NodeRef) -> list[str]:
-    """Return the kinds of things that a reference names, of which one is right."""
+    """Return the kinds of things that a reference names; a correct one names exactly one."""
     return [kind for kind in KINDS if getattr(node, kind) is not None]
 
 
@@ -34,7 +34,7 @@ def instance_key(node: NodeRef) -> tuple[str, int] | None:
 
 
 def id_span(root: MapNode, path: tuple[Key, ...], kind: str) -> Span:
-    """Return the place of a reference's number, or of the reference where the number is left out."""
+    """Return the place of a reference's number, or of the reference if it has no number."""
     written = node_at(root, (*path, kind, f"{kind}_id"))
     return written.span if written is not None else span_of(root, (*path, kind))
 

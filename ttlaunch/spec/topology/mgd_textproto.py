@@ -1,6 +1,6 @@
 """Read a mesh graph descriptor, version 2 (`mgd.textproto`): kinds of meshes, the graph that links them, its root.
 
-The rules are those of the vendor's runtime, which takes one graph of type FABRIC. What its parser accepts in silence
+The rules are those of the vendor's runtime, which takes one graph of type FABRIC. What its parser silently accepts
 (an unknown field, a link of a mesh to itself, a root with another id) is an error here, with a line number.
 """
 
@@ -44,7 +44,7 @@ Descriptor = MeshDescriptor | SwitchDescriptor
 
 @dataclass(frozen=True)
 class ReadDescriptor:
-    """A descriptor of version 2: what it means, and as written."""
+    """A descriptor of version 2: the mesh graph that it describes, and the file as written."""
 
     graph: MeshGraph
     file: DescriptorFile
@@ -69,7 +69,7 @@ def parse_mesh_graph_textproto(source: Source) -> tuple[ReadDescriptor | None, l
 
 @dataclass
 class _Reading:
-    """One file on its way to a mesh graph.
+    """The state while one file is converted to a mesh graph.
 
     Attributes:
         lost: Whether meshes or their shapes are not known, so that links and bindings cannot be checked.
@@ -87,14 +87,14 @@ class _Reading:
 
     @cached_property
     def rows(self) -> list[tuple[tuple[Key, ...], str, Descriptor]]:
-        """Return the descriptors of meshes and switches, with their places and what they describe."""
+        """Return the descriptors of meshes and switches, each with its place and `mesh` or `switch`."""
         meshes = [(("mesh_descriptors", index), "mesh", row) for index, row in enumerate(self.file.mesh_descriptors)]
         switches = enumerate(self.file.switch_descriptors)
         return [*meshes, *((("switch_descriptors", index), "switch", row) for index, row in switches)]
 
     @cached_property
     def kinds(self) -> dict[tuple[str, str], Descriptor]:
-        """Return the descriptors of meshes and switches by name; of two with one name the first."""
+        """Return the descriptors of meshes and switches by name; if two have the same name, the first one."""
         return {(kind, row.name): row for _, kind, row in reversed(self.rows)}
 
     def read(self) -> MeshGraph | None:
@@ -126,7 +126,7 @@ class _Reading:
             name=graph[0].name if graph else "G0",
         )
         _check_pinnings(self.file.pinnings, self.findings, self.meshes)
-        # Rules for the whole graph would only repeat what a broken part of it causes.
+        # After a mistake in a part of the graph, rules for the whole graph would only report its consequences.
         self.findings.found += [] if has_errors(self.findings.found) else check_graph(found)
         return found
 
@@ -213,7 +213,7 @@ class _Reading:
         self.findings.add(codes.WRONG_VALUE, message, path)
 
     def instance(self, node: NodeRef, path: tuple[Key, ...]) -> None:
-        """Take one mesh or switch into the graph."""
+        """Add one mesh or switch to the graph."""
         is_top = path[0] == "top_level_instance"
         key = instance_key(node)
         if key is None:
@@ -271,7 +271,7 @@ def _switch(number: int, row: SwitchDescriptor, span: Span) -> Switch:
 
 
 def _check_pinnings(rows: Sequence[Pinning], findings: Findings, meshes: Mapping[int, Mesh]) -> None:
-    """Pinnings name devices of meshes that exist, and each device once."""
+    """Check that pinnings name existing devices, each only once."""
     taken: dict[tuple[int, int, str | None], tuple[Key, ...]] = {}
     for index, row in enumerate(rows):
         for number, node in enumerate(row.logical_fabric_node_id):
@@ -293,7 +293,7 @@ def _check_pinnings(rows: Sequence[Pinning], findings: Findings, meshes: Mapping
 def _check_choice(
     node: LogicalNode | PhysicalPosition, keys: tuple[str, str], findings: Findings, *, path: tuple[Key, ...]
 ) -> None:
-    """Exactly one of a number and the pattern for it is given, and the pattern is one."""
+    """For each key, exactly one of the number and its pattern is given, and the pattern is valid."""
     for key in keys:
         pattern, place = getattr(node, f"{key}_regex"), (*path, f"{key}_regex")
         if (getattr(node, key) is None) == (pattern is None):

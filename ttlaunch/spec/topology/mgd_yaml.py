@@ -3,7 +3,7 @@
 Four generations of this format are in circulation; the shapes are those of the vendor's releases. `host_ranks` inside a
 mesh is the oldest (A) or release 0.62 (B), a `Graph` between single ports (`[[0, E0], [1, W0]]`) is 0.62 or 0.63 (C), a
 `Graph` between devices or a `RelaxedGraph` is 0.64 (D). C and D are read in full. A and B are recognised, the diagnostic
-names what to change, and only `ttlaunch convert` reads them. What the vendor's parser accepts in silence (two meshes with one
+names what to change, and only `ttlaunch convert` reads them. What the vendor's parser silently accepts (two meshes with one
 id, ports that differ per direction, a link twice) is an error here.
 """
 
@@ -114,7 +114,7 @@ def _check_chip(file: MeshGraphFile, findings: Findings) -> None:
 
 
 def _boards(rows: list[BoardRow], findings: Findings) -> dict[str, int]:
-    """Return the place of each board in the list, by its name."""
+    """Return the index of each board in the list, by its name."""
     boards: dict[str, int] = {}
     for index, row in enumerate(rows):
         _check_word("type", row.type, _BOARD_TYPES, findings=findings, path=("Board", index, "type"))
@@ -126,7 +126,7 @@ def _boards(rows: list[BoardRow], findings: Findings) -> dict[str, int]:
 
 
 def _check_word(key: str, word: str, known: tuple[str, ...], *, findings: Findings, path: tuple[Key, ...]) -> None:
-    """A value is one of a few words, in any letter case."""
+    """Check that a value is one of a few words, in any letter case."""
     if word.lower() not in {one.lower() for one in known}:
         message = f"`{key}` is `{shown(word)}`; {listed(known)} was expected"
         hint = "".join(did_you_mean(word, known))

@@ -1,7 +1,7 @@
 """What the files of a cluster mean: hosts with slots, meshes with links, and which rank drives which mesh.
 
 Frozen and complete: a `Topology` has unique, contiguous ranks, existing meshes and at least as many slots as ranks,
-so nobody past `load.py` checks that again. Every part remembers where it stands in its file, for rules that come later.
+so no code after `load.py` checks that again. Every part has its place in its file, for rules that are checked later.
 """
 
 from collections import Counter
@@ -20,13 +20,13 @@ MeshId = NewType("MeshId", int)
 
 @dataclass(frozen=True)
 class Host:
-    """A machine we reach over SSH, and how many ranks it has room for.
+    """A machine that is reached over SSH, and the number of ranks that may run on it.
 
     Attributes:
-        user: The `user@` of its line, if there is one.
-        slots: Room for this many ranks; repeated lines of a host have been added up.
-        span: Its name, where it first stands.
-        slots_span: Its number of slots, or its name where no number is given.
+        user: The login name before the `@` of its line; None without one.
+        slots: The number of ranks that may run on it; repeated lines of a host have been added up.
+        span: The place of the host's name in its first line.
+        slots_span: The place of its number of slots; without a number, the place of the name.
     """
 
     name: HostName
@@ -39,15 +39,15 @@ class Host:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The grid of devices that one rank, or one rank per host of it, drives.
+    """A grid of devices. One rank drives it; if several hosts share it, one rank on each of them drives a block.
 
     Attributes:
         device_shape: Rows and columns of devices of the whole mesh.
-        host_shape: Rows and columns of hosts that share it; each owns one block of the devices.
-        board: What the descriptor calls its kind; two descriptors of one machine may use other names.
+        host_shape: Rows and columns of hosts that share the mesh; each owns one block of the devices.
+        board: The descriptor's name for this kind of mesh; descriptors of one machine may use different names.
         dim_types: Whether the devices form a LINE or a RING, for rows and for columns.
-        channels: Ethernet channels between neighbours: the ports of the chip in version 1, the count that the runtime
-            asks for in version 2. The vendor's own pairs of files differ in it, so meshes are compared without it.
+        channels: Ethernet channels between neighbours: in version 1 the ports of the chip, in version 2 the number that the
+            runtime requires. Comparisons ignore it, because the vendor's own files of one machine differ in it.
         policy: STRICT: exactly so many channels; RELAXED: as many as there are.
     """
 
@@ -74,9 +74,9 @@ class Link:
     """A physical connection between two meshes; undirected, `a < b`.
 
     Attributes:
-        devices: Where the descriptor says so, the devices it joins: of `a`, of `b`, and channels, in ascending order.
+        devices: If the descriptor names the joined devices: device of `a`, device of `b`, and channels, in ascending order.
         policy: STRICT: exactly so many channels; RELAXED: as many as there are.
-        uses_z: Whether it takes the Z ports of the devices.
+        uses_z: Whether the link uses the Z ports of the devices.
     """
 
     a: MeshId
@@ -106,7 +106,7 @@ class SwitchLink:
     """A connection between a switch and a mesh, or between two switches.
 
     Attributes:
-        other: Mesh or switch at the other end.
+        other: The id of the mesh or switch at the other end.
         devices: The device of the switch and of the other end, if the descriptor names them.
     """
 
@@ -121,14 +121,14 @@ class SwitchLink:
 
 @dataclass(frozen=True)
 class Binding:
-    """Which mesh a rank drives, and the environment it alone gets (`$VAR` already expanded).
+    """Which mesh a rank drives, and the variables of this rank alone (`$VAR` already expanded).
 
     Attributes:
         mesh_id: The mesh's id in the topology; with several descriptors it may differ from the id in the rank's own
             descriptor.
         local_mesh_id: The mesh's id in the rank's own descriptor; None if it is the same.
-        subcontext_id: The sub-context it belongs to; None in a run without them.
-        mesh_graph_path: Its own descriptor, absolute; None where all ranks have the same.
+        subcontext_id: The sub-context that the rank belongs to; None in a run without sub-contexts.
+        mesh_graph_path: The absolute path of the rank's own descriptor; None if all ranks have the same one.
     """
 
     rank: Rank
@@ -154,13 +154,14 @@ class ClusterSettings:
     """How to reach the hosts and what they have; everything has a default (`cluster.yaml`).
 
     Attributes:
-        user: Login name on the hosts; None: what ssh would use.
-        port: TCP port of sshd; None: what ssh would use.
-        identity_file: Private key; None: what ssh would use.
-        remote_folder: Where ttlaunch keeps code and run data on a host.
-        python: Interpreter on the hosts; None: what `prepare` made there, else the launching machine's path.
-        mpi_prefix: Folder of Open MPI on the hosts; None: that of the interpreter's environment.
-        network: Interface name or CIDR that ranks talk over; None: found.
+        user: Login name on the hosts; None for the one that ssh would use.
+        port: TCP port of sshd; None for the one that ssh would use.
+        identity_file: Private key; None for those that ssh would use.
+        remote_folder: The folder for ttlaunch's code and run data on a host.
+        python: Interpreter on the hosts; None for the one that `ttlaunch prepare` made there, or else the path of the
+            launching machine's interpreter.
+        mpi_prefix: Folder of Open MPI on the hosts; None for the one in the interpreter's environment.
+        network: The network between ranks, as interface name or in CIDR notation; None if ttlaunch chooses it.
         environment: Variables for every rank on every host.
     """
 
@@ -176,15 +177,15 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class Topology:
-    """A cluster, proven consistent.
+    """A cluster whose parts have been checked against each other.
 
     Attributes:
-        name: The configuration's name: that of its folder.
-        folder: Where its files lie; None when single files were named.
-        arch: Architecture of the devices; None without a mesh graph, or where sub-contexts have several.
+        name: The configuration's name, which is that of its folder.
+        folder: The folder of its files; None if the user named single files.
+        arch: Architecture of the devices; None without a mesh graph, or if sub-contexts have different ones.
         bindings: One per rank, in rank order; empty if the files leave the world size open.
         global_environment: The environment that `rank_bindings.yaml` sets for every rank (`$VAR` already expanded).
-        mesh_graph_path: The descriptor that the bindings name, absolute; of several, that of the first rank.
+        mesh_graph_path: The absolute path of the descriptor that the bindings name; if there are several, of the first one.
     """
 
     name: str
@@ -202,7 +203,7 @@ class Topology:
 
     @property
     def world_size(self) -> int | None:
-        """Return how many ranks the bindings ask for; None if the files leave it open."""
+        """Return how many ranks the bindings have; None if the files leave the number open."""
         return len(self.bindings) or None
 
     @cached_property
@@ -220,7 +221,7 @@ class Topology:
         """Return the mesh with this id.
 
         Raises:
-            KeyError: If there is none; a checked topology never asks for one.
+            KeyError: No mesh has this id; the bindings and links of a topology never cause that.
         """
         return self._mesh_by_id[mesh_id]
 

@@ -1,7 +1,7 @@
 """Join the descriptors of a run with sub-contexts, and the ranks that drive them, into one cluster.
 
-Ids are local to a descriptor. In the cluster those of the first keep their numbers and the others follow, so that no two
-meshes have the same.
+Ids are local to a descriptor. In the cluster, those of the first descriptor stay, and those of the others are increased so
+that no two meshes have the same id.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Part:
     """The ranks that drive the meshes of one descriptor.
 
-    Sub-contexts that drive different blocks of it share them; each that drives a block of another has a copy of its own.
+    Sub-contexts that drive different blocks of a descriptor share one part. A sub-context that drives the same block as
+    another one gets its own part, with its own copy of the meshes.
 
     Attributes:
         graph: None if it could not be read.
@@ -33,12 +34,12 @@ class Part:
 
     @property
     def blocks(self) -> set[tuple[int, int]]:
-        """Return what its ranks drive: mesh and host rank."""
+        """Return the blocks that the part's ranks drive: mesh and host rank."""
         return {(row.binding.mesh_id, row.binding.mesh_host_rank or 0) for row in self.bindings.rows}
 
 
 def add_part(parts: list[Part], part: Part) -> None:
-    """Add the ranks of a sub-context: to a part with free blocks of the same descriptor, else by themselves."""
+    """Add the ranks of a sub-context: to a part with free blocks of the same descriptor, otherwise as a new part."""
     for index, other in enumerate(parts):
         if other.path == part.path and not other.blocks & part.blocks:
             rows = [*other.bindings.rows, *part.bindings.rows]
@@ -60,17 +61,17 @@ def join_parts(parts: Sequence[Part], onto: Topology) -> Topology:
         if graph is None:
             continue
         architectures.add(graph.arch)
-        # The first descriptor keeps its ids, since nothing comes before it.
-        more = max((mesh.id + 1 for mesh in meshes), default=0)
-        more_switches = max((switch.id + 1 for switch in switches), default=0)
-        meshes += [replace(mesh, id=MeshId(mesh.id + more)) for mesh in graph.meshes]
-        switches += [replace(switch, id=switch.id + more_switches) for switch in graph.switches]
-        links += [replace(link, a=MeshId(link.a + more), b=MeshId(link.b + more)) for link in graph.links]
+        # Both are 0 for the first descriptor, which therefore keeps its ids.
+        mesh_offset = max((mesh.id + 1 for mesh in meshes), default=0)
+        switch_offset = max((switch.id + 1 for switch in switches), default=0)
+        meshes += [replace(mesh, id=MeshId(mesh.id + mesh_offset)) for mesh in graph.meshes]
+        switches += [replace(switch, id=switch.id + switch_offset) for switch in graph.switches]
+        links += [replace(link, a=MeshId(link.a + mesh_offset), b=MeshId(link.b + mesh_offset)) for link in graph.links]
         for link in graph.switch_links:
-            other = link.other + (more_switches if link.other_is_switch else more)
-            switch_links.append(replace(link, switch=link.switch + more_switches, other=other))
+            other = link.other + (switch_offset if link.other_is_switch else mesh_offset)
+            switch_links.append(replace(link, switch=link.switch + switch_offset, other=other))
         own = [row.binding for row in part.bindings.rows]
-        bindings += [_renumbered(binding, more, part.path) for binding in own] if len(parts) > 1 else own
+        bindings += [_renumbered(binding, mesh_offset, part.path) for binding in own] if len(parts) > 1 else own
     return replace(
         onto,
         arch=architectures.pop() if len(architectures) == 1 else None,

@@ -24,7 +24,7 @@ class Place:
     """A folder in which a descriptor is looked for.
 
     Attributes:
-        why: The reason for the folder, as shown to the user: "beside rank_bindings.yaml".
+        why: How messages describe the folder, such as "beside rank_bindings.yaml".
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class NamedFile:
 
 
 def find_file(named: NamedFile, *, bindings: Path, working_folder: Path) -> tuple[Path, str] | Diagnostic:
-    """Return the file's absolute path and the reason for it, or the diagnostic that it does not exist."""
+    """Return the file's absolute path and a description of where it was found, or the diagnostic that it does not exist."""
     places = descriptor_places(bindings, working_folder=working_folder)
     is_absolute = Path(named.written).is_absolute()
     for place in places[:1] if is_absolute else places:
@@ -74,18 +74,18 @@ def absolute(path: Path, *, working_folder: Path) -> Path:
 
 
 def display_name(path: Path, *, working_folder: Path) -> str:
-    """Return how the user would type this path: short if it is inside the working folder, printable in any case."""
-    whole = absolute(path, working_folder=working_folder)
-    inside = whole.is_relative_to(working_folder) and whole != working_folder
-    return shown(whole.relative_to(working_folder) if inside else path, longest=_LONGEST_NAME)
+    """Return how the user would type this path: relative if it is inside the working folder, and always printable."""
+    full_path = absolute(path, working_folder=working_folder)
+    inside = full_path.is_relative_to(working_folder) and full_path != working_folder
+    return shown(full_path.relative_to(working_folder) if inside else path, longest=_LONGEST_NAME)
 
 
 def descriptor_places(bindings: Path, *, working_folder: Path) -> list[Place]:
     """List where the descriptor that a bindings file names is looked for, in order; the first match wins.
 
-    The folder of the file, its parents up to the root of the repository, and the working folder. Outside a repository
-    only two parents are searched, enough for `configurations/NAME/mgd.yaml`. `tt-run` looks only under `$TT_METAL_HOME` and in the
-    working folder.
+    These are the folder of the file, its parents up to the root of the repository, and the working folder. Outside a
+    repository, only two parents are searched, which is enough for `configurations/NAME/mgd.yaml`. `tt-run` searches only
+    `$TT_METAL_HOME` and the working folder.
     """
     folder = bindings.parent
     places = [Place(folder, f"beside {bindings.name}")]

@@ -40,7 +40,7 @@ class _Port:
 
 @dataclass(frozen=True)
 class _Cable:
-    """A link as listed from one of its ends."""
+    """A link as one of its two ends lists it."""
 
     here: _Port
     there: _Port
@@ -51,7 +51,7 @@ class _Cable:
         return self.here.key, self.there.key
 
     @property
-    def way_back(self) -> tuple[tuple[int, str], tuple[int, str]]:
+    def reverse_key(self) -> tuple[tuple[int, str], tuple[int, str]]:
         return self.there.key, self.here.key
 
 
@@ -69,9 +69,9 @@ def parse_port_links(
             cables[cable.key] = taken[cable.here.key] = cable
         found += [mistake] if mistake else []
     if not found:
-        found = [_one_sided(cable) for cable in cables.values() if cable.way_back not in cables]
-    # Each cable is listed from both ends; it counts once.
-    once = [cable for cable in cables.values() if cable.key < cable.way_back or cable.way_back not in cables]
+        found = [_one_sided(cable) for cable in cables.values() if cable.reverse_key not in cables]
+    # The file lists each cable at both ends; it counts only once.
+    once = [cable for cable in cables.values() if cable.key < cable.reverse_key or cable.reverse_key not in cables]
     return join_edges(Edge((one.here.end, one.there.end), 1, one.span, policy="STRICT") for one in once), found
 
 
@@ -109,7 +109,7 @@ def _port(node: Node, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int]) -
 
 
 def _device(mesh: Mesh, letter: str, *, number: int, ports: int) -> tuple[int | None, int]:
-    """Return the device that has the port, None past the end; and how many ports that side has."""
+    """Return the device that has a port, None if the side has too few ports; and the number of ports of that side."""
     rows, columns = mesh.device_shape
     length = {"N": columns, "S": columns, "E": rows, "W": rows, "Z": rows * columns}[letter]
     if number >= length * ports:
@@ -140,6 +140,6 @@ def _cable_problem(cable: _Cable, known: _Cable | None, taken: Mapping[tuple[int
 
 def _one_sided(cable: _Cable) -> Diagnostic:
     message = f"the link from {cable.here} to {cable.there} is given in one direction only"
-    (a, port_a), (b, port_b) = cable.way_back
+    (a, port_a), (b, port_b) = cable.reverse_key
     hint = f"add `[[{a}, {port_a}], [{b}, {port_b}]]`"
     return mistake_at(codes.ONE_SIDED_LINK, message, cable.span, label="its way back is missing", hint=hint)

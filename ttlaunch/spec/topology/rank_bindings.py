@@ -1,6 +1,6 @@
 """Read `rank_bindings.yaml`: which mesh each rank drives, the environment it gets, and which descriptor has the meshes.
 
-Rows are also read one by one, so that a mistake in one of them doesn't hide what is wrong with the others.
+Rows are also read one by one, so that a mistake in one row does not hide mistakes in the others.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ DESCRIPTORS = "subcontext_id_to_mesh_graph_descriptor"
 
 @dataclass(frozen=True)
 class BoundRank:
-    """One row: the binding, and where its parts stand.
+    """One row: the binding, and the places of its parts.
 
     Attributes:
-        mesh_span: The value of `mesh_id`.
-        devices_span: The value of `TT_VISIBLE_DEVICES` that counts for this rank, its own or the global one.
-        descriptor: Its own, or that of its sub-context; None where the file's counts.
-        subcontext_span: The value of `subcontext_id`, else of `rank`.
-        size: The value of `subcontext_size` and its place, if it is there.
+        mesh_span: The place of `mesh_id`.
+        devices_span: The place of the `TT_VISIBLE_DEVICES` that applies to the rank, its own or the global one.
+        descriptor: The descriptor of the rank or of its sub-context; None if the file's descriptor applies.
+        subcontext_span: The place of `subcontext_id`, or else of `rank`.
+        size: The value of `subcontext_size` and its place; None without this key.
     """
 
     binding: Binding
@@ -47,12 +47,12 @@ class Bindings:
     """The file as read, before it is checked against other files.
 
     Attributes:
-        rows: Those that could be read, in the order of the file.
-        complete: Whether all of them could.
-        span: The word `rank_bindings`.
-        descriptor: `mesh_graph_desc_path`; None if it is missing.
-        descriptors: The descriptor of each sub-context, if the file has them.
-        variable_spans: Where the values of `global_environment` stand.
+        rows: The rows that could be read, in the order of the file.
+        complete: Whether every row could be read.
+        span: The place of the word `rank_bindings`.
+        descriptor: The file that `mesh_graph_desc_path` names; None without this key.
+        descriptors: The descriptor of each sub-context; empty without sub-contexts.
+        variable_spans: The places of the values of `global_environment`.
     """
 
     rows: list[BoundRank]
@@ -65,7 +65,7 @@ class Bindings:
 
 
 def parse_bindings(root: Node, *, environment: Mapping[str, str]) -> tuple[Bindings, list[Diagnostic]]:
-    """Read a bindings file; what cannot be read of it is left out."""
+    """Read a bindings file; parts that cannot be read are left out."""
     model = SubContextBindingsFile if node_at(root, (DESCRIPTORS,)) else BindingsFile
     file, found = check_schema(model, root, codes=TOPOLOGY)
     findings = Findings(root, found)

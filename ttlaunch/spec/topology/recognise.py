@@ -1,7 +1,7 @@
-"""Tell what a file that was named alone is: by what stands in it, and where that does not decide, by its name.
+"""Recognise the kind of a single file by its content or, if that does not decide, by its name.
 
-A hostfile has no keys and values. The others are told apart by the keys at the left margin, so that a file with
-mistakes, even one that is not YAML at all, is still taken for what it was meant to be.
+A hostfile has no keys and values. The other kinds are recognised by the keys at the left margin, so that a file with
+mistakes, even one that is not valid YAML, is still recognised.
 """
 
 import re
@@ -18,7 +18,7 @@ _HOST = re.compile(r"[\w.@\[\]:,-]*[\w\]](?:\s+[\w.-]+(?:\s*=\s*\S*)?)*\Z")
 
 
 class Kind(StrEnum):
-    """What a file can be."""
+    """The kinds of files."""
 
     HOSTS = "hosts"
     MGD = "mgd"
@@ -56,11 +56,11 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Recognised:
-    """The kind that a file was taken for.
+    """The kind of a file.
 
     Attributes:
-        kind: None if neither its text nor its name says.
-        others: What it could be as well.
+        kind: The most likely kind; None if neither the text nor the name shows it.
+        others: Further kinds that are possible.
     """
 
     kind: Kind | None
@@ -68,7 +68,7 @@ class Recognised:
 
 
 def recognise(source: Source) -> Recognised:
-    """Tell what the text is: the kind most of its keys or lines belong to, and of several the one that its name says."""
+    """Return the kind to which most keys or lines of a text belong; if several kinds are equally likely, the name decides."""
     scores = _scores(source)
     best = max(scores.values(), default=0)
     likely = [kind for kind in Kind if scores.get(kind) == best and best]
@@ -81,19 +81,19 @@ def recognise(source: Source) -> Recognised:
 
 
 def _scores(source: Source) -> dict[Kind, int]:
-    """Count the keys, or lines of a hostfile, that speak for each kind."""
+    """Count the keys, or for a hostfile the lines, that fit each kind."""
     lines = list(_lines(source))
     if any(_TEXTPROTO.match(line) for line in lines):
         return {Kind.MGD: 1}
     keys = [match[1] for line in lines if (match := _KEY.match(line))]
     scores = {kind: sum(1 for key in keys if pattern.fullmatch(key)) for kind, pattern in _KEYS.items()}
     hosts = sum(1 for line in lines if _SLOTS.match(line) and not _KEY.match(line))
-    bare = not keys and bool(lines) and all(_HOST.match(line) for line in lines)
-    return scores | {Kind.HOSTS: hosts or int(bare)}
+    is_list_of_names = not keys and bool(lines) and all(_HOST.match(line) for line in lines)
+    return scores | {Kind.HOSTS: hosts or int(is_list_of_names)}
 
 
 def _lines(source: Source) -> Iterator[str]:
-    """Yield the lines at the left margin, or all of them in a file that begins further right, without comments."""
+    """Yield the least indented lines of a file, stripped and without comments."""
     lines = [line.partition("#")[0].rstrip() for line in source.lines]
     lines = [line for line in lines if line.strip() and line.strip() not in {"---", "{", "}"}]
     margin = min((len(line) - len(line.lstrip()) for line in lines), default=0)

@@ -1,4 +1,4 @@
-"""Write the three files of a new configuration: texts that validate as they stand and explain themselves.
+"""Write the three files of a new configuration, which are valid and explain themselves in comments.
 
 A user changes the numbers in them and does not have to look up the format.
 """
@@ -19,7 +19,7 @@ _COUNT = re.compile(r"[0-9]+\Z")
 
 
 def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
-    """Read `a,b:2,c`: hosts with their number of slots, one if none is given; or say what is wrong with it."""
+    """Read `a,b:2,c`: hosts with their number of slots, 1 without a number; or return a diagnostic."""
     hosts: list[tuple[str, int]] = []
     column = 1
     source = Source(_SOURCE, text)
@@ -45,19 +45,19 @@ def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
 def scaffold(
     name: str, hosts: list[tuple[str, int]], *, device_shape: tuple[int, int] = (1, 8), arch: str = "wormhole_b0"
 ) -> dict[str, str]:
-    """Return the files of a configuration in which each rank drives a mesh of its own.
+    """Return the files of a configuration in which each rank drives its own mesh.
 
     Args:
         name: The configuration's name, for the comments.
-        hosts: Each with its number of slots.
+        hosts: The hosts, each with its number of slots.
         device_shape: Rows and columns of devices of each mesh.
         arch: One of `ARCHITECTURES`.
 
     Returns:
-        File name to text.
+        The text of each file, by the file's name.
 
     Raises:
-        ValueError: If there is no host, or the architecture is not a known one.
+        ValueError: There is no host, or the architecture is unknown.
     """
     if not hosts or arch not in ARCHITECTURES:
         raise ValueError(f"a configuration needs a host and an architecture out of {', '.join(ARCHITECTURES)}")

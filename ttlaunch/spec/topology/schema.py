@@ -1,7 +1,6 @@
 """The YAML files of a configuration as they are written: bindings, mesh graph descriptor, cluster settings.
 
-Nothing here knows what the values mean for each other; `checks.py` does. The reference pages of the files are generated
-from the descriptions.
+`checks.py` has the rules between values. The reference pages of the files are generated from the descriptions.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -15,7 +14,7 @@ NonNegative = Annotated[int, Field(ge=0)]
 Shape = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 Text = Annotated[str, Field(min_length=1)]
 
-# What editors are told about links; `mesh_links.py` reads them, with better messages than a schema gives.
+# The JSON Schema of links, for editors only: `mesh_links.py` reads links, with better messages than a schema gives.
 _MESH_END: dict[str, JsonValue] = {"type": "string", "pattern": "^[Mm][0-9]+$"}
 _DEVICE_END: dict[str, JsonValue] = {
     "type": "array",

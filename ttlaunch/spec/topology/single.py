@@ -1,4 +1,4 @@
-"""Check one file of a cluster by itself, without the folder it belongs to; bindings also read their descriptor."""
+"""Check one file of a cluster without the others of its folder; only for bindings, the descriptor is read too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from ttlaunch.spec.topology.recognise import Kind
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """What one file says.
+    """The result of checking one file.
 
     Attributes:
-        content: Its parts, counted: "2 hosts, 4 slots"; empty if it has errors.
+        content: The counted parts of the file, such as "2 hosts, 4 slots"; empty if it has errors.
         descriptor_found: For bindings, why the descriptor was found where it is, as text.
     """
 
@@ -32,10 +32,10 @@ def check_file(
     """Check a file of any kind but a training file.
 
     Args:
-        source: Its text.
-        kind: What it is.
-        path: Where it lies, absolute; the descriptor that bindings name is looked for from there.
-        environment: What `$VAR` stands for in the values of variables.
+        source: The text of the file.
+        kind: The kind of the file.
+        path: The absolute path of the file, from which the descriptor of bindings is looked for.
+        environment: The values for `$VAR` in values of variables.
         working_folder: The user's current folder, absolute.
     """
     if kind is Kind.BINDINGS:

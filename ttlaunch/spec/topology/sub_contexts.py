@@ -1,7 +1,7 @@
-"""Sub-contexts: several bindings in one run, each with ranks and meshes of its own.
+"""Read the bindings of sub-contexts: groups of ranks in one run, each with its own meshes.
 
-Either the rows of one file say which sub-context they belong to, or a mapping names a bindings file for each; then the
-ranks of a file come after those of the files before it.
+Either the rows of one file name their sub-context, or a mapping names a bindings file for each sub-context. In the second
+case, the ranks of a file are numbered after those of the files before it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,8 @@ class SubContextFiles:
     """The bindings files that a mapping names, by sub-context.
 
     Attributes:
-        span: The key that they stand under.
+        files: The file of each sub-context.
+        span: The place of the key that has the mapping.
     """
 
     files: Mapping[int, NamedFile]
@@ -40,12 +41,12 @@ class SubContextFiles:
 def parse_any_bindings(
     source: Source, *, environment: Mapping[str, str]
 ) -> tuple[Bindings | SubContextFiles | None, list[Diagnostic]]:
-    """Read the text of a bindings file or of a mapping; what cannot be read of it is left out."""
+    """Read the text of a bindings file or of a mapping; parts that cannot be read are left out."""
     root, found = parse_yaml(source, codes=TOPOLOGY)
     if root is None:
         return None, found
     if isinstance(root, MapNode) and SUB_CONTEXT_FILES in root.keys:
-        # Its one key is there, so no other can be meant to be it.
+        # A mapping has this one key, so a hint that another key was meant to be it would be wrong.
         found += [replace(mistake, hints=()) for mistake in check_schema(SubContextFilesFile, root, codes=TOPOLOGY)[1]]
         found += _check_numbers(root, SUB_CONTEXT_FILES)
         return SubContextFiles(named_files(root, SUB_CONTEXT_FILES), root.keys[SUB_CONTEXT_FILES]), found
@@ -54,14 +55,14 @@ def parse_any_bindings(
 
 
 def check_rows(bindings: Bindings) -> Iterator[Diagnostic]:
-    """The rows of one file belong to sub-contexts that count from 0, or none of them to any."""
+    """Check that the rows of a file belong to sub-contexts numbered from 0, or that no row belongs to one."""
     first: dict[int, BoundRank] = {}
     for row in bindings.rows:
         if row.binding.subcontext_id is not None:
             first.setdefault(row.binding.subcontext_id, row)
     for row in bindings.rows:
         if row.binding.subcontext_id is None and (first or row.size):
-            yield _without(row, next(iter(first.values()), None))
+            yield _no_sub_context(row, next(iter(first.values()), None))
             return
     if not bindings.complete:
         return
@@ -76,16 +77,16 @@ def check_rows(bindings: Bindings) -> Iterator[Diagnostic]:
 
 
 def check_sizes(rows: Sequence[BoundRank]) -> Iterator[Diagnostic]:
-    """A sub-context has as many ranks as `subcontext_size` of its rows says; the first row that differs is reported."""
+    """Check that each sub-context has as many ranks as its `subcontext_size`; report the first row that differs."""
     ranks: dict[int | None, list[BoundRank]] = {}
     for row in rows:
         ranks.setdefault(row.binding.subcontext_id, []).append(row)
-    for number, of_it in ranks.items():
-        wrong = next((row.size for row in of_it if row.size and row.size[0] != len(of_it)), None)
+    for number, members in ranks.items():
+        wrong = next((row.size for row in members if row.size and row.size[0] != len(members)), None)
         if wrong and number is not None:
-            belong = f"{counted(len(of_it), 'rank')} belong{'s' if len(of_it) == 1 else ''} to it"
+            belong = f"{counted(len(members), 'rank')} belong{'s' if len(members) == 1 else ''} to it"
             message = f"`subcontext_size` of sub-context {number} is {wrong[0]}, but {belong}"
-            yield mistake_at(codes.SUB_CONTEXT_SIZE, message, wrong[1], label=f"expected {len(of_it)}")
+            yield mistake_at(codes.SUB_CONTEXT_SIZE, message, wrong[1], label=f"expected {len(members)}")
 
 
 def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> tuple[Bindings, list[Diagnostic]]:
@@ -105,7 +106,7 @@ def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> 
 
 
 def nested_mapping(inner: SubContextFiles, named: NamedFile, number: int) -> Diagnostic:
-    """Report a file of one sub-context that is a mapping itself."""
+    """Report that the file of a sub-context is itself a mapping."""
     message = f"the file of sub-context {number} is itself a mapping of sub-contexts"
     label, other = "expected `rank_bindings`", (named.span, f"named here for sub-context {number}")
     hint = "name its files in the outer mapping"
@@ -113,7 +114,7 @@ def nested_mapping(inner: SubContextFiles, named: NamedFile, number: int) -> Dia
 
 
 def merge_bindings(files: Mapping[int, Bindings], mapping: SubContextFiles) -> tuple[Bindings, list[Diagnostic]]:
-    """Join all ranks of the run, with the variables that any of the files sets for every rank."""
+    """Join the ranks of all files, and the variables that any file sets for every rank."""
     found: list[Diagnostic] = []
     values: dict[str, str] = {}
     spans: dict[str, tuple[int, Span]] = {}
@@ -135,7 +136,7 @@ def merge_bindings(files: Mapping[int, Bindings], mapping: SubContextFiles) -> t
 
 
 def _check_numbers(root: Node, key: str) -> Iterator[Diagnostic]:
-    """The keys under `key` count from 0, in order."""
+    """Check that the keys under `key` are 0, 1, … in order."""
     group = node_at(root, (key,))
     keys = group.keys if isinstance(group, MapNode) else {}
     if not all(isinstance(number, int) and number >= 0 for number in keys):
@@ -148,7 +149,7 @@ def _check_numbers(root: Node, key: str) -> Iterator[Diagnostic]:
             return
 
 
-def _without(row: BoundRank, other: BoundRank | None) -> Diagnostic:
+def _no_sub_context(row: BoundRank, other: BoundRank | None) -> Diagnostic:
     rank, second = row.binding.rank, None
     message = f"rank {rank} has a `subcontext_size` but no `subcontext_id`"
     if other is not None:

@@ -1,8 +1,8 @@
 """Read protocol buffers' text format into a tree in which every field and value knows its line and column.
 
-The subset that mesh graph descriptors use, complete: `field: value`, `field { … }` with or without a colon, `< … >`
-for braces, lists, strings in either quote with escapes, numbers, words, comments, `,` or `;` after a field. What a
-field means, and how often it may stand, is not known here. Extensions and `Any` are refused.
+It reads everything that mesh graph descriptors use: `field: value`, `field { … }` with or without a colon, `< … >`
+for braces, lists, strings in either quote with escapes, numbers, words, comments, `,` or `;` after a field. It does
+not know what a field means or how often it may occur. Extensions and `Any` are refused.
 
 Source: Protocol Buffers Documentation, "Text Format Language Specification".
 """
@@ -50,11 +50,11 @@ class Message:
 
 @dataclass(slots=True)
 class Field:
-    """One value of a field; a list stands for as many of these.
+    """One value of a field; each item of a list is a `Field` too.
 
     Attributes:
-        span: The name of the field.
-        in_list: Whether it stood in `[ … ]`; an empty list is one field without a value.
+        span: The place of the field's name.
+        in_list: Whether the value is an item of `[ … ]`; an empty list is one `Field` without a value.
     """
 
     name: str
@@ -91,7 +91,7 @@ class _SyntaxError(Exception):
 
 
 class _Parser:
-    """One pass over the text, one token ahead."""
+    """Parses the text in one pass; `kind`, `lexeme`, `start` and `end` describe the next token."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -110,13 +110,13 @@ class _Parser:
         self.kind, self.lexeme = match.lastgroup, match[match.lastgroup]
         self.start, self.end = match.start(match.lastgroup), match.end()
 
-    def at(self, marks: str) -> bool:
+    def next_is(self, marks: str) -> bool:
         """Return whether the next token is one of these marks."""
         return self.kind == "mark" and self.lexeme in marks
 
     def span(self, start: int, length: int) -> Span:
         first = self.line_starts[self.line - 1]
-        # Tokens come in order, so nearly all of them lie on the line of the one before: no search for those.
+        # Tokens come in order, so nearly every one is on the line of the token before and needs no search.
         if not first <= start < self.next_line:
             self.line = bisect_right(self.line_starts, start)
             first = self.line_starts[self.line - 1]
@@ -130,7 +130,7 @@ class _Parser:
         return self.span(max(0, len(self.text.rstrip()) - 1), 1)
 
     def fields(self, closing: str, opened: Span | None, depth: int) -> list[Field]:
-        """Read the fields up to the closing mark, which is left standing."""
+        """Read the fields up to the closing mark, which stays the next token."""
         found: list[Field] = []
         while not (self.kind == "end" if opened is None else self.lexeme == closing and self.kind == "mark"):
             if self.kind == "end" and opened is not None:
@@ -139,22 +139,22 @@ class _Parser:
             if self.kind != "word":
                 raise self._no_field()
             self.field(found, depth)
-            if self.at(",;"):
+            if self.next_is(",;"):
                 self.advance()
         return found
 
     def field(self, found: list[Field], depth: int) -> None:
         name, span = self.lexeme, self.span(self.start, len(self.lexeme))
         self.advance()
-        colon = self.at(":")
+        colon = self.next_is(":")
         if colon:
             self.advance()
-        if self.at("{<"):
+        if self.next_is("{<"):
             found.append(Field(name, span, self.message(depth)))
-        elif not colon and not self.at("["):
+        elif not colon and not self.next_is("["):
             what = f"`{shown(name)}` has no colon and no braces after it"
             raise _SyntaxError(what, Label(span, f"expected `{shown(name)}: …` or `{shown(name)} {{ … }}`"))
-        elif self.at("["):
+        elif self.next_is("["):
             self.list(Field(name, span, None, in_list=True), found, depth, has_colon=colon)
         else:
             found.append(Field(name, span, self.scalar(name)))
@@ -173,17 +173,17 @@ class _Parser:
         """Read the items of a list, each as a field like `field`; an empty list is the field without a value."""
         opened = self.span(self.start, 1)
         self.advance()
-        if self.at("]"):
+        if self.next_is("]"):
             found.append(field)
             self.advance()
             return
         while True:
-            if not self.at("{<") and not has_colon:
+            if not self.next_is("{<") and not has_colon:
                 message = f"`{shown(field.name)}` has no colon before its list"
                 raise _SyntaxError(message, Label(opened, "expected `: [`"))
-            found.append(replace(field, value=self.message(depth) if self.at("{<") else self.scalar(field.name)))
-            is_last = not self.at(",")
-            if is_last and not self.at("]"):
+            found.append(replace(field, value=self.message(depth) if self.next_is("{<") else self.scalar(field.name)))
+            is_last = not self.next_is(",")
+            if is_last and not self.next_is("]"):
                 others = (Label(opened, "the list opened here"),) if opened.line != self.here().line else ()
                 what = "a list is not closed, or a comma is missing after an item"
                 raise _SyntaxError(what, Label(self.here(), "expected `,` or `]`"), others=others)
@@ -207,7 +207,7 @@ class _Parser:
         raise self._strange(lexeme, span, start)
 
     def string(self, span: Span) -> ScalarNode:
-        """Read a text; strings that follow each other are one."""
+        """Read a text; consecutive strings are joined."""
         parts, written = [], self.text[self.start + 1 : self.end - 1]
         while self.kind == "string":
             parts.append(self.unescaped(self.lexeme[1:-1], self.start + 1))
@@ -215,7 +215,7 @@ class _Parser:
         return ScalarNode(span, "".join(parts), quoted=True, text=written if len(parts) == 1 else "".join(parts))
 
     def unescaped(self, text: str, start: int) -> str:
-        """Return the text with its escapes replaced; bytes that are no UTF-8 stay visible as replacement characters."""
+        """Return the text with its escapes replaced; bytes that are not UTF-8 become replacement characters."""
         data, end = bytearray(), 0
         for match in _ESCAPE.finditer(text):
             data += text[end : match.start()].encode()
@@ -256,9 +256,9 @@ class _Parser:
 
     def _no_field(self) -> _SyntaxError:
         span = self.here()
-        if self.at("}>]"):
+        if self.next_is("}>]"):
             return _SyntaxError(f"`{self.lexeme}` closes nothing", Label(span, "nothing is open here"))
-        if self.at("["):
+        if self.next_is("["):
             return _SyntaxError("extensions `[…]` are not read", Label(span, "expected the name of a field"))
         if self.kind == "other":
             return self._strange(self.lexeme, span, self.start)

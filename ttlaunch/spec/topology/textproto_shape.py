@@ -1,4 +1,4 @@
-"""Give a tree of text format the shape of a schema: repeated fields become lists, words become what they stand for.
+"""Give a tree of text format the shape of a schema: repeated fields become lists, and words such as `true` values.
 
 Text format cannot tell a field that stands once from a list with one item, or the word `true` from a name; the
 pydantic model of the file can. The result is the tree that `check_schema` reads, with the same places.

@@ -1,8 +1,8 @@
 """Check the names of environment variables in topology files, and expand `$VAR` in their values.
 
-`$VAR` and `${VAR}` stand for the launching machine's value. One that is not defined is an error: left as it stands it
-would reach a rank as a path that begins with a dollar sign. So is `env:NAME`, which stands for a value that is not written
-down, if the machine has no such variable.
+`$VAR` and `${VAR}` stand for the launching machine's value. An undefined variable is an error, because a rank would
+otherwise get a path that begins with a dollar sign. `env:NAME` stands for a secret value, which is not written anywhere; it
+is an error too if the machine has no such variable.
 """
 
 import re
@@ -32,7 +32,7 @@ MANAGED = frozenset(
         "TT_VISIBLE_DEVICES",
     }
 )
-"""Names that only the plan may set; a launching shell's values of them reach no rank."""
+"""Variables that only the plan may set; ranks do not get the values of the launching shell."""
 KNOWN_VARIABLES = MANAGED | {
     "ARCH_NAME",
     "LD_LIBRARY_PATH",
@@ -44,13 +44,13 @@ KNOWN_VARIABLES = MANAGED | {
     "VIRTUAL_ENV",
     "WH_ARCH_YAML",
 }
-"""Variables that the vendor's runtime and Python read, to tell a misspelled one from one of the user's own."""
+"""Variables that the vendor's runtime and Python read; a name that is nearly one of these is probably misspelled."""
 
 
 def expand_variables(
     written: Mapping[str, str], findings: Findings, *, path: tuple[Key, ...], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Expand the values of the group of variables at `path`; an undefined `$VAR` is left as it stands, and reported."""
+    """Expand the values of the group of variables at `path`; an undefined `$VAR` is reported and not expanded."""
     expanded: dict[str, str] = {}
     group = node_at(findings.root, path)
     for name, value in written.items():
@@ -86,7 +86,7 @@ def expand_variables(
 
 
 def misspelled(name: str) -> str | None:
-    """Return the known variable that a name is one slip away from: a letter changed, missing, added, or two swapped."""
+    """Return the known variable from which a name differs by one changed, missing, added or swapped letter."""
     if name in KNOWN_VARIABLES:
         return None
     return next((known for known in sorted(KNOWN_VARIABLES) if _one_slip(name.upper(), known)), None)

@@ -18,7 +18,7 @@ def leave_out(topology: Topology, hosts: Collection[str], *, max_ranks: int | No
     Args:
         topology: The whole cluster.
         hosts: Names of the lost hosts.
-        max_ranks: Keep at most so many bound ranks; None: all whose host remains.
+        max_ranks: The largest number of bound ranks to keep; None keeps every rank whose host remains.
     """
     kept = tuple(host for host in topology.hosts if host.name not in hosts)
     return replace(topology, hosts=kept, bindings=_kept_bindings(topology, hosts)[:max_ranks])
@@ -26,16 +26,16 @@ def leave_out(topology: Topology, hosts: Collection[str], *, max_ranks: int | No
 
 def why_not_without(topology: Topology, hosts: Collection[str]) -> str | None:
     """Return the reason why the bindings allow no run without these hosts; None if they allow one."""
-    gone = [binding for binding in topology.bindings if topology.slots[binding.rank].host.name in hosts]
-    if not gone:
+    lost = [binding for binding in topology.bindings if topology.slots[binding.rank].host.name in hosts]
+    if not lost:
         return None
-    if len(gone) == len(topology.bindings):
-        return f"all {len(gone)} bound ranks ran there" if len(gone) > 1 else "the only bound rank ran there"
-    first = gone[0]
+    if len(lost) == len(topology.bindings):
+        return f"all {len(lost)} bound ranks ran there" if len(lost) > 1 else "the only bound rank ran there"
+    first = lost[0]
     if any(binding.subcontext_id is not None for binding in topology.bindings):
         return f"rank {first.rank} belongs to sub-context {first.subcontext_id}, and the bindings fix the number of ranks in each sub-context"
-    shared = sorted({binding.mesh_id for binding in gone if topology.mesh(binding.mesh_id).hosts > 1})
-    left = [mesh for mesh in shared if any(row.mesh_id == mesh for row in topology.bindings if row not in gone)]
+    shared = sorted({binding.mesh_id for binding in lost if topology.mesh(binding.mesh_id).hosts > 1})
+    left = [mesh for mesh in shared if any(row.mesh_id == mesh for row in topology.bindings if row not in lost)]
     if left:
         names = listed(left, last="and", quote="")
         what = f"mesh {names} spans" if len(left) == 1 else f"meshes {names} span"
