@@ -31,7 +31,7 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the READMEs, the changelog, and whatever else pages link to outside `docs/`."""
-    outside = {ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *_recipes()}
+    outside = {ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *_recipes()}
     pages = [*outside, *(Path(page.abs_src_path) for page in files.documentation_pages())]
     for page in pages:
         outside.update(file for file in _targets(page) if file.is_file() and not file.is_relative_to(ROOT / "docs"))

@@ -16,6 +16,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("reci
 SHELL_BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"--?[a-z][a-z-]*")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+TEST = re.compile(r"\[`(test_\w+)`\]\(([^)]+\.py)\)")
 
 
 def name(path):
@@ -29,6 +30,14 @@ def test_every_link_leads_to_a_file(page):
     ]
 
     assert [] == broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_test_that_a_page_names_is_in_the_file_that_it_links(page):
+    named = TEST.findall(page.read_text(encoding="utf-8"))
+    assert [] == [
+        test for test, file in named if f"def {test}(" not in (page.parent / file).read_text(encoding="utf-8")
+    ]
 
 
 def commands_of(page):
