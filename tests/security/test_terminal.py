@@ -17,7 +17,7 @@ from ttlaunch.cli.main import app
 
 EVIL = "a\x1b]0;title\x07\x1b[35;7mb\x9b2Jc\u202ed\u2028e\u200bf\U000e0041g\x7fh\x1b[2J\nFORGED\r[bold]i[link=http:x]j"
 """A title, colours, erasing in C0 and C1, reversed text, line ends of three kinds, invisible text, and markup of rich."""
-OWN_SEQUENCES = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r+\n")
+OWN_SEQUENCES = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\r*\x1b\[[0-9]*[AK]|\r+\n")
 MODES = ("pipes", "terminal")
 DRIVER = """
 import importlib, json, os, pkgutil, sys
