@@ -112,11 +112,11 @@ def test_what_came_on_standard_input_is_read_from_the_first_attempt(here):
 
 def test_nobody_waits_where_no_lease_runs():
     said = []
-    wait_for_lease(Restart(None), say=said.append)
+    wait_for_lease(Restart(None), report=said.append)
     assert [] == said
 
 
 def test_it_is_said_what_is_waited_for():
     said = []
-    wait_for_lease(Restart(None, ("b", "c"), time.time() + 9e9, 0.01), say=said.append)
+    wait_for_lease(Restart(None, ("b", "c"), time.time() + 9e9, 0.01), report=said.append)
     assert ["waiting 0 s until b and c have ended their ranks for certain; Ctrl-C cancels the restart"] == said

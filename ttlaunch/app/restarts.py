@@ -82,7 +82,7 @@ def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]",
     last = outcomes[-1]
     try:
         with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
-            wait_for_lease(decision, say=partial(_report_waiting, last.folder.path))
+            wait_for_lease(decision, report=partial(_report_waiting, last.folder.path))
             again = repeatable(first.request, outcomes[0].folder.path)
             following = replan(again, first, decision, ask=lambda topology: silent_hosts(topology, dialogue))
     except _OrderedError as order:

@@ -1,4 +1,4 @@
-"""Report records that cannot be used, once for each file; everything else that the run has written is used."""
+"""Report the first unusable record of each file; readers skip such records and use all others."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +20,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class BadLine:
-    """A record that was passed over.
+    """A record that a reader has skipped because it cannot be used.
 
     Attributes:
-        file: Relative to the run's folder.
+        rank: The rank that wrote the record.
+        file: The path of its file, relative to the run's folder.
         line: The line in the file, from 1; None if the file is one record.
-        reason: What is wrong with it, as a clause.
+        reason: What is wrong with the record, as a clause.
     """
 
     rank: int
@@ -35,11 +36,11 @@ class BadLine:
 
 
 Complain = Callable[[BadLine], None]
-"""Told of every record that cannot be used."""
+"""A function that readers call with every record that cannot be used."""
 
 
 def pass_over(_: BadLine) -> None:
-    """Report nothing: for readers of a run whose supervisor reports such records."""
+    """Ignore an unusable record: for readers of a run whose supervisor reports these records."""
 
 
 def good_records(
@@ -49,9 +50,9 @@ def good_records(
 
     Args:
         tail: The tail of the file.
-        read: Its parser.
-        rank, file: The rank that wrote the file, and its path in the run's folder.
-        complain: Called for every other line.
+        read: The parser of one line.
+        rank, file: The rank that wrote the file, and the file's path in the run's folder.
+        complain: Called for every line that is no usable record.
     """
     for line in tail.read():
         found = read(line)
@@ -62,15 +63,15 @@ def good_records(
 
 
 def progress_of(folder: Path, rank: int) -> Iterator[AnyProgress]:
-    """All progress that a rank has reported by now, for readers beside or after the supervisor."""
+    """Read all progress that a rank has reported so far, for any process other than the supervisor."""
     name = contract.progress_file(rank)
     return good_records(Tail(folder / name), read_progress, rank=rank, file=name)
 
 
 class BadRecords:
-    """Collects bad records; a rank may write a million of them, so only the first one of a file is kept.
+    """The first bad record of each file: a rank may write a million of them.
 
-    Several threads add records, and one takes them.
+    Several threads may call `add`; one thread calls `fresh`.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class BadRecords:
         self._found.setdefault((bad.rank, bad.file), bad)
 
     def fresh(self) -> Iterator[BadLine]:
-        """The records that were added since the last call."""
+        """Yield the kept records that are new since the last call."""
         found = list(self._found.values())[self._reported :]
         self._reported += len(found)
         yield from found
@@ -90,7 +91,7 @@ class BadRecords:
 def report_bad_records(
     bad: BadRecords, rows: Sequence[RankRow], *, folder: RunFolder, output: Callable[[str, bytes], None]
 ) -> None:
-    """Report new bad records on `stderr` of an output, and note them in the run's history."""
+    """Report new bad records on the view's `stderr`, and add them to the run's history."""
     for one in bad.fresh():
         with contextlib.suppress(OSError):  # a full disk is reported by whatever meets it first
             append_event(folder, "bad_record", rank=one.rank, file=one.file, line=one.line, reason=one.reason)
@@ -98,7 +99,7 @@ def report_bad_records(
 
 
 def message(bad: BadLine, rows: Sequence[RankRow]) -> str:
-    """A sentence with the rank, the place of the record, and what is wrong with it."""
+    """Return a sentence that names the rank, the place of its record, and what is wrong with the record."""
     row = rows[bad.rank]
     place = bad.file if bad.line is None else f"line {bad.line} of {bad.file}"
     return f"rank {row.rank} ({row.role}, {row.host}) wrote a record that cannot be used: {place}: {bad.reason}"

@@ -24,14 +24,19 @@ _TAIL_LINES = 12
 
 @dataclass
 class Ending:
-    """Why and since when the run is being ended.
+    """Why a run is being ended, and how far that has come.
 
     Attributes:
-        is_failing: Whether something broke, before an order to end or after it.
+        signal_number: The signal by which a user ordered the end; None if nobody did.
+        is_failing: Whether the run has failed, before an order to end or after it.
         after_step: The step after which all ranks of a recipe stop, once they have agreed on it.
-        outstayed: Ranks that had not left when their grace was over, and for how many seconds they had been asked to.
-        killing_since: When we began to kill what was left of it, seconds since the epoch.
-        stood_still_s: The longest time in which we, or the whole machine, did not run.
+        outstayed: Ranks that were still running when their grace period ended, with the seconds since the order to stop.
+        since: When the end began, on the monotonic clock; None while the run is not being ended.
+        terminated: When the engine was told to end, on the monotonic clock; None before.
+        killed: Whether the engine was sent SIGKILL.
+        killing_since: When the supervisor began to kill the remaining processes, seconds since the epoch.
+        failure: A failure that the supervisor itself found: a hang, or an unusable run folder.
+        stood_still_s: The longest time for which the supervisor, or the whole machine, did not run.
     """
 
     signal_number: int | None = None
@@ -48,7 +53,7 @@ class Ending:
     stood_still_s: float = 0.0
 
     def note_losses(self, losses: Losses) -> None:
-        """Add losses: of shims only until the run is being ended, because that kills shims; of hosts at any time."""
+        """Add lost hosts, and lost shims unless the run is being ended: ending a run kills shims."""
         if self.since is None:
             self.lost_shims.update(losses.shims)
         self.lost_hosts.update(losses.hosts)
@@ -66,8 +71,8 @@ def conclude(
     leftovers: int,
 ) -> Report:
     """Make the report of a run whose processes have all ended."""
+    # A program that was sent SIGTERM may end in any way, so no ending of its ranks counts as a failure.
     obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
-    # How a program ends that was sent SIGTERM is its own affair.
     failure = None if obeyed else find_failure(folder, watch, ending, engine=engine, returncode=returncode)
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
@@ -98,7 +103,7 @@ def conclude(
 def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Engine, returncode: int) -> Failure | None:
     """Find the failure to name: of a rank, the run folder, the engine, or of ranks whose parameters differ.
 
-    After a hang, the endings of ranks only show how we ended the run, so the verdict on the hang stands.
+    If the run hung, the verdict on the hang is the failure: the supervisor itself ended the ranks.
     """
     if ending.failure is not None and ending.failure.kind is Cause.HUNG:
         return ending.failure
@@ -139,9 +144,9 @@ def _engine_stderr(folder: RunFolder) -> str:
 
 
 def _engine_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
-    """Whether the engine ended before any rank did, so that it is to be named and not the shims that it took along.
+    """Whether the engine ended before any rank, so that the failure is the engine's and not that of the shims it killed.
 
-    If only a shim is killed, the engine ends the other ranks, and their shims write how they ended.
+    If only a shim is killed, the engine ends the other ranks, and their shims record how these ended.
     """
     if ending.terminated is not None or ending.failure is not None:
         return False
@@ -149,7 +154,7 @@ def _engine_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
 
 
 def folder_failure(error: OSError) -> Failure:
-    """The failure of a run that was ended because its folder could not be written or read any more."""
+    """Return the failure of a run that was ended because its folder could no longer be written or read."""
     reason = (error.strerror or str(error)).lower()
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
@@ -157,7 +162,7 @@ def folder_failure(error: OSError) -> Failure:
 
 
 def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
-    """Mark the ranks that neither broke nor finished as stopped."""
+    """Mark the ranks that neither failed nor finished as stopped."""
     for state in ranks:
         ended_by_itself = state.error is not None or (failure is not None and failure.rank == state.row.rank)
         if state.phase is not Phase.DONE and not ended_by_itself:
@@ -165,7 +170,7 @@ def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
 
 
 def different_parameters(ranks: list[RankState]) -> Failure:
-    """The failure of ranks that finished with different bits in a parameter they share: nobody should trust the result."""
+    """Return the failure of ranks that finished with different bits in a parameter that both have."""
     first: dict[str, tuple[RankState, str]] = {}
     for state in ranks:
         for name, digest in state.digests.items():
@@ -177,7 +182,7 @@ def different_parameters(ranks: list[RankState]) -> Failure:
 
 
 def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, *, unfinished: list[RankState]) -> Failure:
-    """The failure of the engine, where no rank failed or ranks are left; its last lines on stderr are the evidence."""
+    """Return the failure of an engine that ended although no rank had failed; its last lines on stderr are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)

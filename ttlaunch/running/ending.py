@@ -1,9 +1,9 @@
-"""Decide how a run ends that does not end by itself: what is sent to whom, and when. `supervise` does it.
+"""Decide which ranks and which engine get which signal, and when, if a run does not end by itself.
 
-After a rank's failure the others have nothing to wait for: the engine gets a moment, then is ended. An order, by Ctrl-C or a
-signal to the launcher, gives ranks a grace: those of a recipe agree on a step, save it and leave; any other program is
-sent SIGTERM. A second order shortens the grace, a third ends it. Ranks that are still there then write their stacks,
-and are killed.
+This module only decides; `supervise.py` sends the signals. After a rank has failed, the engine has a moment to end by
+itself and is then ended. After an order (Ctrl-C, or a signal to the launcher), ranks have a grace period: the ranks of a
+recipe agree on a step, save it and exit; any other program is sent SIGTERM. A second order shortens the grace period, and a
+third ends it. The ranks that remain then write their stacks and are killed.
 """
 
 import math
@@ -21,22 +21,22 @@ from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 
 SHORT_GRACE_S = 5.0
-"""What a second order leaves of the grace."""
+"""The longest grace period that ranks still have after a second order."""
 _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank that fails
 AFTER_TERM_S = 1.5
-_AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and a lost one has used up its time already
+_AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks of a lost host have ended already
 _STACKS_S = 0.3
-_AT_ONCE = 3  # orders
+_AT_ONCE = 3  # the order with this number ends every rank at once
 _STOP, _STACKS = signal.SIGUSR1, signal.SIGUSR2
 
 
 @dataclass(frozen=True)
 class Grace:
-    """The time that ranks have after an order to end, and the command that can go on afterwards.
+    """The time that ranks have after an order to end, and the command from which the hint to resume is made.
 
     Attributes:
-        seconds: The time for ranks to leave.
-        command: The arguments that started the run; the hint to resume it is made of them.
+        seconds: The time that ranks have to save and exit.
+        command: The arguments that started the run; empty for a run that cannot be resumed by a command.
     """
 
     seconds: float = 30.0
@@ -55,7 +55,7 @@ class ShowMessage:
 
 @dataclass(frozen=True)
 class SignalRanks:
-    """Send a signal to every rank itself, past the engine, after leaving `marker` where it runs."""
+    """Send a signal directly to every rank's process, after writing the stop marker `marker` to every host."""
 
     number: int
     marker: Mapping[str, Any] | None = None
@@ -63,7 +63,7 @@ class SignalRanks:
 
 @dataclass(frozen=True)
 class SignalEngine:
-    """Send a signal to the engine's process here."""
+    """Send a signal to the engine's process on this machine."""
 
     number: int
 
@@ -72,15 +72,15 @@ Act = ShowMessage | SignalRanks | SignalEngine
 
 
 class RunEnd:
-    """The state of an end that was ordered or that follows from a failure."""
+    """Decides step by step how to end a run, after an order or after a failure."""
 
     def __init__(self, ending: Ending, plan: LaunchPlan, *, grace_s: float) -> None:
-        """Begin with a run that nobody has asked to end.
+        """Begin with a run that is not to be ended yet.
 
         Args:
-            ending: Filled with why and since when the run ends.
-            plan: What runs: ranks of a recipe understand the order to stop.
-            grace_s: The time that ranks have to leave after an order.
+            ending: The record of the end, which this object updates.
+            plan: The plan of the run: ranks of a recipe can stop after a common step, other programs cannot.
+            grace_s: The time that ranks have to exit after an order.
         """
         self._ending = ending
         self._is_recipe = isinstance(plan.program, RecipeProgram)
@@ -96,7 +96,7 @@ class RunEnd:
         self._orders.append(number)
 
     def decide(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
-        """Return what is to be done now; call it a few times a second."""
+        """Yield what the supervisor must do now; call it a few times a second."""
         ending = self._ending
         while self._orders:
             yield from self._take_order(self._orders.popleft(), now, ranks)
@@ -134,7 +134,9 @@ class RunEnd:
         self._deadline = now + self._grace_s
         starting = {Phase.WAITING, Phase.STARTING} if self._is_recipe else {Phase.WAITING}
         if not self._grace_s or any(state.phase in starting for state in ranks):
-            self._deadline = now  # while some have not begun, there is nothing to save
+            self._deadline = (
+                now  # no grace period was wanted, or some ranks have not begun and there is nothing to save
+            )
             yield ShowMessage(f"{_ordered_by(number)}: ending every rank at once")
             return
         text = f"ranks were sent SIGTERM and have {self._grace_s:g} s to end"
@@ -152,15 +154,15 @@ class RunEnd:
                 yield SignalEngine(signal.SIGTERM)
             return
         steps = [state.stops_after for state in ranks if state.phase is Phase.RUNNING]
-        # Every rank has written the last step that it cannot avoid. The largest of them is one that all can still finish;
-        # a smaller one would leave a rank waiting for a partner that has stopped.
+        # Every rank has written the step to which it is already committed. All ranks can still finish the largest of these
+        # steps; with a smaller one, a rank would wait for a partner that has stopped.
         known = [step for step in steps if step is not None]
         if self._ending.after_step is None and known and len(known) == len(steps):
             self._ending.after_step = max(known)
             yield SignalRanks(_STOP, {"after_step": self._ending.after_step})
 
     def _force(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
-        """End what is left; ranks that did not obey an order write their stacks first."""
+        """End the remaining ranks and the engine; ranks that did not obey an order write their stacks first."""
         ending = self._ending
         remaining = tuple(state for state in ranks if state.exit is None)
         if self._stacks_at is None:
@@ -188,7 +190,7 @@ class RunEnd:
         yield SignalEngine(signal.SIGTERM)
 
     def _has_failed(self, ranks: Sequence[RankState]) -> bool:
-        """Whether something broke; a program that was sent SIGTERM may end in any way."""
+        """Whether the run has failed; after SIGTERM, no ending of a program that is not a recipe counts as a failure."""
         ending = self._ending
         if ending.lost_hosts or ending.failure is not None:
             return True
@@ -198,13 +200,16 @@ class RunEnd:
 
 
 def keeps_checkpoints(plan: LaunchPlan) -> bool:
-    """Whether the ranks save what they have trained."""
+    """Whether the ranks of a plan save checkpoints."""
     config = plan.as_json()["config"] or {}
     return (config.get("checkpoint_config") or {}).get("interval") is not None
 
 
 def stopped(ending: Ending, folder: RunFolder, grace: Grace) -> dict[str, Any] | None:
-    """Describe an ordered end for the report: the last step, the saved step, and the command that resumes from it."""
+    """Describe an ordered end for the report: the last step, the saved step, and the command that resumes from it.
+
+    Returns None if nobody ordered the end.
+    """
     if not ending.signal_number:
         return None
     saved = newest_step(folder.path)
@@ -212,13 +217,13 @@ def stopped(ending: Ending, folder: RunFolder, grace: Grace) -> dict[str, Any] |
         "signal": signal.Signals(ending.signal_number).name,
         "after_step": ending.after_step,
         "saved_step": saved,
-        "resume": None if saved is None or not grace.command else _resuming(grace.command, folder.run_id),
+        "resume": None if saved is None or not grace.command else _resume_command(grace.command, folder.run_id),
         "outstayed": [{"rank": rank, "after_s": round(after_s, 1)} for rank, after_s in ending.outstayed.items()],
     }
 
 
-def _resuming(command: Sequence[str], run_id: str) -> str:
-    kept, is_value = [], False  # of an earlier --resume
+def _resume_command(command: Sequence[str], run_id: str) -> str:
+    kept, is_value = [], False  # is_value: whether the argument is the value of an earlier --resume
     for argument in command:
         if not is_value and argument != "--resume" and not argument.startswith("--resume="):
             kept.append(argument)

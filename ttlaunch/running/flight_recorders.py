@@ -29,18 +29,18 @@ from ttlaunch.running.watch import RankState
 
 @dataclass(frozen=True)
 class LastOperation:
-    """The last operation of a rank, by its flight recorder.
+    """The last operation of a rank, as its flight recorder has it.
 
     Attributes:
         text: The whole description, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
-        operation: Its name, such as `gradients`.
-        verb: Such as `recv`; empty for an operation in which a group meets.
+        operation: The operation's name, such as `gradients`.
+        verb: The kind of call, such as `recv`; empty for a collective operation of a group.
         peer: The other rank; -1 for all ranks of a group; -2 for any of several ranks.
         bucket: The number of the bucket; None for an operation without one.
         step: The step; 0 before the first.
         place: `file:line` of the recipe, None if it is not known.
-        began_s: How long before the end of the run, or before the failure, it was begun.
-        ended_s: How long before that it was done; None if it never was.
+        began_s: Seconds from the begin of the operation to the end of the run or the failure.
+        ended_s: Seconds from the end of the operation to the same moment; None if the operation did not end.
     """
 
     text: str
@@ -60,7 +60,7 @@ class LastOperation:
 
 
 def read_recorders(folder: Path, *, world_size: int) -> dict[int, Recording]:
-    """Read the recordings that lie below a folder by now, by rank."""
+    """Read the recordings below a folder, by rank; ranks without a usable recording are left out."""
     recordings = {}
     for rank in range(world_size):
         with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def read_recorders(folder: Path, *, world_size: int) -> dict[int, Recording]:
 
 
 def keep_recorders(source: Path, run_folder: Path, *, world_size: int) -> None:
-    """Copy the recordings of ranks that have ended into the run's folder; a full disk costs the recordings, not the report."""
+    """Copy the recordings of ranks that have ended into the run's folder, or as many of them as the disk can hold."""
     if source == run_folder:
         return
     for rank in range(world_size):
@@ -83,7 +83,7 @@ def keep_recorders(source: Path, run_folder: Path, *, world_size: int) -> None:
 
 
 def drop_evidence(run_folder: Path, *, is_done: bool) -> None:
-    """Remove recordings of a run that went well, and empty files of stacks."""
+    """Remove empty files of stacks, and if the run is done, its recordings."""
     if is_done:
         shutil.rmtree(run_folder / contract.FLIGHT_RECORDER_DIR, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -98,8 +98,8 @@ def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float 
 
     Args:
         run_folder: The folder of a run that has ended.
-        ranks: All of it.
-        end: When it failed or ended, seconds since the epoch; None: now.
+        ranks: All ranks of the run.
+        end: When the run failed or ended, seconds since the epoch; None for now.
     """
     roles = [state.row.role for state in ranks]
     offsets = {state.row.rank: state.clock_offset_s for state in ranks}
@@ -123,13 +123,13 @@ def last_operation(recording: Recording, *, roles: Sequence[str], end: float) ->
         return None
     last = recording.operations[-1]
     if last.is_collective and last.tag == WORLD and not last.is_open:
-        return None  # it has started, and done nothing since
+        return None  # the rank has joined the others, and begun nothing since
     began = max(0.0, end - recording.seconds(last.begun))
     ended = None if last.is_open else max(0.0, end - recording.seconds(last.ended))
     done = "" if ended is None else f" and done {ended:.1f} s"
     when = f"begun {began:.1f} s{done} before the end"
     return LastOperation(
-        text=", ".join([described(last, roles=roles), when])
+        text=", ".join([describe_operation(last, roles=roles), when])
         + (f", at {short_place(last.place)}" if last.place else ""),
         operation=last.name,
         verb=VERBS[last.verb],
@@ -144,10 +144,10 @@ def last_operation(recording: Recording, *, roles: Sequence[str], end: float) ->
     )
 
 
-def described(operation: Operation, *, roles: Sequence[str]) -> str:
+def describe_operation(operation: Operation, *, roles: Sequence[str]) -> str:
     """Describe an operation, such as `recv of 13.2 MB from rank 2 (aggregator), gradients, tag 3, bucket 1, step 7`."""
     if operation.is_collective:
-        return called(operation)
+        return describe_collective(operation)
     way = "to" if operation.is_send else "from"
     role = f" ({roles[operation.peer]})" if 0 <= operation.peer < len(roles) else ""
     verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]
@@ -159,8 +159,8 @@ def described(operation: Operation, *, roles: Sequence[str]) -> str:
     return ", ".join(parts)
 
 
-def called(operation: Operation) -> str:
-    """Describe an operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
+def describe_collective(operation: Operation) -> str:
+    """Describe a collective operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
     parts = [f"{operation.name} of {render_size(operation.nbytes)}" if operation.nbytes else operation.name]
     parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
     parts += [f"step {operation.step}"] if operation.step else []
@@ -168,5 +168,5 @@ def called(operation: Operation) -> str:
 
 
 def short_place(place: str) -> str:
-    """Shorten the whole path of a line to `trainer.py:41`."""
+    """Shorten `/path/to/trainer.py:41` to `trainer.py:41`."""
     return place.rpartition("/")[2]

@@ -46,9 +46,8 @@ def guarded(run_id: str, scratch: Path, *, daemons: Sequence[str] = ()) -> Itera
         yield
     finally:
         with contextlib.suppress(OSError):
-            guard.stdin.write(
-                b"."
-            )  # any byte: this process has cleaned up itself; a pipe that ends without one means it was killed
+            # Any byte says that this process has cleaned up itself. If the pipe ends without one, this process was killed.
+            guard.stdin.write(b".")
             guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.wait(_GOODBYE_S)

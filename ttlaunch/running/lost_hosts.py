@@ -1,7 +1,7 @@
-"""Decide when a host is lost, and report it: as it falls silent, when it is lost, and in the report of the run.
+"""Decide when a host is lost, and report silent and lost hosts, during the run and in its report.
 
-A host is lost once the launcher can no longer reach it and its agent must have ended its ranks by itself (`Lease`). What
-follows is decided elsewhere: whether it was the first failure, how soon the run ends, whether it starts again.
+A host is lost once the launcher can no longer reach it and its agent must have ended its ranks by itself (`Lease`). Other
+modules decide whether the loss was the first failure, how soon the run ends, and whether it starts again.
 """
 
 import time
@@ -17,14 +17,14 @@ from ttlaunch.running.watch import RankState
 NEXT_STEP = "`ttlaunch doctor --on NAME` shows whether the host is back"
 """The hint for a failure whose cause is a lost host."""
 RANK_WENT_WITH_HOST = "was on a host that was lost"
-"""Why a rank of a lost host did not do its work; one clause that follows "rank 3"."""
+"""Why a rank of a lost host did not finish; the clause follows a subject such as "rank 3"."""
 RANKS_WENT_WITH_HOST = ("went with its host", "went with their host")
 """The same clause for one rank and for several, where the report counts the failures that followed from another."""
 _CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
-"""Events of the supervisor, and the state of the connection to a host after each of them."""
+"""The supervisor's events about a host, and the state of the connection after each."""
 FENCE_S = 2.5
-"""The time in which an agent kills its ranks after its lease has run out."""
-_SILENCE_S = 8.0  # after which the user is informed
+"""The time that an agent needs to kill its ranks after its lease has ended."""
+_SILENCE_S = 8.0  # the user is informed of a longer silence
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class LostHost:
     """A host that can no longer be reached.
 
     Attributes:
-        error: Why it cannot be reached.
-        last_heard: Its last sign of life, seconds since the epoch on this machine.
+        error: Why the host cannot be reached.
+        last_heard: When the last frame came from the host, seconds since the epoch on this machine.
     """
 
     error: HostError
@@ -45,8 +45,8 @@ class SilentHost:
     """A host that does not answer and may still come back.
 
     Attributes:
-        since: Its last sign of life, seconds since the epoch on this machine.
-        lost_at: When it counts as lost, seconds since the epoch: by then its own agent has ended its ranks.
+        since: When the last frame came from the host, seconds since the epoch on this machine.
+        lost_at: When the host counts as lost, seconds since the epoch; its own agent has then ended its ranks.
     """
 
     since: float
@@ -54,11 +54,12 @@ class SilentHost:
 
 
 class Lease:
-    """The launcher's view of the lease that an agent holds on its ranks.
+    """The launcher's count of the lease that an agent holds: the time for which its ranks may run without the launcher.
 
-    The agent counts from the newest of its own clock readings that we sent back, so its lease began before we heard that
-    reading. We count from the last frame that came, which is later: when our count is over, the agent's lease has run out
-    too, whatever the network between us did. Nobody may take the places of its ranks before that.
+    The agent counts from the newest of its own clock readings that the launcher sent back, so from a moment before the
+    launcher received this reading. The launcher counts from the last frame that it received, which is later. So when the
+    launcher's count ends, the agent's lease has ended too, whatever the network did. Only then may other processes replace
+    the host's ranks.
 
     Attributes:
         last_heard: When the last frame came, seconds since the epoch on this machine.
@@ -69,12 +70,12 @@ class Lease:
         self.heard()
 
     def heard(self) -> None:
-        """Note a sign of life."""
+        """Begin to count again, because a frame has come."""
         self._heard, self.last_heard = time.monotonic(), time.time()
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last sign of life."""
+        """Seconds since the last frame."""
         return time.monotonic() - self._heard
 
     @property
@@ -83,7 +84,7 @@ class Lease:
         return max(0.0, self._lease_s + FENCE_S - self.silent_s)
 
     def silence(self) -> SilentHost | None:
-        """Describe a silence that is long enough to inform the user; None if it is not."""
+        """Return the silence if it is long enough to inform the user, else None."""
         if self.silent_s < min(_SILENCE_S, 0.55 * self._lease_s):
             return None
         return SilentHost(self.last_heard, self.last_heard + self._lease_s + FENCE_S)
@@ -94,9 +95,9 @@ class Losses:
     """Shims and hosts that are gone without a record of their end.
 
     Attributes:
-        shims: Ranks whose shim vanished, with the time at which that was seen, seconds since the epoch.
-        hosts: Hosts that cannot be reached any more, by name.
-        silent: Hosts that have not answered for long, by name.
+        shims: Ranks whose shim is gone, with the time at which this was noticed, seconds since the epoch.
+        hosts: Lost hosts, by name.
+        silent: Hosts that have sent nothing for long and are not lost yet, by name.
     """
 
     shims: Mapping[int, float]
@@ -105,7 +106,7 @@ class Losses:
 
 
 class SilenceWatch:
-    """Informs the user of silent and lost hosts, once each, and notes it in the run's history."""
+    """Informs the user once of each silence of a host and of its return, and adds these and losses to the run's history."""
 
     def __init__(self, folder: RunFolder, view: View) -> None:
         self._folder = folder
@@ -143,23 +144,23 @@ class SilenceWatch:
 
 
 def connection_after(event: str) -> str | None:
-    """The `RankState.connection` of a host's ranks after an event; None if the event does not change it."""
+    """Return the `RankState.connection` of a host's ranks after an event; None if the event does not change it."""
     return _CONNECTIONS.get(event)
 
 
 def loss_message(lost: LostHost) -> str:
-    """The message of a failure whose cause is a lost host."""
+    """Return the message of a failure whose cause is a lost host."""
     return f"host {lost.error.host} was lost: {lost.error.evidence}"
 
 
 def loss_notes(lost: LostHost, ranks: Sequence[RankState], *, stood_still_s: float) -> tuple[str, ...]:
-    """The notes of a failure whose cause is a lost host.
+    """Return the notes of a failure whose cause is a lost host.
 
     Args:
         lost: The host.
-        ranks: Those that ran on it.
-        stood_still_s: For how long the supervisor, or all of its machine, did not run; 0 if it always did. The note about
-            it keeps a user from looking for a mistake on the host.
+        ranks: The ranks that ran on the host.
+        stood_still_s: For how long the supervisor, or its whole machine, did not run; 0 if it always did. A note then shows
+            that the host need not be the cause.
     """
     who = ", ".join(f"rank {state.row.rank} ({state.row.role})" for state in ranks)
     notes = (f"it ran {who}", *lost.error.notes) if who else lost.error.notes

@@ -1,4 +1,4 @@
-"""Check this machine before a run whose ranks are all on it: their packages, and the MPI library that they load."""
+"""Check this machine before a run whose ranks are all on it: the Python packages, and the MPI library that ranks load."""
 
 import os
 import subprocess
@@ -10,13 +10,13 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.record_inputs import installed_version
 
 _RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
-_START_PACKAGES = ("safetensors",)  # of ranks that begin from files
+_START_PACKAGES = ("safetensors",)  # also needed by ranks that begin from a checkpoint or weights
 _ASK_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version())"
 _DEADLINE_S = 30.0
 
 
 def check_machine(plan: LaunchPlan, engine: Engine, *, python: str) -> list[Diagnostic]:
-    """Every reason why this plan, all of whose ranks run here, cannot start; empty if there is none."""
+    """Return every reason why a plan whose ranks all run on this machine cannot start."""
     if not isinstance(plan.program, RecipeProgram):
         return []
     found = check_packages(plan.program)
@@ -24,7 +24,7 @@ def check_machine(plan: LaunchPlan, engine: Engine, *, python: str) -> list[Diag
 
 
 def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:
-    """Whether this Python has the packages that the recipe's ranks need, `without` some that they can do without."""
+    """Report the packages that a recipe's ranks need and this Python lacks, except those in `without`."""
     needed = (*_RANK_PACKAGES, *(_START_PACKAGES if program.start else ()))
     missing = [name for name in needed if name not in without and installed_version(name) is None]
     message = f"ranks need {listed(missing, last='and')}, not installed for this Python; nothing was started"
@@ -33,7 +33,7 @@ def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> 
 
 
 def _mpi4py_pairing(engine: Engine, python: str) -> list[Diagnostic]:
-    """Check that mpi4py loads the engine's own libmpi: with another one, N ranks start N worlds of one rank each."""
+    """Check that mpi4py loads the engine's own libmpi; with another one, each rank would be alone in a world of its own."""
     environment = {**os.environ, "MPI4PY_RC_INITIALIZE": "0"}
     try:
         answer = subprocess.run(

@@ -27,7 +27,7 @@ class ProcessSnapshot:
 
 
 class RankController(Protocol):
-    """What the supervisor can see and do where the ranks run.
+    """What the supervisor can observe and do on the machines where the ranks run.
 
     Attributes:
         recordings: The folder below which the ranks' flight recorders can be read.
@@ -40,7 +40,7 @@ class RankController(Protocol):
     def recordings(self) -> Path: ...
 
     def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot | None:
-        """The state of the ranks' processes; None until every host has answered.
+        """Return the state of the ranks' processes; None until every host has answered.
 
         Call it again with the same `since` (monotonic clock) until it answers; a later `since` requests a new snapshot.
         When it answers, the ranks' recordings are at least as new as the snapshot.
@@ -53,7 +53,7 @@ class RankController(Protocol):
         """Return further environment variables for the engine, under the engine's own names."""
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
-        """Shims and hosts that have been lost so far.
+        """Return the shims and hosts that have been lost so far.
 
         Raises:
             OSError: The output of ranks on other hosts can no longer be written on this machine; raised only once.
@@ -74,9 +74,9 @@ class RankController(Protocol):
         """
 
     def end(self, meanwhile: Callable[[], None]) -> int:
-        """Kill whatever still belongs to the run, collect what it wrote, and return how many processes were killed.
+        """Kill the run's remaining processes, collect their files, and return how many processes were killed.
 
-        Calls `meanwhile` a few times a second while it has to wait for a host.
+        It calls `meanwhile` a few times a second while it waits for a host.
         """
 
 
@@ -98,7 +98,7 @@ class LocalRankController:
         return {}
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
-        """Find shims that are gone and have not recorded how their rank ended: they were killed."""
+        """Find shims that are gone without a record of how their rank ended: somebody killed these."""
         for state in ranks:
             pid = state.started.shim_pid if state.started else None
             if pid and state.exit is None and is_gone(pid):
@@ -127,12 +127,12 @@ class LocalRankController:
             dump_stacks(_living(ranks), run_id=self._run_id, run_folder=str(self._run_folder), py_spy=py_spy)
 
     def cut(self, host: str) -> None:
-        raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")
+        raise ValueError(f"every rank runs on this machine, and no connection leads to {host}")
 
     def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - there is no host to wait for
         return len(kill_run_processes(self._run_id, daemons=self._daemons))
 
 
 def _living(ranks: Sequence[RankState]) -> dict[int, int]:
-    """The process ids of the ranks that have been started and have not ended."""
+    """Return the process ids of the ranks that have started and not ended, by rank."""
     return {state.row.rank: state.started.pid for state in ranks if state.started and state.exit is None}

@@ -28,19 +28,19 @@ class Report:
     """The result of a run.
 
     Attributes:
-        status: "done", "failed", "interrupted" or "terminated".
+        status: "done", "failed", "hung", "interrupted" or "terminated".
         first_validation, last_validation: Mean loss per token in nats, None if none was measured.
         last_perplexity: The perplexity of the last validation: the exponential of its loss.
         layer_grad_norms: The norm of each layer's gradient in the last step that reported them; empty if none did.
         parameters_sha256: The hash over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
-        began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
-            newer ones were passed over and why; None if weights were drawn from the seed.
-        leftovers: Processes that had to be killed after their rank, or the engine, had ended.
-        stopped: How an ordered end went, see `ending.stopped`; None if there was none.
-        lost_checkpoints: Why there is no checkpoint of a step that should have one, by step.
-        lost_hosts: Hosts that could no longer be reached, with their last sign of life, seconds since the epoch.
-        traffic: What ranks sent, against the recipe's formula; None if they kept no telemetry.
+        began_from: The checkpoint or the weights from which training began: `origin`, `step` and, for a checkpoint,
+            `passed_over`: the newer checkpoints that could not be used, with reasons. None if weights were drawn from the seed.
+        leftovers: How many processes had to be killed after their rank, or the engine, had ended.
+        stopped: How the run ended by order, see `ending.stopped`; None if nobody ordered it to end.
+        lost_checkpoints: For each step that should have a checkpoint and has none, the reason.
+        lost_hosts: Lost hosts, with the time of the last frame from each, seconds since the epoch.
+        traffic: The bytes that ranks sent, compared with the recipe's formula; None if ranks did not count them.
     """
 
     run_id: str
@@ -70,7 +70,7 @@ class Report:
     lost_hosts: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `report.json`."""
+        """Return the content of `report.json`."""
         values = dict(vars(self))
         values["failure"] = self.failure.as_json() if self.failure else None
         values["traffic"] = self.traffic.as_json() if self.traffic else None
@@ -82,10 +82,10 @@ class Report:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Read what `as_json` made.
+        """Make the report from the content of `report.json`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is no such record; perhaps another version wrote it.
+            KeyError, TypeError, ValueError: The content is no report of this version.
         """
         failure, traffic = record["failure"], record["traffic"]
         parts = {
@@ -110,7 +110,7 @@ def make_report(
     leftovers: int,
     complain: Complain = pass_over,
 ) -> Report:
-    """Make the report from what is known of all ranks."""
+    """Make the report from the last states of all ranks and the files in the run's folder."""
     validations = sorted((v for state in ranks for v in state.validations), key=lambda v: v.step)
     digest, agree = combine_digests([state.digests for state in ranks if state.digests])
     speeds = [state.tokens_per_s for state in ranks if state.tokens_per_s]
@@ -146,13 +146,13 @@ def make_report(
 
 
 def _layer_norms(ranks: list[RankState]) -> dict[str, float]:
-    """The gradient norms of all layers in the last step that has any, from all ranks that update layers."""
+    """Return the gradient norms of all layers in the last step for which a rank reported some."""
     last = max((step for state in ranks for step in state.layer_norms), default=0)
     return {layer: norm for state in ranks for layer, norm in state.layer_norms.get(last, {}).items()}
 
 
 def write_report(report: Report, folder: RunFolder) -> None:
-    """Write `report.json` whole, because views of the run wait for it and read it at once."""
+    """Write `report.json` in one step: views wait for the file and read it as soon as it exists."""
     write_whole(folder.file(contract.REPORT_FILE), json.dumps(report.as_json(), indent=1) + "\n")
 
 
@@ -161,7 +161,7 @@ def read_report(folder: Path) -> Report:
 
     Raises:
         OSError: There is no report, or it cannot be read.
-        ValueError: It is no report of this version.
+        ValueError: The file is no report of this version.
     """
     try:
         return Report.from_json(read_object(folder / contract.REPORT_FILE))
@@ -187,21 +187,21 @@ def combine_digests(by_rank: list[dict[str, str]]) -> tuple[str | None, bool]:
 
 
 def _finite(value: Any) -> Any:
-    """Replace infinities and NaN, which JSON does not have, by text."""
+    """Replace infinities and NaN, which JSON cannot express, by text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return {name: _finite(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _number(value: Any) -> Any:
-    """Turn text that `_finite` has made back into the number."""
+    """Turn the text that `_finite` has made back into numbers."""
     if isinstance(value, str) and value in _NOT_FINITE:
         return float(value)
     return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _accuracy(validations: Sequence[Validation]) -> dict[str, str]:
-    """The accuracy of the last validation, for tasks whose answers are right or wrong."""
+    """Return the accuracy of the last validation, for tasks whose answers are right or wrong."""
     accuracy = validations[-1].accuracy if validations else None
     return {} if accuracy is None else {"accuracy": f"{accuracy:.1%}"}
 

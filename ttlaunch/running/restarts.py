@@ -1,7 +1,7 @@
-"""Decide whether a run that broke starts again: only if its failure need not come again, and while it gets further.
+"""Decide whether a failed run starts again: only if the failure need not recur, and while restarts make progress.
 
-A host that was lost may still run its ranks, cut off from us, until its lease has run out; nobody takes their places
-before that, and the next attempt does without it.
+A lost host may still run its ranks until its lease has ended. The next attempt waits until then, and does not use this
+host.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from ttlaunch.running.runs.files import read_object_if_any, write_whole
 
 _FOLLOW_UP = "restart.json"
 FRUITLESS = 2
-"""So many restarts in a row that make no step end the attempts."""
+"""The number of successive restarts without progress after which there is no further restart."""
 
 _STATUSES = {contract.STATUS_RANK_FAILED, contract.STATUS_HUNG, contract.STATUS_HOST_LOST}
 
@@ -31,9 +31,9 @@ class Attempt:
     """One start of a run.
 
     Attributes:
-        comes_again: Whether a new start would meet the same failure again.
-        steps: The last step that was done, counted from the beginning of training; None for a program that counts none.
-        lost: Hosts that were lost, with their last sign of life, seconds since the epoch.
+        comes_again: Whether the same failure would occur after a restart.
+        steps: The last finished step, counted from the beginning of training; None for a program without steps.
+        lost: Lost hosts, with the time of the last frame from each, seconds since the epoch.
     """
 
     folder: Path
@@ -52,43 +52,43 @@ class Restart:
     """The decision to start again.
 
     Attributes:
-        resume: The run from whose newest checkpoint it goes on; None: from where the first attempt began.
-        without: Hosts that were lost just now and are not to be used this time.
-        not_before: When these have ended their ranks for certain, seconds since the epoch; 0 if there are none.
-        most_s: The longest time to wait for that, in case the clock is set back meanwhile.
+        resume: The run from whose newest checkpoint the next attempt continues; None to begin as the first attempt did.
+        lost_hosts: Hosts that the last attempt lost; the next attempt does not use them.
+        not_before: When the lost hosts must have ended their ranks, seconds since the epoch; 0 without lost hosts.
+        most_s: The longest time to wait for `not_before`, in case the clock is set back meanwhile.
     """
 
     resume: Path | None
-    without: tuple[str, ...] = ()
+    lost_hosts: tuple[str, ...] = ()
     not_before: float = 0.0
     most_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The decision to start no more.
+    """The decision not to start again.
 
     Attributes:
-        no_progress: The number of restarts in a row that made no step; 0 if that is not the reason.
+        no_progress: The number of successive restarts without progress; 0 if this is not the reason.
     """
 
     no_progress: int = 0
 
 
 def attempt_of(report: Report, folder: Path) -> Attempt:
-    """Keep what matters for the next decision of a start that has ended."""
+    """Return what the decision about a restart needs to know about a start that has ended."""
     comes_again = report.failure is not None and report.failure.comes_again
     steps = None if report.layout is None else report.steps
     return Attempt(folder, report.exit_status, comes_again, steps, report.lost_hosts)
 
 
 def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = contract.LEASE_S) -> Restart | GiveUp:
-    """Decide what follows the last of the attempts.
+    """Decide whether there is another attempt.
 
     Args:
-        attempts: All so far, at least one.
-        most: Restarts that the user allows.
-        lease_s: How long ranks of a host that was lost may have run on.
+        attempts: All attempts so far, at least one.
+        most: The number of restarts that the user allows.
+        lease_s: How long ranks of a lost host may have continued to run.
     """
     last = attempts[-1]
     if last.exit_status not in _STATUSES or last.comes_again or not most:
@@ -105,30 +105,30 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = con
     return Restart(resume, tuple(sorted(last.lost)), max(last.lost.values()) + fenced_s, fenced_s)
 
 
-def wait_for_lease(decision: Restart, *, say: Callable[[str], None]) -> None:
-    """Wait until hosts that were lost have ended their ranks by themselves.
+def wait_for_lease(decision: Restart, *, report: Callable[[str], None]) -> None:
+    """Wait until lost hosts must have ended their ranks by themselves.
 
     Args:
-        decision: Names the hosts and the time.
-        say: Told what is waited for.
+        decision: The decision with the hosts and the time.
+        report: Called with a message for the user if there is a time to wait.
     """
     left_s = min(decision.not_before - time.time(), decision.most_s)
     if left_s <= 0:
         return
-    hosts = listed(decision.without, last="and", quote="")
-    has, its = ("has", "its") if len(decision.without) == 1 else ("have", "their")
-    say(f"waiting {left_s:.0f} s until {hosts} {has} ended {its} ranks for certain; Ctrl-C cancels the restart")
+    hosts = listed(decision.lost_hosts, last="and", quote="")
+    has, its = ("has", "its") if len(decision.lost_hosts) == 1 else ("have", "their")
+    report(f"waiting {left_s:.0f} s until {hosts} {has} ended {its} ranks for certain; Ctrl-C cancels the restart")
     threading.Event().wait(left_s)
 
 
 def write_follow_up(folder: Path, **values: Any) -> None:
-    """Write what follows a run into its folder, for its views; nothing if the folder cannot be written.
+    """Add values to the file that tells views of an ended run what follows it; do nothing if the file cannot be written.
 
     Args:
         folder: The folder of the run that has ended.
-        values: `again`: that it is to be started again; `waiting`: what for, in a sentence; then `number` of the restart, `most` of them, `resume`: name of
-            the run that it goes on from, or None, `change`: what is different; then `next`: its folder. Or `no_progress`,
-            and nothing follows.
+        values: With a restart, in this order: `again`: true; `waiting`: a message, if the restart has to wait; `number`: the
+            number of the restart, `most`: the most restarts, `resume`: the name of the run from which it continues, or None,
+            and `change`: what is different; `next`: the folder of the next run. Without a restart: `no_progress`.
     """
     path = folder / _FOLLOW_UP
     with contextlib.suppress(OSError):
@@ -136,12 +136,12 @@ def write_follow_up(folder: Path, **values: Any) -> None:
 
 
 def read_follow_up(folder: Path) -> dict[str, Any]:
-    """Read what `write_follow_up` has written; empty if nothing."""
+    """Return all values that `write_follow_up` has written for a run."""
     return read_object_if_any(folder / _FOLLOW_UP)
 
 
 def _fruitless(attempts: Sequence[Attempt]) -> int:
-    """Count the restarts at the end of the list that came no further than all before them."""
+    """Count the last attempts in a row that did not get further than the attempts before them."""
     steps = [one.steps for one in attempts if one.steps is not None]
     return next(
         (back for back in range(len(steps) - 1) if steps[-1 - back] > max(steps[: -1 - back])), max(0, len(steps) - 1)

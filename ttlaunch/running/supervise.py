@@ -1,7 +1,7 @@
-"""Watch a run from start to end: pass output on, notice the first failure, end what does not end by itself.
+"""Supervise a run from start to end: show its output, notice the first failure, and end what does not end by itself.
 
-One loop: it reads the engine's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
-`ending.py` decides. Whatever still carries the run's id is then killed too, by the rank controller.
+One loop reads the engine's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
+`ending.py` decides. At the end, the rank controller kills every remaining process with the run's id.
 """
 
 import contextlib
@@ -62,20 +62,20 @@ def supervise(
     hang_timeout_s: float | None = None,
     begun: Callable[[RunFolder], None] = lambda _: None,
 ) -> Report:
-    """Run a plan until it ends, in whatever way, and write `report.json`.
+    """Run a plan until it ends in any way, write `report.json`, and return the report.
 
     Args:
-        plan: What to start; its files are already in `folder`.
+        plan: The plan; its files are already in `folder`.
         folder: The run folder.
-        engine: What starts the ranks; the plan was made with it.
-        environment: What the engine inherits.
-        view: Shows what happens.
+        engine: The engine that starts the ranks; the plan was made with it.
+        environment: The variables that the engine inherits.
+        view: Shows output, records and states of the ranks as they come.
         watch: Follows the records of the ranks; it has read none yet.
-        controller: Gives access to the processes of the ranks, where they run.
-        scratch: A short, private folder for sockets and shared memory, of this path on every host.
-        grace: The time that ranks have to leave once an end was ordered.
-        hang_timeout_s: How long no rank may move; None: see `HangWatch`.
-        begun: Called with the folder before anything starts; from then on an order to end leaves a report.
+        controller: Gives access to the processes of the ranks on their machines.
+        scratch: A private folder with a short path for sockets and shared memory; every host has one with the same path.
+        grace: The time that ranks have to exit after an order to end.
+        hang_timeout_s: After how long without progress of any rank the run counts as hung; None: see `HangWatch`.
+        begun: Called with the folder before anything starts; from then on, a run that is ordered to end writes a report.
     """
     run = _Supervision(
         plan=plan,
@@ -87,7 +87,7 @@ def supervise(
         grace=grace,
         hang_timeout_s=hang_timeout_s,
     )
-    # Until the report is written: Ctrl-C must leave a report, however often it is pressed.
+    # Signals are caught until the report is written, so that there is a report however often Ctrl-C is pressed.
     with _signals(run.end):
         begun(folder)
         return run.carry_out(_variables(plan, folder, environment, controller=controller, scratch=scratch))
@@ -95,7 +95,7 @@ def supervise(
 
 @dataclass(kw_only=True)
 class _Supervision:
-    """The parts that look after one run, and the loop that calls them in turn."""
+    """The objects that watch one run, and the loop that calls each in turn."""
 
     plan: LaunchPlan
     folder: RunFolder
@@ -115,7 +115,7 @@ class _Supervision:
         self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
-        """Start the engine, watch over it, end what is left, and write the report."""
+        """Start the engine, supervise the run, end what is left, and write the report."""
         started, leftovers, ending = time.monotonic(), 0, self._ending
         plan, folder = self.plan, self.folder
         with (
@@ -130,9 +130,9 @@ class _Supervision:
             except OSError as error:
                 ending.failure = folder_failure(error)
             finally:
-                # The order matters. The time first, so that ranks which we kill are not taken for the first failure; then
-                # the engine, whose shims write how their ranks ended; then whatever is left; and only when nothing can
-                # write any more, the last reading of logs and checkpoints.
+                # The order matters. First note the time, so that ranks killed below are not taken for the first failure.
+                # Then end the engine, so that shims can record how their ranks ended; then kill what is left. Only when no
+                # process can write any more, read logs and checkpoints for the last time.
                 ending.killing_since = time.time()
                 end_process(process, patience_s=AFTER_TERM_S)
                 leftovers = self._collect()
@@ -156,10 +156,10 @@ class _Supervision:
         return report
 
     def _loop(self, process: subprocess.Popen[bytes], checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
-        looked, pace = _now(), Pace()
+        last_time, pace = _now(), Pace()
         with EngineOutput(process, self.folder.file(contract.LOGS_DIR), self.view) as output:
             while process.poll() is None:
-                looked = self._notice_standstill(looked)
+                last_time = self._notice_standstill(last_time)
                 self.folder.path.stat()  # raises if the folder was removed; writing to open files would not
                 output.read(pace.wait_s)
                 merged.poll()
@@ -173,12 +173,12 @@ class _Supervision:
             output.drain()
         self._pass_on(checkpoints)
 
-    def _notice_standstill(self, looked: float) -> float:
-        """Return the present moment, and note the longest time for which this loop did not run."""
+    def _notice_standstill(self, last_time: float) -> float:
+        """Return the present time, after noting it if this loop has not run for long since `last_time`."""
         now = _now()
-        if now - looked > _STANDSTILL_S:
-            append_event(self.folder, "stood_still", seconds=round(now - looked, 1))
-            self._ending.stood_still_s = max(self._ending.stood_still_s, now - looked)
+        if now - last_time > _STANDSTILL_S:
+            append_event(self.folder, "stood_still", seconds=round(now - last_time, 1))
+            self._ending.stood_still_s = max(self._ending.stood_still_s, now - last_time)
         return now
 
     def _collect(self) -> int:
@@ -239,7 +239,7 @@ class _Supervision:
 
 
 def _now() -> float:
-    """Seconds on a clock that goes on while the machine sleeps."""
+    """Return the seconds on a clock that continues while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -254,7 +254,7 @@ def _write_down(report: Report, folder: RunFolder) -> None:
 def _variables(
     plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, controller: RankController, scratch: Path
 ) -> dict[str, str]:
-    """The environment of the engine: inherited variables, secrets, its own settings, and the identity of the run."""
+    """Return the environment of the engine: inherited variables, secrets, the engine's settings, and the run's identity."""
     names = plan.engine.names
     in_scratch = dict.fromkeys(names.folder_variables, str(scratch))
     settings = {**plan.engine.environment, **in_scratch, **controller.settings(names)}
@@ -265,7 +265,7 @@ def _variables(
 
 @contextmanager
 def _signals(end: RunEnd) -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and a closed terminal into the run's end instead of ours."""
+    """Make signals such as Ctrl-C, SIGTERM and that of a closed terminal orders to end the run, not this process."""
 
     def note(number: int, _frame: object) -> None:
         end.order(number)

@@ -1,4 +1,4 @@
-"""Follow the records of a run's ranks, and fold them into one `RankState` a rank."""
+"""Follow the records of a run's ranks, and keep one `RankState` per rank up to date with them."""
 
 import math
 import os
@@ -53,24 +53,23 @@ class Phase(StrEnum):
 
 @dataclass
 class RankState:
-    """One rank as seen from outside.
+    """The state of one rank, as its records describe it.
 
     Attributes:
-        step: The last optimizer step it reported.
-        tokens: Tokens of all steps it reported.
-        layer_norms: The norm of the gradient of each layer that it updates, of the last step that reported them.
+        step: The last optimizer step that the rank reported.
+        tokens: The sum of the tokens of all reported steps.
+        layer_norms: The gradient norm of each layer that the rank updates, in the last step that reported these norms.
         grad_norm: The gradient's norm in the last step that reported one.
-        connection: `silent` or `lost` where the connection to its host is; else empty.
-        first_step: The first one it reported; not 1 where it goes on from a checkpoint.
-        diverged: The first of the last steps whose losses are NaN or infinite, and its loss; None if the last loss is
-            finite.
-        first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
-        lost_checkpoints: Why the rank has no part of a checkpoint, by step.
-        stops_after: The last step that it cannot avoid any more; known once it has noticed the order to stop.
+        connection: `silent` or `lost` if the connection to the rank's host is; else empty.
+        first_step: The first reported step; larger than 1 if the rank continues from a checkpoint.
+        diverged: If the last losses are NaN or infinite, the first step of this series and its loss; else None.
+        first_step_time, last_step_time: When the rank reported its first and last step, seconds since the epoch.
+        lost_checkpoints: By step, why the rank has written no part of a checkpoint.
+        stops_after: The step to which the rank is committed; known once it has noticed the order to stop.
         is_asked_to_stop: Whether the ranks were ordered to stop.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
-        clock_offset_s: How much later it is where the rank runs than here.
+        clock_offset_s: By how many seconds the clock of the rank's host is ahead of this machine's.
     """
 
     row: RankRow
@@ -99,10 +98,11 @@ class RankState:
     clock_offset_s: float = 0.0
 
     def condition(self, *, reports_ready: bool) -> str:
-        """The phase as a word for people; a rank that was ordered to stop is `stopping` until it has ended.
+        """Return a word for the rank's state; a rank that was ordered to stop is `stopping` until it has ended.
 
         Args:
-            reports_ready: Whether the rank reports that its packages are imported, as ranks of recipes do; else it runs at once.
+            reports_ready: Whether the rank reports when its packages are imported, as ranks of recipes do. Other ranks count as
+                running once they are started.
         """
         if self.connection and self.phase in {Phase.WAITING, Phase.STARTING, Phase.RUNNING}:
             return f"host {self.connection}"
@@ -113,7 +113,7 @@ class RankState:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first reported step, over the time since then; None for a rank that counts none."""
+        """Tokens per second, not counting the first reported step; None for a rank that counts no tokens."""
         if not self.tokens:
             return None
         if self.first_step_time is None or self.last_step_time is None or self.last_step_time <= self.first_step_time:
@@ -122,7 +122,7 @@ class RankState:
 
     @property
     def step_s(self) -> float | None:
-        """Mean seconds of a step, without the first one that it reported; None before two steps."""
+        """The mean seconds of a step, not counting the first reported one; None before the second."""
         if self.first_step_time is None or self.last_step_time is None or self.step <= self.first_step:
             return None
         return (self.last_step_time - self.first_step_time) / (self.step - self.first_step)
@@ -137,7 +137,7 @@ class HasRanks(Protocol):
 
 
 class Watch:
-    """Reads the records of all ranks of a run; each call of `records` or `poll` takes what is new.
+    """Reads the records of all ranks of a run; each call of `records` or `poll` reads what is new.
 
     Attributes:
         bad: Records that could not be used; the supervisor reports them.
@@ -151,20 +151,20 @@ class Watch:
         self._clocks: dict[str, float] = {}
 
     def set_clock(self, host: str, offset_s: float) -> None:
-        """Set by how much a host's clock is ahead of ours; from then on its records come with our times."""
+        """Set by how much a host's clock is ahead of this machine's; its records are converted to this machine's clock from now on."""
         self._clocks[host] = offset_s
         for state in self.ranks:
             if state.row.host == host:
                 state.clock_offset_s = offset_s
 
     def clock_offsets(self) -> dict[int, float]:
-        """Return for each rank by how many seconds its host's clock is ahead of ours."""
+        """Return for each rank by how many seconds its host's clock is ahead of this machine's."""
         return {state.row.rank: self._clocks.get(state.row.host, 0.0) for state in self.ranks}
 
     def records(self) -> Iterator[tuple[RankState, AnyProgress]]:
-        """Read the new records of all ranks, fold them into the ranks' states, and yield them in the order of their times.
+        """Read the new records of all ranks, update the states, and yield the records in the order of their times.
 
-        Some thousands are held at a time, however many are new. Read them to the end: the ends of ranks come last.
+        At most some thousand records are in memory at a time. Exhaust the iterator: it reads how ranks ended at its end.
         """
         fresh = merge(*(self._new_records(state) for state in self.ranks), key=lambda pair: pair[1].time)
         while some := list(islice(fresh, _HELD_RECORDS)):
@@ -211,9 +211,10 @@ class Watch:
 
 
 def steps_done(ranks: Sequence[RankState]) -> int:
-    """The last step of a training: of the ranks that update weights, which know the gradient's norm; else of all ranks.
+    """Return the last finished step of a training.
 
-    Without a barrier, a worker may have reported a step whose gradient nobody has applied yet.
+    Only ranks that update weights count, which are those that report a gradient norm; without such ranks, all count. A
+    worker may have reported a step whose gradient is not applied yet.
     """
     updating = [state.step for state in ranks if state.grad_norm is not None]
     return max(updating or [state.step for state in ranks], default=0)
@@ -239,7 +240,7 @@ def fold(state: RankState, record: AnyProgress) -> None:
 
 
 def _fold_measured(state: RankState, record: AnyProgress) -> None:
-    """Take a measurement other than a step; notes and records of a recipe's own kinds change nothing."""
+    """Update the state by a measurement other than a step; notes and records of a recipe's own kinds change nothing."""
     match record:
         case Validation():
             state.validations.append(record)
@@ -266,9 +267,9 @@ def _fold_step(state: RankState, record: StepDone) -> None:
 
 
 class Pace:
-    """How often to look at a run: quickly while it starts, then so seldom that looking costs its ranks nothing.
+    """How often to poll a run: more often while it starts than later, when its ranks need the processors.
 
-    A look takes about a millisecond of a processor that ranks keep busy (`benchmarks/supervision_overhead.py`).
+    A poll takes about a millisecond of a processor (`benchmarks/supervision_overhead.py`).
     """
 
     def __init__(self) -> None:
@@ -276,5 +277,5 @@ class Pace:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next look; what happens in the meantime is noticed that much later."""
+        """Seconds until the next poll."""
         return _QUICK_S if time.monotonic() - self._since < _STARTING_S else _USUAL_S

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ttlaunch.flight_recorder import Operation
-from ttlaunch.running.flight_recorders import called
+from ttlaunch.running.flight_recorders import describe_collective
 from ttlaunch.running.hang.waits import Seen, is_in, is_under_way, other_senders, other_tags, peers_of, those_who_sent
 
 _MOST_NAMED = 3
@@ -47,7 +47,7 @@ def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
         return "R016", one, f"waits for tag {wait.tag} of {peer.name}, which has sent it tag {named} instead"
     if peer.is_done and not is_under_way(one, peer):
         if wait.is_collective:
-            return "R037", one, f"waits in {called(wait)} for {peer.name}, which is done"
+            return "R037", one, f"waits in {describe_collective(wait)} for {peer.name}, which is done"
         what = f"until {peer.name} receives" if wait.is_send else f"for a message of {peer.name}"
         return "R016", one, f"waits {what}, which is done"
     return None
@@ -84,7 +84,11 @@ def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
     for other in ranks:
         theirs = other.waiting
         if other is not one and theirs is not None and is_in(other, wait) and _alike(theirs) != _alike(wait):
-            return "R037", one, f"is in {called(wait)}, and {other.name} at the same place in {called(theirs)}"
+            return (
+                "R037",
+                one,
+                f"is in {describe_collective(wait)}, and {other.name} at the same place in {describe_collective(theirs)}",
+            )
     return None
 
 

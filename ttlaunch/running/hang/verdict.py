@@ -11,7 +11,7 @@ from ttlaunch.diagnostics.count import counted, render_size
 from ttlaunch.flight_recorder import VERBS
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.flight_recorders import called, short_place
+from ttlaunch.running.flight_recorders import describe_collective, short_place
 from ttlaunch.running.hang.mismatch import find_mismatch
 from ttlaunch.running.hang.stacks import frame_to_report
 from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, waiters
@@ -127,7 +127,7 @@ def _row(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str, str, str]:
     if wait is None:
         return one.name, "waits for none", _python_frame(one), place
     if wait.is_collective:
-        return one.name, _whom(peers_of(one, ranks)), called(wait), place
+        return one.name, _whom(peers_of(one, ranks)), describe_collective(wait), place
     bucket = f", bucket {wait.bucket}" if wait.bucket >= 0 else ""
     step = f", step {wait.step}" if wait.step else ""
     what = f"{VERBS[wait.verb]} of {render_size(wait.nbytes)}, {wait.name}, tag {wait.tag}{bucket}{step}"
