@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.running.runs.clean import _GOING, measure, parse_age, remove
+from ttlaunch.running.runs.clean import _REMOVED, measure, parse_age, remove
 from ttlaunch.running.runs.launcher import Launcher, this_process
 from ttlaunch.running.runs.overview import summarise
 
@@ -90,7 +90,7 @@ def test_clean_by_age_and_number(ttlaunch, make_run, here):
 def test_what_a_killed_clean_has_left_goes_with_the_next(make_run, here):
     run = make_run(OLD)
     (summary,) = summarise([run])
-    left = here / "runs" / f"{_GOING}-{OLD}/checkpoints"
+    left = here / "runs" / f"{_REMOVED}-{OLD}/checkpoints"
     left.mkdir(parents=True)
     (left / "shard").write_bytes(b"x")
     assert remove(summary)

@@ -244,7 +244,7 @@ def test_a_host_whose_agent_is_of_another_version_after_a_break_is_lost_at_once(
     link = _answering(ready, [])
     link.start()
     ready["version"] = contract.AGENT_VERSION + 1
-    link._joined.stream.process.kill()
+    link._connection.stream.process.kill()
     link.follow()
     lost = until(lambda: link.lost, within_s=DEADLINE_S, what="the host is lost")
     assert Trouble.VERSION is lost.error.trouble

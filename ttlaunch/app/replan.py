@@ -76,8 +76,8 @@ def replan(
     request = replace(request, resume=resume)
     if first.is_here:
         return Replanned(request)
-    silent = ask(leave_out(first.topology, decision.lost_hosts))
-    without = {*decision.lost_hosts, *silent}
+    silent = ask(leave_out(first.topology, decision.excluded))
+    without = {*decision.excluded, *silent}
     used = without.intersection(first.plan.hosts)
     if not used:
         return Replanned(replace(request, without=tuple(sorted(without))))

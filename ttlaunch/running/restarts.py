@@ -53,13 +53,13 @@ class Restart:
 
     Attributes:
         resume: The run from whose newest checkpoint the next attempt continues; None to begin as the first attempt did.
-        lost_hosts: Hosts that the last attempt lost; the next attempt does not use them.
+        excluded: Hosts that the last attempt lost and the next attempt does not use.
         not_before: When the lost hosts must have ended their ranks, seconds since the epoch; 0 without lost hosts.
         most_s: The longest time to wait for `not_before`, in case the clock is set back meanwhile.
     """
 
     resume: Path | None
-    lost_hosts: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     not_before: float = 0.0
     most_s: float = 0.0
 
@@ -115,8 +115,8 @@ def wait_for_lease(decision: Restart, *, report: Callable[[str], None]) -> None:
     left_s = min(decision.not_before - time.time(), decision.most_s)
     if left_s <= 0:
         return
-    hosts = listed(decision.lost_hosts, last="and", quote="")
-    has, its = ("has", "its") if len(decision.lost_hosts) == 1 else ("have", "their")
+    hosts = listed(decision.excluded, last="and", quote="")
+    has, its = ("has", "its") if len(decision.excluded) == 1 else ("have", "their")
     report(f"waiting {left_s:.0f} s until {hosts} {has} ended {its} ranks for certain; Ctrl-C cancels the restart")
     threading.Event().wait(left_s)
 

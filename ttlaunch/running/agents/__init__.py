@@ -1,1 +1,1 @@
-"""Ranks on other hosts: an agent on each, the link to it, and the engine's way there."""
+"""Ranks on other hosts: the agent on each host, the link to it, and the relay by which the engine starts its daemons."""

@@ -1,7 +1,7 @@
-"""The rank controller of a run on other hosts: an agent on each sends us what ranks write, and ends ranks there.
+"""The rank controller of a run on other hosts: an agent on each host sends the files of its ranks, and ends these ranks.
 
-What comes is written into the run's folder on this machine byte for byte, so readers of a run's records need not know
-where its ranks ran.
+The files are written byte for byte into the run's folder on this machine, so readers of a run's records need not know where
+its ranks ran.
 """
 
 import contextlib
@@ -35,14 +35,17 @@ def start_agents(
     folder: RunFolder,
     pythons: Mapping[str, str],
 ) -> dict[str, HostLink | HostError]:
-    """Start an agent on every host at once, and follow each.
+    """Start agents on all hosts at the same time, and the threads that follow each.
 
     Args:
         transports: The hosts.
         arguments: The arguments of `agent/start_agent.py` for each host.
-        last_step: The last step of which there can be a checkpoint; 0: of none.
-        folder: Receives the files that agents send.
-        pythons: The interpreter of each host, which is tried on no other one.
+        last_step: The last step that can have a checkpoint; 0 if none can.
+        folder: The run's folder, into which the files of the hosts are written.
+        pythons: By host, the interpreter that starts its agent.
+
+    Returns:
+        By host, the link to its agent, or why there is none.
     """
     writing = threading.Lock()
 
@@ -72,11 +75,10 @@ def start_agents(
 
 
 def end_agents(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda: None) -> int:
-    """Have all agents end what is left of the run, at once; return how many processes they had to kill.
+    """Order all agents to end what is left of the run; return how many processes they had to kill.
 
-    It takes as long as the last host needs to send what it has, and for a host that does not answer, until its agent
-    has certainly ended its ranks: afterwards nothing of the run is left, and it may be started again. `meanwhile` is called
-    a few times a second.
+    It waits until every host has sent its files. For a host that does not answer, it waits until its agent must have ended
+    its ranks, so that the run can be started again afterwards. `meanwhile` is called a few times a second.
     """
     for link in links:
         link.end()
@@ -151,11 +153,11 @@ class AgentRankController:
 
 
 def write_piece(path: Path, piece: FilePiece, body: bytes) -> None:
-    """Write a piece of a host's file to its place on this machine; a file that appears whole there appears whole here.
+    """Write a piece of a host's file into the copy on this machine; a file that is sent whole replaces its copy in one step.
 
     Raises:
-        OSError: The disk here is full, or the like.
-        ValueError: The piece neither continues the file nor lies in it, or is no whole file.
+        OSError: The copy cannot be written, for example because the disk is full.
+        ValueError: The piece lies after a gap, or is called a whole file and does not begin at its start.
     """
     if piece.whole and piece.offset:
         raise ValueError(f"a whole file at offset {piece.offset}")

@@ -1,9 +1,9 @@
-"""The launcher's link to the agent on one host, over as many connections as it takes.
+"""The launcher's link to the agent on one host, which may use several connections one after the other.
 
-A connection that breaks or falls silent is made again while the host's lease may run. Pieces of files and orders are
-numbered, so nothing is lost and nothing is done twice. A host counts as lost once its agent must have ended its ranks by
-itself (`lost_hosts.Lease`), or at once if the agent is gone. When the run ends, a new agent ends what the lost one left and
-sends its files, if the host can be reached.
+When a connection breaks or falls silent, the launcher connects again for as long as the agent's lease may last. Pieces of
+files and orders are numbered, so no piece is lost and no order is carried out twice. A host counts as lost once its agent
+must have ended its ranks by itself (`lost_hosts.Lease`), or at once if the agent is gone. When the run ends and a lost host
+can be reached again, a new agent there ends what is left of the run and sends its files.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
 
 
 @dataclass
-class _Joined:
+class _Connection:
     """An open connection to the agent.
 
     Attributes:
-        ordered: The newest order that was sent over it, or carried out before.
-        since: When it was opened, on the monotonic clock.
+        ordered: The number of the newest order that was sent over this connection, or that the agent had carried out before.
+        since: When the connection was opened, on the monotonic clock.
     """
 
     stream: FrameStream
@@ -68,14 +68,15 @@ class _Joined:
 
 
 class HostLink:
-    """One host of a run.
+    """The link to one host of a run.
 
     Attributes:
-        clock_offset_s: How much later it is there than here, to within the time a message takes.
+        clock_offset_s: By how many seconds the host's clock is ahead of this machine's; wrong by one message's time at most.
         killed: How many processes the agent had to kill; None until it has ended.
         lost: Why the host counts as lost; None while it does not.
-        unwritable: Why a file that came could not be written here.
-        over: Set when nothing more comes.
+        unwritable: Why a file from the host could not be written on this machine.
+        lost_shims: Ranks whose shim is gone, with the time at which the agent noticed it.
+        over: Set when the host will send nothing more.
     """
 
     def __init__(
@@ -89,17 +90,17 @@ class HostLink:
         keep: Callable[[FilePiece, bytes], None],
         note: Callable[..., None],
     ) -> None:
-        """Prepare the link; `start` begins it.
+        """Prepare the link; `start` starts the agent.
 
         Args:
             transport: The host; connected already.
             arguments: The arguments of `agent/start_agent.py`.
             ranks: The ranks on the host; it may report and write for no others.
-            last_step: The last step of which there can be a checkpoint; 0: of none.
-            python: The interpreter on the host that is tried first.
-            keep: Takes each piece of a file, once and in order; raises `OSError` if it cannot, and `ValueError` if the
-                piece does not continue the file.
-            note: Adds an event to the run's history: a name, and values by keyword.
+            last_step: The last step that can have a checkpoint; 0 if none can.
+            python: The interpreter on the host that starts the agent.
+            keep: Writes a piece of a file; called once for each piece, in order. It raises `OSError` if it cannot write, and
+                `ValueError` if the piece does not continue the file.
+            note: Adds an event to the run's history; called with the event's name, and its values by keyword.
         """
         self.host = transport.host
         self.clock_offset_s = 0.0
@@ -114,22 +115,22 @@ class HostLink:
         lease_s = float(arguments["lease_s"])
         self._lease = Lease(lease_s)
         self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * lease_s))
-        self._joined: _Joined | None = None
+        self._connection: _Connection | None = None
         self._is_cut = False
         self._orders: list[dict[str, Any]] = []
-        self._received = self._asked = 0
-        self._looked: ProcessReport | None = None
-        self._clock: float | None = None  # the agent's, as it last came
+        self._received = self._question = 0
+        self._answer: ProcessReport | None = None
+        self._clock: float | None = None  # the newest reading of the agent's clock
         self._outage: HostError | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
         self._has_lied = self._never_ends = False
-        self._moved = time.monotonic()  # when a piece came, or the end was ordered
+        self._moved = time.monotonic()  # when the last piece came, or the end was ordered
 
     def start(self) -> None:
         """Start the agent.
 
         Raises:
-            HostError: It cannot be started, or cannot make the run's folder.
+            HostError: The agent cannot be started, or cannot make the run's folder.
         """
         stream = put_agent(self._transport, self._arguments, pythons=self._pythons)
         ready = self._greeted(stream, timeout_s=START_S)
@@ -139,40 +140,43 @@ class HostLink:
         self._lease.heard()
 
     def follow(self) -> None:
-        """Start the two threads of the link: one reads what comes, the other renews the lease and sends orders."""
-        for work in (self._follow, self._keep_up):
+        """Start the two threads of the link: one reads frames, the other renews the lease and sends orders."""
+        for work in (self._follow, self._send):
             threading.Thread(target=work, daemon=True).start()
 
     def order(self, kind: str, **values: Any) -> None:
-        """Have the agent do something once, as soon as it can be reached; returns at once."""
+        """Queue an order, which the agent carries out once, as soon as it can be reached."""
         self._orders.append({"kind": kind, "order": len(self._orders) + 1, **values})
         self._wake.set()
 
     def snapshot(self, question: int) -> ProcessReport | None:
-        """The state of the ranks' processes there; None until the agent has answered. Ask again with the same number."""
+        """Return the state of the ranks' processes on the host; None until the agent has answered.
+
+        Call it with the same `question` until it answers; another number requests a new snapshot.
+        """
         if self.lost is not None:  # a caller that waits for all hosts would wait forever
             return ProcessReport(question=question, stopped=(), faults=())
-        if question != self._asked:
-            self._asked = question
+        if question != self._question:
+            self._question = question
             self.order("look", question=question)
-        looked = self._looked
-        return looked if looked is not None and looked.question == question else None
+        answer = self._answer
+        return answer if answer is not None and answer.question == question else None
 
     def end(self) -> None:
-        """Have the agent end what is left of the run and send the rest; `over` is set when that is done or given up."""
+        """Order the agent to end what is left of the run and send its files; `over` is set when this is done or given up."""
         self.order("end")
         self._moved = time.monotonic()
         self._ending.set()
 
     def cut(self) -> None:
-        """Send nothing and take nothing from now on, as if the cable were cut."""
+        """Send nothing and ignore all that comes from now on, as if the cable were cut."""
         self._is_cut = True
 
     def silence(self) -> SilentHost | None:
-        """How long the host has not answered, if the user should know it and the host is not lost yet."""
+        """Return the host's silence if it is long enough to inform the user and the host is not lost; else None."""
         return None if self.over.is_set() or self.lost is not None else self._lease.silence()
 
-    # The thread that reads
+    # The thread that reads frames
 
     def _follow(self) -> None:
         try:
@@ -189,18 +193,18 @@ class HostLink:
         finally:
             self.over.set()
             self._wake.set()
-            if self._joined is not None:
-                self._joined.stream.process.kill()
+            if self._connection is not None:
+                self._connection.stream.process.kill()
 
     def _read(self) -> None:
-        """Take in frames until the agent has ended or the connection breaks."""
-        joined = self._joined
+        """Read frames until the agent has ended or the connection breaks."""
+        connection = self._connection
         try:
-            while joined is not None and self.killed is None and not (self._is_cut or self._never_ends):
-                header, body = joined.stream.expect(timeout_s=self._quiet_s, largest_body=LONGEST_RECORD)
+            while connection is not None and self.killed is None and not (self._is_cut or self._never_ends):
+                header, body = connection.stream.expect(timeout_s=self._quiet_s, largest_body=LONGEST_RECORD)
                 if not self._is_cut:
                     frame = parse_agent_frame(header, ranks=self._ranks, last_step=self._last_step)
-                    self._take(joined, frame, body)
+                    self._handle(connection, frame, body)
                 if self._ending.is_set() and time.monotonic() - self._moved > _END_S:
                     self._give_up()
         except HostError as error:
@@ -208,19 +212,19 @@ class HostLink:
         except ValueError as error:
             self._has_lied = True
             self._outage = HostError(self.host, Trouble.SCRIPT, f"what came from it is {error}")
-            time.sleep(_FIRST_PAUSE_S)  # the next connection may bring the same; do not spin
-        if self.killed is None and joined is not None and not self._is_cut:
-            self._joined = None
-            joined.stream.process.kill()
+            time.sleep(_FIRST_PAUSE_S)  # the next connection may bring the same frame; do not reconnect in a busy loop
+        if self.killed is None and connection is not None and not self._is_cut:
+            self._connection = None
+            connection.stream.process.kill()
 
-    def _take(self, joined: _Joined, frame: AgentFrame | BadRecord, body: bytes) -> None:
+    def _handle(self, connection: _Connection, frame: AgentFrame | BadRecord, body: bytes) -> None:
         match frame:
             case BadRecord():
                 raise ValueError(frame.reason)
             case AgentAlive():
                 self._clock = frame.clock
             case ProcessReport():
-                self._looked = frame
+                self._answer = frame
             case FilePiece(number=number) as piece:
                 # The agent repeats what was not confirmed when a connection broke, so a gap means that a piece is lost.
                 if number != self._received + 1:
@@ -233,22 +237,22 @@ class HostLink:
             case AgentGone():
                 raise HostError(self.host, Trouble.SCRIPT, f"its agent reports: {frame.reason}")
             case AgentEnded():
-                self._let_go(joined, frame.killed)
-        self._note_life(joined)
+                self._confirm_end(connection, frame.killed)
+        self._note_life(connection)
 
-    def _note_life(self, joined: _Joined) -> None:
-        """Note a sign of life, unless it comes from a host that breaks the protocol over one connection after the other."""
-        if not self._has_lied or time.monotonic() - joined.since > self._quiet_s:
+    def _note_life(self, connection: _Connection) -> None:
+        """Count a frame as a sign of life, unless the host has broken the protocol and the connection is still new."""
+        if not self._has_lied or time.monotonic() - connection.since > self._quiet_s:
             self._lease.heard()
 
     def _give_up(self) -> None:
-        """Count a host as lost that answers and does not end, so that it cannot keep the run from ending."""
+        """Count the host as lost although it answers, because it does not end and the run must be able to end."""
         self._never_ends = True
         error = HostError(self.host, Trouble.SCRIPT, f"it was ordered to end and sent nothing new for {_END_S:.0f} s")
         self.lost = LostHost(error, self._lease.last_heard)
 
-    def _let_go(self, joined: _Joined, killed: int) -> None:
-        """Confirm to the agent that everything has arrived, and wait until it has left.
+    def _confirm_end(self, connection: _Connection, killed: int) -> None:
+        """Confirm to the agent that everything has arrived, and wait until it closes the connection.
 
         Raises:
             ValueError: Nobody has ordered it to end.
@@ -256,29 +260,29 @@ class HostLink:
         if not self._ending.is_set():
             raise ValueError("an end that nobody has ordered")
         with contextlib.suppress(HostError):
-            joined.stream.send({"kind": "bye"}, timeout_s=_SEND_S)
+            connection.stream.send({"kind": "bye"}, timeout_s=_SEND_S)
             until = time.monotonic() + _LAST_WORD_S
-            while (left := time_left(until)) and joined.stream.receive(timeout_s=left) is not None:
+            while (left := time_left(until)) and connection.stream.receive(timeout_s=left) is not None:
                 continue
         self.killed = killed
 
     # Connections
 
     def _greeted(self, stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
-        """Exchange greetings with the agent at the other end of a new stream, if there is one."""
+        """Exchange greetings over a new stream and keep the connection; return the agent's greeting, or why there is none."""
         ready = greeting(stream, timeout_s=timeout_s)
         if isinstance(ready, AgentGone):
             return ready
         stream.send({"kind": "hello", "version": contract.AGENT_VERSION, "received": self._received}, timeout_s=_SEND_S)
-        self._joined = _Joined(stream, ready.done, time.monotonic())
+        self._connection = _Connection(stream, ready.done, time.monotonic())
         self._wake.set()
         return ready
 
     def _join_again(self) -> None:
-        """Connect to the agent again, with growing pauses, until that works or the host is lost."""
+        """Connect to the agent again, with growing pauses, until a connection is made or the host is lost."""
         outage = self._outage or HostError(self.host, Trouble.TIMED_OUT, "no answer from our script on it")
         silent_since, pause_s, latest = time.monotonic() - self._lease.silent_s, _FIRST_PAUSE_S, None
-        # A connection that broke at once may leave SSH itself intact, so try a new channel of it first.
+        # If only the channel broke, the SSH connection may be intact, so try a new channel first. After silence, do not.
         anew = outage.trouble is Trouble.TIMED_OUT
         while self._lease.left_s > 0.0:
             if not self._is_cut:
@@ -315,7 +319,7 @@ class HostLink:
             raise
 
     def _end_what_is_left(self) -> None:
-        """Start another agent, which ends what the lost one may have left and sends its files."""
+        """Start a new agent on a lost host, which ends what is left of the run there and sends its files."""
         if self._is_cut:
             return
         with contextlib.suppress(HostError):
@@ -328,22 +332,22 @@ class HostLink:
 
     # The thread that sends
 
-    def _keep_up(self) -> None:
-        """Renew the lease, confirm what has come, and pass orders on."""
+    def _send(self) -> None:
+        """Renew the lease, confirm the received pieces, and send orders, until the link is over."""
         while not self.over.is_set():
             self._wake.wait(_RENEW_S)
             self._wake.clear()
-            joined = self._joined
-            if joined is None or self._is_cut:
+            connection = self._connection
+            if connection is None or self._is_cut:
                 continue
             try:
                 renewal = {"kind": "renew", "heard": self._clock, "received": self._received}
-                joined.stream.send(renewal, timeout_s=_SEND_S)
-                for order in self._orders[joined.ordered :]:
-                    joined.stream.send(order, timeout_s=_SEND_S)
-                    joined.ordered = order["order"]
+                connection.stream.send(renewal, timeout_s=_SEND_S)
+                for order in self._orders[connection.ordered :]:
+                    connection.stream.send(order, timeout_s=_SEND_S)
+                    connection.ordered = order["order"]
             except HostError:
-                joined.stream.process.kill()  # the reading thread notices, and connects again
+                connection.stream.process.kill()  # the reading thread notices this and connects again
 
 
 def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
@@ -352,10 +356,10 @@ def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Se
     Args:
         transport: The host; connected already.
         arguments: The arguments of `agent/start_agent.py`.
-        pythons: Interpreters to try first.
+        pythons: Interpreters on the host, in the order in which they are tried.
 
     Raises:
-        HostError: As `start_script`.
+        HostError: The script cannot be started, see `start_script`.
     """
     return start_script(
         transport, "start_agent", beside=_AGENT_MODULES, arguments=arguments, pythons=pythons, timeout_s=START_S
@@ -365,10 +369,10 @@ def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Se
 def join_agent(
     transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str], timeout_s: float
 ) -> FrameStream:
-    """Connect to an agent that was started before, with the same arguments.
+    """Connect to an agent that was started with these arguments.
 
     Raises:
-        HostError: As `start_script`.
+        HostError: The bridge to the agent cannot be started, see `start_script`.
     """
     place = {name: arguments[name] for name in ("socket", "folder")}
     return start_script(
@@ -380,18 +384,18 @@ def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone
     """Read the agent's greeting, or why there is no agent.
 
     Raises:
-        HostError: Something else came, or nothing in time; VERSION if the agent is of another one.
+        HostError: Another frame came, or none in time, or the agent has another version (`Trouble.VERSION`).
     """
     frame = stream.receive(timeout_s=timeout_s)
     if frame is None:
         lost = HostError(stream.host, Trouble.LOST, "our script on it ended without an answer")
         raise explain_end(stream, timeout_s=1.0) or lost
-    said = parse_agent_frame(frame[0])
-    if isinstance(said, BadRecord):
-        raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is {said.reason}")
-    if isinstance(said, AgentReady) and said.version != contract.AGENT_VERSION:
-        versions = f"its agent is of version {said.version}, this launcher of {contract.AGENT_VERSION}"
+    answer = parse_agent_frame(frame[0])
+    if isinstance(answer, BadRecord):
+        raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is {answer.reason}")
+    if isinstance(answer, AgentReady) and answer.version != contract.AGENT_VERSION:
+        versions = f"its agent is of version {answer.version}, this launcher of {contract.AGENT_VERSION}"
         raise HostError(stream.host, Trouble.VERSION, versions)
-    if isinstance(said, AgentReady | AgentGone):
-        return said
-    raise HostError(stream.host, Trouble.SCRIPT, f"it did not send a greeting but {said}"[:100])
+    if isinstance(answer, AgentReady | AgentGone):
+        return answer
+    raise HostError(stream.host, Trouble.SCRIPT, f"it did not send a greeting but {answer}"[:100])

@@ -1,6 +1,6 @@
-"""Set up a run on its hosts once they are ready and have the code: each gets its plan and an agent.
+"""Set up a run on hosts that are ready and have the code: send each host its plan, and start an agent there.
 
-All that differs between hosts is known here: where the interpreter, the engine, the release and the data lie on each.
+Only this module knows what differs between hosts: the paths of the interpreter, the engine, the release and the data.
 """
 
 import json
@@ -28,13 +28,13 @@ class ReadyHost:
     """A host that has everything its ranks need.
 
     Attributes:
-        python: The interpreter of its ranks.
-        mpi_prefix: Folder of its engine.
-        remote_folder: Absolute.
-        release: Folder of the code there, absolute.
-        lock: File that keeps the code from being pruned, absolute.
-        copies: Path on the launching machine to path on the host.
-        data: Where texts and checkpoints lie there, by the SHA-256 of their content.
+        python: The interpreter of the host's ranks.
+        mpi_prefix: The folder of the engine's installation on the host.
+        remote_folder: The folder of ttlaunch on the host, absolute.
+        release: The folder of the synced code on the host, absolute.
+        lock: The file whose lock keeps the release from being removed, absolute.
+        copies: The path on the host of each synced path of the launching machine.
+        data: The paths on the host of texts and checkpoints, by the SHA-256 of their content.
     """
 
     transport: Transport
@@ -53,9 +53,9 @@ class RunOnHosts:
 
     Attributes:
         python: The interpreter that the plan names.
-        engine: What starts the ranks.
-        described: Variables that the cluster's files set.
-        secrets: Values that travel to the hosts and are written nowhere.
+        engine: The engine that starts the ranks.
+        described: The names of variables that the cluster's files set.
+        secrets: Variables that are sent to the hosts and written to no file.
         lease_s: How long ranks on a host may run without a message from this launcher.
     """
 

@@ -1,8 +1,8 @@
 """Let an engine start its daemons on other hosts through the connections that the launcher already has.
 
-The engine uses `agent/relay.py` as its ssh. Each command for a host arrives here on a private socket, is made to
-fit the host by the engine (its own place there, the run's id in the environment) and runs as one more channel. Secrets travel on
-the command's standard input, never on its command line.
+The engine calls `agent/relay.py` in place of ssh. That program passes each command for a host to this module over a private
+socket. The engine object adapts the command to the host (the path of its daemon there, the run's id in the environment),
+and it runs in a new channel of the host's connection. Secrets are written to its standard input, never on its command line.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _PROGRAM = "ssh"
 
 
 class Relay:
-    """Serves the engine's requests until it is closed."""
+    """Runs the engine's commands on other hosts until it is closed."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Relay:
         """Begin to listen.
 
         Args:
-            transports: The hosts.
-            starts: How daemons start on them.
+            transports: The connections to the hosts, by host.
+            starts: How the engine's daemon is started, by host.
             engine: The engine that the daemons belong to.
-            scratch: Where the socket and the engine's substitute for ssh are put.
-            is_lost: Whether a host counts as lost; while it does not, a daemon outlives the connection it was started over.
+            scratch: The folder for the socket and for the script that the engine calls in place of ssh.
+            is_lost: Returns whether a host counts as lost; until then, its daemon may be alive although its connection broke.
         """
         self._transports = transports
         self._engine = engine
@@ -58,12 +58,12 @@ class Relay:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(scratch / _SOCKET))
         self._socket.listen(len(transports))
-        words = shlex.join([sys.executable, "-I", "-S", str(RELAY), str(scratch / _SOCKET)])
-        (scratch / _PROGRAM).write_text(f'exec {words} "$@"\n', encoding="utf-8")
+        command = shlex.join([sys.executable, "-I", "-S", str(RELAY), str(scratch / _SOCKET)])
+        (scratch / _PROGRAM).write_text(f'exec {command} "$@"\n', encoding="utf-8")
         threading.Thread(target=self._serve, daemon=True).start()
 
     def settings(self, names: EngineNames) -> dict[str, str]:
-        """The environment that makes the engine use this relay in place of ssh."""
+        """Return the environment that makes the engine use this relay in place of ssh."""
         variable = names.remote_shell_variable
         return {variable: f"sh {self._scratch / _PROGRAM}"} if variable else {}
 
@@ -84,7 +84,10 @@ class Relay:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, EOFError, ValueError):  # the engine has gone: nobody to answer
+        with (
+            connection,
+            contextlib.suppress(OSError, EOFError, ValueError),
+        ):  # the engine's program has closed the socket
             frame = contract.read_frame(connection.recv)
             if frame is None:
                 return
@@ -92,7 +95,7 @@ class Relay:
             connection.sendall(contract.pack_frame({"status": status, "stderr": stderr}, stdout))
 
     def _run(self, connection: socket.socket, host: str, command: str) -> tuple[int, bytes, str]:
-        """Run a command to its end, however long that takes: a daemon's may last as long as the run."""
+        """Run a command until it ends, and return its status and output; a daemon's may last as long as the run."""
         if host not in self._transports:
             asking = self._engine.signature.program
             return _NO_ANSWER, b"", f"ttlaunch: {asking} asks for `{host}`, which is no host of this run\n"
@@ -117,9 +120,9 @@ class Relay:
             return _NO_ANSWER, b"", f"ttlaunch: {error}\n"
 
     def _wait_while_it_lives(self, host: str, connection: socket.socket) -> None:
-        """Wait until the host is lost or the engine has gone.
+        """Wait until the host is lost or the engine has ended its program.
 
-        A daemon survives its connection, so the engine may only learn that it is gone once the host is lost.
+        A daemon survives its connection, so the engine must not take it for ended before the host is lost.
         """
         while not self._is_lost(host) and not _has_gone(connection, within_s=_LOOK_S):
             continue

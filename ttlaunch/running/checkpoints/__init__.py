@@ -1,1 +1,1 @@
-"""Checkpoints of a run: completed, lost, found again and read."""
+"""Checkpoints on the launching machine: complete them from shards, report lost ones, find one to resume from, read them."""

@@ -35,11 +35,11 @@ _SHARD = re.compile(r"rank-([0-9]{1,9})\.json\Z")
 
 
 class CheckpointKeeper:
-    """Completes and removes checkpoints of one run, in a thread of its own, for as long as it is entered.
+    """Completes and removes checkpoints of one run, in a thread of its own; a context manager starts and ends the thread.
 
     Attributes:
-        lost: Why a checkpoint whose shards had all arrived could not be completed, by step; only where the configuration
-            lets training go on without it.
+        lost: By step, why a checkpoint whose shards had all arrived could not be completed. Only filled if the configuration
+            lets training continue without it.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class CheckpointKeeper:
         ranks: Sequence[RankState] = (),
         complain: Complain = pass_over,
     ) -> None:
-        """Prepare; entering begins.
+        """Prepare the thread, which starts when this object is entered.
 
         Args:
             plan: The run's plan.
             folder: The run's folder.
-            ranks: How far ranks are, by their own reports; kept up to date by somebody else.
-            complain: Told of records of shards that cannot be used.
+            ranks: The states of the ranks, which `Watch` keeps up to date.
+            complain: Called with each shard's record that cannot be used.
         """
         self._folder, self._complain, self._ranks = folder, complain, ranks
         self._plan = plan.as_json()
-        self._config = (self._plan["config"] or {}).get("checkpoint_config")  # None: nobody makes checkpoints
+        self._config = (self._plan["config"] or {}).get("checkpoint_config")  # None: ranks write no checkpoints
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="checkpoints", daemon=True)
         self._error: OSError | None = None
@@ -80,18 +80,19 @@ class CheckpointKeeper:
         """Raise the error that ended the thread, if one did.
 
         Raises:
-            OSError: The disk is full, or the like.
+            OSError: A file could not be written, for example because the disk is full.
         """
         if self._error is not None:
             raise self._error
 
     def finish(self) -> None:
-        """Complete what has arrived by now; call it when no rank and no host adds anything any more."""
+        """Complete all checkpoints that have arrived; call it when no rank and no host sends any more."""
         self._over.set()
         self._thread.join()
         self.check()
         self._sweep()
-        # What has arrived and is no checkpoint yet has not been reached; a later run must not take it for a checkpoint.
+        # A folder whose shards have arrived and that is still unfinished has a step that the ranks of other hosts have not
+        # reached. Remove it, so that no later run completes it.
         for step, folder in sorted(_folders(self._folder.path, contract.UNFINISHED_SUFFIX)):
             shards = _arrived(folder, world_size=self._plan["world_size"], complain=pass_over)
             if shards and not is_reached(step, shards, ranks=self._ranks):
@@ -109,8 +110,8 @@ class CheckpointKeeper:
     def _sweep(self) -> None:
         if self._config is None:
             return
-        goes_on = self._config["on_error"] == "continue"
-        lose = self.lost.setdefault if goes_on else None
+        may_continue = self._config["on_error"] == "continue"
+        lose = self.lost.setdefault if may_continue else None
         run_id, path = self._folder.run_id, self._folder.path
         for step in complete_checkpoints(
             path, self._plan, run_id=run_id, lose=lose, complain=self._complain, ranks=self._ranks
@@ -131,18 +132,18 @@ def complete_checkpoints(
     """Make a checkpoint of every folder whose shards have all arrived.
 
     Args:
-        run_folder: On this machine.
+        run_folder: The run's folder on this machine.
         plan: The content of the run's `plan.json`.
         run_id: The run's name.
-        lose: Told the step of a checkpoint that could not be completed, and why; its folder is removed.
-        complain: Told of records of shards that cannot be used; their checkpoint is not completed.
-        ranks: How far ranks are; empty: nobody knows. A checkpoint that they have not reached is not completed.
+        lose: Called with the step of each checkpoint that cannot be completed, and the reason; its folder is removed.
+        complain: Called with each shard's record that cannot be used; its checkpoint is not completed.
+        ranks: The states of the ranks, or nothing if they are not known. A step that they have not reached is not completed.
 
     Returns:
         The steps of the new checkpoints, in order.
 
     Raises:
-        OSError: A file cannot be written, and there is no `lose`.
+        OSError: A file cannot be written, and `lose` is None.
     """
     done = []
     for step, folder in sorted(_folders(run_folder, contract.UNFINISHED_SUFFIX)):
@@ -176,12 +177,12 @@ def is_reached(step: int, owners: Collection[int], *, ranks: Sequence[RankState]
 
 
 def newest_step(run_folder: Path) -> int | None:
-    """The step of the newest checkpoint of a run; None if it has none."""
+    """Return the step of the newest checkpoint of a run; None if it has none."""
     return max((step for step, _ in _folders(run_folder, "")), default=None)
 
 
 def remove_unfinished(run_folder: Path, *, steps: Collection[int]) -> None:
-    """Remove what has been written of checkpoints that can't become whole; call when no rank adds to them any more."""
+    """Remove the unfinished folders of checkpoints that cannot become complete; call it when no rank writes to them any more."""
     for step, folder in _folders(run_folder, contract.UNFINISHED_SUFFIX):
         if step in steps:
             shutil.rmtree(folder, ignore_errors=True)
@@ -200,13 +201,13 @@ def remove_old(run_folder: Path, *, keep: int, keep_every: int | None) -> None:
 
 
 def manifest_digest(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest without its own digest."""
+    """Return the SHA-256 of a manifest's content without the field that contains this digest."""
     rest = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def missing_shards(folder: Path) -> list[int]:
-    """Ranks whose shard of an unfinished checkpoint is not there or not whole; all owners are known from any record."""
+    """Return the ranks whose shard of an unfinished checkpoint is missing or incomplete; every record names all owners."""
     return _missing(folder, _records(folder, world_size=None, complain=pass_over))
 
 
@@ -221,7 +222,7 @@ def _arrived(folder: Path, *, world_size: int, complain: Complain) -> dict[int, 
 
 
 def _records(folder: Path, *, world_size: int | None, complain: Complain) -> dict[int, ShardRecord]:
-    """The records of shards that are there and can be used; None: of how many ranks is not known."""
+    """Return the usable records of shards, by rank; `world_size` is None if the number of ranks is not known."""
     found = {}
     for path in sorted(folder.glob("rank-*.json")):
         named = _SHARD.match(path.name)
@@ -239,7 +240,7 @@ def _records(folder: Path, *, world_size: int | None, complain: Complain) -> dic
 
 
 def _checked(record: ShardRecord | BadRecord, world_size: int | None) -> ShardRecord | BadRecord:
-    """The record, if it names only ranks of the run."""
+    """Return the record if it names only ranks of the run, else what is wrong."""
     if isinstance(record, BadRecord) or world_size is None or all(rank < world_size for rank in record.owners):
         return record
     return BadRecord(f"`owners` names rank {max(record.owners)} of {world_size}")
@@ -253,7 +254,7 @@ def _is_whole(folder: Path, rank: int, record: ShardRecord) -> bool:
 
 
 def _about(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a manifest that comes from the plan; a later run must agree with some of it."""
+    """Return the part of a manifest that comes from the plan; a run that resumes must agree with some of these values."""
     data = plan.get("data") or {}
     return {
         "format": contract.CHECKPOINT_FORMAT,
@@ -276,10 +277,10 @@ def _joined(records: Mapping[int, ShardRecord]) -> dict[str, Any]:
 
 
 def _first_with_weights(records: Mapping[int, ShardRecord]) -> int:
-    """The lowest rank whose shard holds weights: ranks that hold only optimizer state need not know where training is."""
+    """Return the lowest rank whose shard has weights: a rank with only optimizer state may not know the training's state."""
     prefix = contract.OPTIMIZER_PREFIX
-    knowing = [rank for rank, record in records.items() if not all(name.startswith(prefix) for name in record.tensors)]
-    return min(knowing or records)
+    owners = [rank for rank, record in records.items() if not all(name.startswith(prefix) for name in record.tensors)]
+    return min(owners or records)
 
 
 def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
@@ -295,7 +296,7 @@ def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
     _flush(folder)
     whole = folder.rename(run_folder / contract.checkpoint_dir(content["step"]))
     _flush(run_folder / contract.CHECKPOINTS_DIR)
-    # Only now: after a launcher that is killed before the rename, the folder is completed again from these records.
+    # Remove the records only now: if the launcher is killed before the rename, a later run completes the folder from them.
     for path in whole.glob("rank-*.json"):
         path.unlink()
 
@@ -309,19 +310,19 @@ def _flush(path: Path) -> None:
 
 
 def _folders(run_folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
-    """Step and path of each folder of a checkpoint with this end of its name."""
+    """Yield step and path of each checkpoint folder whose name ends with a suffix."""
     try:
         entries = list((run_folder / contract.CHECKPOINTS_DIR).iterdir())
     except FileNotFoundError:
         return
     for path in entries:
         match = _STEP.match(path.name.removesuffix(suffix)) if path.name.endswith(suffix) else None
-        if match and not path.is_symlink():  # what a stranger's link leads to is neither completed nor removed
+        if match and not path.is_symlink():  # never complete or remove a folder through somebody else's link
             yield int(match[1]), path
 
 
 class LostCheckpoints:
-    """Reports the checkpoints that a run lost, where the configuration lets it go on without them.
+    """Reports the checkpoints that a run has lost, if the configuration lets it continue without them.
 
     Attributes:
         reasons: By step, which file could not be written, and why.
@@ -335,8 +336,8 @@ class LostCheckpoints:
         """Report checkpoints that were lost since the last call.
 
         Args:
-            ranks: They report shards that they could not write; several of one checkpoint count as one loss.
-            uncompleted: Reasons by step, of checkpoints whose shards had arrived.
+            ranks: The ranks, which report shards that they could not write; several of one checkpoint count as one loss.
+            uncompleted: By step, why a checkpoint could not be completed although its shards had arrived.
         """
         for losses in (*(state.lost_checkpoints for state in ranks), uncompleted):
             for step, reason in dict(losses).items():
@@ -346,6 +347,6 @@ class LostCheckpoints:
                     self._view.output("stderr", clean(line).encode())
 
     def clean_up(self, run_folder: Path) -> dict[int, str]:
-        """Remove the unfinished folders of lost checkpoints; the reasons in order of steps."""
+        """Remove the unfinished folders of lost checkpoints, and return the reasons in the order of steps."""
         remove_unfinished(run_folder, steps=self.reasons)
         return dict(sorted(self.reasons.items()))

@@ -1,6 +1,7 @@
-"""Find the checkpoint to resume from: the newest one that is whole, and why newer ones were passed over.
+"""Find the checkpoint to resume from: the newest complete one, and why newer ones cannot be used.
 
-A checkpoint may be a stranger's: its manifest is parsed like a record, and only files of a checkpoint's own kind are opened.
+Somebody else may have made a checkpoint, so its manifest is parsed like a record, and only files that are named like shards
+are opened.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SHARD = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.safetensors")
 
 @record
 class _File:
-    """A shard in a manifest."""
+    """The entry of a manifest about a shard."""
 
     size: Size
     sha256: Word
@@ -58,7 +59,7 @@ class _EarlyStop:
 
 @record
 class _LossScaler:
-    """The state of a loss scaler, or in its place the open steps of an asynchronous server, which scales nothing."""
+    """The state of a loss scaler, or instead the open steps of an asynchronous server, which has no loss scaler."""
 
     scale: Number | None = None
     good_steps: Count | None = None
@@ -68,7 +69,7 @@ class _LossScaler:
 
 @record
 class _State:
-    """What training goes on from besides tensors."""
+    """The state of training besides the tensors."""
 
     data: dict[str, Json]
     early_stop: _EarlyStop | None = None
@@ -92,7 +93,7 @@ class _Manifest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint every file of which is as its manifest says."""
+    """A checkpoint whose files all agree with its manifest."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -115,8 +116,9 @@ class Search:
     """The result of a search for a checkpoint.
 
     Attributes:
-        checkpoint: None if there is none that is whole.
-        runs: Run folders that were looked into.
+        checkpoint: The newest usable checkpoint; None if there is none.
+        passed_over: Newer checkpoints that cannot be used.
+        runs: The run folders that were searched.
     """
 
     checkpoint: Checkpoint | None = None
@@ -125,13 +127,13 @@ class Search:
 
 
 def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> Search:
-    """Look for what `--resume` names, newest first, until one is whole.
+    """Verify the checkpoints that `--resume` names, newest first, until one is usable.
 
     Args:
-        where: `latest`: of all runs; a run's id; or the path of a run's folder, of its folder of checkpoints, or of one
-            checkpoint, which may have been copied there under any name.
+        where: `latest` for the newest of all runs; a run's id; or the path of a run's folder, of its folder of checkpoints, or
+            of one checkpoint, which may be a copy with any name.
         runs_folder: The folder that contains the runs.
-        working_folder: The folder that relative paths start from.
+        working_folder: The folder to which relative paths are relative.
     """
     search = Search()
     if where == LATEST:
@@ -154,7 +156,7 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
 
 
 def verify(path: Path) -> Checkpoint | str:
-    """Verify the checkpoint at a path by reading every file; return what is wrong with it if it is not whole."""
+    """Verify the checkpoint at a path by reading every file; return what is wrong with it if it cannot be used."""
     if path.name.endswith(contract.UNFINISHED_SUFFIX):
         ranks = ", ".join(str(rank) for rank in missing_shards(path))
         return f"it was not finished: no shard of rank {ranks}" if ranks else "it was not finished"
@@ -179,10 +181,10 @@ def verify(path: Path) -> Checkpoint | str:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | BadRecord:
-    """Read and check the manifest of a checkpoint, as it is written; the reason is a clause.
+    """Read and check the manifest of a checkpoint; return its JSON object, or what is wrong with it.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The manifest cannot be read.
     """
     name = contract.CHECKPOINT_MANIFEST
     content = load(read_regular(folder / name, most=LONGEST_RECORD + 1))
@@ -207,11 +209,11 @@ def _read_manifest(folder: Path) -> dict[str, Any] | BadRecord:
 
 
 def _check_shard(path: Path, *, size: int) -> None:
-    """Check that a shard is a safetensors file of the size that the manifest says.
+    """Check that a shard is a safetensors file with the size in the manifest.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        TensorFileError: It is not.
+        OSError: The shard cannot be read, or is no regular file.
+        TensorFileError: The shard is no safetensors file, or has another size.
     """
     with open_regular(path) as file:
         found = os.fstat(file.fileno()).st_size
@@ -224,7 +226,7 @@ def _check_shard(path: Path, *, size: int) -> None:
 
 
 def _try(search: Search, path: Path, *, step: int | None = None) -> None:
-    """Verify a checkpoint and add it to the search; it must be of `step` if that is given."""
+    """Verify a checkpoint and add the result to the search; if `step` is given, the manifest must have this step."""
     answer = verify(path)
     if isinstance(answer, Checkpoint) and step not in {None, answer.step}:
         answer = f"its {contract.CHECKPOINT_MANIFEST} is that of step {answer.step}"

@@ -1,4 +1,4 @@
-"""Measure how far two sets of weights are apart, without torch; it is slow, so for small models only."""
+"""Measure the difference of two sets of weights without torch; it is slow, so use it for small models only."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _FORMATS: dict[str, Literal["f", "d"]] = {"F32": "f", "F64": "d"}
 
 
 def read_weights(checkpoint: Path, *, averaged: bool = False) -> Mapping[str, FiledTensor]:
-    """Read the weights of a whole checkpoint by name, or their running average, empty if it has none."""
+    """Return the weights of a checkpoint by name, or with `averaged` their running average, empty if it has none."""
     tensors: dict[str, StoredTensor] = {}
     for path in sorted(checkpoint.glob("rank-*.safetensors")):
         tensors |= read_header(path)
@@ -23,7 +23,7 @@ def read_weights(checkpoint: Path, *, averaged: bool = False) -> Mapping[str, Fi
 
 
 def largest_difference(one: Mapping[str, FiledTensor], other: Mapping[str, FiledTensor]) -> float:
-    """The largest absolute difference of two values in the same place; infinite where names, shapes or types differ."""
+    """Return the largest absolute difference of values at the same place; infinite if names, shapes or types differ."""
     if one.keys() != other.keys():
         return math.inf
     return max((_difference(tensor, other[name]) for name, tensor in one.items()), default=0.0)
@@ -36,12 +36,12 @@ def _difference(one: FiledTensor, other: FiledTensor) -> float:
     largest = 0.0
     for left, right in pairs:
         difference = abs(left - right)
-        if math.isnan(difference):  # a value that is no number, or infinite on both sides
+        if math.isnan(difference):  # a value is NaN, or both are infinite
             difference = 0.0 if left == right or (math.isnan(left) and math.isnan(right)) else math.inf
         largest = max(largest, difference)
     return largest
 
 
 def _values(tensor: FiledTensor) -> "memoryview[float]":
-    """The values of a tensor. Files are little-endian, as is every machine that ranks run on."""
+    """Read the values of a tensor; files are little-endian, like all supported machines."""
     return memoryview(b"".join(read_bytes(tensor))).cast(_FORMATS[tensor.dtype])

@@ -1,7 +1,7 @@
-"""Read safetensors files without torch, write a new one from parts of others, and join tensors that lie in several files.
+"""Read safetensors files without torch, write a file from tensors of others, and join tensors whose parts are in several files.
 
-The format: 8 bytes with the length of the header, the header as JSON (name to dtype, shape, place), the tensors. A file may
-come from anybody, so its header is believed only if its tensors fill the file without a gap or an overlap.
+The format: 8 bytes with the length of the header; the header as JSON (by name: dtype, shape, place); the bytes of the
+tensors. A file may come from anybody, so it is refused unless its tensors fill it without a gap or an overlap.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorFileError(TtlaunchError):
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes `start` to `end` of the file at `path`."""
+    """The bytes from `start` up to, but not including, `end` of the file at `path`."""
 
     path: Path
     start: int
@@ -45,11 +45,11 @@ class Extent:
 
 
 class FiledTensor(Protocol):
-    """A tensor in files."""
+    """A tensor that is stored in one file or several."""
 
     @property
     def path(self) -> Path:
-        """The file that it is in, or one of them."""
+        """The tensor's file, or one of its files."""
 
     @property
     def dtype(self) -> str: ...
@@ -59,15 +59,15 @@ class FiledTensor(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The number of bytes."""
 
     def extents(self) -> list[Extent]:
-        """Where its bytes are, in their order."""
+        """Return the parts of files that together are the tensor's bytes, in their order."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: its bytes are `start` to `end` of the file at `path`."""
+    """A tensor whose bytes are those from `start` up to, but not including, `end` of the file at `path`."""
 
     path: Path
     dtype: str
@@ -77,17 +77,17 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The number of bytes."""
         return self.end - self.start
 
     def extents(self) -> list[Extent]:
-        """Where its bytes are."""
+        """Return the one part of the file that has the tensor's bytes."""
         return [Extent(self.path, self.start, self.end)]
 
 
 @record
 class _Entry:
-    """A tensor in a header."""
+    """The entry of a header about a tensor."""
 
     dtype: Word
     shape: tuple[Count, ...]
@@ -95,21 +95,22 @@ class _Entry:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file, by name, in the order of their places.
+    """Return the tensors of a file by name, in the order in which the file contains them.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        TensorFileError: It is no safetensors file, or its header does not describe what is in it.
+        OSError: The file cannot be read, or is no regular file.
+        TensorFileError: The file is no safetensors file, or its header does not describe its content.
     """
     with open_regular(path) as file:
         return parse_header(file, path)
 
 
 def parse_header(file: BinaryIO, path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file that is open at its beginning; see `read_header`.
+    """Return the tensors of an open file, as `read_header` does; the file must be at its beginning.
 
     Raises:
-        OSError, TensorFileError: As `read_header`.
+        OSError: The file cannot be read.
+        TensorFileError: The file is no safetensors file, or its header does not describe its content.
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
@@ -132,10 +133,10 @@ def _is_metadata(content: Any) -> bool:
 
 
 def _check_places(tensors: Mapping[str, StoredTensor], *, base: int) -> None:
-    """Check that sorted tensors follow each other; the last one is known to end where the file does.
+    """Check that sorted tensors follow each other without gap or overlap; the caller has checked where the last one ends.
 
     Raises:
-        TensorFileError: Two overlap, or bytes belong to none.
+        TensorFileError: Two tensors overlap, or some bytes belong to no tensor.
     """
     places = [("the header", base), *((f"tensor {shown(name)}", one.end) for name, one in tensors.items())]
     starts = [one.start for one in tensors.values()]
@@ -147,10 +148,10 @@ def _check_places(tensors: Mapping[str, StoredTensor], *, base: int) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, FiledTensor]) -> None:
-    """Write a file of tensors that lie in other files; it appears whole or not at all.
+    """Write a new file with tensors of other files; the file appears complete or not at all.
 
     Raises:
-        OSError: A file cannot be read, or this one not be written.
+        OSError: A file of a tensor cannot be read, or the new file cannot be written.
     """
     header, place = {}, 0
     for name, tensor in tensors.items():
@@ -197,7 +198,7 @@ def _stored(path: Path, name: str, content: object, *, base: int) -> tuple[str, 
 
 
 def read_bytes(tensor: FiledTensor) -> Iterator[bytes]:
-    """The values of a tensor, piece by piece.
+    """Yield the bytes of a tensor, piece by piece.
 
     Raises:
         OSError: A file cannot be read, or ends too early.
@@ -220,11 +221,11 @@ def read_bytes(tensor: FiledTensor) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class JoinedTensor:
-    """A whole tensor of several stored parts, as tensor-parallel ranks leave them.
+    """A whole tensor whose parts are stored separately, as tensor-parallel ranks write them.
 
     Attributes:
-        path: The path of one of its files.
-        parts: Each with where it lies; together they have every value once.
+        path: The path of one of the tensor's files.
+        parts: The parts, each with its stored tensor; together they have every value exactly once.
     """
 
     path: Path
@@ -234,17 +235,17 @@ class JoinedTensor:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The number of bytes."""
         return sum(stored.size for _, stored in self.parts)
 
     def extents(self) -> list[Extent]:
-        """Where its bytes are, in their order: each run of values that one part has, up to a row of it."""
+        """Return the parts of files that together are the tensor's bytes, in their order; each is within one row."""
         runs = [run for part, stored in self.parts for run in _runs(part, stored)]
         return [extent for _, extent in sorted(runs, key=lambda run: run[0])]
 
 
 def join_parts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor | JoinedTensor]:
-    """Whole tensors by name; parts stay under their own names where some of the whole is missing."""
+    """Join stored parts to whole tensors, by name; if a part is missing, the others keep the names of parts."""
     found: dict[str, StoredTensor | JoinedTensor] = {}
     parts: dict[str, dict[Part, StoredTensor]] = {}
     for name, tensor in tensors.items():
@@ -268,7 +269,7 @@ def _joined(parts: Mapping[Part, StoredTensor]) -> JoinedTensor | None:
 
 
 def _runs(part: Part, stored: StoredTensor) -> Iterator[tuple[int, Extent]]:
-    """For each run of values of a part: its place in the whole tensor, counted in values, and where its bytes are."""
+    """Yield each run of consecutive values of a part: its place in the whole tensor, counted in values, and its bytes."""
     value_bytes, *outer = stored.size // part.size, *part.places[:-1]
     last, row = part.places[-1], part.shape[-1]
     for number, indices in enumerate(product(*outer)):

@@ -1,8 +1,8 @@
 """Find which rank failed first, and how: classify every ending, then order by class and time.
 
-Sorting by time alone blames the wrong rank, because the ranks that lose their peer can be recorded before the one
-that was killed. So a rank's own exception, a crash or a signal from outside comes before an ending that follows from
-another rank's.
+Sorting by time alone blames the wrong rank, because the ends of ranks that lose their peer can be recorded before the end
+of the rank that was killed. So a rank's own exception, a crash or a signal from outside takes precedence over an ending
+that follows from another rank.
 """
 
 import math
@@ -26,7 +26,7 @@ from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost
 from ttlaunch.running.watch import RankState
 
 _HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _FOLLOWS = 0, 1, 2
-"""Which ending to report, smallest first: one with a cause, a bare exit status, one that follows from another rank's."""
+"""The order in which endings are reported: with a cause of their own, with only an exit status, caused by another rank."""
 _OUT_OF_MEMORY_TOGETHER_S = 2.0  # the kernel takes that long to free a killed rank of many gigabytes
 
 
@@ -35,10 +35,10 @@ class Witnesses:
     """Evidence besides the records of the ranks.
 
     Attributes:
-        stderr_tail: The end of a rank's log.
-        engine: What the engine's own output says.
-        launcher: Name of the engine's process in messages, such as `mpirun`.
-        killing_since: When we began to kill the remaining ranks, seconds since the epoch; None: we did not.
+        stderr_tail: Returns the end of a rank's log.
+        engine: What the engine's own output reports.
+        launcher: The name of the engine's process in messages, such as `mpirun`.
+        killing_since: When the supervisor began to kill the remaining ranks, seconds since the epoch; None if it did not.
         stood_still_s: The longest time for which the supervisor did not run, because it or its whole machine was suspended.
     """
 
@@ -66,10 +66,10 @@ def first_failure(
 
     Args:
         ranks: All ranks, after their endings were read.
-        lost_shims: Ranks whose shim vanished without a record, with the time at which that was seen.
-        lost_hosts: Hosts that can no longer be reached. What follows from a lost host happens after its last sign of life.
-        stopped: Whether somebody asked the launcher to stop the run; then endings by the signals that it sends are no failures.
-        witnesses: Logs and the like; None: there are none.
+        lost_shims: Ranks whose shim is gone without a record, with the time at which this was noticed.
+        lost_hosts: Lost hosts by name. The time of such a failure is that of the last frame from the host.
+        stopped: Whether the launcher was ordered to end the run, or ends it itself; endings by its signals are then no failures.
+        witnesses: Logs and other evidence; None if there is none.
     """
     seen = witnesses or Witnesses()
     candidates = [_lost_host(lost, ranks, seen) for lost in (lost_hosts or {}).values()]
@@ -86,9 +86,9 @@ def first_failure(
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
     first = _largest_out_of_memory(first, candidates, ranks)
     followers = _followers(first, candidates, ranks, lost_hosts=lost_hosts or {})
-    words = seen.stderr_tail(first.rank).lines if first.rank is not None else ()
+    last_lines = seen.stderr_tail(first.rank).lines if first.rank is not None else ()
     hint = first.next_step or next_step(first)
-    return replace(first, followers=followers, last_lines=words, next_step=hint)
+    return replace(first, followers=followers, last_lines=last_lines, next_step=hint)
 
 
 def _of_rank(
@@ -101,13 +101,13 @@ def _of_rank(
     if state.exit is not None and state.exit.is_failure:
         time = state.exit.time
         by_us = seen.killing_since is not None and time > seen.killing_since
-        words = seen.stderr_tail(state.row.rank)
-        kind = classify_ending(state.exit, words, by_us=by_us or stopped, lost_peer=lost_peer)
+        tail = seen.stderr_tail(state.row.rank)
+        kind = classify_ending(state.exit, tail, by_us=by_us or stopped, lost_peer=lost_peer)
         if stopped and kind is Cause.ENDED:
             return []
-        without_words = kind is Cause.EXITED and words.raised is None
-        order = _FOLLOWS if kind.follows else _GIVES_NO_CAUSE if without_words else _HAS_OWN_CAUSE
-        return [_Candidate(order, name_ending(state, state.exit, words, kind=kind))]
+        has_no_cause = kind is Cause.EXITED and tail.raised is None
+        order = _FOLLOWS if kind.follows else _GIVES_NO_CAUSE if has_no_cause else _HAS_OWN_CAUSE
+        return [_Candidate(order, name_ending(state, state.exit, tail, kind=kind))]
     if lost is not None and state.exit is None and not stopped:
         by_daemon = seen.engine.lost_daemon and state.row.rank not in seen.engine.killed_shims
         named = name_lost_daemon(state, lost, launcher=seen.launcher) if by_daemon else name_lost_shim(state, lost)
@@ -116,7 +116,7 @@ def _of_rank(
 
 
 def _without_shims_killed_later(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Leave out shims that vanished after a rank had failed: the engine kills shims that do not exit in time."""
+    """Leave out shims that were lost after a rank had failed: the engine kills shims that do not exit in time."""
     broke = [one.failure.time or 0.0 for one in candidates if one.order != _FOLLOWS and not _is_lost_shim(one)]
     return [
         one for one in candidates if not _is_lost_shim(one) or (one.failure.time or 0.0) <= min(broke, default=math.inf)
@@ -134,7 +134,7 @@ def _of_exception(error: RankError, ending: RankExit | None) -> Cause:
 
 
 def _largest_out_of_memory(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
-    """Choose the rank that used most memory among those that ran out of it: the kernel may kill a smaller one first."""
+    """If ranks ran out of memory together, choose the one that used most: the kernel may kill a smaller one first."""
     if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
         return first
     used_bytes = {state.row.rank: float((state.exit.peak_memory_bytes if state.exit else None) or 0) for state in ranks}
@@ -148,7 +148,7 @@ def _largest_out_of_memory(first: Failure, candidates: list[_Candidate], ranks: 
 
 
 def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Candidate:
-    """Return the failure of a lost host; it stands for its ranks, whose endings are unknown."""
+    """Return the failure of a lost host, in place of failures of its ranks, whose endings are unknown."""
     host = lost.error.host
     its_ranks = [state for state in ranks if state.row.host == host]
     step = max((state.step for state in its_ranks), default=0)

@@ -1,7 +1,7 @@
-"""Classify why a rank ended: by its own fault, from outside, or because another rank was gone. Time plays no part here.
+"""Classify why a rank ended: by its own fault, by a cause from outside, or because another rank was gone.
 
-An exception is classified by its type and message; an ending without one by its status, its signal, the kernel's count
-of kills, and the last lines of the rank's log.
+An exception is classified by its type and message. An ending without an exception is classified by its status, its signal,
+the kernel's count of kills, and the last lines of the rank's log. Times are not considered.
 """
 
 import re
@@ -19,11 +19,11 @@ class Cause(StrEnum):
 
     RAISED = "raised"  # an exception of its own
     IMPORT_ERROR = "import_error"
-    CHECKPOINT = "checkpoint"  # it could not be read or written
+    CHECKPOINT = "checkpoint"  # a checkpoint could not be read or written
     EXITED = "exited"  # with a status that is not 0: sys.exit, os._exit, exit of C, MPI_Abort
-    LEFT_EARLY = "left_early"  # with status 0
+    LEFT_EARLY = "left_early"  # with status 0 before its role had finished
     NOT_STARTED = "not_started"
-    KILLED = "killed"  # by somebody else
+    KILLED = "killed"  # by a signal from outside the run
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"  # in compiled code
     SHIM_LOST = "shim_lost"  # the rank's parent was killed, and the rank with it
@@ -37,7 +37,7 @@ class Cause(StrEnum):
 
     @property
     def follows(self) -> bool:
-        """Whether it only follows from the end of another rank, even if that end was recorded later."""
+        """Whether such an ending is the consequence of another rank's end, even if that was recorded later."""
         return self in {Cause.LOST_PEER, Cause.FENCED, Cause.ENDED}
 
     @property
@@ -99,10 +99,10 @@ def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oo
     """Classify an exception.
 
     Args:
-        kind: Its type's name.
-        message: Its message.
-        chain: `type: message` of what it was raised from or while handling.
-        oom_kills: How many processes the kernel killed for lack of memory where the rank ran; a child of the rank may be among them.
+        kind: The name of the exception's type.
+        message: The exception's message.
+        chain: `type: message` of the exceptions that it was raised from, or during whose handling it was raised.
+        oom_kills: How many processes the kernel killed for lack of memory in the rank's control group; one may be its child.
     """
     if kind in _CHECKPOINT_TYPES:
         return Cause.CHECKPOINT
@@ -123,8 +123,8 @@ def classify_ending(ending: RankExit, stderr_tail: StderrTail, *, by_us: bool, l
     Args:
         ending: The shim's record of a failure.
         stderr_tail: The last lines of the rank's log.
-        by_us: Whether the launcher had begun to end the run before.
-        lost_peer: Whether the engine reported that this rank gave up because a peer had gone.
+        by_us: Whether the launcher had begun to end the run before the rank ended.
+        lost_peer: Whether the engine reported that this rank gave up because a peer was gone.
     """
     if ending.start_error:
         return Cause.NOT_STARTED

@@ -1,4 +1,4 @@
-"""Find out whether training has diverged: whether its last losses are NaN or infinite, and since which step."""
+"""Find out whether training has diverged: whether the last losses are NaN or infinite, and since which step."""
 
 import math
 import time
@@ -11,10 +11,10 @@ from ttlaunch.running.watch import RankState
 
 
 class _Bad(NamedTuple):
-    """A loss that is NaN or infinite; the smallest in sorting order is the earliest."""
+    """A loss that is NaN or infinite; these objects sort by time."""
 
     step: int
-    is_validation: bool  # it follows its step
+    is_validation: bool  # a validation happens after the training of its step
     rank: int
     loss: float
 
@@ -25,13 +25,13 @@ class _Bad(NamedTuple):
 
 
 def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> Failure | None:
-    """The failure of the rank that first reported a loss that is NaN or infinite, if losses stayed so to the end.
+    """Return the failure of the rank that first reported a NaN or infinite loss, if all losses after it were so; else None.
 
-    Such a run has trained nothing, even if every rank ended with status 0.
+    The weights of such a run are useless, even if every rank ended with status 0.
 
     Args:
-        ranks: All of a run that has ended.
-        config: Its resolved configuration; None for a program.
+        ranks: All ranks of a run that has ended.
+        config: The run's resolved configuration; None for a program that is no recipe.
     """
     found = [bad for state in ranks for bad in (_in_validation(state), _in_training(state)) if bad is not None]
     if not found or (_skips_overflows(config) and _weights_are_numbers(ranks, found)):
@@ -42,7 +42,7 @@ def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> 
 
 
 def _in_validation(state: RankState) -> _Bad | None:
-    """The first of the bad validations with which a rank ended."""
+    """Return the first of the uninterrupted series of bad validations with which a rank ended; None without such a series."""
     bad = list(takewhile(lambda record: not math.isfinite(record.loss), reversed(state.validations)))
     if not bad:
         return None
@@ -50,7 +50,7 @@ def _in_validation(state: RankState) -> _Bad | None:
 
 
 def _in_training(state: RankState) -> _Bad | None:
-    """The first of the bad steps with which a rank ended."""
+    """Return the first of the uninterrupted series of bad steps with which a rank ended; None without such a series."""
     if state.diverged is None:
         return None
     step, loss = state.diverged
@@ -58,12 +58,12 @@ def _in_training(state: RankState) -> _Bad | None:
 
 
 def _skips_overflows(config: Mapping[str, Any] | None) -> bool:
-    """Whether a step with a NaN or infinite loss leaves the weights as they were."""
+    """Whether ranks skip the update of a step whose loss is NaN or infinite, so that the weights stay finite."""
     return ((config or {}).get("training_config") or {}).get("precision") == "fp16"
 
 
 def _weights_are_numbers(ranks: Sequence[RankState], found: Sequence[_Bad]) -> bool:
-    """Whether the last validation is finite and no earlier than the bad steps, or only the very last step was bad."""
+    """Whether the weights are finite: a finite validation followed the bad steps, or only the very last step was bad."""
     if any(bad.is_validation for bad in found):
         return False
     last = max(state.step for state in ranks)

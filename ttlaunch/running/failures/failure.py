@@ -18,10 +18,10 @@ _CLAUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Follower:
-    """A rank that broke or was ended after the first one.
+    """A rank that failed or was ended after the rank that failed first.
 
     Attributes:
-        cause: One clause that follows "rank 3".
+        cause: A clause whose subject is the rank, such as "lost its peer".
         time: Seconds since the epoch, None if unknown.
     """
 
@@ -37,20 +37,21 @@ class Failure:
     """The first failure of a run; the fields stand in the order of `report.json`.
 
     Attributes:
-        code: An `R` code.
-        kind: Its class.
-        rank: The rank that failed; None if a host, the run folder or the engine did. So for `role`, `host` and `step`.
-        cause: One clause that follows "rank 3 (aggregator, host)".
-        when: What the step cannot express, such as "while it was starting".
+        code: The diagnostic's code, one of the `R` codes.
+        kind: The class of the failure.
+        rank: The rank that failed; None if a host, the run folder or the engine did.
+        role, host, step: The role, host and step of the rank; None if unknown or if no rank failed.
+        cause: A clause whose subject is the rank, such as "raised ValueError"; without a rank, a sentence.
+        when: The time of the failure if no step can express it, such as "while it was starting".
         place: `file:line` of the user's code, None if unknown.
         time: Seconds since the epoch, None if unknown.
-        evidence: Facts for notes.
-        followers: The ranks that broke or were ended after it.
+        evidence: Facts that the report shows as notes.
+        followers: The ranks that failed or were ended after the first failure.
         last_lines: The end of the rank's standard error.
-        next_step: What to type or change; None where the log has to be read.
-        comes_again: Whether a new start would meet it again: another MPI, a missing program, a full disk. Only the
-            supervisor needs it, which decides about a restart; `report.json` does not hold it.
-        of_engine: Whether the engine failed and no rank did; not in `report.json` either.
+        next_step: What to type or change; None if the user has to read the log.
+        comes_again: Whether the failure would occur again after a restart, such as a missing program or a full disk. Only
+            the decision about a restart needs it; `report.json` does not contain it.
+        of_engine: Whether the engine failed and no rank did; `report.json` does not contain it.
     """
 
     code: str
@@ -79,15 +80,15 @@ class Failure:
         return f"rank {self.rank} ({self.role}, {self.host}) {self.cause}{when}"
 
     def as_json(self) -> dict[str, Any]:
-        """The failure as `report.json` holds it."""
+        """Return the failure as `report.json` contains it."""
         return asdict(self, dict_factory=_named_as_in_json)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Read what `as_json` made.
+        """Make the failure from the record that `as_json` returns.
 
         Raises:
-            KeyError, TypeError, ValueError: It is no such record.
+            KeyError, TypeError, ValueError: The record is not valid.
         """
         values = _named_as_in_code(record)
         lists = {name: tuple(values[name]) for name in ("evidence", "last_lines")}
@@ -113,7 +114,7 @@ def _named_as_in_code(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rank_failure(row: RankRow, *, code: str, cause: str, time: float, **more: Any) -> Failure:
-    """The failure of one rank; `more` are further fields of `Failure`."""
+    """Make the failure of one rank; `more` are further fields of `Failure`."""
     return Failure(code=code, rank=row.rank, role=row.role, host=row.host, cause=cause, time=time, **more)
 
 
@@ -128,7 +129,7 @@ def render_cascade(followers: Sequence[Follower]) -> str | None:
 
 
 def _clause(group: Sequence[Follower]) -> str:
-    """Ranks of one class, as a clause; each rank that broke by itself keeps the words of its own cause."""
+    """Describe ranks with one cause in a clause, such as `rank 0 and 2 lost their peer`."""
     one, several = _CLAUSES.get(group[0].kind, (group[0].cause, group[0].cause))
     return f"{_named(member.rank for member in group)} {one if len(group) == 1 else several}"
 

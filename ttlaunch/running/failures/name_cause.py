@@ -1,4 +1,4 @@
-"""Describe a rank's ending for the report: one clause, the line of code where there is one, facts, and what to do next."""
+"""Describe a rank's failure for the report: a clause, the line of code if it is known, facts, and what to do next."""
 
 import signal
 from typing import Any
@@ -25,17 +25,17 @@ _EXCEPTIONS = {
     Cause.LOST_PEER: "lost its peer: {}",
     Cause.LEFT_EARLY: _EARLY,
 }
-"""By class, the clause about an exception; it gets the name of the exception's type."""
+"""The clause about an exception of each class, with `{}` for the name of the exception's type."""
 _SIGNALS = {
     Cause.OUT_OF_MEMORY: "ran out of memory",
     Cause.CRASHED: "crashed with {}",
     Cause.ENDED: "was ended by {}",
     Cause.LOST_PEER: "lost its peer: {}",
 }
-"""By class, the clause about an ending by a signal; it gets the signal's name."""
+"""The clause about an ending by a signal of each class, with `{}` for the signal's name."""
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
-_ROLE_OF_PROGRAMS = "rank"  # of ranks that run no recipe
+_ROLE_OF_PROGRAMS = "rank"  # the role of all ranks of a program that is no recipe
 _RESUME = "`ttlaunch run RECIPE --resume latest` continues from the newest checkpoint"
 _STEPS = {
     Cause.OUT_OF_MEMORY: "lower `training_config.micro_batch_size` or `transformer_config.max_sequence_length`, or run "
@@ -55,7 +55,7 @@ _STEPS_OF_PROGRAMS = {
 
 
 def next_step(failure: Failure) -> str | None:
-    """Suggest what to do next, as fits most failures of this class; None where the log has to be read."""
+    """Suggest what to do next after a failure of this class; None if the user has to read the log."""
     if failure.kind is Cause.LOST_PEER and failure.host == "localhost":
         return None
     steps = _STEPS | _STEPS_OF_PROGRAMS if failure.role == _ROLE_OF_PROGRAMS else _STEPS
@@ -63,16 +63,16 @@ def next_step(failure: Failure) -> str | None:
 
 
 def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
-    """The failure of a rank that wrote a record of its exception."""
+    """Make the failure of a rank that recorded its exception."""
     first_line = error.message.partition("\n")[0]
     name = error.type
     if kind is Cause.CHECKPOINT:  # its message is complete; a line of code would not help
-        kept = name == "CheckpointWriteError"
-        # A checkpoint that cannot be read now cannot be read by a new start either; writing one may work the next time.
-        code, cause = ("R030", "could not keep a checkpoint") if kept else ("R031", "could not begin")
+        is_write = name == "CheckpointWriteError"
+        # A checkpoint that cannot be read now cannot be read after a restart either; writing one may work the next time.
+        code, cause = ("R030", "could not keep a checkpoint") if is_write else ("R031", "could not begin")
         cause = f"{cause}: {first_line}"
-        return rank_failure(state.row, code=code, kind=kind, cause=cause, time=error.time, comes_again=not kept)
-    other_world = name == "WorldSizeError"  # another MPI started the ranks, and would again
+        return rank_failure(state.row, code=code, kind=kind, cause=cause, time=error.time, comes_again=not is_write)
+    other_world = name == "WorldSizeError"  # the ranks use another MPI than mpirun's; a restart would not change that
     return _failure(
         state,
         kind=kind,
@@ -86,14 +86,14 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
     )
 
 
-def name_ending(state: RankState, ending: RankExit, words: StderrTail, *, kind: Cause) -> Failure:
-    """The failure of a rank of which only the shim's record and the log are known."""
+def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: Cause) -> Failure:
+    """Make the failure of a rank from its shim's record and its log, because it recorded no exception."""
     code, place, facts = _CODES.get(kind, "R004"), None, tuple[str, ...]()
-    raised, crash = words.raised, words.crash
+    raised, crash = tail.raised, tail.crash
     if ending.signal:
         cause = _SIGNALS.get(kind, "was killed by {}").format(_signal_name(ending.signal))
         if crash and crash.file and kind is Cause.CRASHED:
-            place, facts = f"{crash.file}:{crash.line}", (f"{crash.words} in the {crash.thread}",)
+            place, facts = f"{crash.file}:{crash.line}", (f"{crash.reason} in the {crash.thread}",)
     elif kind is Cause.NOT_STARTED:
         cause = f"could not be started: {ending.start_error}"
     elif kind is Cause.LEFT_EARLY and ending.left_early:
@@ -110,14 +110,14 @@ def name_ending(state: RankState, ending: RankExit, words: StderrTail, *, kind: 
 
 
 def name_lost_shim(state: RankState, seen: float) -> Failure:
-    """The failure of a rank that ended because its parent, the shim, was killed."""
+    """Make the failure of a rank that ended because its parent, the shim, was killed."""
     return _failure(
         state, kind=Cause.SHIM_LOST, code="R006", cause="was lost: its shim was killed from outside", time=seen
     )
 
 
 def name_lost_daemon(state: RankState, seen: float, *, launcher: str) -> Failure:
-    """The failure of a host whose ranks ended because the engine's daemon there was killed; `state` is one of them."""
+    """Make the failure of a host whose ranks ended because the engine's daemon there was killed; `state` is one of the ranks."""
     host = state.row.host
     cause = f"{launcher}'s daemon on {host} was killed, and took the ranks there along"
     return Failure(code="R057", kind=Cause.DAEMON_LOST, host=host, step=state.step or None, cause=cause, time=seen)
@@ -136,7 +136,7 @@ def _signal_name(number: int) -> str:
 
 
 def _memory_facts(ending: RankExit | None, kind: Cause) -> tuple[str, ...]:
-    """The memory that the rank held, if memory was the cause; for another SIGKILL, a note that it was not."""
+    """Describe the rank's memory if memory was the cause; after a SIGKILL for another reason, note that it was not."""
     if ending is None:
         return ()
     if kind is Cause.KILLED and ending.signal == signal.SIGKILL and ending.oom_kills == 0:
@@ -156,7 +156,7 @@ def _peer_facts(kind: Cause) -> tuple[str, ...]:
 
 
 def _failure(state: RankState, *, kind: Cause, step: int | None = None, **values: Any) -> Failure:
-    """Make the failure of a rank with the step that it was in: its own, or the one after the last that it reported."""
+    """Make the failure of a rank; if `step` is not known, the rank was in the step after the last one that it reported."""
     total, when = state.total_steps, None
     step = step or (state.step + 1 if state.step else None)
     if step is not None and total is not None and step > total:

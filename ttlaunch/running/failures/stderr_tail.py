@@ -29,7 +29,9 @@ class Raised:
     """An exception, as a traceback shows it.
 
     Attributes:
-        chain: What it was raised from, or while that was handled, each `type: message`.
+        type: The name of the exception's type, without its module.
+        file, line: The innermost line of the user's own code, or of any code if there is none; None without frames.
+        chain: `type: message` of the exceptions that it was raised from, or during whose handling it was raised.
     """
 
     type: str
@@ -44,12 +46,12 @@ class Crash:
     """Where a process crashed, as faulthandler prints it.
 
     Attributes:
-        thread: Such as `current thread`.
-        file, line: The position of the innermost Python frame outside of installed packages, or of the innermost frame
-            if all are inside.
+        reason: The fatal error, such as `Segmentation fault`.
+        thread: The name of the thread that crashed, or `current thread`.
+        file, line: The innermost line of the user's own code, or of any code if there is none; None without frames.
     """
 
-    words: str
+    reason: str
     thread: str
     file: str | None
     line: int | None
@@ -57,7 +59,14 @@ class Crash:
 
 @dataclass(frozen=True)
 class StderrTail:
-    """The end of a rank's standard error."""
+    """The end of a rank's standard error.
+
+    Attributes:
+        lines: The last lines, without empty lines and frames of compiled code.
+        raised: The exception whose traceback ends the log; None if there is none.
+        crash: Where the process crashed; None if it did not.
+        text: The whole end of the log.
+    """
 
     lines: tuple[str, ...] = ()
     raised: Raised | None = None
@@ -66,7 +75,7 @@ class StderrTail:
 
 
 def read_stderr_tail(log: Path) -> StderrTail:
-    """The end of a log; nothing if it cannot be read."""
+    """Read the end of a log; the result is empty if it cannot be read."""
     try:
         return parse_stderr_tail(read_tail(log, most=_TAIL_BYTES).decode("utf-8", "replace"))
     except OSError:
@@ -74,10 +83,10 @@ def read_stderr_tail(log: Path) -> StderrTail:
 
 
 def parse_stderr_tail(text: str) -> StderrTail:
-    """Find what matters in the end of a log."""
+    """Find the last lines, the exception and the crash in the end of a log."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    telling = [line[:_LONGEST_LINE] for line in lines if not _NATIVE_FRAME.match(line)]
-    return StderrTail(tuple(telling[-_MOST_LINES:]), parse_raised(lines), parse_crash(lines), text)
+    kept = [line[:_LONGEST_LINE] for line in lines if not _NATIVE_FRAME.match(line)]
+    return StderrTail(tuple(kept[-_MOST_LINES:]), parse_raised(lines), parse_crash(lines), text)
 
 
 def parse_raised(lines: list[str]) -> Raised | None:
@@ -95,26 +104,26 @@ def parse_raised(lines: list[str]) -> Raised | None:
 
 
 def chained(lines: list[str]) -> tuple[str, ...]:
-    """The exceptions of tracebacks above the last one, if that one followed from them."""
+    """Return `type: message` of each exception that a traceback in the log names as the cause or context of the next one."""
     notices = ("The above exception was the direct cause", "During handling of the above exception")
     return tuple(lines[index - 1] for index, line in enumerate(lines) if index and line.startswith(notices))
 
 
 def parse_crash(lines: list[str]) -> Crash | None:
     """Find where faulthandler saw the process crash."""
-    fatal, words = next(
+    fatal, reason = next(
         ((index, found[1]) for index, line in enumerate(lines) if (found := _FATAL.match(line))), (0, "")
     )
-    if not words:
+    if not reason:
         return None
     threads = [(index, found) for index in range(fatal, len(lines)) if (found := _THREAD.match(lines[index]))]
     current = next((pair for pair in threads if pair[1]["thread"].startswith("Current")), None)
     if current is None:
-        return Crash(words, "a thread without Python", None, None)
+        return Crash(reason, "a thread without Python", None, None)
     index, thread = current
     end = next((other for other, _ in threads if other > index), len(lines))
     file, line = _own_frame(_frames(lines[index + 1 : end]))
-    return Crash(words, thread["name"] or "current thread", file, line)
+    return Crash(reason, thread["name"] or "current thread", file, line)
 
 
 def _frames(lines: list[str]) -> list[tuple[str, int]]:
@@ -123,6 +132,6 @@ def _frames(lines: list[str]) -> list[tuple[str, int]]:
 
 
 def _own_frame(innermost_first: list[tuple[str, int]]) -> tuple[str | None, int | None]:
-    """The innermost frame of the user's own code, or the innermost at all."""
+    """Return the innermost frame of the user's own code, or the innermost of all frames if there is none."""
     own = [frame for frame in innermost_first if not any(part in frame[0] for part in _NOT_OWN)]
     return next(iter(own or innermost_first), (None, None))

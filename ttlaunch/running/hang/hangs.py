@@ -1,8 +1,8 @@
-"""Detect that a run hangs: no counter of any rank has moved for the timeout, and no rank has announced a long phase.
+"""Detect that a run hangs: no counter of any rank has changed during the timeout, and no rank has announced a long phase.
 
 Every rank is then asked for its stacks, and the verdict names one rank. Ranks of a recipe are watched through their flight
-recorders from the start of their processes; ranks of any other program through their output, and only if the user set a
-timeout. In both cases a hang is also reported if the engine never starts some ranks.
+recorders from the start of their processes. Ranks of any other program are watched through their output, and only if the
+user set a timeout. In both cases a hang is also reported if the engine does not start all ranks.
 """
 
 import signal
@@ -31,7 +31,7 @@ LEAST_TIMEOUT_S, SLOWEST_STEPS = 30.0, 10.0
 ANNOUNCED_S = 1800.0  # the longest that a rank may take for an announced phase, such as an evaluation or a checkpoint
 _LOOK_S = 0.25
 _LONGEST_LOOK_S = 2.0  # the most quiet time that one look adds: if this machine slept, the ranks may have worked
-_ANSWER_S = 10.0  # after which we stop waiting for a host; whether it is lost is decided elsewhere
+_ANSWER_S = 10.0  # the longest time to wait for a host's answer; its link decides whether the host is lost
 _STACKS_S = 2.0
 _BETWEEN_LOOKS_S = 2.0
 _MOST_DUMPED = 16
@@ -47,23 +47,23 @@ class _Quiet:
 
 @dataclass
 class _Suspicion:
-    """How far the examination of a run has come in which nothing has moved for the timeout.
+    """The progress of the examination of a run in which nothing has changed during the timeout.
 
     Attributes:
-        since: When it began.
-        snapshot: A snapshot of the processes taken after that; None until all hosts have answered.
-        asked: When ranks were asked to write their stacks.
-        before: Sizes of the files of stacks at that time.
-        sizes: Sizes of these files at the last look.
-        dumped: When the stacks of silent ranks were read from outside.
+        since: When the examination began.
+        snapshot: A snapshot of the processes taken after `since`; None until all hosts have answered.
+        asked_at: When ranks were asked to write their stacks; None before.
+        first_sizes: The sizes of the files of stacks at that time, by rank.
+        last_sizes: The sizes of these files at the last look.
+        dumped_at: When the stacks of silent ranks were read from outside; None before.
     """
 
     since: float
     snapshot: ProcessSnapshot | None = None
-    asked: float | None = None
-    before: Mapping[int, int] | None = None
-    sizes: Mapping[int, int] | None = None
-    dumped: float | None = None
+    asked_at: float | None = None
+    first_sizes: Mapping[int, int] | None = None
+    last_sizes: Mapping[int, int] | None = None
+    dumped_at: float | None = None
 
 
 class HangWatch:
@@ -78,14 +78,15 @@ class HangWatch:
         timeout_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch from now on.
+        """Begin to count the quiet time.
 
         Args:
             plan: The run's plan.
             folder: The run's folder.
             controller: Gives access to the processes of the ranks.
-            timeout_s: How long nothing may move; None: 120 s, after ten steps as long as ten of the slowest, at least 30 s.
-            clock: Seconds that never go back.
+            timeout_s: The quiet time after which a run hangs. None for the default: 120 s during the first ten steps, then
+                ten times the slowest step, but at least 30 s.
+            clock: Returns the time in seconds; never goes back.
         """
         self._is_recipe = isinstance(plan.program, RecipeProgram)
         self._world_size = plan.world_size
@@ -100,7 +101,7 @@ class HangWatch:
         self._loaded: tuple[Mapping[int, int] | None, float] = None, 0.0
 
     def check(self, ranks: list[RankState]) -> Failure | None:
-        """Look for progress; return the verdict once the run hangs, else None."""
+        """Look for progress; return the failure to report once the run hangs, else None."""
         now = self._clock()
         if now - self._looked < _LOOK_S:
             return None
@@ -116,7 +117,7 @@ class HangWatch:
         return self._suspect(ranks, recordings, now)
 
     def _marks(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> object:
-        """Everything that changes while the run makes progress, and only then; compared between two looks."""
+        """Return values that change only while the run makes progress, to be compared between two looks."""
         common = [(state.phase, state.exit is not None) for state in ranks]
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
@@ -130,10 +131,10 @@ class HangWatch:
         return common, {rank: recording.counters for rank, recording in recordings.items()}, faults
 
     def _suspect(self, ranks: list[RankState], recordings: Mapping[int, Recording], now: float) -> Failure | None:
-        """Once nothing has moved for the timeout: take a snapshot, ask for stacks, judge.
+        """If nothing has changed during the timeout: take a snapshot, then ask for stacks, then judge.
 
-        Each call does one of these steps and returns at once, because the supervisor has to look after the run meanwhile.
-        Any movement between two calls drops the suspicion (see `check`).
+        Each call does one of these steps and returns at once, because the supervisor also has to do its other work. If
+        anything changes between two calls, `check` drops the suspicion.
         """
         timeout_s = self._timeout(recordings)
         if self._is_recipe and all(state.phase is Phase.DONE for state in ranks):
@@ -147,7 +148,7 @@ class HangWatch:
                 case.snapshot = ProcessSnapshot(frozenset(), {})
             # Hosts send fresh flight recorders before the answer: the next call must read these before it judges.
             return None
-        if case.asked is None and self._is_loading(case, ranks, recordings=recordings, now=now):
+        if case.asked_at is None and self._is_loading(case, ranks, recordings=recordings, now=now):
             return None
         # A rank that announced a long phase, such as a checkpoint, may take its time, unless a signal has stopped a rank.
         if self._is_granted(recordings) and not case.snapshot.stopped:
@@ -164,7 +165,7 @@ class HangWatch:
     def _is_loading(
         self, case: _Suspicion, ranks: Sequence[RankState], *, recordings: Mapping[int, Recording], now: float
     ) -> bool:
-        """Whether ranks on other hosts may still be loading their libraries; it takes two snapshots to see that."""
+        """Whether ranks on other hosts may still be loading their libraries; this takes two snapshots to find out."""
         if self._controller.answers_at_once or case.snapshot is None:
             return False
         loading = {state.row.rank for state in _loading(ranks, recordings)}
@@ -187,7 +188,7 @@ class HangWatch:
         return False
 
     def _may_judge(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> bool:
-        """Whether a hang can be judged: a program needs a timeout of the user's, and ranks of a recipe need flight recorders."""
+        """Whether a hang can be judged: a program needs a timeout from the user, and ranks of a recipe flight recorders."""
         if not self._is_recipe:
             return self._timeout_s is not None
         return bool(recordings) or all(state.phase is Phase.STARTING for state in ranks)
@@ -208,41 +209,41 @@ class HangWatch:
         return max(LEAST_TIMEOUT_S, SLOWEST_STEPS * slowest)
 
     def _is_granted(self, recordings: Mapping[int, Recording]) -> bool:
-        """Whether a rank that waits for no other one is in a phase that it has announced, and still has time for it."""
+        """Whether a rank that waits for no other rank has announced a long phase, and the time for this phase is not over."""
         busy = any(
             recording.phase and not recording.waiting for recording in recordings.values() if recording.phase != DONE
         )
         return busy and self._quiet.seconds < max(ANNOUNCED_S, self._timeout(recordings))
 
     def _has_stacks(self, ranks: list[RankState], case: _Suspicion, now: float) -> bool:
-        """Collect stacks, one step a call; True once no more will come.
+        """Collect stacks, one step per call; return True once no more will come.
 
-        First each rank is asked by a signal to write its own. A rank that cannot, because it is stopped or stuck in
-        compiled code, is then read from outside.
+        First a signal asks each rank to write its own stack. If a rank cannot, because it is stopped or stuck in compiled
+        code, the rank controller then reads its stack from outside.
         """
-        if case.asked is None or case.snapshot is None:
-            case.asked, case.before = now, self._stack_sizes()
-            case.sizes = case.before
+        if case.asked_at is None or case.snapshot is None:
+            case.asked_at, case.first_sizes = now, self._stack_sizes()
+            case.last_sizes = case.first_sizes
             if self._is_recipe:
                 self._controller.signal_ranks(ranks, signal.SIGUSR2)
             return False
         silent = self._silent_ranks(ranks, case)
-        before, case.sizes = case.sizes, self._stack_sizes()
-        still_comes = before != case.sizes
-        if case.dumped is not None:
-            return (not silent and not still_comes) or now - case.dumped >= _STACKS_S
+        before, case.last_sizes = case.last_sizes, self._stack_sizes()
+        still_comes = before != case.last_sizes
+        if case.dumped_at is not None:
+            return (not silent and not still_comes) or now - case.dumped_at >= _STACKS_S
         expected = [state for state in silent if state.row.rank not in case.snapshot.stopped] if self._is_recipe else []
-        if (expected or still_comes) and now - case.asked < _STACKS_S:
+        if (expected or still_comes) and now - case.asked_at < _STACKS_S:
             return False
         if not silent:
             return True
-        case.dumped = now
+        case.dumped_at = now
         self._controller.dump_stacks(silent[:_MOST_DUMPED])
         return False
 
     def _silent_ranks(self, ranks: Sequence[RankState], case: _Suspicion) -> list[RankState]:
-        """The ranks whose processes are there and have written no stacks since they were asked."""
-        sizes, before = self._stack_sizes(), case.before or {}
+        """Return the ranks that have not ended and have written no stacks since they were asked."""
+        sizes, before = self._stack_sizes(), case.first_sizes or {}
         return [
             state for state in ranks if state.exit is None and sizes[state.row.rank] <= before.get(state.row.rank, 0)
         ]
@@ -270,13 +271,13 @@ class HangWatch:
 
 
 def _loading(ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> list[RankState]:
-    """The ranks that still import their packages; of these there are no counters yet but those of page faults."""
+    """Return the ranks that still import their packages; only their page faults show progress."""
     waiting = {rank for rank, recording in recordings.items() if recording.waiting}
     return [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
 
 
 def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, *, launcher: str) -> Failure:
-    """The failure of an engine that has not started all ranks."""
+    """Make the failure of an engine that has not started all ranks."""
     hosts = list(dict.fromkeys(state.row.host for state in missing))
     what = f"{launcher} has not started {len(missing)} of {counted(world_size, 'rank')} within {quiet_s:.0f} s"
     evidence = tuple(
@@ -286,7 +287,7 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
 
 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
-    """The failure of a program that is no recipe: where its ranks are, as far as that can be seen from outside."""
+    """Make the failure of a hanging program that is no recipe, with the line of each rank whose stack could be read."""
     cause = f"no rank has printed anything for {quiet_s:.0f} s"
     frames = [(one, frame_to_report(one.stack)) for one in ranks]
     places = tuple(

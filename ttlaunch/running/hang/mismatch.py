@@ -1,8 +1,8 @@
-"""Find the mistake where ranks wait for each other in a circle.
+"""Choose which of the ranks that wait for each other in a circle to report, and describe its mistake.
 
-A rank of the circle that is in another operation than most ranks of its role is the one to name. The report names what is
-certainly a mistake of that rank, or of any rank if no rank stands out: a message left out, a wrong sender, a wrong tag. If
-there is no such mistake, the report names the rank that began to wait first.
+If a rank of the circle is in another operation than most ranks of its role, only this rank is considered. The report
+describes what is certainly a mistake of a considered rank: a message left out, a wrong sender, a wrong tag. If there is no
+such mistake, the report names the rank that differs from its role, or else the rank that began to wait first.
 """
 
 from collections import Counter
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 
 from ttlaunch.flight_recorder import Operation
 from ttlaunch.running.flight_recorders import describe_collective
-from ttlaunch.running.hang.waits import Seen, is_in, is_under_way, other_senders, other_tags, peers_of, those_who_sent
+from ttlaunch.running.hang.waits import Seen, is_in, is_under_way, other_senders, other_tags, peers_of, peers_that_sent
 
 _MOST_NAMED = 3
 
 Mismatch = tuple[str, Seen, str]
-"""Code, rank, and a clause that follows its name."""
+"""The code, the rank to report, and a clause whose subject is this rank."""
 
 
 def find_mismatch(ranks: Sequence[Seen], circle: Sequence[int]) -> Mismatch:
-    """The rank to name, and what is wrong with it.
+    """Return the rank to report, and what is wrong with it.
 
     Args:
-        ranks: All of a run.
-        circle: Those that wait for each other, in that order; not empty.
+        ranks: All ranks of a run.
+        circle: The ranks of which each waits for the next one, and the last for the first; not empty.
     """
     cycle = [ranks[rank] for rank in circle]
     by_age = sorted((one for one in cycle if one.waiting), key=lambda one: -(one.idle_s or 0.0))
@@ -41,7 +41,7 @@ def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
     """Report a rank that waits for another tag than its peer has sent, or for a peer whose role has returned."""
     peer = ranks[peers_of(one, ranks)[0]]
     wait, tags = one.waiting, other_tags(one, peer)
-    assert wait is not None  # noqa: S101 - chosen by it
+    assert wait is not None  # noqa: S101 - `find_mismatch` chooses ranks that wait
     if tags:
         named = ", ".join(str(tag) for tag in tags[:_MOST_NAMED])
         return "R016", one, f"waits for tag {wait.tag} of {peer.name}, which has sent it tag {named} instead"
@@ -56,9 +56,9 @@ def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 def _left_out(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
     """Report a peer that has not sent a rank the message that all other ranks of the peer's role have sent."""
     wait = one.waiting
-    assert wait is not None  # noqa: S101 - chosen by it
+    assert wait is not None  # noqa: S101 - `find_mismatch` chooses ranks that wait
     peer = ranks[peers_of(one, ranks)[0]]
-    others = those_who_sent(one, peer, ranks)
+    others = peers_that_sent(one, peer, ranks)
     if not others:
         return None
     named = ", ".join(str(rank) for rank in others[:_MOST_NAMED])

@@ -1,6 +1,6 @@
-"""Parse the stacks of a rank, and find the recipe's line in them.
+"""Parse the stack dumps of a rank, and find the recipe's line in them.
 
-The text was written by faulthandler, or in the same form by `agent/stack_dump.py` for a rank that could not answer.
+The rank's faulthandler writes a dump; `agent/stack_dump.py` writes it in the same form for a rank that cannot answer.
 """
 
 import re
@@ -16,7 +16,7 @@ _BETWEEN = ("/ttlaunch/spec/recipe/importing.py", "/importlib/__init__.py", "<fr
 
 @dataclass(frozen=True)
 class Frame:
-    """A call that had not returned."""
+    """One frame of a stack: a call that had not returned."""
 
     file: str
     line: int
@@ -28,9 +28,9 @@ class Frame:
 
 
 def parse_main_stack(text: str) -> tuple[Frame, ...]:
-    """The main thread of a rank in the last of the dumps that a file holds, innermost frame first; empty: there is none.
+    """Return the stack of the main thread in the last dump of a file, innermost frame first; empty if there is no dump.
 
-    It is the one that the runtime began in; in a process that has not come so far, or is no rank of a recipe, the last one.
+    The main thread is the last one whose stack contains the runtime's entry point; if no stack does, the last of all.
     """
     threads: list[list[Frame]] = []
     for line in text.splitlines():
@@ -43,7 +43,10 @@ def parse_main_stack(text: str) -> tuple[Frame, ...]:
 
 
 def recipe_frame(stack: Sequence[Frame]) -> Frame | None:
-    """The innermost call in the recipe's folder: that of the file whose function the runtime called; None before that."""
+    """Return the innermost frame in the recipe's folder, or None if the runtime has not called the recipe.
+
+    The folder is that of the file whose code the runtime called first.
+    """
     called = None
     for frame in stack:
         if frame.file.endswith(_ENTRY):
@@ -58,7 +61,7 @@ def recipe_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def frame_to_report(stack: Sequence[Frame]) -> Frame | None:
-    """The call to report: the recipe's; of a process without a recipe, the innermost call in a file."""
+    """Return the frame to report: the recipe's, or for a program that is no recipe, the innermost frame in a file."""
     if any(frame.file.endswith(_ENTRY) for frame in stack):
         return recipe_frame(stack)
     return next((frame for frame in stack if not frame.file.startswith("<")), None)

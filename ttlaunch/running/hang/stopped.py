@@ -1,6 +1,6 @@
-"""Inform the user of ranks that a signal has stopped, long before that is a hang: others may go on without them.
+"""Inform the user of ranks that a signal has stopped, before the run counts as hung: other ranks may still make progress.
 
-This is done only where all ranks are on this machine. Other hosts are asked once nothing moves any more.
+This is done only if all ranks are on this machine. Other hosts are only asked for stopped ranks when a hang is suspected.
 """
 
 import time
@@ -13,13 +13,13 @@ from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
 PATIENCE_S = 5.0
-"""A debugger or a profiler also stops a process, but only for a moment."""
+"""How long a rank must be stopped before the user is informed: a debugger or a profiler also stops it for a moment."""
 
 _LOOK_S = 1.0
 
 
 class StoppedWatch:
-    """Informs the user of stopped ranks, once each, and when they go on."""
+    """Informs the user once of each stopped rank, and when the rank continues."""
 
     def __init__(
         self, folder: RunFolder, view: View, controller: RankController, *, clock: Callable[[], float] = time.monotonic

@@ -32,8 +32,8 @@ def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
     """Make the failure to report for a hang.
 
     Args:
-        ranks: All of a run, in order.
-        quiet_s: How long nothing has moved.
+        ranks: All ranks of a run, in order.
+        quiet_s: For how many seconds no rank has made progress.
         now: Seconds since the epoch.
     """
     code, one, cause = _verdict(ranks, quiet_s)
@@ -77,13 +77,13 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
 
 
 def _progress(one: Seen) -> tuple[float, ...]:
-    """Sort key: the least progress first; of equals, the rank that has been in its operation for longest."""
+    """Return a sort key: least progress first; with equal progress, the longest time in the present operation first."""
     steps, passes = (one.recording.steps, one.recording.passes) if one.recording else (0, 0)
     return (not one.is_starting, steps, passes, -(one.idle_s or 0.0), one.rank)
 
 
 def _step(one: Seen) -> int | None:
-    """The step that a rank is in; None before the first."""
+    """Return the step that a rank is in; None before the first."""
     if one.recording is None:
         return None
     last = one.recording.operations[-1].step if one.recording.operations else 0
@@ -106,7 +106,7 @@ def _describe_idle(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, quie
 
 
 def _wait_table(ranks: Sequence[Seen]) -> tuple[str, ...]:
-    """A line for each rank, in columns: whom it waits for, in what, and where."""
+    """Render one line per rank, in columns: the ranks that it waits for, its operation, and its line of code."""
     rows = [_row(one, ranks) for one in ranks]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [

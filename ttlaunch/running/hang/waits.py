@@ -12,12 +12,12 @@ class Seen:
     """What is known of one rank at the moment of the verdict.
 
     Attributes:
-        recording: None if it cannot be read.
-        is_stopped: Whether its process was stopped by a signal.
-        stack: The stack of its main thread, innermost call first; empty if it did not answer.
-        idle_s: Since its last operation was begun or ended, if that is known.
-        is_starting: Whether its role's function has not been called yet.
-        has_left: Whether its process has ended.
+        recording: The rank's recording; None if it cannot be read.
+        is_stopped: Whether a signal has stopped the rank's process.
+        stack: The stack of the main thread, innermost call first; empty if it is not known.
+        idle_s: Seconds since the last operation began or ended; None if there is none.
+        is_starting: Whether the role's function has not been called yet.
+        has_left: Whether the process has ended.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class Seen:
 
     @property
     def channels(self) -> Mapping[tuple[int, int, bool], int]:
-        """Messages begun, by peer, tag and whether it sends; empty without a recording."""
+        """The number of messages begun, by peer, tag and whether the rank sends; empty without a recording."""
         return {} if self.recording is None else self.recording.channels
 
     @property
@@ -49,7 +49,7 @@ class Seen:
 
     @property
     def place(self) -> str | None:
-        """The line of the recipe, or of the program, that the rank is at."""
+        """The line of the recipe, or of the program, that the rank has reached; None if it is not known."""
         frame = frame_to_report(self.stack)
         if frame is not None:
             return frame.place
@@ -57,7 +57,7 @@ class Seen:
 
 
 def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """The ranks that a rank waits for; a rank whose role has returned waits for all that are still running."""
+    """Return the ranks that a rank waits for; a rank whose role has returned waits for all running ranks."""
     if one.is_done:
         return tuple(other.rank for other in ranks if not other.is_done)
     wait = one.waiting
@@ -82,7 +82,7 @@ def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]
 
 
 def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """Return the ranks of a group that have not reached its operation; if all have, the others that are still in it."""
+    """Return the ranks of a group that have not reached its operation; if all have, the other ranks that are still in it."""
     group = (GROUP, wait.tag, False)
     members = [other for other in ranks if other is not one and (wait.tag == WORLD or group in other.channels)]
     missing = tuple(other.rank for other in members if other.channels.get(group, 0) < wait.message)
@@ -109,7 +109,7 @@ def waiters(ranks: Sequence[Seen]) -> Mapping[int, frozenset[int]]:
 
 
 def find_cycle(ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """Ranks that wait for each other, in that order; empty if there is no such cycle."""
+    """Return ranks of which each waits for the next one and the last for the first; empty if there is no such cycle."""
     for start in ranks:
         path, rank = [], start.rank
         while rank not in path:
@@ -124,9 +124,9 @@ def find_cycle(ranks: Sequence[Seen]) -> tuple[int, ...]:
 
 
 def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
-    """Return the tags of messages that the peer has sent and the rank has not requested, while it waits for another tag of this peer.
+    """Return the tags that a peer has sent and a rank has not requested, if the rank waits for another tag of this peer.
 
-    Empty if the message that it waits for was begun, or if a recording had no room to count.
+    The result is empty if the peer has begun to send the awaited message, or if a recording had no room for the counters.
     """
     wait = one.waiting
     if wait is None or not _waits_in_vain(one, peer):
@@ -139,7 +139,7 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
 
 
 def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """Return the ranks that have sent the tag that a rank waits for, although it waits for another peer, which has not sent it."""
+    """Return the ranks that have sent a rank the awaited tag, if the rank waits for another peer, which has not sent it."""
     wait = one.waiting
     if wait is None or wait.is_collective or wait.is_for_any or not _waits_in_vain(one, ranks[wait.peer]):
         return ()
@@ -148,8 +148,11 @@ def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     return tuple(rank for rank in sent if rank not in asked)
 
 
-def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
-    """Return the other ranks of the peer's role if each has sent the message that a rank waits for and the peer has not; else none."""
+def peers_that_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """Return the other ranks of a peer's role if all of them have sent the message that a rank awaits from the peer.
+
+    The result is empty if the peer has sent the message, or if one of the other ranks has not.
+    """
     wait = one.waiting
     if wait is None or wait.is_for_any or not _waits_in_vain(one, peer):
         return ()
@@ -168,14 +171,14 @@ def _waits_in_vain(one: Seen, peer: Seen) -> bool:
 
 
 def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
-    """Whether the peer has begun its end of a message."""
+    """Whether the peer has begun to send or receive the message that a rank waits for."""
     if wait.is_for_any:
         return peer.rank not in _owing(one, wait, (peer,))
     return peer.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
 
 
 def is_under_way(one: Seen, peer: Seen) -> bool:
-    """Whether the rank and its peer have both begun their end of the message that the rank waits for."""
+    """Whether both a rank and its peer have begun to send or receive the message that the rank waits for."""
     if one.waiting is not None and one.waiting.is_collective:
         return is_in(peer, one.waiting)
     return one.waiting is not None and peer.recording is not None and _was_begun(one.waiting, one, peer)

@@ -1,1 +1,1 @@
-"""The output of ranks and of the engine: kept byte for byte, put in order, folded, shown."""
+"""The output of ranks and of the engine: keep it byte for byte, record its order, fold equal lines, and show it."""

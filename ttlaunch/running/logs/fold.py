@@ -1,4 +1,4 @@
-"""Choose the lines of the ranks that are shown, and fold equal lines that several ranks print at the same moment."""
+"""Choose which lines of the ranks are shown, and fold equal lines that several ranks print at about the same time."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.logs.merged import Line, MergedLog
 
 WINDOW_S = 0.15
-"""How long a line waits for the same line of other ranks."""
+"""How long a line is held back so that the same line of other ranks can join it."""
 _MOST_HELD = 2048
 
 
@@ -24,9 +24,9 @@ class _Group:
 
 
 class Fold:
-    """Delays every line for a moment, and returns it with all ranks that printed it in that moment.
+    """Holds each line back for a moment, and returns it with all ranks that printed it in this time.
 
-    Lines come out in the order in which they came, and lines of one rank never change their order.
+    Lines are returned in the order in which they were first added. Lines of one rank never change their order.
     """
 
     def __init__(self, num_ranks: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,16 +34,16 @@ class Fold:
         self._clock = clock
         self._groups: deque[_Group] = deque()
         self._ready: list[tuple[Line, list[int]]] = []
-        self._first = 0  # number of the group at the head
+        self._first = 0  # the number of the oldest group
         self._by_text: dict[tuple[str, bytes], list[int]] = {}
         self._last: dict[int, int] = {}
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Add lines in the order in which they came."""
+        """Add lines in the order in which they were printed."""
         until = self._clock() + WINDOW_S
         for line in lines:
             key = (line.stream, line.text)
-            # A line joins a group only behind the rank's previous line; else the two would change places.
+            # A line may only join a group after that of the rank's previous line; else the two would change places.
             after = self._last.get(line.rank, -1)
             numbers = self._by_text.setdefault(key, [])
             number = next((number for number in numbers if number > after), None)
@@ -58,7 +58,7 @@ class Fold:
                 self._release()
 
     def take(self, *, everything: bool = False) -> list[tuple[Line, list[int]]]:
-        """Return the lines whose delay is over, or which every rank has printed, each with its ranks in order."""
+        """Return the lines whose time is over or which every rank has printed, each with its ranks in order."""
         now = self._clock()
         while self._groups:
             group = self._groups[0]
@@ -69,7 +69,7 @@ class Fold:
         return taken
 
     def _release(self) -> None:
-        """Move the oldest group to those that can be returned."""
+        """Move the oldest group to the lines that `take` returns next."""
         group = self._groups.popleft()
         self._ready.append((group.line, sorted(group.ranks)))
         key = (group.line.stream, group.line.text)
@@ -80,36 +80,36 @@ class Fold:
         self._first += 1
 
 
-def parse_only(words: Sequence[str], rows: Sequence[RankRow]) -> frozenset[int] | str:
-    """The ranks that `--only` names, all if it is not given; or the first of its values that names no rank.
+def parse_only(values: Sequence[str], rows: Sequence[RankRow]) -> frozenset[int] | str:
+    """Return the ranks that the values of `--only` name, or all without values; or the first value that names no rank.
 
-    A word is `role=NAME`, `host=NAME` or `rank=` with numbers: `rank=3`, `rank=0-3,7`; several words add up.
+    A value is `role=NAME`, `host=NAME`, or `rank=` with numbers: `rank=3`, `rank=0-3,7`. The ranks of all values are shown.
     """
-    if not words:
+    if not values:
         return frozenset(row.rank for row in rows)
     chosen: set[int] = set()
-    for word in words:
-        kind, _, value = word.partition("=")
+    for given in values:
+        kind, _, value = given.partition("=")
         named = {
             "role": lambda: {row.rank for row in rows if row.role == value},  # noqa: B023 - called at once
             "host": lambda: {row.rank for row in rows if row.host == value},  # noqa: B023
             "rank": lambda: _ranks(value) & {row.rank for row in rows},  # noqa: B023
         }.get(kind, set)()
         if not named:
-            return word
+            return given
         chosen |= named
     return frozenset(chosen)
 
 
 def only_choices(rows: Sequence[RankRow]) -> list[str]:
-    """The values that `--only` can take, for messages and completion."""
+    """Return the values that `--only` can have, for messages and completion."""
     roles = [f"role={role}" for role in dict.fromkeys(row.role for row in rows)]
     hosts = [f"host={host}" for host in dict.fromkeys(row.host for row in rows)]
     return [*roles, *hosts, *(f"rank={row.rank}" for row in rows)]
 
 
 def render_ranks(ranks: Sequence[int]) -> str:
-    """Sorted ranks as short text: `0-3,7`."""
+    """Render sorted ranks as a short text such as `0-3,7`."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][-1] == rank - 1:
@@ -120,7 +120,7 @@ def render_ranks(ranks: Sequence[int]) -> str:
 
 
 def render_line(line: Line, ranks: Collection[int], *, roles: Sequence[str]) -> bytes:
-    """Render a line with its rank and role in front, or with the number of ranks that printed it and which."""
+    """Render a line after its rank and role, or if several ranks printed it, after their number and a list of them."""
     if len(ranks) == 1:
         return f"rank {line.rank} {roles[line.rank]} | ".encode() + line.text
     return f"×{len(ranks)} ranks {render_ranks(sorted(ranks))} | ".encode() + line.text
@@ -137,15 +137,15 @@ def _ranks(text: str) -> set[int]:
 
 
 class ShownOutput:
-    """The lines that a view shows of a run, read from its folder; each call of `poll` yields those that are due."""
+    """Reads from a run's folder the lines of ranks that a view shows, and folds equal lines."""
 
     def __init__(
         self, folder: Path, rows: Sequence[RankRow], *, only: Collection[int], streams: Collection[str]
     ) -> None:
-        """Begin.
+        """Begin at the first line.
 
         Args:
-            folder: The run's.
+            folder: The run's folder.
             rows: All ranks of the run.
             only: The ranks whose lines are shown.
             streams: Which of `stdout` and `stderr` are shown.
@@ -157,11 +157,11 @@ class ShownOutput:
         self._fold = Fold(len(only))
 
     def poll(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the lines that are due, each with its stream; only some are held at a time, however many are new."""
+        """Yield the new lines that need not be held back any more, each with its stream, reading some at a time."""
         yield from self._folded(self._log.poll())
 
     def finish(self, *, rest: bool = False) -> Iterator[tuple[str, bytes]]:
-        """Yield everything that is left; with `rest` also lines that the launcher could not put in order any more."""
+        """Yield all remaining lines; with `rest` also those whose order the launcher has not recorded."""
         yield from self._folded(self._log.poll())
         if rest:
             yield from self._folded(self._log.rest())

@@ -1,10 +1,11 @@
-r"""Record the order in which all ranks print, while they do so.
+r"""Record the order in which all ranks print, while the run is active.
 
-The ranks' own files stay as they are; `logs/merged.jsonl` gets a line for each stretch of one of them: rank, stream, time,
-offset and length. Each file is covered without gap or overlap, and a stretch ends where a line ends, so a reader
-that shows them one after the other never splits a line or loses one. Two stretches end elsewhere: at the last state of a
-progress bar (`\r`) that has not ended its line for a while, and where a stream ends without a line end. What a host could
-not keep, because its disk was full, has a line of its own at the end: rank, stream, time and the number of bytes.
+The ranks' own files do not change. For each stretch of one of these files, `logs/merged.jsonl` gets a line with rank, stream,
+time, offset and length. The stretches cover each file without gap or overlap, and a stretch ends at the end of a line, so a
+reader that shows them one after the other neither splits nor loses a line. There are two exceptions: a stretch may end at
+the last state of a progress bar (`\r`) that has not ended its line for a while, and at the end of a stream without a line
+end. For output that a host could not keep, because its disk was full, the file ends with lines that have rank, stream, time
+and the number of bytes.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from ttlaunch.running.runs.files import Tail, read_file, size_of
 from ttlaunch.running.watch import Watch
 
 MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
-"""Which stretch of which rank's output came when, in this order, as the launcher saw it; relative to the run folder."""
+"""The file with the stretches of all ranks' output in the order in which they were printed, relative to the run folder."""
 _PIECE = 1 << 20
 _TOGETHER_S = 0.05
 _STATE_EVERY_S = 2.0
@@ -36,7 +37,7 @@ _Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Bytes of a rank's file, usually whole lines (see above), as a line of `logs/merged.jsonl`."""
+    """Consecutive bytes of a rank's file, usually whole lines; its fields are those of a line of `logs/merged.jsonl`."""
 
     rank: int
     stream: str
@@ -51,7 +52,11 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Unkept:
-    """The end of a rank's output that is in no file, since it could not be written; as a line of `logs/merged.jsonl`."""
+    """Output of a rank that could not be written to its file; the fields are those of a line of `logs/merged.jsonl`.
+
+    Attributes:
+        unkept: The number of bytes.
+    """
 
     rank: int
     stream: str
@@ -61,13 +66,13 @@ class Unkept:
 
 @dataclass
 class _Stream:
-    r"""How far a rank's file has been searched and taken.
+    r"""How far a file of a rank has been searched for lines and divided into stretches.
 
     Attributes:
         taken: Everything before this offset is in a stretch.
         seen: Everything before this offset has been searched for ends of lines.
-        state_end: Offset of the last `\r` after `taken`, where the last whole state of a progress bar ends; 0 if none.
-        since: When the first byte after `taken` came, by our clock.
+        state_end: The offset of the last `\r` after `taken`, where a whole state of a progress bar ends; 0 if there is none.
+        since: When the first byte after `taken` was found, on the monotonic clock; 0 if there is none.
     """
 
     path: Path
@@ -78,7 +83,12 @@ class _Stream:
 
 
 class _Note(NamedTuple):
-    """A shim's note that at some time, by our clock, a stream's file had this length, and whether it was complete."""
+    """A shim's note on the length of a stream's file at a time of this machine's clock.
+
+    Attributes:
+        end: The length of the file.
+        is_over: Whether the stream had ended.
+    """
 
     time: float
     key: _Key
@@ -87,21 +97,21 @@ class _Note(NamedTuple):
 
 
 class RankOutputs:
-    """Follows the files of all ranks of a run; each call of `poll` takes what is new, in the order of its times."""
+    """Follows the output files of all ranks of a run; each call of `poll` returns new stretches in the order of their times."""
 
     def __init__(
         self, folder: Path, ranks: Iterable[int], *, covered: Mapping[tuple[int, str], int] | None = None
     ) -> None:
-        """Begin.
+        """Begin at the first byte of each file, or where `covered` ends.
 
         Args:
-            folder: The run's.
-            ranks: The ranks that have output.
-            covered: How much of a rank's stream is not to be taken again.
+            folder: The run's folder.
+            ranks: All ranks of the run.
+            covered: By rank and stream, the offset up to which a file is already in stretches.
         """
         self._streams: dict[_Key, _Stream] = {}
         self._times: dict[int, Tail] = {}
-        self._held: list[_Note] = []  # of bytes that have not arrived
+        self._held: list[_Note] = []  # notes whose bytes have not arrived yet
         for rank in ranks:
             self._times[rank] = Tail(folder / contract.times_file(rank))
             for stream, name in (("stdout", contract.stdout_file(rank)), ("stderr", contract.stderr_file(rank))):
@@ -109,10 +119,10 @@ class RankOutputs:
                 self._streams[rank, stream] = _Stream(folder / name, begin, begin)
 
     def poll(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
-        """Take what has come since the last call.
+        """Return the stretches that are new since the last call.
 
         Args:
-            offsets_s: How much later it is where a rank runs than here.
+            offsets_s: By rank, the seconds by which its host's clock is ahead of this machine's.
         """
         notes = self._held
         for rank in self._times:
@@ -130,7 +140,7 @@ class RankOutputs:
         return _joined(found)
 
     def finish(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
-        """Take everything that is left, once nothing more will come."""
+        """Return all remaining stretches; call it when no rank writes any more."""
         found = self.poll(offsets_s)
         now = time.time()
         for key, one in self._streams.items():
@@ -148,7 +158,7 @@ class RankOutputs:
         ]
 
     def _follow(self, note: _Note) -> list[Stretch] | None:
-        """Take the bytes that a note announces; None if they are not here yet."""
+        """Return the stretches up to the length in a note; None if the bytes have not arrived yet."""
         one = self._streams[note.key]
         if note.end > one.seen and size_of(one.path) < note.end:
             return None
@@ -156,7 +166,7 @@ class RankOutputs:
         return [*found, *self._rest(note.key, when=note.time)] if note.is_over else found
 
     def _look(self, key: _Key, end: int, *, when: float) -> list[Stretch]:
-        """Search a file up to `end` for ends of lines, and take the stretch up to the last one, if there is one."""
+        """Search a file up to `end` for ends of lines, and return the stretch up to the last one, if there is any."""
         one = self._streams[key]
         last_line_end = 0
         if end <= one.seen:
@@ -190,7 +200,7 @@ class RankOutputs:
         return [stretch]
 
     def _states(self) -> list[Stretch]:
-        """Take the last states of progress bars that have not ended their line for a while."""
+        """Return stretches up to the last states of progress bars that have not ended their line for a while."""
         now, found = time.monotonic(), []
         for key, one in self._streams.items():
             if one.state_end > one.taken and now - one.since >= _STATE_EVERY_S:
@@ -199,7 +209,7 @@ class RankOutputs:
 
 
 class MergedWriter:
-    """Writes `logs/merged.jsonl` of a run that goes on."""
+    """Writes `logs/merged.jsonl` of an active run."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder
@@ -217,7 +227,7 @@ class MergedWriter:
                 self._file.close()
 
     def poll(self) -> None:
-        """Add what is new.
+        """Write the new stretches.
 
         Raises:
             OSError: The file cannot be written, or a rank's file cannot be read.
@@ -225,7 +235,7 @@ class MergedWriter:
         self._write(self._outputs.poll(self._watch.clock_offsets()))
 
     def finish(self) -> None:
-        """Add everything that is left, once nothing more will come.
+        """Write all remaining stretches, and what could not be kept; call it when no rank writes any more.
 
         Raises:
             OSError: The file cannot be written, or a rank's file cannot be read.
@@ -244,7 +254,7 @@ class MergedWriter:
 
 
 def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
-    """The parts of a rank's output that its shim could not write."""
+    """Return how many bytes of each stream of a rank its shim could not write."""
     record = read(RankExit, read_file(folder / contract.exit_file(rank)) or b"{}")
     if isinstance(record, BadRecord):  # `Watch` reports it
         return []
@@ -253,7 +263,7 @@ def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Join stretches of one stream that follow each other within a moment."""
+    """Join stretches of one stream that follow each other within `_TOGETHER_S`."""
     joined: list[Stretch] = []
     for one in stretches:
         last = joined[-1] if joined else None

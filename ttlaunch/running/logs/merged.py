@@ -1,6 +1,6 @@
-"""Read the output of all ranks of a run, line by line in the order in which it came, also while the run goes on.
+"""Read the output of all ranks of a run, line by line in the order in which it was printed, also while the run is active.
 
-Any process can do so, because all of it is in the run's folder.
+Any process can do this, because the output and its order are in the run's folder.
 """
 
 import os
@@ -21,11 +21,11 @@ _SKIP = 1 << 20
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a rank.
+    """A line that a rank printed.
 
     Attributes:
-        text: Without its end; of a progress bar its last state. Cut after 4 MiB, with a remark.
-        offset, length: Where all bytes of it are in the rank's own file.
+        text: The line without its end, or the last state of a progress bar. A remark replaces what follows the first 4 MiB.
+        offset, length: The place of the whole line in the rank's own file.
     """
 
     rank: int
@@ -37,17 +37,17 @@ class Line:
 
 
 class MergedLog:
-    """Reads the merged log of a run; each call of `poll` takes what is new."""
+    """Reads the merged log of a run; each call of `poll` yields what is new."""
 
     def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
         self._folder = folder
         self._ranks = ranks
         self._log = Tail(folder / MERGED_FILE)
         self._covered: dict[tuple[int, str], int] = {}
-        self._state: dict[tuple[int, str], bytes] = {}  # shown of a line that has not ended
+        self._state: dict[tuple[int, str], bytes] = {}  # the last state shown of a line that has not ended
 
     def poll(self) -> Iterator[Line]:
-        """Return the lines that have come since the last call."""
+        """Yield the lines that are new since the last call."""
         for stretch in self._new_stretches():
             if isinstance(stretch, Unkept):
                 offset = self._covered.get((stretch.rank, stretch.stream), 0)
@@ -56,7 +56,7 @@ class MergedLog:
                 yield from self._lines(stretch)
 
     def rest(self) -> Iterator[Line]:
-        """Return the lines whose order the launcher has not recorded, because it was killed."""
+        """Yield the lines whose order the launcher has not recorded, because it was killed."""
         for stretch in RankOutputs(self._folder, self._ranks, covered=self._covered).finish():
             yield from self._lines(stretch)
 
@@ -91,7 +91,7 @@ class MergedLog:
 
 
 def _read_line(file: IO[bytes], most: int) -> tuple[bytes, int]:
-    """Read the beginning of the next line; also return the length of all of it."""
+    """Read the beginning of the next line; also return the length of the whole line."""
     begin = file.tell()
     data = file.readline(min(most, _LONGEST_LINE))
     length = len(data)
@@ -108,15 +108,15 @@ def _read_line(file: IO[bytes], most: int) -> tuple[bytes, int]:
 
 
 def _hole(file: IO[bytes], offset: int) -> int:
-    """The bytes from an offset on that are a hole of a sparse file."""
+    """Return the length of the hole of a sparse file that begins at an offset; 0 if there is data."""
     try:
         return file.seek(offset, os.SEEK_DATA) - offset
-    except OSError:  # nothing but a hole up to the end
+    except OSError:  # the hole reaches to the end of the file
         return max(0, file.seek(0, os.SEEK_END) - offset)
 
 
 def _last_state(data: bytes) -> bytes:
-    """The part of a line that a terminal shows: what follows its last carriage return."""
+    """Return the part of a line that a terminal shows at the end: what follows the last carriage return."""
     return data.removesuffix(b"\n").rstrip(b"\r").rpartition(b"\r")[2]
 
 

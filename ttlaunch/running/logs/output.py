@@ -12,29 +12,29 @@ from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.watch import RankState
 
 FROM_A_RANK = b"rank "
-"""How lines begin that a shim passed on; all others are the engine's own."""
+"""The prefix of lines that shims pass on from ranks; all other lines are the engine's own."""
 EVERY_LINE = b""
-"""How all lines begin."""
-_LONGEST_LINE = 1 << 20  # shims cut theirs sooner
+"""A prefix that all lines have."""
+_LONGEST_LINE = 1 << 20  # shims cut their lines sooner
 _ENDED = "ended"
-"""In place of a stream's name: the process itself has ended."""
+"""The selector's key for the end of the process, among the names of streams."""
 
 
 class View(Protocol):
     """Shows a run; the command line has one view for terminals and one for everything else."""
 
     def output(self, stream: str, line: bytes) -> None:
-        """A line that a rank or the engine wrote to `stdout` or `stderr`."""
+        """Show a line that a rank or the engine wrote to `stdout` or `stderr`."""
 
     def record(self, state: RankState, record: AnyProgress) -> None:
-        """A rank reported progress."""
+        """Show a rank's report of progress."""
 
     def tick(self, ranks: list[RankState]) -> None:
-        """Some time has passed."""
+        """Show the present states of the ranks; called a few times a second."""
 
 
 class SilentView:
-    """Shows nothing: lines and records are in the run's folder."""
+    """A view that shows nothing; lines and records are in the run's folder."""
 
     def output(self, stream: str, line: bytes) -> None:
         """Drop the line."""
@@ -43,16 +43,16 @@ class SilentView:
         """Drop the record."""
 
     def tick(self, ranks: list[RankState]) -> None:
-        """Draw nothing."""
+        """Do nothing."""
 
 
 class EngineOutput:
-    """The two streams of the engine's process on this machine."""
+    """Reads the two output streams of the engine's process on this machine."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], folder: Path, view: View, *, shown: bytes = FROM_A_RANK
     ) -> None:
-        """Begin to read; lines that begin with `shown` are passed to the view."""
+        """Prepare to read; only lines with the prefix `shown` are passed to the view."""
         self._view = view
         self._shown = shown
         self._selector = selectors.DefaultSelector()
@@ -84,7 +84,7 @@ class EngineOutput:
             file.close()
 
     def read(self, timeout_s: float) -> bool:
-        """Wait for output, or for the process's end, and pass on what came; False if nothing did."""
+        """Wait for output or for the process's end, and pass the output on; return whether anything happened."""
         if not self._selector.get_map():
             time.sleep(timeout_s)
             return False
@@ -106,12 +106,12 @@ class EngineOutput:
         return bool(events)
 
     def _show(self, stream: str, line: bytes) -> None:
-        """Pass on what ranks wrote. The engine's own messages often blame the wrong rank, so they stay in its log."""
+        """Show a line that a rank wrote. The engine's own messages often blame the wrong rank, so only its log has them."""
         if line.startswith(self._shown):
             self._view.output(stream, line)
 
     def drain(self) -> None:
-        """Read what is left, for a second at most: a grandchild may hold the pipe open."""
+        """Read the remaining output, for a second at most: a process that the engine started may hold the pipe open."""
         deadline = time.monotonic() + 1.0
         while self._selector.get_map() and time.monotonic() < deadline and self.read(0.05):
             pass

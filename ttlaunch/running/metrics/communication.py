@@ -1,7 +1,7 @@
-"""What communication costs, operation by operation: messages, bytes, waiting and, where a run was traced, time in flight.
+"""Measure what each operation of communication costs: messages, bytes, waiting time, and in traced runs, time in flight.
 
-All of it is measured. Bytes and messages are counted where they leave, waiting where a rank can do nothing else; how long a
-message was under way is known from traces (`--trace-steps`), whose clocks are compared.
+The sender counts messages and bytes. A rank measures the time in which it can only wait. The time that a message was in
+flight is computed from traces (`--trace-steps`), after converting their times to one clock.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class Flight:
     Attributes:
         messages: The number of messages that were traced.
         median_s: The median time of one message.
-        bytes_per_s: The sum of their bytes over the sum of their times.
+        bytes_per_s: The sum of the messages' bytes divided by the sum of their times.
     """
 
     messages: int
@@ -38,7 +38,7 @@ class OperationCost:
 
     Attributes:
         messages, size: The number of messages and bytes that all these ranks together send in an average step.
-        waited: The share of the ranks' steps in which they could only wait for the operation; None: they never waited.
+        waited: The part of the steps' time in which the ranks could only wait for the operation; None if they never waited.
         flight: The times of the messages that these ranks sent; None if the messages were not traced.
     """
 
@@ -67,8 +67,8 @@ def communication_costs(
 
     Args:
         telemetry: The telemetry of all ranks.
-        rows: The same ranks.
-        folder: The run's folder, which holds its traces.
+        rows: The rows of all ranks.
+        folder: The run's folder, which contains the traces.
     """
     flights = _flights(folder, rows)
     found = []
@@ -86,7 +86,7 @@ def communication_costs(
 
 
 def _sent(telemetry: Sequence[RankTelemetry]) -> dict[str, tuple[float, float]]:
-    """Messages and bytes of each operation in a step, on average over the recorded steps."""
+    """Return messages and bytes of each operation in an average step."""
     steps = max((entry.num_steps for entry in telemetry), default=0)
     found: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for entry in telemetry:
@@ -99,7 +99,7 @@ def _sent(telemetry: Sequence[RankTelemetry]) -> dict[str, tuple[float, float]]:
 
 
 def _flights(folder: Path, rows: Sequence[RankRow]) -> Mapping[tuple[str, str], Flight]:
-    """Times in flight, by operation and the sender's role; empty without traces."""
+    """Return the times in flight, by operation and the sender's role; empty without traces."""
     if not any((folder / contract.trace_file(row.rank)).is_file() for row in rows):
         return {}
     times: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)

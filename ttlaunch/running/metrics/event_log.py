@@ -1,8 +1,8 @@
-"""Make one log of everything that a run measures: reports and telemetry of ranks, and what the launcher did.
+"""Merge everything that a run measures into one log: reports and telemetry of ranks, and the launcher's history.
 
-Each of these has its own file in the run's folder, with one writer, so that nobody waits for anybody. This module reads
-them as they grow and makes events of one shape (`docs/how-to/look-at-metrics.md`). The launcher writes the events to
-`metrics.jsonl` when a run ends; a sink reads the same events while the run goes on.
+Each source is a file of its own in the run's folder with one writer, so that no writer waits for another. This module reads
+the files as they grow and makes events of one shape (`docs/how-to/look-at-metrics.md`). The launcher writes the events to
+`metrics.jsonl` when a run ends; a sink reads the same events while the run is active.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from ttlaunch.running.runs.run_folder import RunFolder, read_event
 from ttlaunch.running.watch import RankState, Watch
 
 EVENT_LOG_FORMAT = 1
-"""Raised when a reader of older logs could misread a newer one."""
+"""The version of the format; increase it when a change could make existing readers misread a log."""
 
 _HELD_EVENTS = 10_000
 _HELD_STEPS = 65_536
 _PIECE = 16_384
 
 RUN, END, LAUNCHER = "run", "end", "launcher"
-"""Kinds of events that no rank writes: the first, the last, and what the launcher notes in `events.jsonl`."""
+"""Kinds of events that no rank writes: the first event, the last one, and events from the launcher's `events.jsonl`."""
 
 TIMES, TRAFFIC, EXITED = "times", "traffic", "exited"
-"""Kinds of events from a rank's telemetry, one of each a step; and the rank's end, as its shim saw it."""
+"""Kinds of events from a rank's telemetry, one of each per step; and the rank's end, as its shim recorded it."""
 
 _OF_REPORT = (
     "status",
@@ -63,8 +63,8 @@ class Event:
     Attributes:
         time: Seconds since the epoch.
         kind: A kind of progress record (`KIND_…` of the contract) or one of the above.
-        rank: The rank that it is about; None: the whole run.
-        step: The step that it is about, 0 for anything before the first; None: no step.
+        rank: The rank of the event; None for an event of the whole run.
+        step: The step of the event, 0 for anything before the first step; None for an event without a step.
         values: The values by name.
     """
 
@@ -75,18 +75,18 @@ class Event:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The event as an object of JSON, without fields that are None."""
+        """Return the event as a JSON object, without fields that are None."""
         known = {"time": self.time, "kind": self.kind, "rank": self.rank, "step": self.step}
         return {**{name: value for name, value in known.items() if value is not None}, "values": dict(self.values)}
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The facts about a run that do not change while it goes on.
+    """The facts about a run that its plan fixes.
 
     Attributes:
-        recipe: Its name, or that of the program.
-        config: The resolved training file; empty for a program.
+        recipe: The name of the recipe, or of the program.
+        config: The resolved training file; empty for a program that is no recipe.
     """
 
     run_id: str
@@ -98,11 +98,11 @@ class LoggedRun:
 
 
 def read_logged_run(path: Path) -> LoggedRun:
-    """Read these facts from the plan of a run.
+    """Read the facts about a run from its plan.
 
     Raises:
-        OSError: Its plan cannot be read.
-        ValueError: The file of its plan is not a plan.
+        OSError: The plan cannot be read.
+        ValueError: The file is not a plan.
     """
     plan, facts = read_object(path / contract.PLAN_FILE), read_facts(path)
     config = plan.get("config") or {}
@@ -110,14 +110,14 @@ def read_logged_run(path: Path) -> LoggedRun:
 
 
 class EventLog:
-    """The events of one run, as they come; each call of `events`, `lines` or `poll` has what is new."""
+    """Reads the events of one run from its folder; each call of `events`, `lines` or `poll` returns what is new."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at the beginning of the run in a folder.
+        """Begin with the first event of the run in a folder.
 
         Raises:
-            OSError: Its plan cannot be read.
-            ValueError: The file of its plan is not a plan.
+            OSError: The run's plan cannot be read.
+            ValueError: The file is not a plan.
         """
         self.run = read_logged_run(path)
         self._path = path
@@ -141,16 +141,16 @@ class EventLog:
         return list(self.events())
 
     def events(self) -> Iterator[Event]:
-        """Yield new events in the order of time, as far as it is known; many of them are sorted on disk."""
+        """Yield the new events sorted by time; if there are many, they are sorted on disk."""
         return (_read_line(one) if isinstance(one, str) else one for one in self._ordered())
 
     def lines(self) -> Iterator[str]:
-        """Yield what `events` does, as lines of the log."""
+        """Yield the new events as `events` does, but as lines of the log."""
         return (one if isinstance(one, str) else event_line(one) for one in self._ordered())
 
     def _ordered(self) -> Iterator[Event | str]:
-        """Yield new events in the order of time: themselves, or their lines if they were too many to be held."""
-        # The report first: it is written last, so if it is there now, the records below are complete.
+        """Yield the new events sorted by time, or lines of the log if there are too many events for memory."""
+        # Read the report first: it is written last, so if it exists now, the records below are complete.
         report = read_object_if_any(self._path / contract.REPORT_FILE)
         for time, one in in_order_of_time(self._new_events(), scratch=self._path):
             if not self._has_begun:
@@ -182,7 +182,7 @@ class EventLog:
         return Event(self._latest, END, values={name: report.get(name) for name in _OF_REPORT})
 
     def _of_record(self, state: RankState, record: AnyProgress) -> Event:
-        """The event of a rank's own record; that of a step also has the time since the rank's last one."""
+        """Return the event of a rank's record; the event of a step also has the time since the rank's step before."""
         rank, time = state.row.rank, record.time
         self._first_times.setdefault(rank, time)
         values = measured_values(record)
@@ -222,7 +222,7 @@ class EventLog:
 
 
 def write_event_log(path: Path) -> Path | None:
-    """Write all events of a run into its `metrics.jsonl`; None if the disk is full, or the folder is of no run."""
+    """Write all events of a run to its `metrics.jsonl`; return None if that fails or the folder is not that of a run."""
     place = path / contract.METRICS_FILE
     try:
         write_whole(place, EventLog(path).lines())
@@ -232,7 +232,7 @@ def write_event_log(path: Path) -> Path | None:
 
 
 def event_line(event: Event) -> str:
-    """An event as a line of the log; numbers that JSON does not have are written as text, such as `"nan"`."""
+    """Render an event as a line of the log; numbers that JSON cannot express are written as text, such as `"nan"`."""
     return contract.record_line(event.as_json())
 
 

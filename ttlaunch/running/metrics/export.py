@@ -1,7 +1,7 @@
-"""Export the events of a run to a sink, while the run goes on or afterwards, and record the sink's state in a file.
+"""Export the events of a run to a sink, while the run is active or afterwards, and record the sink's state in a file.
 
-This runs in a process of its own (`ttlaunch metrics RUN --to …`). It reads the run's folder and nothing else, so a sink
-that is slow or breaks does not affect the run.
+The export is a process of its own (`ttlaunch metrics RUN --to …`). It reads only the run's folder, so a slow or broken sink
+does not affect the run.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ class SinkRecord:
     """The record about a sink of a run.
 
     Attributes:
-        place: Where it writes.
-        pid: The id of its process.
-        events: Taken so far, as of its last record.
-        error: Why it failed, None if it did not.
+        place: The place to which the sink writes.
+        pid: The id of the sink's process.
+        events: How many events the sink had received when the record was written.
+        error: Why the sink failed; None if it did not.
     """
 
     kind: str
@@ -52,13 +52,13 @@ class SinkRecord:
 
 
 def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
-    """Export all events of a run to a sink; with `follow` also those to come, until the run has ended.
+    """Export all events of a run to a sink; with `follow`, continue until the run has ended.
 
-    Whatever the sink raises, also while it is opened, is in the result and in the run's folder.
+    If the sink raises an exception, also while it is opened, the record in the result and in the run's folder describes it.
 
     Raises:
         OSError: The run's folder cannot be read.
-        ValueError: It is of no run.
+        ValueError: The folder is not that of a run.
     """
     log = EventLog(path)
     record = SinkRecord(choice.kind, choice.place_in(path), os.getpid(), SinkState.WORKING)
@@ -77,11 +77,11 @@ def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
 
 
 def _feed(log: EventLog, sink: Sink, path: Path, *, follow: bool) -> tuple[int, str]:
-    """Pass events to the sink; return how many there were, and how the run ended."""
+    """Pass events to the sink; return their number, and how the run ended."""
     taken, status = 0, "running"
     launcher = read_launcher(path) if follow else None
     while True:
-        # Asked before the events are read: what a launcher wrote before it died is then still among them.
+        # Ask before reading events, so that the last events of a launcher that has died are still read.
         is_over = not follow or (launcher is not None and launcher.is_here and not launcher.is_alive)
         for event in log.events():
             taken += 1
@@ -99,17 +99,17 @@ def _why(error: Exception) -> str:
 
 
 def start_sinks(path: Path, choices: Sequence[SinkChoice]) -> None:
-    """Start a process beside a run for each sink; it has no terminal and ends by itself after the run.
+    """Start a process for each sink of a run; it has no terminal and ends by itself after the run.
 
-    One that cannot be started has failed; the run goes on.
+    If a process cannot be started, the record of its sink says so, and the run continues.
     """
     for choice in choices:
         record = SinkRecord(choice.kind, choice.place_in(path), 0, SinkState.WORKING)
-        words = ["metrics", str(path), "--to", str(choice), "--follow", "--beside"]
+        arguments = ["metrics", str(path), "--to", str(choice), "--follow", "--beside"]
         try:
             (path / SINKS_DIR).mkdir(exist_ok=True)
             _write_record(path, record)
-            pid = _start([sys.executable, "-m", "ttlaunch", *words], log=path / SINKS_DIR / f"{choice.kind}.log")
+            pid = _start([sys.executable, "-m", "ttlaunch", *arguments], log=path / SINKS_DIR / f"{choice.kind}.log")
             _write_record(path, replace(record, pid=pid))
         except OSError as error:
             failed = SinkRecord(choice.kind, record.place, 0, SinkState.FAILED, 0, _why(error))
@@ -117,10 +117,10 @@ def start_sinks(path: Path, choices: Sequence[SinkChoice]) -> None:
 
 
 def _start(argv: Sequence[str], *, log: Path) -> int:
-    """Start a process in a session of its own that prints into a file, and return its id; nobody waits for it.
+    """Start a process in a session of its own that prints into a file, and return its id without waiting for it.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The process cannot be started.
     """
     writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = [
@@ -132,7 +132,7 @@ def _start(argv: Sequence[str], *, log: Path) -> int:
 
 
 def report_failure(path: Path, record: SinkRecord) -> None:
-    """Add a line to the supervisor's messages, so that views of the run report a broken sink at once."""
+    """Add a message about a failed sink to the supervisor's messages, so that views of the run show it at once."""
     line = f"note: the sink {record.kind} has stopped: {record.error}; the run continues without it\n"
     with contextlib.suppress(OSError), (path / supervisor_file("stderr")).open("a", encoding="utf-8") as file:
         file.write(line)
@@ -150,7 +150,7 @@ def read_sinks(path: Path) -> list[SinkRecord]:
 
 
 def wait_for_sinks(path: Path, *, patience_s: float) -> list[SinkRecord]:
-    """Wait until the sinks of a run that has ended are done, for some seconds at most, and return their records."""
+    """Wait until the sinks of an ended run are done, for at most `patience_s`, and return their records."""
     until = time.monotonic() + patience_s
     while True:
         found = [_settled(record, path) for record in read_sinks(path)]
@@ -160,7 +160,7 @@ def wait_for_sinks(path: Path, *, patience_s: float) -> list[SinkRecord]:
 
 
 def _settled(record: SinkRecord, path: Path) -> SinkRecord:
-    """The record; as failed, if it says that the sink works but its process is gone."""
+    """Return the record of a sink, changed to failed if the sink should be working but its process is gone."""
     if record.state is not SinkState.WORKING or not record.pid or _is_at_work(record.pid):
         return record
     latest = next((one for one in read_sinks(path) if one.kind == record.kind), record)  # it may have ended meanwhile
@@ -181,7 +181,7 @@ def _is_at_work(pid: int) -> bool:
 
 
 def _write_record(path: Path, record: SinkRecord) -> None:
-    """Write a sink's record whole; a full disk costs the record and nothing else."""
+    """Write a sink's record in one step; do nothing if it cannot be written."""
     folder = path / SINKS_DIR
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)

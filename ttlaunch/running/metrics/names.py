@@ -1,4 +1,4 @@
-"""Name the numbers of events, the same in every sink: `train/loss`, `time/step_s`; and summarise them by name."""
+"""Name the numbers in events, with the same names for every sink (`train/loss`, `time/step_s`), and summarise them by name."""
 
 import contextlib
 import math
@@ -25,15 +25,15 @@ _GUIDE_NAMES = {
     "sync_ps": "SyncPS",
     "zero": "FSDP",
 }
-"""What the training guide calls the algorithms that it has."""
+"""The training guide's names of recipes' algorithms."""
 
 
 def metrics_of(event: Event) -> dict[str, float]:
     """Name the numbers of an event; empty for an event without any.
 
-    A training step has `train/…`; a validation `validation/…`; gradients of layers `gradients/LAYER`; the parts of a
-    step's time `time/…_s`; messages `communication/…` for all operations together and `communication/OPERATION/…` for
-    each; the end of a rank `memory/peak_bytes`.
+    The names are `train/…` for a training step, `validation/…` for a validation, `gradients/LAYER` for the gradients of
+    layers, `time/…_s` for the parts of a step's time, `communication/…` for the messages of all operations,
+    `communication/OPERATION/…` for those of each operation, and `memory/peak_bytes` for the end of a rank.
     """
     if event.kind == contract.KIND_LAYER_NORMS:
         return dict(_numbers("gradients", event.values.get("norms")))
@@ -66,14 +66,14 @@ def _traffic(operations: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def rank_run_name(run: LoggedRun, rank: int) -> str:
-    """Name a rank as the training guide does: `{Algorithm}-{role}-{hostname}_rank{X}_lr{Y}_bs{Z}`."""
+    """Return the name of a rank's run in the training guide's form: `{Algorithm}-{role}-{hostname}_rank{X}_lr{Y}_bs{Z}`."""
     row, training = run.ranks[rank], run.config.get("training_config") or {}
     rate, size = training.get("learning_rate", 0), training.get("batch_size", 0)
     return f"{algorithm(run.recipe)}-{row.role}-{row.host}_rank{row.rank}_lr{rate}_bs{size}"
 
 
 def algorithm(recipe: str) -> str:
-    """The training guide's name of an algorithm; for other recipes the recipe's own name, such as `LocalSgd`."""
+    """Return the training guide's name for a recipe's algorithm, or a name made of the recipe's, such as `LocalSgd`."""
     return _GUIDE_NAMES.get(recipe) or "".join(part[:1].upper() + part[1:] for part in recipe.split("_"))
 
 
@@ -95,7 +95,7 @@ class Summary:
 
 
 def summarise(events: Iterable[Event]) -> list[Summary]:
-    """Summarise every number by name and rank; a NaN is counted and is never the least or the most."""
+    """Summarise the numbers of each name and rank; NaN counts as a value, but not for `least` and `most` if there are others."""
     found: dict[tuple[str, int], Summary] = {}
     for event in events:
         if event.rank is None:

@@ -1,4 +1,4 @@
-"""The sinks of metrics besides the run's own log: how each is named, what it needs, and how it is opened."""
+"""Parse the names of sinks for metrics, check what each needs, and open one."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
 from ttlaunch.running.metrics.event_log import Event, LoggedRun
 
 SINKS_DIR = "sinks"
-"""In a run's folder: what became of each sink, what it printed, and what it wrote if no other place was named."""
+"""The folder in a run's folder with each sink's record, its messages, and its data unless the user named another place."""
 
 _LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "prometheus": None}
 _EXAMPLES = "`--sink tensorboard=DIR`, `--sink wandb`, `--sink mlflow=DIR` and `--sink prometheus=FILE.prom` are known"
@@ -21,13 +21,13 @@ class Sink(Protocol):
     """Receives the events of one run; each call may raise anything that its library raises."""
 
     def take(self, event: Event) -> None:
-        """Take an event, in the order of the log."""
+        """Receive the next event of the log."""
 
     def flush(self) -> None:
-        """Make everything taken so far visible to readers soon; called when there is nothing new for the moment."""
+        """Make all received events visible to readers soon; called after each batch of events."""
 
     def close(self, status: str) -> None:
-        """End the sink: the run has ended with this status, and no event follows."""
+        """Close the sink after the last event; `status` is that of the run."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class SinkChoice:
     """A sink as the user named it.
 
     Attributes:
-        kind: One of those above.
-        place: Where it writes; None: below the run's folder.
+        kind: One of the names in `_LIBRARIES`.
+        place: The folder, file or address to which the sink writes; None for a folder below the run's.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class SinkChoice:
         return self.kind if self.place is None else f"{self.kind}={self.place}"
 
     def place_in(self, folder: Path) -> str:
-        """Where it writes for the run of a folder."""
+        """Return the place to which the sink writes for the run in a folder."""
         return self.place or str(folder / SINKS_DIR / self.kind)
 
 
@@ -54,12 +54,12 @@ _mistake = partial(Diagnostic, blame=Blame.COMMAND_LINE)
 
 
 def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | Diagnostic:
-    """Parse `KIND` or `KIND=PLACE`, or find why there is no such sink here, without importing its library.
+    """Parse `KIND` or `KIND=PLACE`, or report why such a sink cannot be used, without importing its library.
 
     Args:
-        text: As it was typed.
-        option: The option that it was given to.
-        working_folder: A place is relative to it, unless it is a web address.
+        text: The value of the option.
+        option: The option that has this value.
+        working_folder: The folder to which the place is relative, unless the place is a web address.
     """
     kind, equals, place = text.partition("=")
     if kind not in _LIBRARIES or (equals and not place):
@@ -81,7 +81,7 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
 
 
 def _why_unwritable(kind: str, place: Path) -> str | None:
-    """The reason why a sink cannot write to a place, as far as it can be known before."""
+    """Return why a sink cannot write to a place, if that can be known without writing; else None."""
     if kind == "prometheus":
         if os.path.isdir(place):  # noqa: PTH112 - never raises
             return "it is a folder, and a file was expected"
@@ -104,7 +104,7 @@ def _distribution(kind: str) -> str:
 
 
 def open_sink(choice: SinkChoice, run: LoggedRun, *, folder: Path) -> Sink:
-    """Open a sink; the only place that imports its library, so call it in a process that may fail."""
+    """Open a sink; this imports the sink's library, so call it in a process of its own."""
     place = choice.place_in(folder)
     match choice.kind:
         case "tensorboard":

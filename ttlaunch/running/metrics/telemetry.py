@@ -16,7 +16,7 @@ _STEP = "step"
 _FEWEST_STEPS, _MOST_TIMES = 4096, 65_536
 """How many steps of a rank have times at least, however many ranks there are, and how many of all ranks together."""
 OUTSIDE_STEPS = frozenset({"start", "after"})
-"""Phases that are not part of a step: what comes before the first, and validations between steps."""
+"""Phases that are not part of a step: `start` is before the first step, and `after` is for validations between steps."""
 
 
 @dataclass
@@ -24,14 +24,15 @@ class RankTelemetry:
     """All telemetry of one rank.
 
     Attributes:
-        is_written: Whether the rank has written anything.
-        last: The last step it is about.
+        is_written: Whether the rank has written telemetry.
+        last: The last step that the telemetry covers.
         facts: Numbers about the rank that formulas of traffic need.
-        num_steps: The number of steps that it has times of.
-        every: The times are of the steps that this number divides: 1, and more for a long run, see `_FEWEST_STEPS`.
-        waits: Microseconds by step, for each operation, within steps.
-        phases: Microseconds by step, for each phase of a step.
-        steps: Microseconds of each step.
+        sent: The messages that the rank has sent, in groups of equal steps.
+        num_steps: The number of steps for which the rank has recorded times.
+        every: Only times of steps divisible by this number are kept: 1, or more in a long run, see `_FEWEST_STEPS`.
+        waits: By operation and step, the microseconds of a step in which the rank could only wait.
+        phases: By phase and step, the microseconds that the phase took.
+        steps: By step, the microseconds of the whole step.
     """
 
     rank: int
@@ -48,12 +49,12 @@ class RankTelemetry:
 
 @dataclass
 class StepTelemetry:
-    """One step of one rank, as far as one line of its telemetry covers it.
+    """The telemetry of one step of one rank that one line contains.
 
     Attributes:
-        step: 0 stands for everything before the first one.
-        times: Seconds: `step_s` is all of the step, the others are its phases.
-        operations: For each operation, the `messages` and `bytes` that the rank sent, and `waited_s`, in which it could
+        step: The step; 0 for everything before the first one.
+        times: Seconds by name: `step_s` for the whole step, the others for its phases.
+        operations: By operation, the `messages` and `bytes` that the rank sent, and `waited_s`, the seconds in which it could
             only wait.
     """
 
@@ -62,13 +63,13 @@ class StepTelemetry:
     operations: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, operation: str, name: str, value: float) -> None:
-        """Add to what an operation did in this step."""
+        """Add to one of the three numbers of an operation."""
         known = self.operations.setdefault(operation, {"messages": 0, "bytes": 0, "waited_s": 0.0})
         known[name] += value
 
 
 class TelemetryReader:
-    """Reads the telemetry file of one rank as it grows; each call has what is new."""
+    """Reads the telemetry file of one rank as it grows; each call of a method yields what is new."""
 
     def __init__(self, folder: Path, rank: int, *, world_size: int, complain: Complain = pass_over) -> None:
         self._rank, self._name = rank, contract.traffic_file(rank)
@@ -77,11 +78,11 @@ class TelemetryReader:
         self._complain = complain
 
     def stretches(self) -> Iterator[Stretch]:
-        """The lines that can be used; one that a killed rank did not finish is passed over."""
+        """Yield the usable lines; a line that a killed rank did not finish is skipped."""
         return good_records(self._tail, self._read, rank=self._rank, file=self._name, complain=self._complain)
 
     def steps(self) -> Iterator[StepTelemetry]:
-        """Yield the telemetry of each step, in order, from the lines that can be used."""
+        """Yield the telemetry of the steps in each usable line, in order."""
         for stretch in self.stretches():
             found = _by_step(stretch)
             yield from (found[step] for step in sorted(found))
@@ -90,12 +91,12 @@ class TelemetryReader:
 def read_telemetry(
     folder: Path, *, world_size: int, complain: Complain = pass_over, with_times: bool = True
 ) -> list[RankTelemetry] | None:
-    """The telemetry of all ranks, as far as it is written; None if a rank has left none.
+    """Read the telemetry that all ranks have written so far; None if a rank has written none.
 
     Args:
-        folder: The run's.
-        world_size: The number of its ranks.
-        complain: Told of lines that cannot be used.
+        folder: The run's folder.
+        world_size: The number of ranks.
+        complain: Called with each line that cannot be used.
         with_times: Whether to keep the times of steps.
     """
     found, most = [], max(_FEWEST_STEPS, _MOST_TIMES // max(1, world_size))
@@ -112,7 +113,7 @@ def read_telemetry(
 
 
 def measured(telemetry: Sequence[RankTelemetry], *, until: int) -> dict[tuple[str, int, int], tuple[int, int]]:
-    """Messages and bytes by operation, source and destination, of all steps up to one."""
+    """Return messages and bytes by operation, source and destination, over all steps up to and including `until`."""
     found: dict[tuple[str, int, int], tuple[int, int]] = {}
     for entry in telemetry:
         for row in entry.sent:
@@ -199,12 +200,12 @@ KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The memory that the tensors of one rank took in the step that counted it.
+    """The memory of one rank's tensors in the step in which the rank measured it.
 
     Attributes:
-        step: The step in which it was counted.
-        sizes: The most bytes of each kind at any moment of the step.
-        peak: The most bytes of all together at one moment; at most the sum of the sizes.
+        step: The measured step.
+        sizes: For each kind of tensor, the largest number of bytes at any moment of the step.
+        peak: The largest number of bytes of all kinds together at one moment; at most the sum of the sizes.
     """
 
     rank: int
@@ -217,7 +218,7 @@ class RankMemory:
 
 
 def memory_of_ranks(telemetry: Sequence[RankTelemetry]) -> list[RankMemory]:
-    """The memory of the ranks that counted it, in order; a rank counts it only if the run was asked to."""
+    """Return the memory of the ranks that measured it, in order; ranks measure it only on request."""
     return [
         RankMemory(
             entry.rank,

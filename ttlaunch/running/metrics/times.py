@@ -1,4 +1,4 @@
-"""Compute from the telemetry how long the phases of a run's steps took, and how long ranks only waited."""
+"""Compute from the telemetry how long the phases of steps took, and for how long ranks could only wait."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,16 +8,16 @@ from typing import Any
 from ttlaunch.running.metrics.telemetry import RankTelemetry
 
 _WARM_UP = 1
-"""How many first steps are left out, if more were made: they open connections and fill caches."""
+"""How many first steps are left out if there are more: the first step opens connections and fills caches."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """How much of the steps' time one part takes, in seconds.
+    """The time that one part of the steps takes, in seconds and as a share.
 
     Attributes:
         median, p90: The median over steps, and the time that nine steps in ten do not exceed.
-        share: The share of the time of all steps.
+        share: The part's time in all steps divided by the time of all steps.
     """
 
     name: str
@@ -35,8 +35,8 @@ class StepTimes:
 
     Attributes:
         ranks: The ranks that the steps belong to.
-        step: Whole steps, each up to its report.
-        phases: Forward, backward, update, and `exchange`, which is the rest.
+        step: The whole steps; a step ends when the rank reports it.
+        phases: The phases forward, backward, update, and `exchange`, which is the rest of a step.
         waits: For each operation, the time in which the rank could only wait for messages to leave or to arrive. It is
             also part of the phase in which the rank waited.
     """
@@ -56,7 +56,7 @@ class StepTimes:
 
 
 def step_times(telemetry: Sequence[RankTelemetry]) -> StepTimes | None:
-    """Summarise the steps of some ranks; None if they have finished none."""
+    """Summarise the steps of some ranks; None if the ranks have finished no step."""
     numbers = [sorted(entry.steps)[_WARM_UP:] or sorted(entry.steps) for entry in telemetry]
     steps = [[entry.steps[step] for step in known] for entry, known in zip(telemetry, numbers, strict=True)]
     if not any(steps):
@@ -69,7 +69,7 @@ def step_times(telemetry: Sequence[RankTelemetry]) -> StepTimes | None:
 
 
 def share_of(operation: str, telemetry: Sequence[RankTelemetry]) -> Share | None:
-    """Return how long some ranks waited for one operation; None if they did not wait. See `step_times`."""
+    """Return how long some ranks waited for one operation, as `step_times` measures it; None if they did not wait."""
     times = step_times(telemetry)
     return None if times is None else next((wait for wait in times.waits if wait.name == operation), None)
 
@@ -91,5 +91,5 @@ def _share(name: str, microseconds: Sequence[int], whole: int) -> Share:
 
 
 def _quantile(ordered: Sequence[int], part: float) -> int:
-    """Return a quantile by the nearest rank: the smallest value that is at least as large as this part of the values."""
+    """Return a quantile of sorted values: the smallest value such that at least `part` of the values are not larger."""
     return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]

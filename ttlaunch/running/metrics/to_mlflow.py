@@ -1,4 +1,4 @@
-"""Write metrics to MLflow: a recipe is an experiment, a run is a run in it, and each rank has a nested run."""
+"""Write metrics to MLflow: a recipe becomes an experiment, a run becomes a run in it, and each rank a nested run."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
-"""Write metrics to a text file for Prometheus' node_exporter, replaced as a whole, so that no scrape sees half of it.
+"""Write metrics to a text file for Prometheus' node_exporter; the file is replaced in one step, so it is always complete.
 
-Point node_exporter's `--collector.textfile.directory` at the file's folder. The newest value of everything is there, with
+Point node_exporter's `--collector.textfile.directory` at the file's folder. The file has the newest value of each metric, with
 the labels run, recipe, rank, role and host. The format is version 0.0.4 of Prometheus' text exposition format.
 """
 
@@ -17,14 +17,14 @@ _EVERY_S = 1.0
 _OPERATION = re.compile(r"communication/(?P<operation>.+)/(?P<name>sent_bytes|sent_messages|waited_s)")
 _LAYER = re.compile(r"gradients/(?P<layer>.+)")
 _SUMMED = ("communication/",)
-"""What only grows: in Prometheus that is a counter, of which `rate()` is asked."""
+"""Prefixes of metrics whose values are added up; Prometheus calls such a metric a counter and computes its `rate()`."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """A metric's name and its labels."""
 
 
 class PrometheusSink:
-    """Writes one file; a name without `.prom` gets it, since node_exporter reads no other."""
+    """Writes one file; `.prom` is added to its name if it is missing, because node_exporter reads only such files."""
 
     def __init__(self, run: LoggedRun, place: Path) -> None:
         self.file = place if place.suffix == _SUFFIX else place.with_name(place.name + _SUFFIX)
@@ -84,7 +84,7 @@ class PrometheusSink:
 
 
 def render_prometheus(values: dict[Series, float]) -> str:
-    """Render series in the exposition format, those of one name together."""
+    """Render series in the exposition format, grouped by name."""
     lines = []
     named = None
     for (name, labels), value in sorted(values.items()):

@@ -1,4 +1,4 @@
-"""Write metrics to event files for TensorBoard: a folder for each run, and in it one for each rank, to compare them."""
+"""Write metrics to event files for TensorBoard: a folder for each run, and a folder in it for each rank."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Metrics for Weights & Biases: a run for each rank, named as the training guide names them, all of them in one group.
+"""Write metrics to Weights & Biases: each rank has a run with the training guide's name, and these runs form a group.
 
-Nothing leaves this machine unless `WANDB_MODE` says so: the default is offline, and `wandb sync FOLDER` uploads later.
+By default, W&B works offline and sends nothing to its server; `wandb sync FOLDER` uploads later. `WANDB_MODE` changes this.
 """
 
 import os
@@ -37,7 +37,7 @@ class WandbSink:
             run.log({"step": event.step, **metrics})
 
     def flush(self) -> None:
-        """Do nothing: W&B's own process writes all the time."""
+        """Do nothing: W&B's own process writes continuously."""
 
     def close(self, status: str) -> None:
         for run in self._runs.values():
@@ -45,7 +45,7 @@ class WandbSink:
             run.finish(exit_code=0 if status == "done" else 1)
 
     def _run_of(self, rank: int) -> Any:
-        """The rank's run, whose axis is a value `step`: W&B's own counter cannot go back, and telemetry comes late."""
+        """Return the rank's run. Its axis is a value `step`: W&B's own counter cannot go back, but telemetry arrives late."""
         if rank not in self._runs:
             run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", _PROJECT),

@@ -1,8 +1,8 @@
 """Make one timeline of all ranks, for Perfetto and Chrome, from what each rank traced on its own clock.
 
-Every rank is a process of the timeline, and its spans are slices; an arrow joins the send and the receive of a message.
-Times are those of rank 0's clock. Each rank has measured the offset of its own clock before and after the run; between
-the two it is interpolated. The file has the possible error for each rank.
+Every rank is a process of the timeline, its spans are slices, and an arrow connects the send and the receive of a message.
+All times are converted to rank 0's clock. Each rank has measured the offset of its own clock before and after the training;
+the offset in between is interpolated. The file states the possible error of each rank's times.
 """
 
 import json
@@ -18,7 +18,7 @@ from ttlaunch.running.bad_records import Complain, good_records, pass_over
 from ttlaunch.running.runs.files import Tail
 
 COLLECTIVE = "collective"
-"""The kind of a span that another library's thread works on."""
+"""The kind of spans in which a thread of another library works, beside the rank's own spans."""
 
 _FORMAT = "times in µs on rank 0's monotonic clock, from the first event; error_us: by how much a rank's may be wrong"
 
@@ -28,9 +28,9 @@ class RankTrace:
     """The trace of one rank.
 
     Attributes:
-        clocks: How far its clock is from rank 0's, as it was compared.
-        spans: What it did.
-        ends: The two ends of its messages.
+        clocks: The measured offsets of the rank's clock to rank 0's.
+        spans: The rank's activities, with begin and end.
+        ends: For each message, the begin of its send or the end of its receive.
     """
 
     row: RankRow
@@ -40,7 +40,7 @@ class RankTrace:
 
     @property
     def error(self) -> int:
-        """The largest error of its times on rank 0's clock, nanoseconds."""
+        """The largest possible error of the rank's times on rank 0's clock, in nanoseconds."""
         return max((clock.error for clock in self.clocks), default=0)
 
     def on_rank_0(self, local: int) -> int:
@@ -72,9 +72,9 @@ def read_traces(folder: Path, rows: Sequence[RankRow], *, complain: Complain = p
 
 
 def messages_under_way(traces: Sequence[RankTrace]) -> Iterator[tuple[str, RankRow, int, float]]:
-    """Yield each message that both ends have traced: name, sender, bytes, and the seconds that it was under way.
+    """Yield each message that both ranks have traced: name, sender, bytes, and the seconds in flight.
 
-    That is from the begin of its send to the end of its receive, so waiting for a late receiver counts too.
+    The time in flight is from the begin of the send to the end of the receive, so it includes waiting for a late receiver.
     """
     for sender, began, receiver, end in _messages(traces):
         nanoseconds = receiver.on_rank_0(end.when) - sender.on_rank_0(began)
@@ -82,7 +82,7 @@ def messages_under_way(traces: Sequence[RankTrace]) -> Iterator[tuple[str, RankR
 
 
 def render_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """The timeline in Chrome's trace event format."""
+    """Return the timeline in Chrome's trace event format."""
     times = [trace.on_rank_0(span.began) for trace in traces for span in trace.spans]
     origin = min(times, default=0)
     events = [event for trace in traces for event in _slices(trace, origin)]
@@ -101,7 +101,7 @@ def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
         start = trace.on_rank_0(span.began) - origin
         end = trace.on_rank_0(span.ended) - origin
         one = {"name": span.name, "cat": span.kind, **place, "ts": start / 1e3, "args": dict(span.facts)}
-        if span.kind == COLLECTIVE:  # it goes on beside the rank's own work, and slices of one thread have to nest
+        if span.kind == COLLECTIVE:  # it overlaps the rank's own spans, but slices of one thread must be nested
             one["id"] = f"{row.rank}-{start}"
             yield {"ph": "b", **one}
             yield {"ph": "e", **{name: one[name] for name in ("name", "cat", "id", "pid", "tid")}, "ts": end / 1e3}
@@ -110,7 +110,7 @@ def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
 
 
 def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]]:
-    """Arrows from sends to receives: the k-th message of a tag between two ranks is the k-th on both ends."""
+    """Yield arrows from sends to receives: both ranks number the messages of a tag between them in the same order."""
     for number, (sender, began, trace, end) in enumerate(_messages(traces), 1):
         arrow = {"cat": "message", "name": end.name, "id": number, "tid": 0}
         yield {"ph": "s", **arrow, "pid": sender.row.rank, "ts": (sender.on_rank_0(began) - origin) / 1e3}
@@ -119,7 +119,7 @@ def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]
 
 
 def _messages(traces: Sequence[RankTrace]) -> Iterator[tuple[RankTrace, int, RankTrace, MessageEnd]]:
-    """Sender, begin of its send, receiver and the end of its receive, in the order of the receives."""
+    """Yield sender, begin of the send, receiver, and end of the receive of each message, in the order of the receives."""
     sends = {
         (trace.row.rank, end.peer, end.tag, end.number): (trace, end.when)
         for trace in traces
@@ -135,7 +135,7 @@ def _messages(traces: Sequence[RankTrace]) -> Iterator[tuple[RankTrace, int, Ran
 
 
 def _read(folder: Path, row: RankRow, complain: Complain) -> RankTrace:
-    """Read a rank's trace; a line that it did not finish is passed over."""
+    """Read a rank's trace; a line that the rank did not finish is skipped."""
     trace, name = RankTrace(row), contract.trace_file(row.rank)
     for event in good_records(Tail(folder / name), read_trace_event, rank=row.rank, file=name, complain=complain):
         match event:

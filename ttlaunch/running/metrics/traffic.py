@@ -20,7 +20,7 @@ Key = tuple[str, int, int]
 """Operation, source, destination."""
 
 TOLERANCE = 0.005
-"""By which measured bytes may differ from the formula: room for headers that a formula leaves out."""
+"""The part of the formula's bytes by which the measured bytes may differ, for headers that a formula leaves out."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Edge:
     """The messages of one rank to another for one operation.
 
     Attributes:
-        size: Bytes that the rank counted; None where no traffic counter sees them, because another library sends them.
-        expected: Bytes that the formula says; None if there is no formula.
-        slack: Bytes more that are as right.
-        late: Bytes less that are as right.
+        size: The bytes that the rank counted; None if the traffic counter cannot count them, because another library sends them.
+        expected: The bytes according to the formula; None if there is no formula.
+        slack: How many bytes more than `expected` are also correct.
+        late: How many bytes fewer than `expected` are also correct, because the run ended before they were sent.
     """
 
     operation: str
@@ -45,7 +45,7 @@ class Edge:
 
     @property
     def ratio(self) -> float | None:
-        """Measured bytes divided by expected ones; None where one is not known, or nothing was expected."""
+        """Measured bytes divided by expected bytes; None if either is not known or nothing was expected."""
         return self.size / self.expected if self.size is not None and self.expected else None
 
     @property
@@ -60,12 +60,12 @@ class Edge:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """What `as_json` was made of.
+        """Make the edge from the record that `as_json` returns.
 
         Raises:
-            KeyError: It is no such record.
+            KeyError: The record lacks a field.
         """
-        values = {"late_bytes": 0, **record}  # reports of older versions have none
+        values = {"late_bytes": 0, **record}  # older versions did not write this field
         return cls(*(values[name] for name in _EDGE_NAMES))
 
 
@@ -78,10 +78,10 @@ class Settlement:
     """The comparison of all bytes of a run with the formula.
 
     Attributes:
-        steps, validations: That all ranks have finished, and that the bytes are of; with the validation before the first
-            step, also of a run that goes on from a checkpoint.
+        steps, validations: How many steps and validations were compared: those that all ranks have finished. The validation
+            before the first step counts, also in a run that continues from a checkpoint.
         edges: The edges of each operation; empty without messages.
-        reason: Why nothing was compared, as a clause; None if it was.
+        reason: Why nothing was compared, as a clause; None if there was a comparison.
         is_mistaken: Whether the reason is a mistake in the recipe.
     """
 
@@ -106,10 +106,10 @@ class Settlement:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """What `as_json` was made of.
+        """Make the comparison from the record that `as_json` returns.
 
         Raises:
-            KeyError: It is no such record.
+            KeyError: The record lacks a field.
         """
         edges = tuple(Edge.from_json(edge) for edge in record["edges"])
         return cls(record["steps"], record["validations"], edges, record["not_compared"], record["is_mistaken"])
@@ -124,19 +124,19 @@ def settle(
     runs_recipe: bool,
     complain: Complain = pass_over,
 ) -> Settlement | None:
-    """Compare what ranks counted with the recipe's formula, over the steps that all of them have finished.
+    """Compare the bytes that ranks counted with the recipe's formula, over the steps that all ranks have finished.
 
     Args:
         folder: The run's folder.
-        plan: The content of its `plan.json`.
-        ranks: What is known of its ranks.
-        is_done: Whether the run came to its end; else the last step that all ranks report may not be all of it.
-        runs_recipe: Whether the code of the recipe that the plan names may be run, as for a run that this user has started.
-            That of a built-in recipe is run anyway.
-        complain: Told of lines that cannot be used.
+        plan: The content of the run's `plan.json`.
+        ranks: The states of all ranks.
+        is_done: Whether the run has finished; else the telemetry of the last reported step may be incomplete.
+        runs_recipe: Whether the code of the recipe that the plan names may be run: only if this user has started the run. The
+            code of a built-in recipe may always be run.
+        complain: Called with each line that cannot be used.
 
     Returns:
-        None if ranks have left no telemetry, such as those of another program, or of a run that ended before they began.
+        The comparison; None if a rank has written no telemetry, such as one of a program that is no recipe.
     """
     telemetry = read_telemetry(folder, world_size=len(ranks), complain=complain, with_times=False)
     if telemetry is None:
@@ -144,7 +144,7 @@ def settle(
     until = min(entry.last for entry in telemetry)
     folder_of_recipe = _recipe_folder(plan, runs_recipe=runs_recipe)
     if folder_of_recipe and _is_asynchronous(folder_of_recipe):
-        # Each rank has steps of its own; the formula uses the counts that every rank reports of itself.
+        # Each rank counts its own steps; the formula uses the counts that the ranks report.
         until = max(entry.last for entry in telemetry)
     elif not is_done:
         until = min([until - 1, *(state.step - 1 for state in ranks)])
@@ -194,7 +194,7 @@ def _edges(
 
 
 def _times(steps: range, every: int, *, is_done: bool) -> int:
-    """Count the steps that a number divides, and the last one if training ends there.
+    """Count the steps that are divisible by `every`; the last step also counts if training ends there.
 
     >>> _times(range(1, 11), 4, is_done=True), _times(range(1, 11), 4, is_done=False), _times(range(5, 9), 4, is_done=True)
     (3, 2, 1)
@@ -224,7 +224,7 @@ def _is_asynchronous(folder: Path) -> bool:
 def _formula(
     plan: Mapping[str, Any], folder: Path | None, *, roles: Sequence[str], telemetry: Sequence[RankTelemetry]
 ) -> tuple[list["Traffic"] | None, str | None, bool]:
-    """The recipe's formula for these ranks, or why there is none, and whether that is the recipe's mistake."""
+    """Return the traffic by the recipe's formula; or None, why there is none, and whether this is the recipe's mistake."""
     if not plan.get("recipe"):
         return None, "it is a program and no recipe", False
     if plan.get("naive"):

@@ -1,1 +1,1 @@
-"""Read a run back from its folder, while it goes on or afterwards: to report, follow, compare or repeat it."""
+"""Read a run from its folder, while it is active or afterwards, in order to report, follow, compare or repeat it."""

@@ -1,6 +1,6 @@
 """Compare two runs: program, start, placement, configuration, code, environment, results, and losses step by step.
 
-Every section has the number of values compared, so that no difference among many can be told from nothing to compare.
+Every section also has the number of compared values: without differences, it shows whether there was anything to compare.
 """
 
 import math
@@ -27,10 +27,11 @@ _LOSSES = {contract.KIND_STEP: "training loss", contract.KIND_VALIDATION: "valid
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that differs between two runs; None where a run does not have it.
+    """A value that differs between two runs.
 
     Attributes:
-        left_origin, right_origin: Where a value of the configuration came from.
+        left, right: The value in each run; None if the run does not have it.
+        left_origin, right_origin: The origin of a value of the configuration, such as a file or an option.
     """
 
     section: str
@@ -43,10 +44,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class LossComparison:
-    """Losses of one kind, over the steps that both runs have reported.
+    """The comparison of losses of one kind, over the steps that both runs have reported.
 
     Attributes:
-        first_step: The first at which they differ; None if they are equal to the last bit.
+        first_step: The first step at which the losses differ; None if all are equal to the last bit.
         left, right: The losses at that step.
     """
 
@@ -62,7 +63,7 @@ class RunDifferences:
     """All differences of two runs.
 
     Attributes:
-        compared: For each section, how many values at least one of the runs has.
+        compared: For each section, the number of values that one of the runs has or both have.
     """
 
     compared: Mapping[str, int]
@@ -79,7 +80,7 @@ def find_differences(left: Path, right: Path) -> RunDifferences:
 
     Raises:
         OSError: A plan cannot be read.
-        ValueError: It is none.
+        ValueError: The file is not a plan.
     """
     rows = read_ranks(left), read_ranks(right)
     plans = read_object_if_any(left / contract.PLAN_FILE), read_object_if_any(right / contract.PLAN_FILE)
@@ -134,12 +135,12 @@ def _facts(run: Path, plan: Mapping[str, Any]) -> dict[str, _Facts]:
 
 
 def _program(plan: Mapping[str, Any]) -> _Facts:
-    """The program, its text, and the checkpoint that it began from."""
+    """Return the values about the program, its training text, and the checkpoint from which it began."""
     recipe, command, data, start = (_object(plan.get(name)) for name in ("recipe", "command", "data", "start"))
-    words = command.get("command")
+    argv = command.get("command")
     return {
         "recipe": _plain(recipe.get("name")),
-        "command": _plain(shlex.join(map(str, words)) if isinstance(words, list) else command.get("name")),
+        "command": _plain(shlex.join(map(str, argv)) if isinstance(argv, list) else command.get("name")),
         "training text": _plain(data.get("sha256")),
         "began from": _plain(start.get("origin")),
         "began after step": _plain(start.get("step")),
@@ -166,7 +167,7 @@ def _code(run: Path) -> _Facts:
 
 
 def _environment(run: Path, plan: Mapping[str, Any]) -> _Facts:
-    """Versions, the MPI, and the environment variables of ranks."""
+    """Return the versions of packages, the MPI, and the environment variables of ranks."""
     known = read_object_if_any(run / contract.ENVIRONMENT_FILE)
     found = {"python": known.get("python"), "platform": known.get("platform")}
     found |= _object(known.get("versions"))
@@ -184,7 +185,7 @@ def _differ(section: str, left: _Facts, right: _Facts) -> list[Difference]:
 
 
 def _losses(run: Path, ranks: int) -> dict[str, dict[int, float]]:
-    """Losses by kind and step, each from the lowest rank that has reported one."""
+    """Return the losses by kind and step, each from the lowest rank that has reported one."""
     found: dict[str, dict[int, float]] = {kind: {} for kind in _LOSSES}
     for rank in range(ranks):
         for record in progress_of(run, rank):
@@ -206,5 +207,5 @@ def _plain(value: Any) -> _Value:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """The value if it is an object, else an empty one."""
+    """Return a value of JSON if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}

@@ -1,6 +1,6 @@
-"""Follow a run through its folder, from any process: what its ranks report and print, and its supervisor's messages.
+"""Follow a run through its folder, from any process: the ranks' reports and output, and the supervisor's messages.
 
-The run itself does not depend on it. A view that begins late shows everything from the beginning.
+The run does not depend on this reader. A view that is started late shows everything from the beginning.
 """
 
 from collections.abc import Collection, Iterator
@@ -21,16 +21,16 @@ _STREAMS = ("stdout", "stderr")
 
 
 class FollowedRun:
-    """Shows a run on a view; call `poll` a few times a second, and `finish` when it is over."""
+    """Shows a run on a view; call `poll` a few times a second, and `finish` when the run has ended."""
 
     def __init__(self, folder: RunFolder, facts: RunFacts, view: View, *, only: Collection[int]) -> None:
-        """Begin at the beginning.
+        """Begin with the first report and line of output.
 
         Args:
-            folder: The run's.
-            facts: What its plan says.
-            view: Where to show it.
-            only: Ranks whose output is shown.
+            folder: The run's folder.
+            facts: The facts in the run's plan.
+            view: The view that shows the run.
+            only: The ranks whose output is shown.
         """
         self._view = view
         self._watch = Watch(facts, folder)
@@ -41,20 +41,20 @@ class FollowedRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its report is there, after which only restarts can follow."""
+        """Whether the run's report exists; after it, only restarts can follow."""
         return self._report.is_file()
 
     def poll(self) -> None:
         """Show what is new."""
         for state, record in self._watch.records():
             self._view.record(state, record)
-        self._hear_of_hosts()
+        self._update_connections()
         for stream, line in chain(self._printed.poll(), self.messages()):
             self._view.output(stream, line)
         self._view.tick(self._watch.ranks)
 
-    def _hear_of_hosts(self) -> None:
-        """Mark the ranks of hosts that do not answer, as the supervisor has noted."""
+    def _update_connections(self) -> None:
+        """Mark the ranks of silent and lost hosts, from the supervisor's events."""
         for line in self._events.read():
             event = contract.read_record(line) or {}
             connection = connection_after(str(event.get("event")))
@@ -65,13 +65,13 @@ class FollowedRun:
                     state.connection = connection
 
     def messages(self) -> Iterator[tuple[str, bytes]]:
-        """New messages of the supervisor, each with its stream and without what steers a terminal."""
+        """Yield new messages of the supervisor, each with its stream and without control sequences."""
         for stream, tail in self._supervisor.items():
             for line in tail.read():
                 yield stream, clean_output(line, colour=False)
 
     def finish(self, report: Report | None) -> None:
-        """Show what is left, and each rank's final state; without a report, also output whose order nobody recorded."""
+        """Show what is left, and each rank's final state; without a report, also output whose order was not recorded."""
         for state, record in self._watch.records():
             self._view.record(state, record)
         for stream, line in self._printed.finish(rest=report is None):

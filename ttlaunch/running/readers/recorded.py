@@ -1,4 +1,4 @@
-"""Read everything that the folder of a run holds: the plan, the ranks' records, the telemetry, the report."""
+"""Read everything in a run's folder: the plan, the ranks' records, the telemetry, the report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +23,10 @@ class Recorded:
     Attributes:
         plan: The content of `plan.json`.
         report: The content of `report.json`; None before the run has ended.
-        is_running: Whether its launcher or processes of it are alive on this machine.
-        telemetry: None if its ranks have left none.
-        traffic: Likewise.
+        is_running: Whether the launcher or other processes of the run are alive on this machine.
+        ranks: The states of all ranks.
+        telemetry: The telemetry of all ranks; None if a rank has written none.
+        traffic: The comparison with the recipe's formula; None without telemetry.
     """
 
     path: Path
@@ -49,11 +50,11 @@ class Recorded:
 
 
 def read_run(path: Path) -> Recorded:
-    """Read what a run's folder holds so far.
+    """Read everything that a run's folder contains so far.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: Its plan or its report is none.
+        OSError: The folder cannot be read.
+        ValueError: The file of the plan or of the report has another content.
     """
     plan = read_object(path / contract.PLAN_FILE)
     facts = facts_in(plan)
@@ -75,7 +76,7 @@ def read_run(path: Path) -> Recorded:
 
 
 def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
-    """The report, if the parts that are shown have the right types; older versions wrote fewer parts."""
+    """Return the report after checking the types of the parts that are shown; older versions wrote fewer parts."""
     failure, ranks = report.get("failure"), report.get("ranks", [])
     rows = ranks if isinstance(ranks, list) else [None]
     parts_are_right = isinstance(report.get("status"), str) and (failure is None or isinstance(failure, dict))

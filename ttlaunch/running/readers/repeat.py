@@ -1,7 +1,7 @@
-"""Find what is needed to repeat a run: program, configuration, data and start, and whether they are unchanged.
+"""Find what is needed to repeat a run: program, configuration, data and start, and what of these has changed.
 
-A run's folder has the resolved configuration and the hashes of code and text; the code itself is taken from its folder
-at that time, if it is unchanged.
+A run's folder has the resolved configuration and the hashes of code and text. The code itself is in the folder from which the
+run was started, where it may have changed.
 """
 
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ _SHORT = 12
 
 @dataclass(frozen=True)
 class Origin:
-    """Everything that a run was started from.
+    """Everything from which a run was started.
 
     Attributes:
-        working_folder: The folder in which it was started.
+        working_folder: The folder in which the run was started.
         target: The recipe's folder, or the program.
-        arguments: The arguments of a program.
+        arguments: The arguments of a program; empty for a recipe.
         config_file: The resolved configuration; None for a program.
-        data: Path and SHA-256 of the text that was read; None if none was.
-        resume: The checkpoint that the run went on from; None: it began at step 1.
+        data: Path and SHA-256 of the training text; None if the run read none.
+        resume: The checkpoint from which the run continued; None if it began at step 1.
         sha256: The hash of the final parameters; None if the run did not finish.
-        commit: The commit of the working folder, if it was in git.
-        tree: Hash of the recipe's folder.
+        commit: The commit of the working folder; None if it was not in a git repository.
+        tree: The hash of the recipe's folder; None for a program.
         versions: The versions of the programs and libraries that compute.
-        is_naive: Whether its ranks ran the recipe's `naive.py`.
+        is_naive: Whether the ranks ran the recipe's `naive.py`.
         arrivals: For an asynchronous run, the rank whose gradient made each update; else empty.
     """
 
@@ -58,21 +58,21 @@ def read_origin(path: Path) -> Origin:
     """Read the origin of a run from its folder.
 
     Raises:
-        OSError: A file of it cannot be read.
-        ValueError: A file of it is not as it was written.
+        OSError: A file in the folder cannot be read.
+        ValueError: A file in the folder is damaged.
     """
     plan, code = read_object(path / contract.PLAN_FILE), read_object(path / contract.CODE_FILE)
     versions = read_object(path / contract.ENVIRONMENT_FILE)["versions"]
     report = read_object(path / contract.REPORT_FILE) if (path / contract.REPORT_FILE).is_file() else {}
     recipe, start = plan.get("recipe"), plan.get("start")
     try:
-        words = () if recipe else tuple(plan["command"]["command"])
+        argv = () if recipe else tuple(plan["command"]["command"])
         return Origin(
             run_id=path.name,
             working_folder=Path(plan["working_folder"]),
-            target=recipe["folder"] if recipe else words[0],
+            target=recipe["folder"] if recipe else argv[0],
             is_command=recipe is None,
-            arguments=words[1:],
+            arguments=argv[1:],
             config_file=path / contract.TRAIN_FILE if recipe else None,
             data=plan.get("data"),
             resume=start["origin"] if start and start["step"] else None,
@@ -89,7 +89,7 @@ def read_origin(path: Path) -> Origin:
 
 
 def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
-    """The ranks whose gradients the server of an asynchronous run has applied, in that order."""
+    """Return the ranks whose gradients the server of an asynchronous run has applied, in this order."""
     found: dict[int, int] = {}
     for rank in range(world_size):
         for record in progress_of(path, rank):
@@ -99,7 +99,7 @@ def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
 
 
 def changed_code(origin: Origin) -> str | None:
-    """Describe what of the program has changed, as a clause; None if nothing has."""
+    """Describe how the program has changed, as a clause; None if it has not."""
     if not origin.working_folder.is_dir():
         return f"the folder {origin.working_folder} in which it was started is no longer there"
     if origin.is_command:
@@ -114,7 +114,7 @@ def changed_code(origin: Origin) -> str | None:
 
 
 def changed_versions(origin: Origin) -> list[str]:
-    """Describe each package that takes part in computing and has another version today, as a clause."""
+    """Describe each package whose version has changed since the run, as a clause."""
     changes = []
     for name, before in origin.versions.items():
         now = installed_version(name)

@@ -1,1 +1,1 @@
-"""Runs as folders: made, found again, listed, compared, cleaned and followed from any process."""
+"""The folders of runs: any process can make, find, list and remove them, and read and write their files."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ttlaunch.running.runs.launcher import is_running
 from ttlaunch.running.runs.overview import RunSummary
 
-_GOING = ".deleted"
+_REMOVED = ".deleted"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def plan_clean(
 
 
 def measure(run: RunSummary) -> Removable:
-    """Measure the size of a run's folder on the disk; a link counts as itself."""
+    """Measure the size of a run's folder on the disk; links are not followed."""
     size = 0
     with contextlib.suppress(OSError):  # another process removes it at the same time
         for path in run.folder.rglob("*"):
@@ -60,15 +60,15 @@ def remove(run: RunSummary) -> bool:
     """
     if run.folder.is_symlink() or is_running(run.folder):
         return False
-    going = run.folder.with_name(f"{_GOING}-{run.folder.name}")
-    shutil.rmtree(going, ignore_errors=True)
+    removed = run.folder.with_name(f"{_REMOVED}-{run.folder.name}")
+    shutil.rmtree(removed, ignore_errors=True)
     try:
-        run.folder.rename(going)
+        run.folder.rename(removed)
     except FileNotFoundError:
         return False
     with contextlib.suppress(FileNotFoundError):  # another process has begun to remove the same folder
-        shutil.rmtree(going)
-    shutil.rmtree(going, ignore_errors=True)
+        shutil.rmtree(removed)
+    shutil.rmtree(removed, ignore_errors=True)
     return True
 
 

@@ -1,4 +1,4 @@
-"""The files of a run's folder: read whole, read as they grow, and replaced as a whole."""
+"""Read the files of a run's folder, as a whole or as they grow, and replace them as a whole."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from ttlaunch import contract
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, load
 from ttlaunch.records.regular_files import next_data, open_regular, read_regular, read_tail
 
-_PART = 256 * 1024  # a part of many short lines takes 15 times its size in memory
+_PART = 256 * 1024  # bytes to read at a time: as a list of short lines, they take 15 times as much memory
 _LONGEST_TEXT = 4 * 1024 * 1024
 
 
@@ -17,8 +17,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ValueError: It holds no JSON, or no object.
+        OSError: The file cannot be read, or is no regular file.
+        ValueError: The content is no JSON, or no object.
     """
     content = load(read_regular(path, most=LONGEST_RECORD + 1))
     if isinstance(content, BadRecord):
@@ -31,7 +31,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_file(path: Path) -> bytes | None:
     """Read a file for a parser that checks its content; None if there is no file that can be read.
 
-    At most one byte more than the longest record is read, so that the parser sees that it is too long.
+    At most one byte more than the longest record is read, so that the parser notices a file that is too long.
     """
     try:
         return read_regular(path, most=LONGEST_RECORD + 1)
@@ -56,7 +56,7 @@ def read_text_if_any(path: Path) -> str:
 
 
 def size_of(path: Path) -> int:
-    """The size of a file in bytes; 0 if there is none."""
+    """Return the size of a file in bytes; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:
@@ -75,7 +75,7 @@ def write_whole(path: Path, content: str | bytes | Iterable[str]) -> None:
     """Write a file so that readers see all of it or nothing, even if this process is killed meanwhile.
 
     Raises:
-        OSError: It cannot be written; what was there before is then still there.
+        OSError: The file cannot be written; its former content is then unchanged.
     """
     unfinished = path.with_name(f"{path.name}.tmp")
     with open(unfinished, "wb", opener=open_unlinked) as file:
@@ -85,7 +85,7 @@ def write_whole(path: Path, content: str | bytes | Iterable[str]) -> None:
 
 
 class Tail:
-    """The lines of a file that another process writes, as they are added.
+    """Reads a file that another process writes, line by line as it grows.
 
     Attributes:
         lines: How many lines have been read.
@@ -100,8 +100,8 @@ class Tail:
     def read(self) -> Iterator[bytes]:
         """Read the whole lines that were added since the last call.
 
-        Of a line that is longer than the longest record, only the beginning is kept, which the parser still refuses as too
-        long. So a writer that never ends its line cannot fill our memory. A hole of a sparse file counts as one NUL.
+        If a line is longer than the longest record, only its beginning is kept, which the parser still refuses as too long.
+        So a writer that never ends its line cannot fill this process's memory. A hole in a sparse file is read as one NUL.
         """
         try:
             if self._path.lstat().st_size <= self._read:  # the usual answer, which costs a tenth of opening the file

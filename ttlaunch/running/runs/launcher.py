@@ -17,7 +17,7 @@ from ttlaunch.agent.run_processes import processes_of_runs
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-_STARTED = 19  # of the fields in /proc/PID/stat after the command's name
+_STARTED = 19  # the index of the start time among the fields of /proc/PID/stat after the command's name
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Launcher:
     Attributes:
         boot: The id of the machine's boot; "" if it cannot be read.
         started: The start of the process in clock ticks since the boot; 0 if it cannot be read.
-        namespace: Of process ids, in which `pid` is meant; 0 if that is not known.
+        namespace: The namespace of process ids in which `pid` is valid; 0 if it is not known.
     """
 
     machine: str
@@ -38,18 +38,18 @@ class Launcher:
 
     @property
     def is_here(self) -> bool:
-        """Whether it belongs to this machine and to no other container of it, so that we can see if it lives."""
+        """Whether the process belongs to this machine and to no other container on it, so that this process can see it."""
         return self.machine == socket.gethostname() and not self.is_in_container
 
     @property
     def is_in_container(self) -> bool:
-        """Whether it was started since the boot of a machine named like this one, among processes that we do not see."""
+        """Whether the process was started since this machine's boot in another namespace of process ids."""
         is_recent = self.machine == socket.gethostname() and self.boot == _boot()
         return is_recent and self.namespace not in {0, _namespace()}
 
     @property
     def is_alive(self) -> bool:
-        """Whether it lives; never if it belongs to another machine, container or boot of this one."""
+        """Whether the process is alive; False if it belongs to another machine, another container or an earlier boot."""
         return self.is_here and self.boot == _boot() and self.started == _started(self.pid) and self.started > 0
 
     def signal(self, number: int) -> bool:
@@ -71,7 +71,7 @@ class Launcher:
 
 
 def this_process() -> Launcher:
-    """The identity of this process."""
+    """Return the identity of this process."""
     return Launcher(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()), _namespace())
 
 
@@ -79,7 +79,7 @@ def write_launcher(folder: Path) -> None:
     """Record that this process launches the run of a folder.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     (folder / contract.LAUNCHER_FILE).write_text(json.dumps(asdict(this_process())) + "\n", encoding="utf-8")
 
@@ -95,7 +95,7 @@ def read_launcher(folder: Path) -> Launcher | None:
 
 
 def runs_with_processes() -> frozenset[str]:
-    """The ids of runs that have processes on this machine."""
+    """Return the ids of runs that have processes on this machine."""
     return frozenset(run_id for _, run_id in processes_of_runs())
 
 

@@ -31,17 +31,17 @@ def write_inputs(
     shell: Mapping[str, str],
     release: str | None = None,
 ) -> list[Diagnostic]:
-    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`; return what of it cannot be known.
+    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`; return notes on what is unknown.
 
     Args:
         plan: The plan of the run.
         folder: The run's folder.
-        resolved_config: Text of `train.yaml`; empty for a program that is no recipe.
+        resolved_config: The text of `train.yaml`; empty for a program that is no recipe.
         shell: The launching shell's environment, from which the origin of variables is derived.
         release: The hash of the release on all hosts; None if ranks run from this machine's own files.
 
     Raises:
-        RunFolderError: If they cannot be written; the folder is then removed.
+        RunFolderError: The files cannot be written; the folder is then removed.
     """
     try:
         write_plan(plan, folder.path, run_id=folder.run_id)
@@ -57,8 +57,8 @@ def write_inputs(
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package in this Python; None if it is not installed."""
-    if package == "ttlaunch":  # which also runs from a checkout that was never installed
+    """Return the version of a package in this Python; None if it is not installed."""
+    if package == "ttlaunch":  # it may run from a checkout that is not installed
         return __version__
     try:
         return importlib.metadata.version(package)
@@ -113,7 +113,7 @@ def _describe_changes(repository: Repository, commit: str) -> dict[str, Any]:
         first, _, rest = part.partition(b"\n")
         if has_private_key(
             b"\n".join(line[1:] for line in rest.split(b"\n"))
-        ):  # a key that the commit has, or a part of it
+        ):  # the lines of the diff contain a key although the present file does not
             withheld.append(os.fsdecode(first.rpartition(b" b/")[2]))
         elif rest:  # without a second line only the times of the file differ
             kept.append(part)

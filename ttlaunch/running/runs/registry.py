@@ -112,7 +112,7 @@ class Registry:
         """Return all runs, oldest first; empty if there is no registry.
 
         Raises:
-            RegistryError: It is there and cannot be read.
+            RegistryError: The registry exists and cannot be read.
         """
         if not self.path.exists():
             return []
@@ -162,10 +162,10 @@ class Registry:
 
 
 def find_registry(environment: Mapping[str, str]) -> Registry:
-    """The user's registry: below `$XDG_STATE_HOME`, else below `~/.local/state`.
+    """Return the user's registry, below `$XDG_STATE_HOME` or else below `~/.local/state`.
 
     Raises:
-        RegistryError: The user has no home.
+        RegistryError: Neither `XDG_STATE_HOME` nor `HOME` names an absolute path.
     """
     base = environment.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # noqa: PTH117 - the XDG rules ignore a relative path

@@ -31,7 +31,7 @@ _COMMAND_FILE = "command.sh"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's name and place."""
+    """A run's id and the path of its folder."""
 
     run_id: str
     path: Path
@@ -41,7 +41,7 @@ class RunFolder:
 
 
 def supervisor_file(stream: str) -> str:
-    """The file with the supervisor's messages on one of its streams, relative to the run folder."""
+    """Return the path of the file with one of the supervisor's output streams, relative to the run folder."""
     return f"{contract.LOGS_DIR}/supervisor.{stream}"
 
 
@@ -52,7 +52,7 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None, group: 
     bit, by which whoever writes a file of the run knows that the group may read it.
 
     Raises:
-        RunFolderError: If it cannot be made.
+        RunFolderError: The folder cannot be made.
     """
     stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
     is_new, made = not runs_folder.exists(), None
@@ -194,7 +194,7 @@ def read_event(line: bytes | str) -> dict[str, Any]:
     """Parse a line of `events.jsonl`.
 
     Raises:
-        ValueError, KeyError, TypeError: It is none.
+        ValueError, KeyError, TypeError: The line is not a valid event.
     """
     event = json.loads(line)
     return {**event, "time": datetime.fromisoformat(event["time"]).timestamp()}
@@ -208,7 +208,7 @@ def scratch_folder() -> Iterator[Path]:
     were killed.
 
     Raises:
-        RunFolderError: If no such folder can be made.
+        RunFolderError: No such folder can be made.
     """
     bases = [base for base in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), "/tmp") if base]  # noqa: S108 - the folder itself is private
     base = next((base for base in bases if os.access(base, os.W_OK)), None)
