@@ -16,7 +16,7 @@ _TAG = 30_020
 
 
 class SharedState(Protocol):
-    """A state that is the same on all ranks."""
+    """A state that is the same on all ranks; `name` is the operation under which its messages are counted."""
 
     @property
     def is_on(self) -> bool: ...
@@ -35,13 +35,13 @@ def agree(
     """Take the state of `source`, if one is given, and pass it on to `dests`.
 
     Args:
-        ctx: How to reach them.
-        state: Nothing is sent if it is None or not on. The configuration decides that, so it is equal on all ranks.
+        ctx: The communicator of this rank.
+        state: Nothing is sent if this is None or not on. The configuration decides whether, for all ranks alike.
         source: The rank that sends the new state; None: this rank knows it.
         dests: The ranks that call this with this rank as `source`, in the same step.
 
     Raises:
-        CommunicationError: `source` sent another number of values.
+        CommunicationError: `source` sent more or fewer values than this rank's state has.
 
     Cost: one message to each of `dests`, of 8 bytes (float64) for each of the state's values.
     Order: from the rank that knows the state along the tree that `source` and `dests` make; nothing is added up.

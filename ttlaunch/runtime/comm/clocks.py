@@ -19,9 +19,9 @@ def clocks_compared(trace: Trace | None, communicator: Communicator, *, world_si
     """Note the offset of this rank's clock from rank 0's, before and after a block; without a trace do nothing.
 
     Args:
-        trace: Where to note it; None if no timeline was requested, and then None on every rank.
+        trace: Where to note the offset; None on every rank if no timeline was requested.
         communicator: Every rank must call; no other message may use the tag `_CLOCK` meanwhile.
-        world_size: Ranks.
+        world_size: The number of ranks.
 
     Cost: `compare_clocks`, twice.
     Order: rank 0 serves the others by rank.
@@ -41,7 +41,7 @@ def compare_clocks(communicator: Communicator, *, world_size: int) -> tuple[int,
 
     Args:
         communicator: Every rank must call.
-        world_size: Ranks.
+        world_size: The number of ranks.
 
     Returns:
         Offset and largest error, nanoseconds; both 0 on rank 0.
@@ -58,12 +58,12 @@ def compare_clocks(communicator: Communicator, *, world_size: int) -> tuple[int,
                 time_of_0[0] = time.monotonic_ns()
                 communicator.send(time_of_0, dest=Rank(other), tag=_CLOCK)
         return 0, 0
-    found = []
+    estimates = []
     for _ in range(_ROUNDS):
         began = time.monotonic_ns()
         communicator.send(time_of_0, dest=Rank(0), tag=_CLOCK)
         communicator.recv(time_of_0, source=Rank(0), tag=_CLOCK)
         ended = time.monotonic_ns()
-        found.append((ended - began, int(time_of_0.item()) - (began + ended) // 2))
-    round_trip, offset = min(found)
-    return offset, round_trip // 2 + 1
+        estimates.append((ended - began, int(time_of_0.item()) - (began + ended) // 2))
+    round_trip, offset = min(estimates)
+    return offset, round_trip // 2 + 1  # 1: both divisions round down

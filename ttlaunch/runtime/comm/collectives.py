@@ -1,8 +1,8 @@
-"""What several ranks do together, written with the point-to-point messages of any communicator.
+"""Collectives: what several ranks do together, written with the point-to-point messages of any communicator.
 
-Every rank of `among` calls the same function with equal `among` and, where all have one, tensors of equal shape and
-dtype. Messages carry tags of their own, so they never mix with a recipe's. The sums are one fixed binary tree over the
-places of the ranks in `among`: the same bits on every run and over every transport.
+Every rank of `among` calls the same function with equal `among`; tensors that all ranks pass have equal shape and dtype.
+Messages carry tags of their own, so they never mix with a recipe's. Sums follow one fixed binary tree over the places of
+the ranks in `among`, so they have the same bits on every run and over every transport.
 
 Shapes: N = values of a vector; shard s is part s of `contiguous_blocks(N, n)`. n = ranks of `among`, S = bytes of the
 vector.
@@ -59,7 +59,7 @@ def broadcast(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[
     """
     start, count = among.index(root), len(among)
     place, distance = (among.index(ctx.rank) - start) % count, 1
-    while distance < count:  # the ranks that have it double with each round
+    while distance < count:  # each round doubles the number of ranks that have the tensor
         if place < distance and place + distance < count:
             ctx.send(tensor, dest=among[(start + place + distance) % count], tag=_BROADCAST)
         elif distance <= place < 2 * distance:
@@ -120,17 +120,17 @@ def reduce(ctx: Communicator, vector_N: Tensor, *, root: Rank, among: Sequence[R
         root: One of `among`.
         among: The ranks, in the same order everywhere.
 
-    Cost: `n - 1` messages of S bytes, all to `root`; for less at one rank, `reduce_scatter` and a gather of shards.
-    Order: the tree over the places in `among`, as `all_reduce`: the same bits on every run.
+    Cost: `n - 1` messages of S bytes, all to `root`. To spread them over the ranks, use `reduce_scatter` and `gather`.
+    Order: that of `all_reduce`, the tree over the places in `among`: the same bits on every run.
     """
-    whole = [range(len(vector_N)) if rank == root else range(0) for rank in among]
-    total_N = sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=whole, among=among)
+    shards = [range(len(vector_N)) if rank == root else range(0) for rank in among]
+    total_N = sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=shards, among=among)
     if ctx.rank == root:
         vector_N.copy_(total_N)
 
 
 def reduce_scatter(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> Tensor:
-    """Add up over all ranks and keep the shard that this rank owns; the vector is only read.
+    """Add up the vectors of all ranks, and return the shard of the sum that this rank owns; the vector is only read.
 
     Args:
         ctx: Every rank of `among` must call, in the same order as its other collectives.
@@ -141,7 +141,7 @@ def reduce_scatter(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]
         The rank's shard of the sum, in a new tensor; empty if there are more ranks than values.
 
     Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes; buffers for as many bytes.
-    Order: the tree over the places in `among`, as `all_reduce`: the same bits on every run.
+    Order: that of `all_reduce`, the tree over the places in `among`: the same bits on every run.
     """
     shards = contiguous_blocks(len(vector_N), len(among))
     return sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=shards, among=among)
@@ -155,8 +155,8 @@ def all_reduce(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) ->
         vector_N: Shape `(N,)`, contiguous; equal N and dtype on all ranks.
         among: The ranks, in the same order everywhere.
 
-    Cost: `2 * (n - 1)` messages each way, `2 * (n - 1) / n * S` bytes, which is the least there is; buffers for half
-        of that.
+    Cost: `2 * (n - 1)` messages each way, `2 * (n - 1) / n * S` bytes, fewer than which are impossible; buffers for
+        half as many bytes.
     Order: the tree over the places in `among`: ((0 + 1) + (2 + 3)) + ..., whatever N is. The same bits on every rank
         and on every run with this n.
     Source: R. Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004: its reduce-scatter and
@@ -171,25 +171,24 @@ def all_reduce(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) ->
 def _one_leaf_each(
     ctx: Communicator, vector_N: Tensor, among: Sequence[Rank]
 ) -> list[list[tuple[range, Tensor | None]]]:
-    """The vector of each rank is one leaf of the tree; only this rank's is here."""
+    """Make each rank's vector one leaf of the tree; only this rank's own vector is known here."""
     return [[(range(place, place + 1), vector_N if rank == ctx.rank else None)] for place, rank in enumerate(among)]
 
 
 def chain_all_gather(ctx: Communicator, values: Sequence[float], *, among: Sequence[Rank]) -> list[float]:
     """Give every rank of a chain the values of all its ranks, in the order of the chain.
 
-    For small vectors, where only neighbours may talk: the ranks collect the values towards the last one, which hands
-        the whole
-    back.
+    This is for few values, where only neighbours may talk. Each rank appends its values to those of the ranks before it
+    and sends them on; the last rank sends the complete list back along the chain.
 
     Args:
         ctx: Every rank of the chain must call, in the same order as its other collectives.
-        values: This rank's, any number of them; sent as float64.
+        values: This rank's values, any number of them; sent as float64.
         among: The ranks of the chain in order.
 
     Cost: at most 4 messages a rank: two of 8 bytes with the number of values, two of at most 8 bytes for every value of
         the chain; `2 * (n - 1)` hops one after the other.
-    Order: that of the chain; nothing is added up.
+    Order: along the chain and back; nothing is added up.
     """
     place = among.index(ctx.rank)
     previous = among[place - 1] if place else None

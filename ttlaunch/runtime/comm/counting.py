@@ -14,6 +14,7 @@ from ttlaunch.runtime.world import Rank
 
 _now = time.monotonic_ns
 _Label = tuple[str, int | None]
+"""An operation, and its bucket if it has one."""
 
 
 class CountingCommunicator:
@@ -125,6 +126,7 @@ class CountingCommunicator:
     def _enter(
         self, begins: int, waits: int, label: _Label, *, place: Place | None, peer: Rank, tag: int, size: int, now: int
     ) -> "_Entry | None":
+        """Enter a transfer into the flight recorder, if there is one; `begins` and `waits` are its two operations there."""
         recorder = self.traffic.recorder
         return (
             None
@@ -186,7 +188,7 @@ class _Entry:
 
 
 class _Timed:
-    """A transfer whose wait is timed, for the operation that began it."""
+    """A transfer that counts the time spent waiting for it under the operation that began it."""
 
     __slots__ = ("_entry", "_operation", "_traffic", "pending", "size", "tag")
 
@@ -254,7 +256,7 @@ class _Message:
 
 
 class _Traced:
-    """A transfer whose wait is timed and traced."""
+    """A transfer that counts the time spent waiting for it, and records its wait in the trace."""
 
     __slots__ = ("_entry", "_message", "_traffic", "pending", "size", "tag")
 

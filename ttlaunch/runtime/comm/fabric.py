@@ -30,7 +30,7 @@ from ttlaunch.runtime.comm.torch_group import process_group
 from ttlaunch.runtime.world import Rank, World
 
 _HEADER_TAG = 20_000
-"""Added to the tag of a message for that of its header."""
+"""What is added to the tag of a message to get the tag of its header."""
 
 
 class FabricCommunicator:
@@ -80,7 +80,7 @@ class FabricCommunicator:
         return _FabricTransfer(header, body, self._name(source), tensor=tensor, found=found)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """Return the first transfer whose header has come; the backend's own threads move the rest of a message."""
+        """Return the first transfer whose header is complete; the backend's own threads move the rest of a message."""
         return self._control.wait_any(pending, timeout_s=timeout_s)
 
     def barrier(self) -> None:
@@ -88,11 +88,11 @@ class FabricCommunicator:
         self._control.barrier()
 
     def close(self) -> None:
-        """End the process group, when the last message has been waited for. Collective."""
+        """End the process group; call this after the wait for the last message. Collective."""
         self._group.close()
 
     def _is_carried(self, tensor: Tensor, peer: Rank) -> bool:
-        """Whether the message goes from device to device: not to oneself, and with NCCL not from host memory."""
+        """Return whether the backend carries the message; MPI does for this rank itself and, with NCCL, host memory."""
         return peer != self.rank and tensor.device.type == self._device.type
 
     def _name(self, peer: Rank) -> str:
@@ -122,7 +122,7 @@ class _FabricTransfer:
             raise PeerLostError(f"{self._peer} is gone: {error}") from error
 
     def test(self) -> bool:
-        """Whether the header has come or gone; not all backends say as much of the bytes behind it."""
+        """Return whether the header is complete; not every backend can tell this of the tensor's bytes."""
         return self._header.test()
 
 
@@ -137,7 +137,7 @@ def _described(header: Tensor) -> str:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """The same memory as bytes, since no backend knows all dtypes."""
+    """Return the tensor's memory as bytes, because no backend knows all dtypes."""
     return tensor.detach().view(-1).view(torch.uint8)
 
 

@@ -28,8 +28,8 @@ class Side:
     """One end of a message.
 
     Attributes:
-        what: Such as `float32 of shape (3,)`.
-        place: Where the recipe asked for it.
+        what: The tensor's dtype and shape, such as `float32 of shape (3,)`.
+        place: The line of the recipe that began this send or receive.
     """
 
     rank: Rank
@@ -47,12 +47,12 @@ class Side:
 
     @property
     def edge(self) -> tuple[Rank, Rank]:
-        """Source and destination."""
+        """The source and the destination of the message."""
         return (self.rank, self.peer) if self.is_send else (self.peer, self.rank)
 
     def __str__(self) -> str:
-        verb, way = ("sends", "to") if self.is_send else ("receives", "from")
-        return f"{self.name} {verb} {self.what} {way} rank {self.peer} ({self.peer_role}), tag {self.tag}"
+        verb, preposition = ("sends", "to") if self.is_send else ("receives", "from")
+        return f"{self.name} {verb} {self.what} {preposition} rank {self.peer} ({self.peer_role}), tag {self.tag}"
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Finding:
     """One mistake in the messages of a world.
 
     Attributes:
-        code: An `R` code.
-        sides: The ends of messages that take part, the one to look at first first.
-        hint: What to type or change.
-        notes: Facts beside the message.
+        code: The diagnostic's code, such as `R021`.
+        sides: The sends and receives involved, beginning with the one that the user should look at first.
+        hint: What the user should type or change.
+        notes: Further facts.
     """
 
     code: str
@@ -84,7 +84,7 @@ class Finding:
 
 
 def calling_place() -> Place:
-    """The line outside the runtime that asked for a transfer; with `RemoteOptimizer`, the recipe's call of it."""
+    """Return the line outside the runtime that led to a transfer, such as a recipe's call of `RemoteOptimizer`."""
     frame = sys._getframe(1)  # noqa: SLF001  the documented way to find a caller without building a traceback
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_RUNTIME):
         frame = frame.f_back
@@ -92,10 +92,10 @@ def calling_place() -> Place:
 
 
 def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finished: frozenset[Rank]) -> Finding:
-    """Explain why no rank can go on.
+    """Explain why no rank can continue.
 
     Args:
-        waiting: What each rank waits for that has not ended.
+        waiting: For each rank that has not ended, the send or receive that it waits for.
         unmatched: Sends that nobody has received.
         finished: Ranks that have ended.
     """
@@ -115,7 +115,7 @@ def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finis
 
 
 def find_unmatched(sides: Sequence[Side]) -> list[Finding]:
-    """One finding for each place whose messages were left over when all ranks had ended."""
+    """Return a finding for each line of a recipe whose messages had no counterpart when all ranks had ended."""
     found: dict[Place, list[Side]] = {}
     for side in sides:
         found.setdefault(side.place, []).append(side)
@@ -131,7 +131,7 @@ def _left_over(sides: Sequence[Side]) -> str:
 
 
 def _chain(waiting: Mapping[Rank, Side]) -> list[Side]:
-    """Follow who waits for whom, from the lowest rank, to a rank that has ended or until the chain closes to a circle."""
+    """Follow who waits for whom from the lowest rank, and return the circle, or else the last rank before the chain ends."""
     rank, seen = min(waiting), []
     while rank in waiting and rank not in seen:
         seen.append(rank)
@@ -141,7 +141,7 @@ def _chain(waiting: Mapping[Rank, Side]) -> list[Side]:
 
 
 def _other_tags(chain: Sequence[Side], unmatched: Sequence[Side]) -> list[str]:
-    """Messages on the way between the same two ranks that carry another tag."""
+    """Describe, for each waiting receive, the first unreceived message of the same two ranks with another tag."""
     notes = []
     for side in chain:
         others = [send for send in unmatched if not side.is_send and send.edge == side.edge and send.tag != side.tag]

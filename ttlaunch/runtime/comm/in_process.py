@@ -4,8 +4,8 @@ Only one rank runs at a time. When it has to wait, the next rank in order that c
 one before it, and a deadlock is the state in which no rank can continue. Sends are synchronous, as if MPI had no buffers: a send
 that relies on buffers is found here and not on the cluster.
 
-Ranks share what a process has once: module variables, the current folder, torch's default generator. The recipes use
-none of these to compute.
+Ranks share everything that exists once in a process: module variables, the current folder, torch's default generator. No
+computation of a built-in recipe depends on these.
 """
 
 import threading
@@ -33,9 +33,9 @@ class Outcome:
     """How a world ended.
 
     Attributes:
-        errors: What each rank raised by itself; ranks that only followed are left out.
-        findings: Mismatched, blocked and forgotten messages.
-        messages, message_bytes: Sent over each edge.
+        errors: The exception of each rank that raised one; ranks that ended because of another rank are left out.
+        findings: Mistakes in the messages: mismatches, deadlocks, messages without a counterpart.
+        messages, message_bytes: The number of messages and of bytes that were sent over each edge.
     """
 
     errors: dict[Rank, BaseException]
@@ -48,7 +48,7 @@ class InProcessWorld:
     """The ranks, their messages on the way, and whose turn it is."""
 
     def __init__(self, roles: Sequence[str]) -> None:
-        """A world of one rank for each role."""
+        """Create a world with one rank for each role."""
         self._roles = tuple(roles)
         self._ranks = [Rank(rank) for rank in range(len(roles))]
         self._turns = {rank: threading.Semaphore(0) for rank in self._ranks}
@@ -60,22 +60,21 @@ class InProcessWorld:
         self._outcome = Outcome({}, [], Counter(), Counter())
 
     def communicator(self, rank: Rank) -> "InProcessCommunicator":
-        """The rank's end; only its own thread may use it."""
+        """Return the communicator of a rank; only this rank's thread may use it."""
         return InProcessCommunicator(self, rank)
 
     def run(self, functions: Mapping[Rank, Callable[[], None]]) -> Outcome:
-        """Run a function for every rank to its end; call once.
+        """Run a function for every rank until all have ended; call this once.
 
-        Returns:
-            After the last rank has ended, or as soon as one has raised or nobody can go on.
+        As soon as one rank raises an exception, or no rank can continue, all others are ended too.
 
         Raises:
-            ValueError: The functions are not those of all ranks.
+            ValueError: There is not exactly one function for each rank.
         """
         if set(functions) != set(self._ranks):
             raise ValueError(f"{len(functions)} functions for {len(self._ranks)} ranks")
         threads = [
-            threading.Thread(target=self._live, args=(rank, functions[rank]), name=f"rank {rank}", daemon=True)
+            threading.Thread(target=self._run_rank, args=(rank, functions[rank]), name=f"rank {rank}", daemon=True)
             for rank in self._ranks
         ]
         for thread in threads:
@@ -88,7 +87,7 @@ class InProcessWorld:
             self._outcome.findings += find_unmatched([transfer.side for queue in left for transfer in queue])
         return self._outcome
 
-    def _live(self, rank: Rank, function: Callable[[], None]) -> None:
+    def _run_rank(self, rank: Rank, function: Callable[[], None]) -> None:
         self._turns[rank].acquire()
         try:
             if not self._is_over:
@@ -105,12 +104,12 @@ class InProcessWorld:
         """Let the next rank in order that can continue run; if no rank can and some have not ended, that is a deadlock."""
         others = [*self._ranks[rank + 1 :], *self._ranks[: rank + 1]]
         unfinished = [other for other in others if other not in self._finished]
-        ready = [other for other in unfinished if self._is_over or self._can_go_on(other)]
+        ready = [other for other in unfinished if self._is_over or self._can_continue(other)]
         if unfinished and not ready:
             unmatched = [t.side for queue in self._sends.values() for t in queue]
             ready = [other for other in unfinished if self._waiting[other].has_timeout][:1]
-            if ready:  # time passes only when nobody has anything left to do in it
-                self._waiting[ready[0]].is_over = True
+            if ready:  # a timeout ends only when no rank can continue without it
+                self._waiting[ready[0]].has_timed_out = True
             else:
                 waiting = {other: wait.side(self._finished) for other, wait in sorted(self._waiting.items())}
                 self._outcome.findings.append(find_deadlock(waiting, unmatched, frozenset(self._finished)))
@@ -119,7 +118,7 @@ class InProcessWorld:
         if ready:
             self._turns[ready[0]].release()
 
-    def _can_go_on(self, rank: Rank) -> bool:
+    def _can_continue(self, rank: Rank) -> bool:
         return rank not in self._waiting or self._waiting[rank].may_end
 
     def wait(self, transfer: "Transfer") -> None:
@@ -171,12 +170,12 @@ class InProcessWorld:
                 f"rank {send.side.rank} ({send.side.role}) sent {send.side.what}, expected {receive.side.what}"
             )
             hint = "both ends of a message need the same dtype and shape"
-            finding = Finding("R020", _other_kind(send.side, receive.side), (receive.side, send.side), hint)
+            finding = Finding("R020", _mismatch_message(send.side, receive.side), (receive.side, send.side), hint)
             self._outcome.findings.append(finding)
             return
         if send.sent is not None and not _same_bytes(send.sent, send.tensor):
             hint = "wait for the `isend` before the tensor changes, or send a copy"
-            self._outcome.findings.append(Finding("R023", _changed(send.side), (send.side, receive.side), hint))
+            self._outcome.findings.append(Finding("R023", _changed_message(send.side), (send.side, receive.side), hint))
         receive.tensor.copy_(send.tensor)
         send.sent = None
 
@@ -186,8 +185,8 @@ class Transfer:
     """One end of a message, as `isend` and `irecv` return it.
 
     Attributes:
-        sent: A copy of what was to be sent, to see whether the sender changed it too early.
-        error: What the receiver raises.
+        sent: A copy of the tensor as the send began, which shows whether the sender changed it too early.
+        error: The text of the error that the receiver raises.
     """
 
     world: InProcessWorld
@@ -209,19 +208,19 @@ class _Wait:
     """What a rank waits for: any of some transfers.
 
     Attributes:
-        is_over: Whether its time is.
+        has_timed_out: Whether its timeout has passed.
     """
 
     transfers: tuple[Transfer, ...]
     has_timeout: bool = False
-    is_over: bool = False
+    has_timed_out: bool = False
 
     @property
     def may_end(self) -> bool:
-        return self.is_over or any(transfer.is_done for transfer in self.transfers)
+        return self.has_timed_out or any(transfer.is_done for transfer in self.transfers)
 
     def side(self, finished: Collection[Rank]) -> Side:
-        """The transfer to report if the wait never ends: one whose peer is still there, if there is one."""
+        """Return the transfer to report if the wait never ends: one whose peer has not ended, if possible."""
         sides = [transfer.side for transfer in self.transfers]
         return next((side for side in sides if side.peer not in finished), sides[0])
 
@@ -234,7 +233,7 @@ class InProcessCommunicator:
         self._world = world
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
-        """Return when the receive has begun."""
+        """Send, and return when the peer has begun to receive."""
         self.isend(tensor, dest=dest, tag=tag).wait()
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
@@ -247,7 +246,7 @@ class InProcessCommunicator:
         return self._world.post(tensor, rank=self.rank, peer=source, tag=tag, is_send=False)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """Return which transfer is complete; time passes only when no other rank can continue, so timeouts are deterministic too."""
+        """Return the index of a complete transfer; None if, with a timeout, no rank can continue otherwise."""
         transfers = [transfer for transfer in pending if isinstance(transfer, Transfer)]
         return self._world.wait_any(transfers, timeout_s=timeout_s)
 
@@ -256,9 +255,9 @@ def _same_bytes(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
 
 
-def _other_kind(send: Side, receive: Side) -> str:
+def _mismatch_message(send: Side, receive: Side) -> str:
     return f"{send.name} sends {send.what} where {receive.name} receives {receive.what}"
 
 
-def _changed(send: Side) -> str:
+def _changed_message(send: Side) -> str:
     return f"{send.name} changed {send.what} after it had begun to send it, before `wait()` had returned"

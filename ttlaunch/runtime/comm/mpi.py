@@ -22,13 +22,13 @@ from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, CommunicationError,
 from ttlaunch.runtime.world import Rank, World
 
 ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
-"""If 1, a send completes only when its receive has begun: so in tests, each possible deadlock is a real one."""
+"""If 1, a send completes only when its receive has begun, so that in tests every possible deadlock occurs."""
 
 CHUNK_BYTES = 2**30
 """Counts are 32-bit integers in many MPI libraries; larger tensors travel in several messages."""
 
 INLINE_BYTES = 2**14
-"""Up to here a copy costs less than a second message."""
+"""The largest tensor that travels in one message with its header: here a copy costs less than a second message."""
 
 _HEADER = struct.Struct(f"={2 + MAX_DIMS}q")
 _DTYPE_INDEX = {dtype: index for index, dtype in enumerate(DTYPES)}
@@ -112,13 +112,13 @@ class MpiCommunicator:
         wait_for(self._comm.Ibarrier(), self._oversubscribed)
 
     def close(self) -> None:
-        """Do nothing: MPI frees what it has when the world ends."""
+        """Do nothing: MPI frees its resources when the world ends."""
 
     def _layout(self, host: Tensor) -> "_Layout":
-        """Return how a buffer at this address, of this dtype and shape, is sent; decided once and kept."""
+        """Return the kept layout of a buffer with this address, dtype and shape, or make it."""
         key = (host.data_ptr(), host.dtype, host.shape)
         layout = self._layouts.get(key)
-        if layout is None or not host.is_contiguous():
+        if layout is None or not host.is_contiguous():  # strides are not in the key; `_Layout` refuses the tensor
             # Recipes whose tensors lie elsewhere in each step would otherwise collect requests without end.
             while len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts))).free()  # the oldest
@@ -192,19 +192,21 @@ class _Layout:
         padding = [0] * (MAX_DIMS - len(shape))
         self.header = _HEADER.pack(_DTYPE_INDEX[host.dtype], len(shape), *shape, *padding)
         self.header_spec = [self.header, MPI.BYTE]
-        whole, address = host.nbytes, host.data_ptr()
-        starts = range(0, whole, CHUNK_BYTES) if whole > INLINE_BYTES else ()
+        size, address = host.nbytes, host.data_ptr()
+        starts = range(0, size, CHUNK_BYTES) if size > INLINE_BYTES else ()
         self.chunks = [
-            [MPI.memory.fromaddress(address + start, min(CHUNK_BYTES, whole - start)), MPI.BYTE] for start in starts
+            [MPI.memory.fromaddress(address + start, min(CHUNK_BYTES, size - start)), MPI.BYTE] for start in starts
         ]
-        inline = bool(whole) and not self.chunks
-        self.view = memoryview(MPI.memory.fromaddress(address, whole) if inline else bytearray())  # type: ignore[arg-type]
+        inline = bool(size) and not self.chunks
+        self.view = memoryview(MPI.memory.fromaddress(address, size) if inline else bytearray())  # type: ignore[arg-type]
         self.size = len(self.view)
         self.sends: defaultdict[_Route, list[_Sending]] = defaultdict(list)  # those that are idle
-        self.receives: defaultdict[_Route, list[_Requests]] = defaultdict(list)  # likewise, without the header's
+        self.receives: defaultdict[_Route, list[_Requests]] = defaultdict(
+            list
+        )  # idle ones too, without those of headers
 
     def free(self) -> None:
-        """Give back what MPI keeps for this buffer; transfers under way keep theirs."""
+        """Free the idle requests of this buffer; transfers under way keep theirs."""
         sends = [sending.requests for idle in self.sends.values() for sending in idle]
         receives = [chunks for idle in self.receives.values() for chunks in idle]
         for request in (request for requests in [*sends, *receives] for request in requests):
@@ -279,7 +281,7 @@ class _Receive:
     def wait(self) -> None:
         if self._communicator is not None:
             communicator, self._communicator = self._communicator, None
-            communicator._finish_receive(  # noqa: SLF001  one thing in two parts
+            communicator._finish_receive(  # noqa: SLF001  this class is a part of the communicator
                 self._layout, self._buffer, self._chunks, source=self._source, tag=self._tag, tensor=self._tensor
             )
             if self._host is not self._tensor:
@@ -290,7 +292,8 @@ class _Receive:
             return True
         if self._buffer.request is None or not self._buffer.request.Test():
             return False
-        fits = self._buffer.data.startswith(self._layout.header)  # else `wait()` says so; what follows may never come
+        fits = self._buffer.data.startswith(self._layout.header)  # if not, `wait()` raises
+        # After a header that does not fit, the chunks may never arrive.
         return not fits or all(request.Test() for request in self._chunks)
 
 
@@ -302,10 +305,10 @@ def _described(header: bytes) -> str:
 def wait_for(request: MPI.Request, oversubscribed: bool) -> None:  # noqa: FBT001  hot path
     """Poll until the request is complete.
 
-    The first tests follow each other at once, for at most some fifty microseconds: an answer that is on its way comes
-    sooner than the scheduler would give the core back. With a core for each rank the wait yields and stays quick. With
-    fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms: a rank that spins would
-    take its core from one that computes.
+    At first the rank polls without a pause, for at most some 50 µs: an answer that is on its way arrives before the
+    scheduler would give the core back. If each rank has a core, the rank then yields between polls, and reacts quickly.
+    With fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms, because a rank that
+    polls takes the core from a rank that computes.
     """
     for _ in range(_POLLS_IF_OVERSUBSCRIBED if oversubscribed else _POLLS):
         if request.Test():
@@ -341,5 +344,5 @@ def wait_for_any(pending: Sequence[Pending], *, timeout_s: float | None = None) 
 
 
 def _sleep(began: float) -> None:
-    """Sleep for an eighth of the time that was waited so far, within bounds."""
+    """Sleep for an eighth of the time waited since `began`, within bounds."""
     time.sleep(min(_LONGEST_SLEEP_S, max(_FIRST_SLEEP_S, (time.monotonic() - began) / 8)))

@@ -15,7 +15,7 @@ class CommunicationError(TtlaunchError):
 
 
 class PeerLostError(CommunicationError):
-    """The rank at the other end is gone; the launcher reports that rank's failure and not this one's."""
+    """The rank at the other end has ended; the launcher reports that rank's failure instead of this rank's."""
 
 
 class Pending(Protocol):
@@ -25,7 +25,7 @@ class Pending(Protocol):
         """Return when the buffer may be used again; a receive raises `CommunicationError` if the message does not fit."""
 
     def test(self) -> bool:
-        """Whether `wait()` would return at once, as far as is known; also lets the transfer go on."""
+        """Return whether `wait()` would return at once, as far as is known; the call also advances the transfer."""
 
 
 class Communicator(Protocol):
@@ -34,7 +34,7 @@ class Communicator(Protocol):
     Tensors are contiguous. A receive must be given the dtype and the shape that were sent. Every method raises
     `ValueError`, before anything is sent, for a tensor that cannot be sent.
 
-    Cost: of a message the bytes of the tensor; what a transport adds is stated there.
+    Cost: a message has the bytes of its tensor; the class of each transport states what the transport adds.
     Order: messages with equal source, destination and tag arrive in the order in which they were sent, and receives
         match them in the order in which they were posted.
     """
@@ -60,10 +60,10 @@ class Communicator(Protocol):
 
         Args:
             pending: The transfers, at least one, all with the same tag; if several are complete, the first is chosen.
-            timeout_s: After which to give up; 0: only look; None: never.
+            timeout_s: Seconds after which to give up; 0 only tests the transfers; None waits without limit.
 
         Returns:
-            The place of that transfer; None when the time is over.
+            The index of that transfer in `pending`; None after `timeout_s`.
         """
 
 

@@ -35,7 +35,9 @@ class Subtree:
     """A node of the tree and the sums over its micro-batches.
 
     Attributes:
-        gradient_N: Summed, shape `(N,)`, float32.
+        start: The first micro-batch's index.
+        size: The number of micro-batches.
+        gradient_N: The sum of their gradients, shape `(N,)`, float32.
     """
 
     start: int
@@ -60,7 +62,7 @@ class GradientTree:
     """
 
     def __init__(self, num_values: int, *, device: torch.device | str = "cpu") -> None:
-        """A tree over gradients of `num_values` float32 values."""
+        """Create an empty tree for gradients of `num_values` values; the sums are float32."""
         self.num_values = num_values
         self._device = torch.device(device)
         self._stack: list[Subtree] = []
@@ -85,7 +87,7 @@ class GradientTree:
         if leaves not in {1, 2} or index % leaves:
             raise ValueError(f"micro-batch {index} and {leaves - 1} more are not a node of the tree")
         if index % 2 and self._stack:
-            left = self._stack[-1]  # its sibling: every other node ends at an even index
+            left = self._stack[-1]  # its sibling: only a leaf ends at an even index
             left.gradient_N.add_(grads_N)
             left.size, left.tokens, left.loss = 2, left.tokens + tokens, left.loss + loss
             self._merge_siblings()
@@ -96,7 +98,7 @@ class GradientTree:
         self._merge_siblings()
 
     def subtrees(self) -> Sequence[Subtree]:
-        """The sums so far, as the largest whole nodes, in the order of the indices."""
+        """Return the sums so far: the largest complete nodes, in the order of their indices."""
         return tuple(self._stack)
 
     def open_leaf(self, index: int, grads_N: Tensor, *, tokens: int, loss: float) -> None:
@@ -138,7 +140,7 @@ class GradientTree:
 
         Args:
             out_N: Gets the gradient of the mean loss, shape `(N,)`, float32.
-            micro_batches: M, which the tree must hold, all of them.
+            micro_batches: M; the tree must hold all of them.
 
         Returns:
             Mean loss per token, and tokens. If no token counted in any micro-batch, both are 0 and so is the gradient.
@@ -192,10 +194,10 @@ class GradientTree:
 
 
 def _are_halves(left: Subtree, right: Subtree) -> bool:
-    """Whether the two are the halves of one node."""
+    """Return whether two subtrees are the halves of one node."""
     return left.size == right.size and not left.start % (2 * left.size)
 
 
 def mean_per_token(summed: float, tokens: int) -> float:
-    """The mean of a sum over tokens; 0 if there are none."""
+    """Divide a sum over tokens by their number; return 0 if there are none."""
     return summed / tokens if tokens else 0.0

@@ -1,7 +1,7 @@
-"""Torch's own process group between some ranks of a run, set up over their communicator: for the library's collectives.
+"""Sets up torch's own process group between some ranks of a run, for torch's collectives.
 
-Nothing is taken from variables such as `MASTER_ADDR`: every rank sends the name of its host, and the first rank
-sends back where it listens.
+The ranks need no variables such as `MASTER_ADDR`. Over their communicator, every rank sends the name of its host, and
+the first rank answers with the address on which it listens.
 """
 
 import fcntl
@@ -24,16 +24,16 @@ from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.world import Rank
 
 _NAME_BYTES = 256
-_HERE = "one host"
+_ONE_HOST = "one host"
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
-_SET_UP = timedelta(seconds=60)
-_PATIENCE = timedelta(days=30)
-"""A rank may wait as long as its peers compute; that one has died is noticed by the launcher."""
+_SET_UP_TIMEOUT = timedelta(seconds=60)
+_COLLECTIVE_TIMEOUT = timedelta(days=30)
+"""A rank may wait as long as its peers compute; it is the launcher that notices when a rank has died."""
 
 
 @contextmanager
 def process_group(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -> Iterator[None]:
-    """Make torch's default group of some ranks, in their order, for as long as the block runs.
+    """Make torch's default group of the ranks in `among`, in this order, for as long as the block runs.
 
     Args:
         ctx: Every rank of `among` must call.
@@ -44,12 +44,12 @@ def process_group(ctx: Communicator, *, among: Sequence[Rank], device: torch.dev
         ValueError: The ranks are threads of one process, as in `ttlaunch simulate`.
 
     Cost: a `gather` and a `broadcast` of 256 bytes; the store and the group then open connections of their own.
-    Order: the first rank listens before the others hear where; what torch then adds up has torch's order.
+    Order: the first rank listens before it sends its address. Torch decides the order of its own sums.
     """
     if dist.is_initialized() and dist.get_world_size() == len(among):  # the fabric communicator has made it
         yield
         return
-    with _entered(ctx, among):
+    with _recorded_set_up(ctx, among):
         _set_up(ctx, among=among, device=device)
     try:
         yield
@@ -57,8 +57,8 @@ def process_group(ctx: Communicator, *, among: Sequence[Rank], device: torch.dev
         dist.destroy_process_group()
 
 
-def _entered(ctx: Communicator, among: Sequence[Rank]) -> AbstractContextManager[None]:
-    """Show in the rank's flight recorder that it meets the others while they set the group up."""
+def _recorded_set_up(ctx: Communicator, among: Sequence[Rank]) -> AbstractContextManager[None]:
+    """Record, where there is a flight recorder, that the rank waits for the others while they set up the group."""
     recorder: FlightRecorder | None = getattr(getattr(ctx, "traffic", None), "recorder", None)
     return (
         nullcontext()
@@ -70,42 +70,45 @@ def _entered(ctx: Communicator, among: Sequence[Rank]) -> AbstractContextManager
 def _set_up(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -> None:
     place = among.index(ctx.rank)
     me = _padded(f"{socket.gethostname()}\n{os.getpid()}")
-    known = [_text(row) for row in gather(ctx, me, root=among[0], among=among)]
-    listener, said = _listen(known) if place == 0 else (None, "")
-    answer = _padded(said)
+    processes = [_text(row) for row in gather(ctx, me, root=among[0], among=among)]
+    listener, reply = _listen(processes) if place == 0 else (None, "")
+    answer = _padded(reply)
     broadcast(ctx, answer, root=among[0], among=among)
     address, port, where = _text(answer).split("\n")
     if not port:
         raise ValueError("torch's process group needs a process for each rank, and these ranks share one")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _own_network(is_one_host=where == _HERE)[0])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _own_network(is_one_host=where == _ONE_HOST)[0])
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports it without saying so
         address,
         int(port),
         len(among),
         is_master=place == 0,
-        timeout=_SET_UP,
+        timeout=_SET_UP_TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener else None,
     )
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=place, world_size=len(among), timeout=_PATIENCE)
+    dist.init_process_group(backend, store=store, rank=place, world_size=len(among), timeout=_COLLECTIVE_TIMEOUT)
 
 
-def _listen(known: list[str]) -> tuple[socket.socket | None, str]:
-    """Open a socket that only the ranks' hosts need to reach, and return its address in three lines."""
-    if len(set(known)) < len(known):
+def _listen(processes: list[str]) -> tuple[socket.socket | None, str]:
+    """Open a socket for the ranks' hosts; return it with the lines address, port, and `_ONE_HOST` if they share a host.
+
+    If ranks share a process there is no socket, and the lines are empty.
+    """
+    if len(set(processes)) < len(processes):
         return None, "\n\n"
-    where = _HERE if len({row.split("\n")[0] for row in known}) == 1 else ""
-    _, address = _own_network(is_one_host=where == _HERE)
-    listener = socket.create_server((address, 0), backlog=len(known))
+    where = _ONE_HOST if len({row.split("\n")[0] for row in processes}) == 1 else ""
+    _, address = _own_network(is_one_host=where == _ONE_HOST)
+    listener = socket.create_server((address, 0), backlog=len(processes))
     return listener, f"{address}\n{listener.getsockname()[1]}\n{where}"
 
 
 def _own_network(*, is_one_host: bool) -> tuple[str, str]:
-    """Interface and address that this rank talks over: one in the networks that the engine named, if it did.
+    """Return the interface and the address that this rank uses: one in the networks that the engine names, if any.
 
     Raises:
-        OSError: No interface has an address in them.
+        OSError: No interface has a suitable address.
     """
     if is_one_host:
         return "lo", "127.0.0.1"
@@ -127,7 +130,7 @@ def _address_of(interface: str) -> ipaddress.IPv4Address | None:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
-            return None  # it has no address of IPv4
+            return None  # it has no IPv4 address
     return ipaddress.IPv4Address(answer[20:24])
 
 

@@ -19,7 +19,7 @@ from ttlaunch.runtime.world import Rank
 _SUM, _SHARD = 30_003, 30_004
 
 Node = tuple[range, Tensor, Pending | None]
-"""The leaves that a node covers, its sum, and the message to wait for before the sum is there."""
+"""The leaves that a node covers, its sum, and the message to wait for before the sum may be read."""
 
 Arriving = list[Node]
 
@@ -32,9 +32,9 @@ def sum_shard(ctx: Communicator, held: Sequence[Nodes], *, shards: Sequence[rang
 
     Args:
         ctx: Every rank of `among` must call, in the same order as its other collectives.
-        held: For each rank in the order of `among`, its nodes; together the leaves 0, 1, 2, ... without gaps. The sums
-            of this rank's nodes have shape `(N,)`, contiguous, equal N and dtype everywhere; they are only read.
-        shards: Part of the vector that each rank owns; may be empty.
+        held: The nodes of each rank, in the order of `among`; together they cover the leaves 0, 1, 2, ... without gaps.
+            The sums of this rank's nodes have shape `(N,)`, contiguous, equal N and dtype everywhere; they are only read.
+        shards: The part of the vector that each rank owns; a part may be empty.
         among: The ranks, this one included.
 
     Returns:
@@ -79,9 +79,9 @@ def begin_receives(
 
     Args:
         held: The nodes of each rank, by the leaves that they cover.
-        own: The shard of each of this rank's nodes.
-        place: Of this rank.
-        receive: Begins to receive the shard of a node from the rank at a place; None: this rank's shard is empty.
+        own: This rank's shard of each node that this rank holds.
+        place: This rank's place.
+        receive: Begins to receive this rank's shard of a node from the rank at a place; None if the shard is empty.
 
     Cost: that of `receive` for each node of the other ranks.
     """
@@ -95,7 +95,7 @@ def begin_receives(
 
 
 def gather_shards(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
-    """Give every rank all shards of the vector, in place; this rank brings its own.
+    """Fill the vector on every rank: each rank has its own shard in place and receives the others.
 
     Args:
         ctx: Every rank of `among` must call, in the same order as its other collectives.
@@ -152,11 +152,12 @@ def merge_halves(arriving: Iterable[Node]) -> list[tuple[range, Tensor]]:
 
 
 def _are_halves(left: range, right: range) -> bool:
-    """Whether two nodes are the two halves of one node of the tree."""
+    """Return whether two nodes are the halves of one node of the tree."""
     return len(left) == len(right) and left.start % (2 * len(left)) == 0
 
 
 def _add_top(stack: list[tuple[range, Tensor]]) -> None:
+    """Replace the top two nodes of the stack by their sum, in the memory of the left one."""
     leaves, right_N = stack.pop()
     before, left_N = stack[-1]
     left_N.add_(right_N)

@@ -1,4 +1,4 @@
-"""A validation whose micro-batches several ranks share.
+"""Divides the micro-batches of a validation among several ranks.
 
 Shapes: V = micro-batches of a validation. n = ranks that share it.
 """
@@ -28,13 +28,13 @@ def share_validation(
     """Evaluate this rank's block of the micro-batches, gather all losses on all ranks, and report their mean.
 
     Args:
-        cfg: Sizes.
+        cfg: The training configuration.
         ctx: Every rank of `among` must call, after the same step.
-        step: After which it is made.
+        step: The step after which the validation is made.
         among: Ranks that share the validation, each with a contiguous block of its micro-batches.
         evaluate: Gives the summed losses of this rank's block in order, as `validation_losses` does; empty if the block
             is.
-        reporter: Who writes the mean down; None: the first of `among`.
+        reporter: The rank that writes the mean to its records; None: the first of `among`.
 
     Cost: an `all_gather` of 8 V bytes.
     Order: losses are added in the order of the micro-batches, so the mean does not depend on n.
