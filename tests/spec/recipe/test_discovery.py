@@ -107,9 +107,12 @@ def test_a_recipe_that_cannot_be_used_is_reported_at_its_line(here, declaration,
     (here / "mine").mkdir()
     (here / "mine/recipe.py").write_text(declaration)
     (here / "mine/trainer.py").write_text(trainer)
-    found = render([load_recipe(find_recipe("mine", working_folder=here))])
+    refusal = load_recipe(find_recipe("mine", working_folder=here))
+    found = render([refusal])
     expected = f"error[P006]: recipe `mine` {message}\n --> {place}\n  |\n{line}\n  | {mark}"
     assert expected == found.replace(f"{(here / 'mine').resolve()}/", "").rstrip("\n")
+    if message.startswith("cannot be read: NameError"):
+        assert 1 == refusal.primary.span.length  # of a line with one letter; a picture shows no more of it anyway
 
 
 def test_a_recipe_without_a_trainer_that_can_be_read_is_reported_without_a_line(here):
