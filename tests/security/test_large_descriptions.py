@@ -73,7 +73,7 @@ FILES = {
     "a message of 10,000 levels": ("mgd.textproto", "a { " * 10_000 + "}" * 10_000, "validate mgd.textproto", 1),
     "five megabytes behind one alias": (
         "train.yaml",
-        "a: &a {" + ", ".join(f"k{n}: {'x' * 5000}" for n in range(1000)) + "}\nb: [" + "*a, " * 900 + "]\n",
+        "a: &a {" + ", ".join(f"k{n}: {'x' * 5000}" for n in range(1000)) + "}\nb: [" + "*a, " * 400 + "]\n",
         "plan hierarchical_parallel -c train.yaml",
         2,
     ),

@@ -74,15 +74,27 @@ def test_aliases_are_read():
     assert plain(node) == {"a": {"k": 1}, "b": {"k": 1}}
 
 
+TOO_MANY = "f.yaml holds more than 500000 values, counting each use of an alias"
+
+
 def test_aliases_that_unfold_into_billions_of_values_are_refused():
     lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
     node, diagnostics = parse("\n".join(lines))
     assert node is None
-    assert [diagnostic.message for diagnostic in diagnostics] == ["f.yaml unfolds into more than 1000000 values"]
+    assert [diagnostic.message for diagnostic in diagnostics] == [TOO_MANY]
+
+
+@pytest.mark.parametrize(
+    "text", ["- []\n" * 600_000, "[[" + "0," * 300_000 + "[" + "0," * 300_000], ids=["flat", "nested"]
+)
+def test_reading_stops_where_there_are_too_many_values(text):
+    """The mark is at the value that is one too many, so nothing behind it was read: the second text has no end."""
+    node, diagnostics = parse(text)
+    assert (None, [TOO_MANY]) == (node, [diagnostic.message for diagnostic in diagnostics])
 
 
 def test_aliases_that_nest_too_deep_are_refused():
-    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 2000)]
+    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 200)]
     node, diagnostics = parse("\n".join(lines))
     assert node is None
     assert [diagnostic.message for diagnostic in diagnostics] == ["f.yaml unfolds into more than 60 levels"]

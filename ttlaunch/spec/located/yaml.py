@@ -38,7 +38,7 @@ _TAG_PREFIX = "tag:yaml.org,2002:"
 _KINDS = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp", "value", "merge")
 _PLAIN_TAGS = {_TAG_PREFIX + kind for kind in _KINDS}
 _DEEPEST = 60
-_MOST_VALUES = 1_000_000
+_MOST_VALUES = 500_000
 _MOST_DIGITS = 300
 
 
@@ -58,9 +58,8 @@ def parse_yaml(source: Source, *, codes: FileCodes) -> tuple[Node | None, list[D
     builder = _Builder(source, codes)
     try:
         root = builder.build()
-    except _TooDeepError as error:
-        message = f"{source.name} is nested more than {_DEEPEST} levels deep"
-        return None, [Diagnostic(codes.syntax, message, Label(error.span))]
+    except _TooLargeError as error:
+        return None, [Diagnostic(codes.syntax, f"{source.name} {error}", Label(error.span))]
     except yaml.MarkedYAMLError as error:
         return None, [explain_syntax_error(error, source, codes)]
     except yaml.YAMLError as error:
@@ -70,9 +69,9 @@ def parse_yaml(source: Source, *, codes: FileCodes) -> tuple[Node | None, list[D
     return (None if builder.refused else root), builder.diagnostics
 
 
-class _TooDeepError(Exception):
-    def __init__(self, span: Span) -> None:
-        super().__init__("too deep")
+class _TooLargeError(Exception):
+    def __init__(self, text: str, span: Span) -> None:
+        super().__init__(text)
         self.span = span
 
 
@@ -101,6 +100,7 @@ class _Builder:
         self.diagnostics: list[Diagnostic] = []
         self.refused = False
         self.root: Node | None = None
+        self.written = 0
         self.stack: list[_Open] = []
         self.anchors: dict[str, tuple[Any, tuple[Node, int, int] | None]] = {}
         self.endless: set[str] = set()
@@ -153,7 +153,9 @@ class _Builder:
 
     def _open(self, event: _Event, *, is_map: bool) -> None:
         if len(self.stack) >= _DEEPEST:
-            raise _TooDeepError(self._span(event.start_mark, event.start_mark))
+            raise _TooLargeError(
+                f"is nested more than {_DEEPEST} levels deep", self._span(event.start_mark, event.start_mark)
+            )
         if event.anchor is not None:
             self._anchor(event)
         self.stack.append(_Open(event, is_map=is_map))
@@ -165,9 +167,8 @@ class _Builder:
         if event.tag is not None:
             self._check_tag(event.tag, span)
         node: Node = MapNode(span, done.entries, done.keys) if done.is_map else ListNode(span, tuple(done.items))
-        if (done.values > _MOST_VALUES or done.levels > _DEEPEST + 1) and not self.refused:
-            much = f"{_MOST_VALUES} values" if done.values > _MOST_VALUES else f"{_DEEPEST} levels"
-            self._refuse(span, f"unfolds into more than {much}", hint="write the values without aliases")
+        if done.levels > _DEEPEST + 1 and not self.refused:
+            self._refuse(span, f"unfolds into more than {_DEEPEST} levels", hint="write the values without aliases")
         if event.anchor in self.endless:
             self._refuse(span, "holds an alias that contains itself")
         if event.anchor is not None:
@@ -209,6 +210,9 @@ class _Builder:
                 parent.key, parent.wants_key = None, False
             return
         parent.values += values
+        self.written += 1
+        if max(parent.values, self.written) > _MOST_VALUES:  # at once: the rest of the file would only take memory
+            raise _TooLargeError(f"holds more than {_MOST_VALUES} values, counting each use of an alias", span)
         if levels >= parent.levels:
             parent.levels = levels + 1
         if not parent.is_map:
