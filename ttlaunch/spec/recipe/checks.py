@@ -372,6 +372,6 @@ def gradients_may_be_stale(config: Any, _layout: Layout) -> Iterator[Problem]:
             "C073",
             "`early_stop_patience` is set, but training does not wait for its validations here",
             "training_config.early_stop_patience",
-            "after which step it would end is chance",
+            "the step after which it would end is random",
             hints=("`--set training_config.early_stop_patience=null`",),
         )
