@@ -40,7 +40,7 @@ def lost(here):
             assert not set(again.plan.hosts) & {*hosts, *silent}
             assert following.request == replace(
                 request,
-                without=following.request.without,
+                excluded=following.request.excluded,
                 ranks=following.request.ranks,
                 overrides=following.request.overrides,
             )

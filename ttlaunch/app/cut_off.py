@@ -10,15 +10,15 @@ from ttlaunch.running.runs.run_folder import supervisor_file
 
 _LONGEST = 300
 _GRACE_S = 3.0
-"""What the engine may take to end the ranks here once its supervisor is gone."""
+"""The time that the engine may take to end the ranks on this machine after its supervisor has ended."""
 
 
 def cut_off(folder: Path, status: int | None) -> Diagnostic:
-    """Kill every process of the run that is left on this machine, and describe how the run ended.
+    """Kill the run's remaining processes on this machine, and describe how the run ended.
 
     Args:
-        folder: The run's.
-        status: The supervisor's: minus the signal that killed it; None if it is not our child.
+        folder: The run's folder.
+        status: The supervisor's exit status, or minus the signal that killed it; None if it is not this process's child.
     """
     killed = len(kill_run_processes(folder.name, grace_s=_GRACE_S, daemons=read_daemons(folder)))
     notes = ["its ranks have ended with it"]
@@ -27,8 +27,8 @@ def cut_off(folder: Path, status: int | None) -> Diagnostic:
         how = f"ended with status {status}"
         notes += [f"it printed: {shown(line, longest=_LONGEST)}" for line in _last_line(folder)]
     notes += [f"{killed} of its processes here had to be killed"] if killed else []
-    goes_on = ("`ttlaunch run … --resume latest` continues from its newest checkpoint",)
-    hints = goes_on if _is_recipe(folder) else ()
+    resume = ("`ttlaunch run … --resume latest` continues from its newest checkpoint",)
+    hints = resume if _is_recipe(folder) else ()
     return Diagnostic("R050", f"the supervisor of {folder.name} {how}", notes=tuple(notes), hints=hints)
 
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ttlaunch.hosts.sync.results import Progress
 
 Answered = Callable[[str, "HostError | None"], None]
-"""Is told of a host that has answered, and why it cannot be used."""
+"""A function that is called with each host that has answered, and why the host cannot be used, or None."""
 
 
 class Dialogue(Protocol):
-    """What a use case can report to its caller, and ask of it."""
+    """What a use case can report to its caller, and what it can ask."""
 
     def warn(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Report diagnostics that do not prevent the start."""
@@ -31,7 +31,7 @@ class Dialogue(Protocol):
         """Show that hosts are being reached; the context's value is called for each host that has answered."""
 
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
-        """Wait until files have been read: `read` counts files and bytes meanwhile."""
+        """Wait until `made` is done and show progress: another thread counts files and bytes in `read`."""
 
     def sending(self, hosts: Sequence[str]) -> "AbstractContextManager[Callable[[Progress], None] | None]":
         """Show that code is being sent; the context's value is called with each host's progress."""
@@ -79,7 +79,7 @@ class Unattended:
 
     def gave_up(
         self,
-        outcomes: "Sequence[Outcome]",  # noqa: ARG002 - they stand in their folders
+        outcomes: "Sequence[Outcome]",  # noqa: ARG002 - the runs' folders have them
         diagnostics: Sequence[Diagnostic],
         *,
         status: int | None,  # noqa: ARG002 - the process ends with it

@@ -1,4 +1,4 @@
-"""Ask every host of a cluster what it has, and judge whether a run can start there: what `ttlaunch doctor` shows."""
+"""Probe every host of a cluster, and judge whether a run can start there; `ttlaunch doctor` shows the result."""
 
 import sys
 import time
@@ -27,15 +27,18 @@ from ttlaunch.spec.topology.model import Topology
 
 @dataclass
 class Examination:
-    """What is known of the hosts of a cluster; filled while they answer.
+    """What is known of the hosts of a cluster; updated while they answer.
 
     Attributes:
-        states: The state of each host: `connecting`, `asking`, `answered`, and finally `ready`, `warning` or `not
-            ready`.
-        seconds: How long connecting to each host took.
-        launcher: Facts of this machine.
-        choice: The network that a run would use.
-        step: What is being done now, for all hosts.
+        hosts: The names of all hosts.
+        states: By host, `connecting`, `asking`, `answered`, and finally `ready`, `warning` or `not ready`.
+        facts: By host, what the probe found.
+        errors: By host, why it could not be probed.
+        seconds: By host, how long connecting took.
+        launcher: The facts about this machine; None if it could not be probed.
+        choice: The network that a run would use; None if it is not known.
+        pairs: The connections between hosts.
+        step: A text for the user about the present step, while it concerns all hosts.
     """
 
     hosts: list[str]
@@ -51,23 +54,25 @@ class Examination:
 
 
 class View(Protocol):
-    """Draws what is known while hosts are being asked."""
+    """Shows the state of an examination while it runs."""
 
     def draw(self, known: Examination) -> None:
-        """Show what is known by now."""
+        """Show what is known so far."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Draw nothing while somebody types a passphrase."""
+        """Draw nothing within this context, in which the user types a passphrase."""
 
 
 def examine(topology: Topology, view: View, dialogue: Dialogue, *, bandwidth: bool) -> Examination:
-    """Ask all hosts, choose the network, let the hosts try each other, and check their answers; nothing is changed there.
+    """Probe all hosts, choose the network, let the hosts connect to each other, and check the results.
+
+    Nothing is changed on the hosts.
 
     Args:
-        topology: Names the hosts.
-        view: Draws what is known.
-        dialogue: Is asked for passphrases.
-        bandwidth: Also measure each pair of hosts.
+        topology: The cluster's topology with its hosts.
+        view: Shows the state of the examination.
+        dialogue: Asks the user for passphrases.
+        bandwidth: Whether to measure latency and bandwidth between each pair of hosts too.
     """
     examiner = _Examiner(topology, view, dialogue)
     try:
@@ -77,7 +82,7 @@ def examine(topology: Topology, view: View, dialogue: Dialogue, *, bandwidth: bo
 
 
 class _Examiner:
-    """Connects to hosts and probes each as soon as it is connected, so that a fast host is not delayed by a slow one."""
+    """Connects to hosts and probes each as soon as it is connected, so that a slow host does not delay a fast one."""
 
     def __init__(self, topology: Topology, view: View, dialogue: Dialogue) -> None:
         self._topology, self._view, self._dialogue = topology, view, dialogue
@@ -115,7 +120,7 @@ class _Examiner:
         return known
 
     def _ask_all(self) -> None:
-        """Ask all hosts, and ask those that failed again if the user has unlocked another key."""
+        """Probe all hosts and this machine; try failed hosts again if the user has unlocked another key."""
         known = self._known
         self._ask([*self._transports, self._launcher])
         failed = [transport for transport in self._transports if transport.host in known.errors]
@@ -152,10 +157,10 @@ class _Examiner:
         return probe(transport, replace(self._question, pythons=(sys.executable,), names=(), mpi_prefix=None))
 
     def _measure(self, choice: NetworkChoice, *, bandwidth: bool) -> list[Diagnostic]:
-        """Let the hosts that answered try each other on the network."""
+        """Let the hosts that answered connect to each other over the network."""
         known, topology = self._known, self._topology
         known.choice = choice
-        if len(known.facts) < 2:  # noqa: PLR2004 - nobody to talk to
+        if len(known.facts) < 2:  # noqa: PLR2004 - a single host has no other one to connect to
             return []
 
         def show_round(done: int, total: int) -> None:
@@ -176,7 +181,7 @@ class _Examiner:
 
 
 def _judge(topology: Topology, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
-    """Each host's state by the worst diagnostic that points at its line."""
+    """Return each host's state: the worst diagnostic that points at the host's line decides."""
     states = {str(host.name): "ready" for host in topology.hosts}
     spans = {host.span: str(host.name) for host in topology.hosts}
     for diagnostic in diagnostics:

@@ -1,7 +1,6 @@
-"""Execute a checked plan: get everything ready, start it, and watch over it to its end.
+"""Execute a checked plan: make everything ready, start the run, and supervise it until it ends.
 
-This is what a supervisor does, in a process of its own (`app/supervisor_process.py`). It shows nothing; views
-read the run's folder.
+A supervisor does this in a process of its own (`app/supervisor_process.py`). It shows nothing; views read the run's folder.
 """
 
 import os
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartingRun:
-    """A run whose folder is there and of which nothing has started.
+    """A run whose folder has been made and whose ranks have not been started.
 
     Attributes:
-        controller: Signals and ends its ranks.
-        scratch: Its folder in shared memory, of this path on every host.
+        controller: Signals and ends the run's ranks.
+        scratch: The run's folder in shared memory, with the same path on every host.
     """
 
     plan: "LaunchPlan"
@@ -44,7 +43,7 @@ class StartingRun:
 
 
 WatchedBy = Callable[[StartingRun], "AbstractContextManager[View]"]
-"""Makes the view that gets every record and line of output of a run."""
+"""A function that returns the view to which every record and line of output of a run is passed."""
 
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
@@ -54,11 +53,11 @@ class RunOptions:
     """How plans are executed.
 
     Attributes:
-        runs_dir: Where run folders are made.
-        grace_s: What ranks have to leave when the end is ordered.
-        typed: The command line, if it can be typed again with `--resume`.
-        hang_timeout_s: How long no rank may move; None: it follows from the steps.
-        lease_s: How long ranks on another host run on when nothing is heard from here.
+        runs_dir: The folder in which run folders are made.
+        grace_s: The time that ranks have to exit after an order to end.
+        typed: The command line, if it can be typed again with `--resume`; else empty.
+        hang_timeout_s: After how long without progress a run counts as hung; None to derive it from the steps.
+        lease_s: How long ranks on another host continue to run without a message from this machine.
         share_with: The id of a group whose members may read the run; None: only the user can.
     """
 
@@ -95,7 +94,7 @@ def group_id(name: str) -> int:
 
 
 def make_ready(prepared: "PreparedRun", options: RunOptions, dialogue: Dialogue) -> "LaunchContext":
-    """Check everything where the ranks will run, and bring the code there.
+    """Check the machines on which the ranks will run, and send the code to them.
 
     Raises:
         LaunchError: A host is not ready.
@@ -118,11 +117,12 @@ def execute_plan(
     begun: "Callable[[RunFolder], None]" = lambda _: None,
     watched_by: WatchedBy | None = None,
 ) -> Outcome:
-    """Start a plan and watch over it until it has ended.
+    """Start a plan and supervise the run until it has ended.
 
     Args:
-        begun: Told of the run's folder once all is there and nothing has started.
-        watched_by: The view that receives everything as it happens; None: the supervisor writes its output to the folder.
+        ready: The hosts, if they are ready already; None to make them ready.
+        begun: Called with the run's folder when everything in it is written and nothing has been started.
+        watched_by: Returns the view of the run; None for one that writes the supervisor's messages to the run's folder.
 
     Raises:
         LaunchError: A host is not ready, or the run's folder cannot be made; nothing was started.
@@ -134,12 +134,14 @@ def execute_plan(
     from ttlaunch.running.supervise import supervise
     from ttlaunch.running.watch import Watch
 
-    ready = ready or make_ready(prepared, options, dialogue)  # unless its hosts are ready already
+    ready = ready or make_ready(prepared, options, dialogue)
     plan, engine, folder = ready.plan, prepared.engine, _make_folder(ready, prepared, options, dialogue=dialogue)
     with (
         private_files(folder),
         scratch_folder() as scratch,
-        guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # first: ends the ranks if we are killed
+        guarded(
+            folder.run_id, scratch, daemons=plan.engine.names.daemons
+        ),  # first, so that ranks end if this process is killed
         ready.controller(folder, watch := Watch(plan, folder), scratch) as controller,
         registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(StartingRun(plan, controller, folder, scratch)) as view,
@@ -173,7 +175,7 @@ class FolderView:
         self._files = {stream: folder.file(supervisor_file(stream)) for stream in ("stdout", "stderr")}
 
     def output(self, stream: str, line: bytes) -> None:
-        """Append a line. A write error is ignored here: a full folder ends the run, and the report names it."""
+        """Append a line. A write error is ignored: the supervisor notices a full disk elsewhere, and reports it."""
         try:
             with self._files[stream].open("ab", buffering=0) as file:
                 file.write(line + b"\n")
@@ -184,7 +186,7 @@ class FolderView:
         """Do nothing: records are in the run's folder already."""
 
     def tick(self, ranks: "list[RankState]") -> None:
-        """Nothing is drawn."""
+        """Do nothing: views in other processes draw the states."""
 
 
 def _make_folder(

@@ -1,6 +1,6 @@
-"""Find what a run begins from: the checkpoint that `--resume` names, or the weights that its configuration names.
+"""Find the checkpoint from which a run begins, which `--resume` names, or the weights, which the configuration names.
 
-Everything is read and verified here, before anything starts; ranks compare the same SHA-256 again.
+The files are read and verified here, before anything starts; ranks verify the same SHA-256 again.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ _LONGEST = 300
 def find_start(
     choice: "RecipeChoice", *, resume: str | None, runs_dir: Path, working_folder: Path
 ) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    """Find the start of a run for its plan: origin, step, files with their SHA-256, and the state beside the tensors.
+    """Find the start of a run for its plan: origin, step, files with their SHA-256, and the state besides the tensors.
 
     Args:
         choice: The recipe with its checked configuration.
-        resume: As typed; None: the run begins at step 1.
-        runs_dir: Where run folders are.
-        working_folder: The folder that relative paths start from.
+        resume: The value of `--resume`; None if the run begins at step 1.
+        runs_dir: The folder that contains the run folders.
+        working_folder: The folder to which relative paths are relative.
 
     Returns:
-        None if weights are drawn from the seed; and every mistake.
+        The start, or None if weights are drawn from the seed; and every mistake.
     """
     from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -58,7 +58,7 @@ def refuse_resume(name: str) -> Diagnostic:
 def search_checkpoint(
     where: str, *, runs_dir: Path, working_folder: Path
 ) -> tuple["Checkpoint | None", list[Diagnostic]]:
-    """Find the newest complete checkpoint of a run, a path or `latest`; report which were passed over and why."""
+    """Find the newest complete checkpoint of a run, a path or `latest`; report newer ones that cannot be used, and why."""
     from ttlaunch.running.checkpoints.resume import find_checkpoint
 
     if not where.strip():
@@ -79,7 +79,7 @@ def search_checkpoint(
 
 
 def _named(where: str, *, runs_dir: Path, working_folder: Path) -> str | Diagnostic:
-    """Return a folder that exists as it was typed, or else the run that other commands find under this name."""
+    """Return `where` if it is `latest` or an existing folder, or else the folder of the run that has this name."""
     from ttlaunch.app.named_run import name_run
     from ttlaunch.running.runs.facts import LATEST
 
@@ -145,7 +145,9 @@ def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any]
 
     span = choice.loaded.span(_WEIGHTS_KEY)
     try:
-        with open_regular(path, follow=True) as file:  # the user's own words, and caches of weights are full of links
+        with open_regular(
+            path, follow=True
+        ) as file:  # the user named this path, and caches of weights are full of links
             parse_header(file, path)
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()

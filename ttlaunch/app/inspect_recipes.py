@@ -1,7 +1,7 @@
-"""Look into every recipe that a name can mean, although nobody named it, as `ttlaunch recipes list` does.
+"""Inspect all recipes that can be named, for commands such as `ttlaunch recipes list`, whose user has named none.
 
-To know a recipe, its `recipe.py` must run. Those in `./recipes` may come from a stranger, so each runs in a process of its
-own that has a time limit, and only what it answers is used. A process is no sandbox: the code has the rights of the user.
+To inspect a recipe, its `recipe.py` must run. A recipe in `./recipes` may come from somebody else, so it runs in a process of
+its own with a time limit, and only the process's answer is used. A process is no sandbox: the code has the user's rights.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from ttlaunch.spec.named_folders import NamedFolder
 from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 
 LIMIT_S = 10.0
-"""How long a `recipe.py` may take that nobody named."""
+"""How long the `recipe.py` of a recipe that the user has not named may run."""
 
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); import ttlaunch; del sys.path[0]; "
@@ -38,10 +38,11 @@ class InspectedRecipe:
     """What a `recipe.py` declares.
 
     Attributes:
-        summary: Its sentence; empty if it cannot be read.
-        uses_data: Whether it trains a model on text.
-        schema: The JSON Schema of its training file; None if it was not asked for.
-        mistake: Why it cannot be read; empty if it can.
+        found: The recipe's name and folder.
+        summary: A sentence about the recipe; empty if `recipe.py` cannot be used.
+        uses_data: Whether the recipe trains a model on text.
+        schema: The JSON Schema of the training file; None unless it was requested.
+        mistake: Why `recipe.py` cannot be used; empty if it can.
     """
 
     found: NamedFolder
@@ -54,7 +55,7 @@ class InspectedRecipe:
 def inspect_recipes(
     working_folder: Path, *, with_schema: bool = False, limit_s: float = LIMIT_S
 ) -> list[InspectedRecipe]:
-    """Inspect every recipe that a name can mean: built-in ones here, those of the current folder each in a process of its own."""
+    """Inspect all recipes: built-in ones in this process, and each recipe of the current folder in a process of its own."""
 
     def inspect(found: NamedFolder) -> InspectedRecipe:
         if found.built_in:
@@ -68,7 +69,7 @@ def inspect_recipes(
 
 
 def answer(name: str, folder: str, with_schema: str) -> None:
-    """Write what a recipe declares to standard output, as JSON; what its code prints meanwhile goes nowhere."""
+    """Write what a recipe declares to standard output, as JSON; what its own code prints goes to standard error."""
     output = os.dup(1)
     os.dup2(2, 1)
     described = _describe(NamedFolder(name, Path(folder), built_in=False), with_schema=bool(with_schema))
@@ -88,7 +89,7 @@ def _describe(found: NamedFolder, *, with_schema: bool) -> dict[str, Any]:
 
 
 def _ask_process(found: NamedFolder, *, with_schema: bool, limit_s: float) -> dict[str, Any]:
-    """Return what a process of its own says about a recipe."""
+    """Return what a recipe declares, as a new process reports it."""
     home = str(Path(ttlaunch.__file__).parents[1])
     arguments = [home, found.name, str(found.folder), "yes" * with_schema]
     with tempfile.TemporaryFile() as output:
@@ -105,7 +106,7 @@ def _ask_process(found: NamedFolder, *, with_schema: bool, limit_s: float) -> di
             return {"mistake": f"recipe `{found.name}` cannot be read: recipe.py did not end within {limit_s:g} s"}
         finally:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever the code has started
+                os.killpg(process.pid, signal.SIGKILL)  # also ends processes that the recipe's code has started
             process.wait()
         output.seek(0)
         with contextlib.suppress(ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """What `import ttlaunch` offers: the use cases of the command line as functions.
 
-None of them prints, ends the process, changes a signal handler, the environment or the working folder. What is wrong with
-an order raises `LaunchError`, whose diagnostics are those that the command line prints. A run that failed is a `Report`.
+No function prints, ends the process, or changes a signal handler, the environment or the working folder. A mistake in a
+request raises `LaunchError` with the diagnostics that the command line would print. The result of a failed run is a `Report`.
 """
 
 import os
@@ -35,14 +35,14 @@ class ClusterOptions(TypedDict, total=False):
     """Options that choose the cluster and the configuration, for `plan`, `validate`, `start` and `run`.
 
     Attributes:
-        on: A configuration's name or folder.
+        on: The name or the folder of a configuration.
         config: A training file in place of the recipe's own.
         set: Values by key, such as `{"training_config.steps": 20}`; or texts `KEY=VALUE`, as on the command line. A mapping as
             a value replaces the whole section, as it does there.
-        ranks: World size, where the cluster leaves it open.
+        ranks: The number of ranks, if the cluster's description leaves it open.
         hostfile: A hostfile in place of `on`.
         rank_bindings: Rank bindings in place of `on`.
-        mpi_args: Words for mpirun.
+        mpi_args: Further arguments for mpirun, as one text.
         args: Arguments of a script.
         naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
     """
@@ -62,16 +62,17 @@ class StartOptions(ClusterOptions, total=False):
     """Further options of `start` and `run`, which control how the run is executed.
 
     Attributes:
-        runs_dir: Where run folders are made; `runs` unless given.
+        runs_dir: The folder in which run folders are made; `runs` unless given.
         resume: `latest`, a run or a path; the new run continues from its newest complete checkpoint.
         trace_steps: The number of steps to trace, from the first one on.
         profile_steps: Steps that torch's profiler records, such as `5-7`.
         grace: Seconds that ranks have to finish and save their step after a request to stop; 30 unless given.
-        hang_timeout: Seconds without any movement after which the run has hung; unless given it follows from the steps.
+        hang_timeout: Seconds without progress of any rank after which the run counts as hung; unless given, ttlaunch derives it
+            from the duration of steps.
         lease: Seconds after which ranks on another host end if they hear nothing from this machine; 15 unless given.
         share_with: A group whose members may read the run's folder; only the user can unless given.
         max_restarts: The most restarts from the newest checkpoint after a failure; 0 unless given.
-        sinks: Where metrics go besides the run's own log, such as `tensorboard=DIR`.
+        sinks: Sinks to which metrics are written besides the run's own log, such as `tensorboard=DIR`.
     """
 
     runs_dir: str | Path
@@ -96,7 +97,7 @@ class Validation:
 
     Attributes:
         ok: Whether a run can be planned.
-        diagnostics: Errors, warnings and notes, in the order of the command line.
+        diagnostics: Errors, warnings and notes, in the order in which the command line prints them.
         files: The files of the description that were read.
     """
 
@@ -156,12 +157,12 @@ def plan(target: Target, **options: Unpack[ClusterOptions]) -> LaunchPlan:
 
 
 def start(target: Target, *, detach: bool = False, **options: Unpack[StartOptions]) -> Run:
-    """Check everything, start it, and return as soon as the run has begun.
+    """Check everything, start a run, and return as soon as the run has begun.
 
-    A supervisor in a separate process watches the run. If this process dies for any reason, the run ends.
+    A separate process supervises the run. If the calling process ends for any reason, the run ends too, unless it is detached.
 
     Args:
-        target: What the ranks run: a recipe, a script or a program's command line.
+        target: The program of the ranks: a recipe, a script or a program's command line.
         detach: Whether the run continues when this process ends; `ttlaunch.attach` finds it again.
         options: The options of the command line; see `ClusterOptions` and `StartOptions`.
 
@@ -188,7 +189,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
     )
     try:
         folder = supervisor.wait_for_run()
-    except BaseException:  # Ctrl-C above all: a run that nobody has a handle of must not go on
+    except BaseException:  # such as Ctrl-C: without a handle, nobody could end the run
         supervisor.end()
         raise
     return Run(folder, supervisor=supervisor, warnings=dialogue.warnings, detached=detach)
@@ -198,7 +199,7 @@ def _target_spec(target: Target | None, given: Mapping[str, Any]) -> RunSpec:
     """Return the specification of a call that needs a target.
 
     Raises:
-        LaunchError: It has none.
+        LaunchError: The call has no target.
     """
     if target is None:
         raise no_target("a recipe, a script or a program's command line")
@@ -220,7 +221,7 @@ def attach(run: str | Path = "latest", *, runs_dir: str | Path = "runs") -> Run:
 
     Args:
         run: `latest`, a run's id or a part of it, or a path.
-        runs_dir: Where run folders are.
+        runs_dir: The folder that contains the run folders.
 
     Raises:
         LaunchError: No run or several runs match, or the run was started on another machine and is still running there.
@@ -260,7 +261,7 @@ def runs(*, runs_dir: str | Path = "runs", every: bool = True) -> Runs:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Turn an error of the system while files are read, such as a name that is too long, into a diagnostic.
+    """Turn an error of the operating system while files are read, such as a name that is too long, into a diagnostic.
 
     Raises:
         LaunchError: Raised in place of an OSError.

@@ -20,7 +20,7 @@ def chosen_ranks(only: Collection[str], rows: "Collection[RankRow]") -> frozense
     """Return the ranks that `--only` names, or all of them if it is empty.
 
     Raises:
-        LaunchError: One of its words names no rank.
+        LaunchError: One of the values names no rank.
     """
     chosen = parse_only(list(only), list(rows))
     if isinstance(chosen, str):
@@ -32,10 +32,10 @@ def chosen_ranks(only: Collection[str], rows: "Collection[RankRow]") -> frozense
 
 
 def chosen_streams(stream: str | None) -> Sequence[str]:
-    """Return the stream that is named, or both.
+    """Return the named stream, or both if none is named.
 
     Raises:
-        LaunchError: It is neither.
+        LaunchError: The name is neither `stdout` nor `stderr`.
     """
     if stream is None:
         return STREAMS
@@ -48,22 +48,22 @@ def chosen_streams(stream: str | None) -> Sequence[str]:
 def read_lines(
     folder: Path, rows: "Sequence[RankRow]", *, only: Collection[int], streams: Collection[str], follow: bool
 ) -> Iterator[list[Line]]:
-    """Read the lines of some ranks and streams in the order in which they came, some at a time.
+    """Yield the lines of some ranks and streams in the order in which they were printed, a list at a time.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         rows: The rows of all ranks.
-        only: The ranks.
-        streams: The streams.
-        follow: Continue until the run has ended.
+        only: The ranks whose lines are read.
+        streams: The streams that are read.
+        follow: Whether to continue until the run has ended.
     """
     log = MergedLog(folder, [row.rank for row in rows])
     while True:
-        goes_on = is_running(folder)  # asked first: a run that ends now may still have lines to read
-        lines = chain(log.poll(), [] if goes_on else log.rest())
+        is_active = is_running(folder)  # asked first: a run that ends now may still have lines to read
+        lines = chain(log.poll(), [] if is_active else log.rest())
         chosen = (line for line in lines if line.rank in only and line.stream in streams)
         while some := list(islice(chosen, _TOGETHER)):
             yield some
-        if not goes_on or not follow:
+        if not is_active or not follow:
             return
         time.sleep(_TICK_S)

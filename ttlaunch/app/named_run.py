@@ -15,13 +15,13 @@ def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = 
     """Find the folder of the run that a user names.
 
     Args:
-        where: `latest`; a run's id, its beginning or what follows its last dash, if only one run has it; or a path. An id
-            may also be that of a run with its folder elsewhere.
-        runs_dir: Where run folders are.
-        working_folder: Where relative names begin; None: the current folder.
+        where: `latest`; a run's id; the beginning of an id, or what follows its last dash, if only one run matches; or a
+            path. The id may also be that of a registered run whose folder is not in `runs_dir`.
+        runs_dir: The folder that contains the run folders.
+        working_folder: The folder to which relative paths are relative; None for the current folder.
 
     Raises:
-        LaunchError: There is none, or several are meant.
+        LaunchError: No run matches, or several do.
     """
     found = name_run(where, runs_dir=runs_dir, working_folder=working_folder or Path.cwd())
     if isinstance(found, Diagnostic):
@@ -30,7 +30,7 @@ def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = 
 
 
 def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diagnostic:
-    """Find the folder of the run that a user names, or explain why there is none or that several match."""
+    """Return the folder of the run that a user names, or a diagnostic if no run or several match; see `find_named_run`."""
     from ttlaunch.running.runs.facts import find_run, matching_runs, run_folders
 
     path = find_run(where, runs_folder=working_folder / runs_dir, working_folder=working_folder)
@@ -71,14 +71,14 @@ def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
 
 
 def read_launcher_here(path: Path, command: str) -> "Launcher | None":
-    """Read which process launched a run; None if its folder does not say.
+    """Read which process launched a run; None if the run's folder does not have this record.
 
     Args:
         path: The run's folder.
-        command: What was to be done with it.
+        command: The ttlaunch command that needs the launcher, for the hint.
 
     Raises:
-        LaunchError: The run goes on on another machine.
+        LaunchError: The run is active on another machine or in another container.
     """
     from ttlaunch.running.runs.launcher import read_launcher
 
@@ -93,6 +93,6 @@ def read_launcher_here(path: Path, command: str) -> "Launcher | None":
 
 
 def unreadable_run(path: Path, error: OSError | ValueError) -> LaunchError:
-    """Describe why the folder of a run cannot be read."""
+    """Make the error that reports why the folder of a run cannot be read."""
     reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
     return LaunchError([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}")])

@@ -1,4 +1,4 @@
-"""Check the arguments of a Python call: each becomes a plain value for a use case, or a diagnostic."""
+"""Check the arguments of a call from Python, and convert each to a plain value for a use case."""
 
 import json
 import math
@@ -12,25 +12,25 @@ from ttlaunch.app.run_spec import LOCAL, RunSpec
 from ttlaunch.diagnostics import Diagnostic, LaunchError, did_you_mean, shown, usage_mistake
 
 Target = str | Path | Sequence[str]
-"""A recipe's name, a recipe's folder, a script; or, as a sequence, any program's command line."""
+"""A recipe's name, a recipe's folder or a script; or a sequence with the command line of any program."""
 
 _LEAST_WHOLE = {"ranks": 1, "trace_steps": 1, "max_restarts": 0}
 _LEAST = {"grace": 0, "lease": 3, "hang_timeout": 1}
-"""The least value of each option that is a number, as on the command line."""
+"""The smallest value of each option that is a number, the same as on the command line."""
 
 _PATHS = ("on", "config", "hostfile", "rank_bindings", "runs_dir", "resume", "keep")
 _TEXTS = ("mpi_args", "profile_steps", "share_with")
 _LISTS = ("args", "sinks")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 _PLAIN = re.compile(r"[A-Za-z_./~-][A-Za-z0-9_./~-]*")
-"""Texts that YAML reads as they stand, unless it takes them for a number, a truth value or null."""
+"""Texts that YAML reads unchanged, unless it takes them for a number, a truth value or null."""
 
 
 def refuse_strangers(function: str, given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Refuse unknown keyword arguments. Python itself does not check names that come from a `TypedDict`.
+    """Refuse unknown keyword arguments, which Python does not check if a function declares them by a `TypedDict`.
 
     Raises:
-        TypeError: A function has no argument of that name.
+        TypeError: The function has no argument of that name.
     """
     for name in given:
         if name not in known:
@@ -42,7 +42,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as plain values, without those that are None.
 
     Raises:
-        LaunchError: Every option that has a value which it cannot have.
+        LaunchError: Some options have wrong values; the error has a diagnostic for each.
     """
     mistakes: list[Diagnostic] = []
     found: dict[str, Any] = {}
@@ -62,21 +62,21 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
     """Make the specification of a run from a call's target and options.
 
     Args:
-        target: What ranks run; None: only the cluster is of interest.
-        options: As `checked_options` returns them.
+        target: The program of the ranks; None if only the cluster is checked.
+        options: The result of `checked_options`.
 
     Raises:
-        LaunchError: There is no such target.
+        LaunchError: The target or `config` cannot be used.
     """
-    words = [] if target is None else _words(target)
+    texts = [] if target is None else _target_texts(target)
     is_command = not (target is None or isinstance(target, str | Path))
-    if target is not None and not words:
+    if target is not None and not texts:
         raise LaunchError([_wrong("the command line of the program is empty")])
     if options.get("config") == "-":
         message = "`config='-'`: standard input belongs to the program that calls; a file was expected"
         raise LaunchError([_wrong(message)])
     return RunSpec(
-        target=words[0] if words else None,
+        target=texts[0] if texts else None,
         on=options.get("on", LOCAL),
         config_file=options.get("config"),
         overrides=options.get("set", ()),
@@ -84,7 +84,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         hostfile=_path(options.get("hostfile")),
         rank_bindings=_path(options.get("rank_bindings")),
         mpi_args=options.get("mpi_args"),
-        arguments=(*words[1:], *options.get("args", ())),
+        arguments=(*texts[1:], *options.get("args", ())),
         resume=options.get("resume"),
         runs_dir=Path(options.get("runs_dir", "runs")),
         is_command=is_command,
@@ -95,7 +95,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
 
 
 def no_target(what: str) -> LaunchError:
-    """Refuse a call that needs a target and has none."""
+    """Make the error for a call that needs a target and has none."""
     return LaunchError([_wrong(f"there is no target: {what} was expected")])
 
 
@@ -104,7 +104,7 @@ def _wrong(message: str) -> Diagnostic:
 
 
 def _repr(value: object) -> str:
-    """Quote a value in a message, also if its class's own `repr` fails."""
+    """Return the `repr` of a value for a message, or the name of its class if `repr` fails."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - it is somebody else's class
@@ -115,7 +115,7 @@ def _checked(name: str, value: Any) -> Any:
     """Return one option as a plain value.
 
     Raises:
-        TypeError, ValueError: It cannot have this value; the text says what was expected.
+        TypeError, ValueError: The option cannot have this value; the message says what was expected.
     """
     if name in _LEAST_WHOLE or name in _LEAST:
         return _number(name, value)
@@ -164,11 +164,11 @@ def _list(value: object) -> Sequence[object]:
     return list(value)
 
 
-def _words(target: Any) -> list[str]:
+def _target_texts(target: Any) -> list[str]:
     """Return a target as a list of texts: one text for a recipe or a script.
 
     Raises:
-        LaunchError: It is neither a text, nor a path, nor a list of texts.
+        LaunchError: The target is neither a text, nor a path, nor a list of texts.
     """
     try:
         if isinstance(target, str | Path):
@@ -186,7 +186,7 @@ def _key(key: object) -> str:
 
 
 def _yaml(value: object) -> str:
-    """Write a value as YAML, as after `--set`; a text is quoted unless YAML certainly reads it unchanged."""
+    """Write a value as YAML for `--set`; a text is quoted unless YAML certainly reads it unchanged."""
     if isinstance(value, Path):
         value = str(value)
     if not isinstance(value, str):
@@ -206,7 +206,7 @@ def _plain(value: object) -> object:
     """Convert a numpy scalar to a Python number, and a path to a text.
 
     Raises:
-        TypeError: It is nothing that a training file can hold.
+        TypeError: A training file cannot contain such a value.
     """
     if isinstance(value, Path):
         return str(value)

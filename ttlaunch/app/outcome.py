@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that has come to its end.
+    """A run that has ended.
 
     Attributes:
-        scratch: Its folder in shared memory on every host, which is gone by now; None where only its folder was read.
+        scratch: The path of the run's former folder in shared memory; None if the outcome was read from the run's folder.
     """
 
     report: "Report"

@@ -1,4 +1,4 @@
-"""Make the plan of a run: check the description, find the engine, plan."""
+"""Make the plan of a run: resolve the request, find the engine, and plan the ranks."""
 
 import os
 import platform
@@ -43,15 +43,15 @@ class PreparedRun:
 
 
 def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None = None) -> PreparedRun:
-    """Check everything and plan; nothing is started and nothing is written.
+    """Check everything and make a plan; nothing is started and nothing is written.
 
     Args:
-        request: What was asked for.
-        dialogue: Takes the warnings.
-        working_folder: Where relative names begin, and where ranks start; None: the current folder.
+        request: The specification of the run.
+        dialogue: Receives the warnings.
+        working_folder: The folder in which ranks start and to which relative paths are relative; None for the current one.
 
     Raises:
-        LaunchError: A diagnostic is an error; it carries all of them.
+        LaunchError: A diagnostic is an error; the exception has all diagnostics.
     """
     working_folder = working_folder or Path.cwd()
     description = resolve(request, working_folder=working_folder, dialogue=dialogue)
@@ -85,7 +85,9 @@ def _resolved(description: ResolvedSpec) -> str:
     choice = description.choice
     if choice is None:
         return ""
-    from ttlaunch.spec.recipe.config import render_resolved  # not for programs, which start without reading recipes
+    from ttlaunch.spec.recipe.config import (
+        render_resolved,
+    )  # imported only for recipes: other programs start sooner without it
 
     return render_resolved(choice.recipe, choice.loaded)
 
@@ -96,7 +98,7 @@ def _local_hosts(description: ResolvedSpec) -> frozenset[str]:
 
 
 def _python(description: ResolvedSpec, local_hosts: frozenset[str]) -> str:
-    """Choose the interpreter of ranks here. The cluster's file names one only for its own hosts."""
+    """Choose the interpreter of ranks on this machine: the cluster's, if all its hosts are this machine, else this one."""
     topology = description.topology
     given = topology.cluster.python if topology and len(local_hosts) == len(topology.hosts) else None
     return given or sys.executable
@@ -105,7 +107,7 @@ def _python(description: ResolvedSpec, local_hosts: frozenset[str]) -> str:
 def make_plan(
     description: ResolvedSpec, request: RunSpec, surroundings: Surroundings
 ) -> LaunchPlan | Diagnostic | None:
-    """Make the plan of a checked description; None if the description has errors."""
+    """Make the plan of a resolved specification; None if the specification has errors."""
     if not description.ok or description.topology is None:
         return None
     if description.command is not None:

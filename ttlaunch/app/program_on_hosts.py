@@ -1,4 +1,4 @@
-"""Check that every host has the program of its ranks: copied with the project, or installed there."""
+"""Check that every host has the program that its ranks run: copied with the project, or installed on the host."""
 
 import os
 import shlex
@@ -28,11 +28,11 @@ def check_program(
     """Report hosts that lack the program; empty if every host has it.
 
     Args:
-        program: What ranks run.
+        program: The program that ranks run.
         transports: The hosts.
-        release: What is copied to them.
-        working_folder: Where the command was typed.
-        programs: For each host, the folder whose programs its ranks find first.
+        release: The files that are copied to the hosts.
+        working_folder: The folder in which the command was typed.
+        programs: By host, the folder of the ranks' interpreter, in which programs are looked for first.
     """
     is_script = program.command[1:3] == SCRIPT_PREFIX
     name = program.command[3 if is_script else 0]

@@ -24,9 +24,9 @@ class Reached:
     """The result of connecting to some hosts.
 
     Attributes:
-        transports: Those that are connected, in the order of the hostfile.
-        errors: Why the others are not, by host.
-        seconds: How long each of `transports` took, by host.
+        transports: The connected hosts, in the order of the hostfile.
+        errors: By host, why it is not connected.
+        seconds: By connected host, how long connecting took.
     """
 
     transports: list[Transport] = field(default_factory=list)
@@ -41,16 +41,16 @@ def reach_hosts(
     timeout_s: float = CONNECT_S,
     then: Callable[[Transport], None] | None = None,
 ) -> list[Transport]:
-    """Connect to every host of a cluster, all at once; the caller closes the transports.
+    """Connect to all hosts of a cluster at the same time; the caller closes the transports.
 
     Args:
-        topology: Names the hosts, and how to log in.
-        dialogue: Sees hosts answer, and is asked for passphrases.
-        timeout_s: The time that each host has, from its first packet to a finished login.
-        then: Called with each host as soon as it is connected, in a thread of its own; must not wait.
+        topology: The cluster's topology with its hosts and logins.
+        dialogue: Shows which hosts have answered, and asks the user for passphrases.
+        timeout_s: The time that each host has, from the first packet to the finished login.
+        then: Called with each host as soon as it is connected, in a thread of its own; it must not block.
 
     Raises:
-        LaunchError: A host cannot be used; no connection is left open.
+        LaunchError: A host cannot be reached; no connection is left open.
     """
     transports, keys = open_transports(topology)
     with dialogue.connecting(len(transports)) as advance:
@@ -67,7 +67,7 @@ def reach_hosts(
 
 
 def open_transports(topology: Topology) -> tuple[list[Transport], KeyRing]:
-    """Make a transport for each host of the hostfile, not connected yet, and the keys that they share."""
+    """Return an unconnected transport for each host of the hostfile, and the keys that the transports share."""
     cluster, keys = topology.cluster, KeyRing()
     identity_file = Path(cluster.identity_file).expanduser() if cluster.identity_file else None
     addresses = [
@@ -89,11 +89,11 @@ def connect_all(
 
     Args:
         transports: The hosts.
-        keys: The keys that they log in with.
-        dialogue: Is asked for passphrases.
-        timeout_s: The time that each host has, from its first packet to a finished login.
-        answered: Told of each host as it answers.
-        then: As for `reach_hosts`.
+        keys: The keys for the logins.
+        dialogue: Asks the user for passphrases.
+        timeout_s: The time that each host has, from the first packet to the finished login.
+        answered: Called with each host that has answered, and why it cannot be used, or None.
+        then: Called with each host as soon as it is connected, in a thread of its own; it must not block.
     """
 
     def connect(host: Transport) -> None:
@@ -120,7 +120,7 @@ def _connect(
 ) -> Reached:
     began = time.monotonic()
     errors, seconds = {}, {}
-    # The transport keeps its own deadline and says more than that it has passed; the fleet's is for one that cannot.
+    # Each transport has its own deadline, and its error says more. `on_each` has a later one, for a transport that blocks.
     for transport, answer in on_each(transports, connect, timeout_s=timeout_s + 1):
         if isinstance(answer, HostError):
             errors[transport.host] = answer
@@ -147,7 +147,7 @@ def in_background(work: Callable[[], _T]) -> Future[_T]:
     def attempt() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - `Future.result` raises it
             future.set_exception(error)
 
     threading.Thread(target=attempt, daemon=True).start()

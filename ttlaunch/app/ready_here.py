@@ -1,4 +1,4 @@
-"""Check this machine before a run whose ranks all run here, and control those ranks."""
+"""Check this machine before a run whose ranks all run on it, and control these ranks."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from ttlaunch.running.watch import Watch
 
 
 class LaunchContext(Protocol):
-    """Hosts that are checked and have the code; only the run's own folder is missing."""
+    """Hosts that are checked and have the code; only the run's folder is not made yet."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -26,17 +26,17 @@ class LaunchContext(Protocol):
 
     @property
     def release(self) -> str | None:
-        """Hash of the tree that all hosts have; None where ranks run from the launching machine's own files."""
+        """The hash of the release on all hosts; None if ranks run from the launching machine's own files."""
 
     def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> AbstractContextManager[RankController]:
-        """Control the ranks, from before the first starts until after the last has ended."""
+        """Return a context with the controller of the ranks; enter it before the first rank starts."""
 
 
 def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
     """Check that this machine is ready for the ranks of a run.
 
     Raises:
-        LaunchError: It is not ready.
+        LaunchError: This machine is not ready.
     """
     problems = _check_cuda(prepared)
     problems += check_machine(prepared.plan, prepared.engine, python=prepared.surroundings.python)
@@ -45,14 +45,14 @@ def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
 
 
 def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
-    """Check that ranks here can use the devices that their configuration names."""
+    """Check that ranks on this machine can use the device that their configuration names."""
     choice = prepared.description.choice
     if choice is None or choice.loaded.checked.device_config.device != "cuda":
         return []
     from ttlaunch.agent.probe import gpu_files
     from ttlaunch.hosts.doctor.cuda import Gpus, check_cuda
 
-    is_ours = prepared.surroundings.python == sys.executable  # else its packages are not those we can look at
+    is_ours = prepared.surroundings.python == sys.executable  # this process can only look up its own packages
     gpus = Gpus(tuple(gpu_files()), installed_version("torch") if is_ours else None)
     return check_cuda(choice.loaded, dict.fromkeys(prepared.plan.hosts, gpus), topology=prepared.topology)
 

@@ -1,7 +1,7 @@
 """Make hosts ready for a run: connect, check, and send the code. Nothing starts unless all hosts are ready.
 
-Independent work runs at the same time: the files are read while the hosts are being reached, and
-the hosts try to reach each other while the code is on its way.
+Independent work runs at the same time: files are read while ttlaunch connects to the hosts, and the hosts connect to each
+other while ttlaunch sends the code.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +40,12 @@ from ttlaunch.running.watch import Watch
 from ttlaunch.spec.topology.model import Topology
 
 Reading = Future[tuple[Release | None, list[Diagnostic]]]
-"""The files that hosts are to have, while they are being read."""
+"""The future release for the hosts and its diagnostics, while a thread reads the files."""
 
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The hosts that ranks of a run are to run on, and how to report what is wrong with them."""
+    """The hosts on which the ranks of a run will be started, and the dialogue for reports about them."""
 
     topology: Topology
     prepared: PreparedRun
@@ -71,23 +71,23 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     """Make every host of the plan ready.
 
     Raises:
-        LaunchError: Something keeps one of them from it; nothing was started.
+        LaunchError: A host cannot be made ready; nothing was started.
     """
-    # Hosts that no rank runs on are left out: they need not even be switched on.
+    # Leave out hosts without ranks: they need not even be switched on.
     used = set(prepared.plan.hosts)
     topology = replace(prepared.topology, hosts=tuple(host for host in prepared.topology.hosts if host.name in used))
     cluster = _Cluster(topology, prepared, dialogue)
     reading = in_background(lambda: _read_release(prepared))
     transports = reach_hosts(topology, dialogue)
     facts, choice = _check_hosts(cluster, transports)
-    # Hosts connect to each other while the code is being sent; a result is needed only before the plan is completed.
-    meeting = in_background(lambda: measure_pairs(transports, choice.addresses))
-    outcome = _bring_code(cluster, transports, facts, reading=reading)
-    pairs = meeting.result()
+    # Let hosts connect to each other while the code is being sent; the result is needed only before the plan is completed.
+    measuring = in_background(lambda: measure_pairs(transports, choice.addresses))
+    outcome = _send_code(cluster, transports, facts, reading=reading)
+    pairs = measuring.result()
     cluster.stop(check_pairs(pairs.pairs, choice, topology=topology), pairs.errors)
     networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
-    assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same description has just given one
+    assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same specification has given a plan before
     hosts = [_ready_host(host, facts[host.host], outcome, program=plan.program) for host in transports]
     return _ReadyHosts(plan, outcome.release.tree_hash, hosts, cluster=cluster, lease_s=lease_s)
 
@@ -124,10 +124,10 @@ def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[di
     return answers.facts, choice
 
 
-def _bring_code(
+def _send_code(
     cluster: _Cluster, transports: Sequence[Transport], facts: Mapping[str, HostFacts], *, reading: Reading
 ) -> Outcome:
-    """Send the release to all hosts once each has, or will have, the program that its ranks run."""
+    """Check that each host has the ranks' program or gets it with the release, then send the release to all hosts."""
     prepared, (release, found) = cluster.prepared, reading.result()
     if release is None:
         raise LaunchError(found)
@@ -149,7 +149,7 @@ def _bring_code(
 
 
 def _data(prepared: PreparedRun) -> list[DataItem]:
-    """List what ranks read besides the code: the training text, and the files that training begins from."""
+    """List the files that ranks read besides the code: the training text, and the files from which training begins."""
     program = prepared.plan.program
     if not isinstance(program, RecipeProgram):
         return []
@@ -160,12 +160,12 @@ def _data(prepared: PreparedRun) -> list[DataItem]:
 def _ready_host(
     transport: Transport, facts: HostFacts, outcome: Outcome, *, program: RecipeProgram | CommandProgram
 ) -> ReadyHost:
-    """Collect what a run needs to know about a host that was checked and has the code."""
+    """Collect the facts that a run needs about a host that was checked and has the code."""
     release, synced = outcome.release, outcome.hosts[transport.host]
-    assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` raises where a host has no code
-    assert facts.python is not None  # noqa: S101 - `check_everything` refuses a host without
-    assert facts.mpi is not None  # noqa: S101 - and one without MPI
-    assert facts.mpi.prefix is not None  # noqa: S101 - and one without MPI
+    assert isinstance(synced, Synced)  # noqa: S101 - `_send_code` raises if a host has no code
+    assert facts.python is not None  # noqa: S101 - `check_everything` refuses a host without it
+    assert facts.mpi is not None  # noqa: S101 - `check_everything` refuses a host without it
+    assert facts.mpi.prefix is not None  # noqa: S101 - `check_everything` refuses a host without it
     copies = {str(release.project): f"{synced.release}/{contract.PROJECT_DIR}"}
     if isinstance(program, RecipeProgram) and release.recipe is not None:
         copies[program.folder] = f"{synced.release}/{release.recipe}"
@@ -182,7 +182,7 @@ def _ready_host(
 
 
 class _ReadyHosts:
-    """Hosts that are reached, checked and have the code."""
+    """Hosts that are connected and checked and have the code."""
 
     def __init__(
         self, plan: LaunchPlan, release: str, hosts: Sequence[ReadyHost], *, cluster: _Cluster, lease_s: float
@@ -203,7 +203,7 @@ class _ReadyHosts:
             controller = start_controller(run, self._hosts, watch)
             if isinstance(controller, dict):
                 self._cluster.stop([], controller)
-            assert not isinstance(controller, dict)  # noqa: S101 - `stop` raises where a host failed
+            assert not isinstance(controller, dict)  # noqa: S101 - `stop` raises if a host failed
             yield controller
         finally:
             for host in self._hosts:

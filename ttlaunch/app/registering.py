@@ -1,4 +1,4 @@
-"""Enter a run into the user's registry, and its end. If the registry cannot be used, there is one warning."""
+"""Record the start and the end of a run in the user's registry; warn once if the registry cannot be used."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _STILL = "the run continues; in the folder where it was started, `ttlaunch ps` s
 
 @contextmanager
 def registered(plan: LaunchPlan, folder: RunFolder, dialogue: Dialogue) -> Iterator[None]:
-    """Enter a run when it starts, and mark it as ended after its report was written."""
+    """Record a run when it starts, and its end after its report was written."""
     try:
         registry = find_registry(os.environ)
         registry.enter(folder.path, name=plan.program.name, plan_hash=plan.hash, ranks=plan.world_size)

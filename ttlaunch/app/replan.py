@@ -25,7 +25,8 @@ class Replanned:
     """The specification of the next attempt.
 
     Attributes:
-        change: How it differs from the first one, as clauses that follow "from the newest checkpoint"; "" if in nothing.
+        request: The specification.
+        change: How it differs from the first attempt, as clauses that follow "from the newest checkpoint"; "" if it does not.
     """
 
     request: RunSpec
@@ -36,7 +37,7 @@ def repeatable(request: RunSpec, folder: Path) -> RunSpec:
     """Replace a configuration that was read from standard input, which can be read only once, by the recorded one.
 
     Args:
-        request: What was typed.
+        request: The specification that the user typed.
         folder: The folder of the first attempt, which has the resolved configuration.
     """
     if request.config_file != "-":
@@ -45,7 +46,7 @@ def repeatable(request: RunSpec, folder: Path) -> RunSpec:
 
 
 def silent_hosts(topology: Topology, dialogue: Dialogue) -> Mapping[str, HostError]:
-    """Return the hosts that do not answer; all are asked at once."""
+    """Return the hosts that do not answer, with reasons, after connecting to all at the same time."""
     transports, keys = open_transports(topology)
     try:
         return connect_all(transports, keys, dialogue).errors
@@ -67,10 +68,10 @@ def replan(
     with as many ranks as one of its layouts allows.
 
     Args:
-        request: What was typed.
-        first: The same as it was planned for the first attempt.
-        decision: Where to begin, and without which hosts.
-        ask: Finds out which hosts of a cluster do not answer, such as `silent_hosts`.
+        request: The specification that the user typed.
+        first: The plan of the first attempt, made from this specification.
+        decision: The checkpoint from which the attempt continues, and the hosts that it does not use.
+        ask: Returns the hosts of a cluster that do not answer, such as `silent_hosts` does.
     """
     resume = str(decision.resume) if decision.resume else request.resume
     request = replace(request, resume=resume)
@@ -80,12 +81,12 @@ def replan(
     without = {*decision.excluded, *silent}
     used = without.intersection(first.plan.hosts)
     if not used:
-        return Replanned(replace(request, without=tuple(sorted(without))))
+        return Replanned(replace(request, excluded=tuple(sorted(without))))
     reason = why_not_without(first.topology, without)
     if reason is not None:
         message = f"given up: the bindings allow no run without {_names(used)}: {reason}"
         return Diagnostic("R055", message, notes=_said_by(silent), hints=_back(used, first.plan))
-    smaller = _smaller(replace(request, without=tuple(sorted(without))), first)
+    smaller = _smaller(replace(request, excluded=tuple(sorted(without))), first)
     if smaller is None:
         message = _no_world(first, leave_out(first.topology, without), used)
         return Diagnostic("R054", message, notes=_said_by(silent), hints=_back(used, first.plan))
@@ -94,9 +95,9 @@ def replan(
 
 
 def _smaller(request: RunSpec, first: PreparedRun) -> tuple[RunSpec, int] | None:
-    """Adapt the request to the hosts that are left, and count its ranks; None if no layout fits."""
+    """Return the request adapted to the remaining hosts, and its number of ranks; None if no layout fits."""
     before, program = first.plan.world_size, first.plan.program
-    left = leave_out(first.topology, request.without)
+    left = leave_out(first.topology, request.excluded)
     slots = len(left.bindings) if left.bindings else len(left.slots)
     if not slots or not isinstance(program, RecipeProgram):
         return (request, before) if slots >= before else None
@@ -104,7 +105,7 @@ def _smaller(request: RunSpec, first: PreparedRun) -> tuple[RunSpec, int] | None
     if asked.ok and asked.layout is not None:
         return request, asked.layout.world_size
     if asked.choice is None or asked.choice.loaded.config is None:
-        return request, before  # something else is wrong by now, which preparing the attempt says
+        return request, before  # the specification has become wrong; preparing the attempt reports how
     world = largest_world(asked.choice, left, most=before, before=program.layout)
     if world is None:
         return None
@@ -117,16 +118,16 @@ def _resolve(request: RunSpec) -> ResolvedSpec:
 
 
 def _change(request: RunSpec, first: PreparedRun, used: Collection[str], *, ranks: int, set_already: int) -> str:
-    """Describe what differs from the first attempt; only overrides after the typed ones count."""
-    words = f", without {_names(used)}"
-    left = leave_out(first.topology, request.without)
+    """Describe how the attempt differs from the first one; the first `set_already` overrides are those that the user typed."""
+    clauses = f", without {_names(used)}"
+    left = leave_out(first.topology, request.excluded)
     taken = {str(slot.host.name) for slot in left.slots[:ranks]}
     spare = [str(host.name) for host in left.hosts if host.name in taken and host.name not in first.plan.hosts]
-    words += f", with the spare host{'s' if len(spare) > 1 else ''} {_names(spare)}" if spare else ""
+    clauses += f", with the spare host{'s' if len(spare) > 1 else ''} {_names(spare)}" if spare else ""
     before = first.plan.world_size
-    words += f", {counted(ranks, 'rank')} instead of {before}" if ranks != before else ""
+    clauses += f", {counted(ranks, 'rank')} instead of {before}" if ranks != before else ""
     overrides = " ".join(f"--set {text}" for text in request.overrides[set_already:])
-    return f"{words} (`{overrides}`)" if overrides else words
+    return f"{clauses} (`{overrides}`)" if overrides else clauses
 
 
 def _no_world(first: PreparedRun, left: Topology, used: Collection[str]) -> str:

@@ -19,9 +19,10 @@ class Report:
 
     Attributes:
         name: The name of the recipe or program.
-        status: "done", "failed", "interrupted" or "terminated".
-        exit_status: What the command line would exit with: 0 done, 1 a rank failed, 6 hung, 7 a host was lost, and so
-            on.
+        layout: The layout of the recipe's roles; None for a program that is no recipe.
+        status: "done", "failed", "hung", "interrupted" or "terminated".
+        exit_status: The exit status that the command line would have: 0 done, 1 a rank failed, 6 hung, 7 a host was lost, and
+            so on.
         duration_s: The time from mpirun's start to its end.
         steps: The last optimizer step that was done; 0 for a program.
         parameters_sha256: The hash over all parameters in name order; None if no rank reported them.
@@ -60,7 +61,7 @@ class Report:
         Args:
             outcomes: The outcomes of all starts, oldest first.
             more: Further diagnostics of the last start.
-            status: Exit status, if it is not that of the last start.
+            status: The exit status, if it is not that of the last start.
         """
         last, before = outcomes[-1], outcomes[:-1]
         found = (*run_diagnostics(last.report, last.facts, last.folder), *more)

@@ -1,4 +1,7 @@
-"""Read and check what a run is made of: topology, recipe, configuration and data. All mistakes are collected."""
+"""Read and check everything that a run's specification names: topology, recipe, configuration and data.
+
+All mistakes are collected.
+"""
 
 import os
 import shutil
@@ -33,7 +36,7 @@ _CORPUS_CODES = {
 }
 _LONGEST_MESSAGE = 500
 SCRIPT_PREFIX = ("-m", "mpi4py")
-"""What an interpreter runs a Python script with."""
+"""The options with which an interpreter runs a Python script as a rank."""
 
 
 @dataclass
@@ -41,10 +44,14 @@ class ResolvedSpec:
     """A run specification after reading and checking.
 
     Attributes:
-        command: What every rank runs if the target is no recipe.
+        topology: The cluster's topology; None if it has errors.
+        choice: The recipe and its configuration; None if the target is no recipe or cannot be used.
+        layout: The layout of the recipe's roles on the cluster; None if no layout fits.
+        command: The command line of every rank if the target is no recipe.
+        name: The name of the recipe or program.
         files: The files of the topology that were read.
-        descriptor_found: Where the mesh graph descriptor was found, in words.
-        mpi_args: Further words for the engine's command.
+        descriptor_found: A text that says where the mesh graph descriptor was found.
+        mpi_args: Further arguments for the engine's command.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -63,12 +70,12 @@ class ResolvedSpec:
 
 
 def resolve(request: RunSpec, *, working_folder: Path | None = None, dialogue: Dialogue | None = None) -> ResolvedSpec:
-    """Read and check everything the request names; nothing is started and nothing is written.
+    """Read and check everything that a specification names; nothing is started and nothing is written.
 
     Args:
-        request: What was asked for.
-        working_folder: Where relative names begin; None: the current folder.
-        dialogue: Stands around the import of a recipe, whose code may print.
+        request: The specification.
+        working_folder: The folder to which relative paths are relative; None for the current folder.
+        dialogue: Wraps the import of a recipe, whose code may print; None to wrap nothing.
     """
     result, working_folder = ResolvedSpec(), working_folder or Path.cwd()
     _load_topology_into(result, request, working_folder)
@@ -87,7 +94,7 @@ def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topolog
     """Read the cluster that `--on` or `--hostfile` names, for a command that only needs its hosts.
 
     Raises:
-        LaunchError: Its description has errors.
+        LaunchError: The cluster's description has errors.
     """
     found, spec = ResolvedSpec(), RunSpec(target=None, on=on, hostfile=hostfile)
     _load_topology_into(found, spec, Path.cwd())
@@ -98,7 +105,7 @@ def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topolog
 
 
 def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
-    """Read the topology that `--on`, or `--hostfile`, `--rank-bindings` and `--mpi-args` name."""
+    """Read the topology that `--on` names, or the options `--hostfile`, `--rank-bindings` and `--mpi-args`."""
     from ttlaunch.spec.topology.discovery import find_configuration
     from ttlaunch.spec.topology.load import load_topology, load_topology_files
 
@@ -122,10 +129,10 @@ def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: 
             return
         loaded = load_topology(found.folder, name=found.name, environment=os.environ, working_folder=working_folder)
     result.topology = loaded.topology
-    if loaded.topology and request.without:
+    if loaded.topology and request.excluded:
         from ttlaunch.spec.topology.without_hosts import leave_out
 
-        result.topology = leave_out(loaded.topology, request.without, max_ranks=request.ranks)
+        result.topology = leave_out(loaded.topology, request.excluded, max_ranks=request.ranks)
     result.diagnostics += loaded.diagnostics
     result.files = [short_name(path, working_folder) for path in loaded.files]
     result.descriptor_found = loaded.descriptor_found
@@ -160,7 +167,7 @@ def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Pat
 
 
 def _is_here(result: ResolvedSpec) -> bool:
-    """Whether all ranks run on this machine. On other hosts, the program is looked for later."""
+    """Whether all hosts are this machine; on other hosts, the program is looked for later."""
     from ttlaunch.hosts.transport.local import is_this_machine
 
     return result.topology is None or all(is_this_machine(host.name) for host in result.topology.hosts)
@@ -184,7 +191,7 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
 
 
 def _check_hiding(found: "NamedFolder") -> list[Diagnostic]:
-    """Warn about a recipe of the current folder that a built-in recipe's name means."""
+    """Warn if a recipe of the current folder has the name of a built-in recipe and hides it."""
     if not found.hides:
         return []
     message = f"the recipe `{found.name}` is the one in {shown(found.folder, longest=_LONGEST_MESSAGE)}"
@@ -234,7 +241,7 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
 
 
 def _undefined_references(loaded: "LoadedConfig") -> list[Diagnostic]:
-    """Every `env:NAME` in the configuration whose variable this shell lacks."""
+    """Report every `env:NAME` in the configuration whose variable this shell does not have."""
     from ttlaunch.contract import referred_variable
 
     found = []
@@ -258,12 +265,16 @@ def _config_source(
 
 
 def _path(text: str, working_folder: Path) -> Path:
-    """A path as the user wrote it, made absolute; links and `..` stay for the system to follow."""
+    """Make a path that the user wrote absolute; links and `..` are left to the system."""
     return working_folder / os.path.expanduser(text)  # noqa: PTH111 - this one never raises, whatever was typed
 
 
 def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None, Diagnostic | None]:
-    """Read the training text, so that a missing, empty, binary or short one is found before anything starts."""
+    """Read the training data, so that a missing, empty, binary or short file is reported before anything starts.
+
+    Returns:
+        The data's path, SHA-256 and size, or None; and the mistake, or None.
+    """
     from ttlaunch.contract import referred_variable
     from ttlaunch.spec.recipe.corpus import CorpusError
     from ttlaunch.spec.recipe.data import check_data as check_content
@@ -294,8 +305,8 @@ class _NamedFiles:
     """The files and hosts that options other than `--on` name.
 
     Attributes:
-        hosts: The hosts of `--mpi-args`, as the text of a hostfile.
-        passed: Words that go to the engine as they are.
+        hosts: The hosts in `--mpi-args`, as the text of a hostfile.
+        passed: The arguments in `--mpi-args` that are passed to the engine unchanged.
     """
 
     hostfile: Path | None = None
@@ -305,29 +316,29 @@ class _NamedFiles:
 
     @property
     def any(self) -> bool:
-        """Whether these, and not `--on`, describe the cluster."""
+        """Whether these options, and not `--on`, describe the cluster."""
         return not (self.hostfile is None and self.rank_bindings is None and self.hosts is None)
 
 
 def _named_files(request: RunSpec) -> tuple[_NamedFiles, list[Diagnostic]]:
-    """Collect the files and hosts that options name; naming the hosts twice is a mistake."""
+    """Collect the files and hosts that options name, and report options that name the hosts twice."""
     found: list[Diagnostic] = []
     named = _NamedFiles(request.hostfile, request.rank_bindings)
     given = (("--hostfile", request.hostfile), ("--rank-bindings", request.rank_bindings))
-    ways = [f"`{name}`" for name, value in given if value]
+    options = [f"`{name}`" for name, value in given if value]
     if request.mpi_args is not None:
         from ttlaunch.engines.choose import ENGINES
 
-        words, found = ENGINES[0].parse_arguments(request.mpi_args)
-        if words.hosts or words.hostfile:
-            ways.append("`--mpi-args`")
+        arguments, found = ENGINES[0].parse_arguments(request.mpi_args)
+        if arguments.hosts or arguments.hostfile:
+            options.append("`--mpi-args`")
             if request.hostfile:
                 found.append(usage_mistake("`--hostfile` and `--mpi-args` both name hosts; one was expected"))
-        hostfile = Path(words.hostfile) if words.hostfile else request.hostfile
-        named = _NamedFiles(hostfile, request.rank_bindings, words.hosts, words.passed)
-    if ways and request.on != "local":
+        hostfile = Path(arguments.hostfile) if arguments.hostfile else request.hostfile
+        named = _NamedFiles(hostfile, request.rank_bindings, arguments.hosts, arguments.passed)
+    if options and request.on != "local":
         message = (
-            f"{' and '.join(ways)} and configuration `{shown(request.on)}` both describe a cluster; one was expected"
+            f"{' and '.join(options)} and configuration `{shown(request.on)}` both describe a cluster; one was expected"
         )
-        found.append(usage_mistake(message, f"leave out {' and '.join(ways)}, or the configuration"))
+        found.append(usage_mistake(message, f"leave out {' and '.join(options)}, or the configuration"))
     return named, found

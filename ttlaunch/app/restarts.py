@@ -1,4 +1,4 @@
-"""`--max-restarts`: restart a run from its newest checkpoint when it fails."""
+"""Restart a failed run from its newest checkpoint, as often as `--max-restarts` allows."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -39,15 +39,15 @@ def run_with_restarts(
     """Execute a plan, and restart it until it completes or a restart would not help; return all starts in order.
 
     Args:
-        prepared: What was asked for and its plan. A restart checks and plans all of it anew, with another beginning.
-        options: How it is executed.
-        dialogue: How to inform and ask the caller.
-        most: Restarts at the most.
+        prepared: The plan of the first start. Each restart checks and plans everything again, with another checkpoint.
+        options: How each plan is executed.
+        dialogue: Informs and asks the caller.
+        most: The largest number of restarts.
         ready: The hosts of the first start, if they are ready already.
-        begun: Told of the folder of each start.
+        begun: Called with the folder of each start.
 
     Raises:
-        LaunchError: A host is not ready, or nothing is left to start again with.
+        LaunchError: A host is not ready, or there are no hosts for another start.
     """
     outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
     while True:
@@ -58,13 +58,13 @@ def run_with_restarts(
             if decision.no_progress:
                 write_follow_up(last, no_progress=decision.no_progress)
             return outcomes
-        # Views wait for this file before they print the failed start: it must be there before the next start is prepared.
+        # Views of the failed start wait for this file, so write it before the next start is prepared.
         write_follow_up(last, again=True)
         following = _following(prepared, decision, outcomes, dialogue=dialogue)
         name = decision.resume.name if decision.resume else None
         write_follow_up(last, number=len(outcomes), most=most, resume=name, change=following.change)
 
-        # The new folder is recorded before anything starts in it, so that watchers follow and a killed restart is found.
+        # Record the new folder before anything starts in it, so that views follow, and find a restart that is killed.
         def note(folder: RunFolder, before: Path = last) -> None:
             write_follow_up(before, next=str(folder.path))
             begun(folder)
@@ -77,7 +77,7 @@ def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]",
     """Choose hosts and a checkpoint for the next attempt.
 
     Raises:
-        LaunchError: There is none, and the dialogue has been told why.
+        LaunchError: There is no next attempt; the dialogue has reported why.
     """
     last = outcomes[-1]
     try:
@@ -95,7 +95,7 @@ def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]",
 
 
 class _OrderedError(Exception):
-    """A signal has ended the attempts while no ranks were running."""
+    """A signal has ended the restarts while no ranks were running."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -119,7 +119,7 @@ def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
 
 
 def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
-    """Report that restarts made no progress; empty if they did, or if there were none."""
+    """Report that restarts ended because they made no progress; empty if this is not the reason."""
     in_a_row = read_follow_up(outcomes[-1].folder.path).get("no_progress")
     if not isinstance(in_a_row, int) or not in_a_row:
         return []

@@ -1,4 +1,4 @@
-"""The diagnostics of a run that has ended: what failed first, and everything else that is wrong."""
+"""Make the diagnostics of a run that has ended: the first failure, and everything else that went wrong."""
 
 import os
 import re
@@ -28,7 +28,7 @@ _MOST_EDGES = 4
 _MOST_DIGITS = 9
 _LONGEST_SOURCE = 4 * 1024 * 1024
 _OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
-"""A file of this folder as it lies on another host."""
+"""The path that a file of the current folder has in a release on another host."""
 
 
 def bad_record_diagnostics(folder: RunFolder) -> list[Diagnostic]:
@@ -45,7 +45,7 @@ def bad_record_diagnostics(folder: RunFolder) -> list[Diagnostic]:
 def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[Diagnostic]:
     """Return all diagnostics of a run, the cause of a failure first."""
     failure = failure_diagnostic(report, folder)
-    is_done = report.status == "done"  # else the first thing named is what broke
+    is_done = report.status == "done"  # after a failure, missing bytes are its consequence
     return [
         *([failure] if failure else []),
         *outstayed_diagnostics(report, folder),
@@ -68,8 +68,8 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     if failure is None:
         return None
     is_hung = failure.kind is Cause.HUNG
-    words = ("it is here",) if is_hung else failure.evidence
-    label = _source_label(failure.place, words, programs=[*programs, *_program_folders(folder)])
+    texts = ("it is here",) if is_hung else failure.evidence
+    label = _source_label(failure.place, texts, programs=[*programs, *_program_folders(folder)])
     notes = [] if label else [*filter(None, [failure.place])]
     notes += failure.evidence[1:] if label and not is_hung else failure.evidence
     hints = [failure.next_step] if failure.next_step else []
@@ -78,8 +78,10 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     if failure.rank is not None:
         last = report.ranks[failure.rank].get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
-        says_all = failure.place or failure.kind is Cause.CHECKPOINT  # their last lines on stderr are this message
-        notes += [] if says_all else _stderr_tail(failure.last_lines)
+        is_complete = (
+            failure.place or failure.kind is Cause.CHECKPOINT
+        )  # the last lines on stderr would repeat the message
+        notes += [] if is_complete else _stderr_tail(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
         hints += [_stacks_hint(folder)] if is_hung else []
@@ -92,7 +94,7 @@ def _stacks_hint(folder: RunFolder) -> str:
 
 
 def _source_label(place: str | None, evidence: Sequence[str], *, programs: Sequence[Path]) -> Label | None:
-    """Label the line that raised, if its file, or the original that it was copied from, may be quoted."""
+    """Label the line that raised the exception, in the original file if a host has a copy; None if it may not be quoted."""
     if place is None:
         return None
     name, _, number = place.rpartition(":")
@@ -107,18 +109,18 @@ def _source_label(place: str | None, evidence: Sequence[str], *, programs: Seque
 def line_label(name: str, number: int, text: str, *, programs: Sequence[Path] = ()) -> Label | None:
     """Label a whole line of a Python file; None if the file may not be quoted or cannot be read here.
 
-    A rank or a host names the file, so only what it was given anyway is quoted: Python files below the current folder, the
+    A rank or a host names the file, so only files that it has anyway are quoted: Python files below the current folder, the
     folders of the run's program, the built-in recipes and this package.
 
     Args:
-        name: The path as the rank or host has it.
+        name: The path that the rank or host reports.
         number: The line, from 1.
-        text: Stands beside the line.
-        programs: Folders of the recipe or script that ranks run.
+        text: The text of the label.
+        programs: The folders of the recipe or script that ranks run.
     """
     folders = [Path.cwd(), *programs, Path(contract.__file__).parent, built_in_folder("recipes")]
     lexical = os.path.normpath(Path.cwd() / name)
-    # Compared as text first: only looking at a path can already mount a network folder.
+    # Compare the text of the path first: even asking the system about a path can mount a network folder.
     if not name.endswith(".py") or "\0" in name or not _is_below(lexical, folders):
         return None
     path = os.path.realpath(lexical)
@@ -138,29 +140,27 @@ def _is_below(path: str, folders: Sequence[Path]) -> bool:
 
 
 def _program_folders(folder: RunFolder) -> list[Path]:
-    """The folders of the recipe or script that ranks of a run were given, as its plan names them."""
+    """Return the folders of the recipe or of the scripts that a run's plan names."""
     plan = read_object_if_any(folder.file(contract.PLAN_FILE))
     recipe, command = plan.get("recipe"), plan.get("command")
     named = [Path(str(recipe.get("folder")))] if isinstance(recipe, dict) else []
-    words = command.get("command") if isinstance(command, dict) else None
-    scripts = (
-        [word for word in words if isinstance(word, str) and word.endswith(".py")] if isinstance(words, list) else []
-    )
-    # The plan may be a stranger's: a folder without a recipe's declaration is none.
+    argv = command.get("command") if isinstance(command, dict) else None
+    scripts = [one for one in argv if isinstance(one, str) and one.endswith(".py")] if isinstance(argv, list) else []
+    # Somebody else may have written the plan, so only a folder with a `recipe.py` counts as a recipe's.
     return [path for path in named if (path / "recipe.py").is_file()] + [
-        Path(word).absolute().parent for word in scripts
+        Path(script).absolute().parent for script in scripts
     ]
 
 
 def _stderr_tail(lines: Sequence[str]) -> list[str]:
-    """The last lines of a log; one alone stands in its sentence."""
+    """Return the last lines of a log as notes; a single line becomes part of a sentence."""
     if len(lines) < 2:  # noqa: PLR2004 - one line
         return [f"its last line on stderr: `{line.strip()}`" for line in lines]
     return ["its last lines on stderr:", *(f"  {line}" for line in lines)]
 
 
 def outstayed_diagnostics(report: Report, folder: RunFolder) -> list[Diagnostic]:
-    """Warn about ranks that were killed because they did not end within their grace."""
+    """Warn about ranks that were killed because they did not end within the grace period."""
     late = (report.stopped or {}).get("outstayed") or []
     if not late:
         return []
@@ -183,7 +183,7 @@ def _has_text(path: Path) -> bool:
 
 
 def checkpoint_diagnostics(report: Report) -> list[Diagnostic]:
-    """Warn about steps whose checkpoint is lost; empty if none is."""
+    """Warn about steps whose checkpoint was lost; empty if there are none."""
     lost = report.lost_checkpoints
     if not lost:
         return []
@@ -204,10 +204,10 @@ def lost_steps(report: Report) -> str:
 
 
 def lost_output_diagnostics(ranks: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
-    """Warn about output of ranks that could not be kept; empty if all was.
+    """Warn about output of ranks that could not be kept; empty if all output was kept.
 
     Args:
-        ranks: As in `report.json`.
+        ranks: The list `ranks` of `report.json`.
     """
     parts = [
         (rank, f"{counted(length, 'byte')} of rank {rank['rank']}'s {stream}")
@@ -234,7 +234,7 @@ def _reason(rank: Mapping[str, Any]) -> str:
 
 
 def traffic_diagnostics(settlement: Settlement | None, roles: Sequence[str]) -> list[Diagnostic]:
-    """Warn about each operation whose bytes differ from the formula, or that the formula cannot be used."""
+    """Warn about each operation whose bytes differ from the formula, or about a formula that cannot be used."""
     if settlement is None:
         return []
     if settlement.is_mistaken:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.1
 _MOST_STARTS = 10_000
-"""The most starts of a run that are followed: each folder names the next, and foreign folders may form a cycle."""
+"""The largest number of starts of a run that are followed: each folder names the next, and forged folders may form a cycle."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Metrics(list["Event"]):
 class Run:
     """A run that is running or has ended. Its methods may be called from any thread.
 
-    As a context manager it ends the run, as `stop()` does, when the block is left while the run goes on, unless it was
-    started with `detach=True`.
+    As a context manager, it calls `stop()` at the end of the block if the run is still active, unless the run was started
+    with `detach=True`.
 
     Attributes:
-        warnings: The warnings that the checks before the start gave.
+        warnings: The warnings of the checks before the start.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def _supervisor(self) -> "Supervisor | None":
-        """The supervisor, if this very process started it; a forked child uses the run's folder instead."""
+        """The supervisor if this process started it, else None; a forked child uses the run's folder instead."""
         return self._started if self._started is not None and self._started.owner == os.getpid() else None
 
     @property
@@ -142,7 +142,7 @@ class Run:
         """The result of the run; None while it is running.
 
         Raises:
-            LaunchError: Its folder cannot be read any more, or its supervisor was killed.
+            LaunchError: The run's folder cannot be read any more, or the supervisor was killed.
         """
         return None if self.is_running else self.wait()
 
@@ -150,12 +150,12 @@ class Run:
         """Wait until the run and its restarts have ended.
 
         Args:
-            timeout: The most seconds to wait; None: no limit.
+            timeout: The largest number of seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: The run has not ended yet; it continues.
+            TimeoutError: The run has not ended in this time; it continues.
             ValueError: `timeout` is not a number.
-            LaunchError: Its supervisor was killed, so its result is unknown; or its folder is gone.
+            LaunchError: The supervisor was killed, so the result is unknown; or the run's folder is gone.
         """
         if timeout is not None and not timeout > -math.inf:
             raise ValueError(f"timeout is {timeout!r}, and a number of seconds was expected")
@@ -165,14 +165,17 @@ class Run:
         return self._report
 
     def stop(self, *, grace: float | None = None, now: bool = False) -> Report:
-        """End the run as Ctrl-C would, and wait: its ranks finish and save a step. Does nothing if it has ended.
+        """End the run as Ctrl-C does, and wait for its end; ranks finish and save a step first.
+
+        If the run has ended already, only return its report.
 
         Args:
-            grace: Seconds to wait before a second interrupt hurries the ranks; None: the run's own grace.
-            now: Do not wait for a step.
+            grace: Seconds between the first and the second interrupt, which leaves ranks 5 s; None to wait for as long as the
+                run's own grace period lasts.
+            now: Whether to end the run without waiting for a step.
 
         Raises:
-            LaunchError: As for `wait`; or the run has not ended after three interrupts.
+            LaunchError: The run has not ended after three interrupts, or its result is unknown, see `wait`.
         """
         if grace is not None and not grace >= 0:
             raise usage_error(f"`grace={grace!r}`: a number of at least 0 was expected")
@@ -186,15 +189,16 @@ class Run:
     def logs(
         self, *, follow: bool = False, only: str | Sequence[str] = (), stream: str | None = None
     ) -> Iterator[LogLine]:
-        """Read what the ranks have printed, in the order in which it came.
+        """Iterate over the lines that ranks have printed, in the order in which they were printed.
 
         Args:
             follow: Whether to wait for further lines until the run has ended.
-            only: As `--only`: `role=R`, `rank=N`, `host=H`; empty: all ranks.
-            stream: "stdout" or "stderr"; None: both.
+            only: The ranks: `role=R`, `rank=N`, `host=H`, or several of these; empty for all ranks.
+            stream: "stdout" or "stderr"; None for both.
 
         Raises:
-            LaunchError: `only` or `stream` names nothing in the run, or its folder is gone; raised by the call itself.
+            LaunchError: `only` or `stream` names nothing in the run, or the run's folder is gone. The call itself raises it,
+                not the iteration.
         """
         from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
 
@@ -212,7 +216,7 @@ class Run:
         """Return everything that the run has measured so far.
 
         Raises:
-            LaunchError: Its folder is gone.
+            LaunchError: The run's folder is gone.
         """
         from ttlaunch.running.metrics.event_log import EventLog
 
@@ -242,14 +246,14 @@ class Run:
         return facts_html({"run": self.id, "state": run.state, "step": step, "loss": run.loss, "ranks": run.ranks})
 
     def _starts(self) -> list[Path]:
-        """The folders of all starts so far, oldest first."""
+        """Return the folders of all starts so far, oldest first."""
         folders = [self._first]
         while isinstance(following := read_follow_up(folders[-1]).get("next"), str) and len(folders) < _MOST_STARTS:
             folders.append(Path(following))
         return folders
 
     def _wait_for_end(self, timeout: float | None) -> int | None:
-        """The supervisor's exit status; None if it is not our child."""
+        """Wait for the run's end and return the supervisor's exit status; None if it is not a child of this process."""
         if self._supervisor is not None:
             return self._supervisor.exit_status(timeout_s=timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -272,22 +276,23 @@ class Run:
                 raise unreadable_run(folder, error) from error
         if len(outcomes) < len(folders):
             raise LaunchError([cut_off(folders[-1], status)], status=contract.STATUS_RANK_FAILED)
-        said = self._supervisor.said if self._supervisor else lambda _: []
+        messages = self._supervisor.messages if self._supervisor else lambda _: []
         more = [*given_up(outcomes), *judge_sinks(outcomes[-1])]
-        more += [one for packed in (*said("warnings"), *said("refused")) for one in unpack_diagnostics(packed)]
+        packed = (*messages("warnings"), *messages("refused"))
+        more += [one for diagnostics in packed for one in unpack_diagnostics(diagnostics)]
         return Report.of(outcomes, more=more, status=exit_status_of(outcomes))
 
     def _recorded(self, folder: Path) -> RecordedReport | None:
         """Return the report from the folder, or from the supervisor if the folder's disk was full; None if there is none.
 
         Raises:
-            OSError, ValueError: The folder is gone, or the report is none.
+            OSError, ValueError: The folder is gone, or the file is no report.
         """
         if (folder / contract.REPORT_FILE).is_file():
             return read_report(folder)
         folder.stat()
-        said = self._supervisor.said("report") if self._supervisor else []
-        return RecordedReport.from_json(said[-1]) if said else None
+        reports = self._supervisor.messages("report") if self._supervisor else []
+        return RecordedReport.from_json(reports[-1]) if reports else None
 
 
 def _log_line(line: "Line", row: "RankRow") -> LogLine:

@@ -1,4 +1,4 @@
-"""The specification of a run before anything is read: the same for the command line, Python and restarts."""
+"""The specification of a run before any file is read: the same for the command line, Python and restarts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,22 +10,24 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a user asked for.
+    """The specification of a run, as a user gives it by options.
 
     Attributes:
-        target: A recipe's name, a folder, or a script; None: only the cluster is of interest.
-        on: Configuration's name or folder.
-        config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
-        mpi_args: Words for the engine's command.
+        target: A recipe's name, a folder, or a script; None if only the cluster is checked.
+        on: The name or the folder of a configuration.
+        config_file: The training file; None for the recipe's own `train.yaml`; `-` for standard input.
+        overrides: Values of the configuration as `KEY=VALUE`.
+        ranks: The number of ranks; None if the cluster or the recipe decides.
+        mpi_args: Further arguments for the engine's command, as one text.
         arguments: The arguments of a script or command.
-        resume: What to go on from; None: nothing.
-        runs_dir: Where run folders are.
-        is_command: Whether target and arguments are any program's command line, given after `--`.
-        trace_steps: How many steps ranks are to trace; None: none.
-        profile_steps: The steps that torch's profiler records, such as `5-7`; None: no steps.
-        replay: Where the gradients of an asynchronous run came from that is repeated, by update.
+        resume: The run or checkpoint from which training continues; None to begin at step 1.
+        runs_dir: The folder that contains the run folders.
+        is_command: Whether target and arguments are the command line of any program, given after `--`.
+        trace_steps: How many steps ranks trace; None for no steps.
+        profile_steps: The steps that torch's profiler records, such as `5-7`; None for no steps.
+        excluded: Hosts of the hostfile that are not used, because they were lost or do not answer.
+        replay: For each update of an asynchronous run that is repeated, the rank whose gradient made it.
         naive: Whether ranks run the recipe's `naive.py`.
-        without: Hosts of the hostfile that are not to be used, since they were lost.
     """
 
     target: str | None
@@ -42,7 +44,7 @@ class RunSpec:
     is_command: bool = False
     trace_steps: int | None = None
     profile_steps: str | None = None
-    without: Collection[str] = ()
+    excluded: Collection[str] = ()
     replay: tuple[int, ...] = ()
     naive: bool = False
 
@@ -52,14 +54,14 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild what `as_json` returned."""
+        """Make the specification from what `as_json` returned."""
         paths = {name: Path(record[name]) for name in ("hostfile", "rank_bindings", "runs_dir") if record[name]}
-        tuples = {name: tuple(record[name]) for name in ("overrides", "arguments", "without", "replay")}
+        tuples = {name: tuple(record[name]) for name in ("overrides", "arguments", "excluded", "replay")}
         return cls(**{**record, **paths, **tuples})
 
 
 def short_name(path: Path, working_folder: Path) -> str:
-    """Return a path as the user would type it."""
+    """Return a path relative to the working folder, or unchanged if it is elsewhere."""
     try:
         return str(path.relative_to(working_folder))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Handle signals while something is running."""
+"""Set signal handlers for the time of a block."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 @contextmanager
 def handled(by_number: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
-    """Handle signals with these functions; a hang-up that is ignored already (`nohup`) stays ignored."""
+    """Handle signals with these functions within the block; a SIGHUP that is ignored already (`nohup`) stays ignored."""
     numbers = [n for n in by_number if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, lambda taken, _: by_number[taken](taken)) for number in numbers}
     try:
@@ -20,7 +20,10 @@ def handled(by_number: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
 
 @contextmanager
 def interruptible(*numbers: signal.Signals) -> Iterator[None]:
-    """Raise KeyboardInterrupt for these signals, without any for SIGINT and SIGTERM; elsewhere Ctrl-C ends a command at once."""
+    """Raise KeyboardInterrupt for these signals within the block, by default for SIGINT and SIGTERM.
+
+    Outside such a block, Ctrl-C ends a command at once.
+    """
     with handled(dict.fromkeys(numbers or (signal.SIGINT, signal.SIGTERM), _interrupt)):
         yield
 

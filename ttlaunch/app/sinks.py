@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from ttlaunch.running.runs.run_folder import RunFolder
 
 _PATIENCE_S = 5.0
-"""How long a command waits after a run for its sinks to write what they have read."""
+"""How long a command waits at the end of a run for its sinks to write their last data."""
 
 
 def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]":
-    """Parse the sinks that were asked for.
+    """Parse the values of an option that names sinks.
 
     Raises:
-        LaunchError: One is not known, or lacks its library.
+        LaunchError: A sink is not known, its library is missing, or it is named twice.
     """
     if not given:
         return ()
@@ -40,7 +40,7 @@ def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]
 
 
 def with_sinks(choices: "Sequence[SinkChoice]", begun: "Callable[[RunFolder], None]") -> "Callable[[RunFolder], None]":
-    """Start the sinks' processes for each run that begins, after `begun` was called with its folder."""
+    """Return a function that calls `begun` with a run's folder and then starts a process for each sink."""
 
     def start(folder: "RunFolder") -> None:
         begun(folder)
@@ -53,7 +53,7 @@ def with_sinks(choices: "Sequence[SinkChoice]", begun: "Callable[[RunFolder], No
 
 
 def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:
-    """Report the sinks of a run that has ended, after waiting some seconds for their last writes."""
+    """Warn about sinks of an ended run that have failed or not finished, after waiting some seconds for them."""
     from ttlaunch.running.metrics.export import wait_for_sinks
 
     path = outcome.folder.path

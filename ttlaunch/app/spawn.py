@@ -1,7 +1,7 @@
 """Start a supervisor as a new interpreter, for callers that may have threads, an event loop or signal handlers.
 
-The order is sent over a socket; nothing shows on the command line. What the supervisor prints before it has a run's folder is
-kept in an unnamed file, so that the cause is known if it dies early.
+The order is sent over a socket, so nothing of it is visible on the command line. The supervisor's output before it has made
+the run's folder is kept in an unnamed file, so that the cause is known if it dies early.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ from ttlaunch.diagnostics.transfer import unpack_diagnostics
 from ttlaunch.running.metrics.sinks import SinkChoice
 
 _FIRST_FREE = 3
-"""Below it are standard input, output and error."""
+"""The first file descriptor after those of standard input, output and error."""
 
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); import ttlaunch; del sys.path[0]; "
     "from ttlaunch.app.supervisor_process import main; sys.exit(main(int(sys.argv[2])))"
 )
-_LONGEST_WORDS = 2000
+_LONGEST_OUTPUT = 2000
 _SLICE_S = 1.0
 _TICK_S = 0.05
-_HURRY_S = 6.0
-"""Between two orders to end: ranks have at most 5 s after the second."""
+_BETWEEN_SIGNALS_S = 6.0
+"""The time between two orders to end: ranks have at most 5 s after the second."""
 _LISTEN_S = 5.0
 
 
@@ -49,43 +49,46 @@ class Supervisor:
     """A supervisor that this process has started; its methods may be called from any thread and from signal handlers.
 
     Attributes:
-        pid: The id of its process.
-        owner: The process that has started it. A child that this one forks can neither wait for it nor hear it.
+        pid: The process id of the supervisor.
+        owner: The id of the process that has started it. A forked child of that process can neither wait for the supervisor
+            nor receive its messages.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket, words: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket, output: IO[bytes]) -> None:
         self.pid, self.owner = process.pid, os.getpid()
         self._process = process
-        self._words = words
-        self._said: list[dict[str, Any]] = []
-        self._news = threading.Condition()
-        self._is_silent = False
+        self._output = output
+        self._messages: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._is_closed = False
         threading.Thread(target=self._listen, args=(end,), daemon=True, name=f"ttlaunch-{self.pid}").start()
 
-    def said(self, name: str) -> list[Any]:
-        """Return all messages with this name so far."""
-        with self._news:
-            return [record[name] for record in self._said if name in record]
+    def messages(self, name: str) -> list[Any]:
+        """Return the values of all messages with this name that have been received so far."""
+        with self._changed:
+            return [record[name] for record in self._messages if name in record]
 
     def wait_for_run(self) -> Path:
         """Wait until the supervisor has made the folder of its run.
 
         Raises:
-            LaunchError: It has not, and says why; nothing was started.
+            LaunchError: The supervisor has reported why it cannot start the run, or has ended; nothing was started.
         """
-        with self._news:
-            self._news.wait_for(lambda: self._is_silent or any("run" in one or "refused" in one for one in self._said))
-        with self._words:  # of no interest once the run has a folder of its own
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or any("run" in one or "refused" in one for one in self._messages)
+            )
+        with self._output:  # not needed any more: the supervisor now writes into the run's folder, or has ended
             return self._begun_or_refused()
 
     def _begun_or_refused(self) -> Path:
-        begun = self.said("run")
+        begun = self.messages("run")
         if begun:
             return Path(begun[0])
         status = self.exit_status()
-        refused = self.said("refused")
+        refused = self.messages("refused")
         if refused:
-            raise LaunchError(unpack_diagnostics(refused[0]), status=self.said("status")[0])
+            raise LaunchError(unpack_diagnostics(refused[0]), status=self.messages("status")[0])
         raise LaunchError([self._death(status)], status=contract.STATUS_RANK_FAILED)
 
     def send_signal(self, number: int) -> None:
@@ -100,29 +103,29 @@ class Supervisor:
         """Wait for the supervisor's end; return its exit status, or minus the number of the signal that killed it.
 
         Raises:
-            TimeoutError: It has not ended in time.
+            TimeoutError: The supervisor has not ended in this time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        # Never inside `Popen.wait`: it holds a lock, and a signal handler that stops the run would wait for it for ever.
+        # Do not call `Popen.wait`: it holds a lock, and a signal handler that stops the run would wait for the lock for ever.
         while (status := self._process.poll()) is None:
             left_s = _SLICE_S if deadline is None else min(_SLICE_S, deadline - time.monotonic())
             if left_s <= 0:
                 raise TimeoutError(f"the run is still running after {timeout_s:g} s")
             self._wait_a_moment(left_s)
-        with self._news:  # all that it has said is on the line, and takes a moment to be read
-            self._news.wait_for(lambda: self._is_silent, timeout=_LISTEN_S)
+        with self._changed:  # wait until the other thread has read the last messages
+            self._changed.wait_for(lambda: self._is_closed, timeout=_LISTEN_S)
         return status
 
     def end(self) -> None:
-        """End the supervisor before the caller has a handle of the run: as three Ctrl-C would, then by SIGKILL."""
+        """End the supervisor by up to three interrupts and then SIGKILL, for a caller that has no handle of the run."""
         for number in (signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGKILL):
             self._process.send_signal(number)
             with contextlib.suppress(TimeoutError):
-                self.exit_status(timeout_s=_HURRY_S)
+                self.exit_status(timeout_s=_BETWEEN_SIGNALS_S)
                 return
 
     def _wait_a_moment(self, seconds: float) -> None:
-        """Wait until the supervisor ends, at most for this time."""
+        """Wait until the supervisor ends, but not longer than this time."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
@@ -134,28 +137,28 @@ class Supervisor:
             os.close(descriptor)
 
     def _listen(self, end: socket.socket) -> None:
-        heard = b""
+        received = b""
         with end:
             while True:
                 try:
                     piece = end.recv(PIECE)
                 except OSError:
                     piece = b""
-                *lines, heard = (heard + piece).split(b"\n")
-                with self._news:
-                    self._said += [json.loads(line) for line in lines]
-                    self._is_silent = not piece
-                    self._news.notify_all()
+                *lines, received = (received + piece).split(b"\n")
+                with self._changed:
+                    self._messages += [json.loads(line) for line in lines]
+                    self._is_closed = not piece
+                    self._changed.notify_all()
                 if not piece:
                     break
-        self._process.wait()  # nobody may ask any more, and it must not stay a zombie
+        self._process.wait()  # the caller may never ask for the exit status, and the process must not stay a zombie
 
     def _death(self, status: int) -> Diagnostic:
-        """Describe why the supervisor ended before it sent a message."""
+        """Describe how the supervisor ended without having sent a message."""
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         with contextlib.suppress(OSError, ValueError):
-            self._words.seek(-min(_LONGEST_WORDS, self._words.seek(0, os.SEEK_END)), os.SEEK_END)
-        lines = self._words.read(_LONGEST_WORDS).decode("utf-8", "replace").splitlines()
+            self._output.seek(-min(_LONGEST_OUTPUT, self._output.seek(0, os.SEEK_END)), os.SEEK_END)
+        lines = self._output.read(_LONGEST_OUTPUT).decode("utf-8", "replace").splitlines()
         notes = ("no ranks were running", *(f"it printed: {shown(line, longest=200)}" for line in lines[-1:]))
         return Diagnostic("R050", f"the supervisor {how}", notes=notes)
 
@@ -169,18 +172,18 @@ def spawn_supervisor(
     sinks: "Sequence[SinkChoice]",
     detach: bool,
 ) -> Supervisor:
-    """Start a process that carries a run out, in a session of its own.
+    """Start a process that executes a run, in a session of its own.
 
     Args:
-        spec: What was asked for.
-        options: How it is executed.
-        plan_hash: The hash of the plan that the caller has checked; any other plan is refused.
-        max_restarts: Restarts at the most.
-        sinks: Started beside each start of the run.
-        detach: Whether the run goes on when the calling process dies.
+        spec: The specification of the run.
+        options: How the plan is executed.
+        plan_hash: The hash of the plan that the caller has checked; the supervisor refuses any other plan.
+        max_restarts: The largest number of restarts.
+        sinks: The sinks to which the metrics of each start are exported.
+        detach: Whether the run continues when the calling process ends.
 
     Raises:
-        OSError: The system has no room for another process.
+        OSError: The process cannot be started.
     """
     order = {
         "spec": spec.as_json(),
@@ -191,30 +194,30 @@ def spawn_supervisor(
         "caller": None if detach else os.getpid(),
     }
     ours, theirs = socket.socketpair()
-    words = tempfile.TemporaryFile()  # noqa: SIM115 - read when it has died, closed with the supervisor object
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - read if the supervisor dies, closed with the supervisor object
     with theirs:
         descriptor = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)  # a daemon may have closed the first three
         try:
-            supervisor = Supervisor(_start(descriptor, words), ours, words)
+            supervisor = Supervisor(_start(descriptor, output), ours, output)
         finally:
             os.close(descriptor)
     _send(ours, order)
     return supervisor
 
 
-def _start(descriptor: int, words: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(descriptor: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
     home = str(Path(ttlaunch.__file__).parents[1])
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _CODE, home, str(descriptor)],
         stdin=subprocess.DEVNULL,
-        stdout=words,
-        stderr=words,
+        stdout=output,
+        stderr=output,
         pass_fds=(descriptor,),
         start_new_session=True,
     )
 
 
 def _send(end: socket.socket, order: Mapping[str, Any]) -> None:
-    """Send the order; if the supervisor has died already, its exit status tells."""
+    """Send the order; do nothing if the supervisor has died already, which its exit status shows."""
     with contextlib.suppress(OSError):
         end.sendall(json.dumps(order).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""End a run from another process, as repeated Ctrl-C in its own terminal would."""
+"""End a run from another process, as repeated Ctrl-C in the run's terminal does."""
 
 import signal
 import time
@@ -15,21 +15,22 @@ _AFTER_THIRD_S = 15.0
 
 
 def interrupt(
-    launcher: "Launcher", *, grace_s: float | None, now: bool, say: Callable[[str], None] = lambda _: None
+    launcher: "Launcher", *, grace_s: float | None, now: bool, report: Callable[[str], None] = lambda _: None
 ) -> bool:
     """Send up to three interrupts, wait after each, and return whether the run has ended.
 
     Args:
-        launcher: The process that watches over the run.
-        grace_s: Seconds between the first and the second interrupt; None: as long as the run's own grace period lasts.
-        now: Send all three without waiting, so that the ranks do not finish their step.
-        say: Called after each interrupt with a short message about it.
+        launcher: The process that supervises the run.
+        grace_s: Seconds between the first and the second interrupt; None to wait for as long as the run's own grace period
+            lasts.
+        now: Whether to send all three interrupts without waiting, so that the ranks do not finish their step.
+        report: Called after each interrupt with a short message about it.
     """
     waits = [0.0, 0.0, _AFTER_THIRD_S] if now else [grace_s, _AFTER_SECOND_S, _AFTER_THIRD_S]
     for seconds, message in zip(waits, ("told to end", "told to hurry", "told to end at once"), strict=True):
         if not launcher.signal(signal.SIGINT):
             break
-        say(message)
+        report(message)
         # Two signals in quick succession could reach the launcher as one, so even a wait of 0 s takes a moment.
         if _has_ended(launcher, seconds, at_least=3 * _TICK_S):
             return True
@@ -37,7 +38,7 @@ def interrupt(
 
 
 def _has_ended(launcher: "Launcher", seconds: float | None, *, at_least: float) -> bool:
-    """Wait for a launcher to end, for the longer of the two times; None: without a limit, since it enforces its own grace."""
+    """Wait for a launcher to end, for the longer of the two times; None waits without limit: the run has its own grace period."""
     deadline = None if seconds is None else time.monotonic() + max(seconds, at_least)
     while launcher.is_alive:
         if deadline is not None and time.monotonic() >= deadline:

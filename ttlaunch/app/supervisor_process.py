@@ -1,8 +1,9 @@
-"""The supervisor of a run as a process: how it gets its order, and what it reports to the process that started it.
+"""The supervisor of a run as a process: how it receives its order, and what it reports to the process that started it.
 
-It runs in a session of its own, where Ctrl-Z and a closed terminal do not reach it. A socket connects the two: one
-JSON object on each line of text. The command line forks its supervisor (`cli/session.py`), which has the plan
-in memory; Python starts a fresh interpreter (`main` below), because a process with threads must not fork.
+The supervisor runs in a session of its own, so Ctrl-Z and a closed terminal do not affect it. A socket connects it to the
+process that started it; each message is a line with a JSON object. The command line forks its supervisor (`cli/session.py`),
+which has the plan in memory. Python programs start a new interpreter (`main` below), because a process with threads must
+not fork.
 """
 
 import contextlib
@@ -30,63 +31,63 @@ if TYPE_CHECKING:
 
 PIECE = 65536
 FREE = b"free\n"
-"""The message of the process that started a supervisor, when it leaves and the run is to continue."""
+"""The message by which the process that started a supervisor leaves and lets the run continue."""
 
 Begun = Callable[["RunFolder"], None]
-"""A callback that gets the run's folder before anything of the run starts."""
+"""A function that is called with the run's folder before the run's processes are started."""
 
 
-class Line:
-    """The supervisor's end of the socket."""
+class CallerLink:
+    """The supervisor's end of the socket to the process that started it."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
-    def tell(self, **values: Any) -> None:
-        """Send a message to the process that started us; it may be gone."""
+    def send(self, **values: Any) -> None:
+        """Send a message to the process that started the supervisor; do nothing if it is gone."""
         with contextlib.suppress(OSError):
             self._end.sendall(json.dumps(values).encode() + b"\n")
 
     def end_with_watcher(self) -> None:
-        """From now on, end the run as by SIGTERM if the other end closes without having sent `FREE`."""
+        """End the run as SIGTERM does when the other end closes the socket without having sent `FREE`."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        heard = b""
+        received = b""
         with contextlib.suppress(OSError):
             while piece := self._end.recv(PIECE):
-                heard += piece
-        if FREE not in heard:
+                received += piece
+        if FREE not in received:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def supervise(work: Callable[[Begun], "list[Outcome]"], line: Line) -> "list[Outcome]":
-    """Execute plans and report which run has begun; from then on this process prints into that run's folder.
+def supervise(work: Callable[[Begun], "list[Outcome]"], link: CallerLink) -> "list[Outcome]":
+    """Execute plans, and report each run that has begun; from then on, this process prints into the run's folder.
 
     Raises:
-        LaunchError: Something keeps a run from being started.
+        LaunchError: A run cannot be started.
     """
 
     def begun(folder: "RunFolder") -> None:
         from ttlaunch.running.runs.run_folder import supervisor_file
 
         leave_terminal({name: str(folder.file(supervisor_file(name))) for name in ("stdout", "stderr")})
-        line.tell(run=str(folder.path))
+        link.send(run=str(folder.path))
 
     outcomes = work(begun)
-    if not outcomes[-1].folder.file(contract.REPORT_FILE).is_file():  # its disk is full
-        line.tell(report=outcomes[-1].report.as_json())
+    if not outcomes[-1].folder.file(contract.REPORT_FILE).is_file():  # the disk was full
+        link.send(report=outcomes[-1].report.as_json())
     return outcomes
 
 
 def leave_terminal(places: Mapping[str, str]) -> None:
-    """Redirect output to files and input to nothing: the terminal may close.
+    """Redirect output to files, and read no input, because the terminal may close.
 
     Args:
-        places: The file for `stdout` and the one for `stderr`.
+        places: The paths of the files for `stdout` and `stderr`.
 
     Raises:
-        OSError: One cannot be written.
+        OSError: A file cannot be written.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
@@ -105,23 +106,24 @@ def main(descriptor: int) -> int:
     """Supervise a run that a Python program has started, and return the exit status.
 
     Args:
-        descriptor: Our end of the line. The first thing that comes on it is the order, see `app/spawn.py`.
+        descriptor: The file descriptor of this process's end of the socket. The first message is the order, see
+            `app/spawn.py`.
     """
-    os.set_inheritable(descriptor, False)  # noqa: FBT003 - what we start must not keep the line open when we are gone
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 - processes that this one starts must not keep the socket open
     end = socket.socket(fileno=descriptor)
-    line, order = Line(end), _read_order(end)
+    link, order = CallerLink(end), _read_order(end)
     if order["caller"] is not None and not _end_with(order["caller"]):
         return contract.STATUS_TERMINATED
     listener = Unattended()
     try:
-        outcomes = supervise(lambda begun: _execute_order(order, listener, begun), line)
+        outcomes = supervise(lambda begun: _execute_order(order, listener, begun), link)
     except LaunchError as error:
         found = [*listener.warnings, *(error.diagnostics if not error.was_shown else ())]
-        line.tell(refused=pack_diagnostics(found), status=error.exit_status)
+        link.send(refused=pack_diagnostics(found), status=error.exit_status)
         return error.exit_status
     except OSError as error:
         reason = f"{(error.strerror or str(error)).lower()}{f': {error.filename}' if error.filename else ''}"
-        line.tell(
+        link.send(
             refused=pack_diagnostics([Diagnostic("H008", reason, blame=Blame.HOSTS)]), status=contract.STATUS_HOST
         )
         return contract.STATUS_HOST
@@ -129,12 +131,12 @@ def main(descriptor: int) -> int:
         return contract.STATUS_INTERRUPTED
     from ttlaunch.app.restarts import exit_status_of
 
-    line.tell(warnings=pack_diagnostics(listener.warnings))
+    link.send(warnings=pack_diagnostics(listener.warnings))
     return exit_status_of(outcomes)
 
 
 def _execute_order(order: Mapping[str, Any], dialogue: Unattended, begun: Begun) -> "list[Outcome]":
-    """Plan again what the caller has planned, and execute it if the plan is the same."""
+    """Make the caller's plan again, and execute it if it has the same hash."""
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.restarts import run_with_restarts
     from ttlaunch.app.sinks import with_sinks
@@ -157,21 +159,21 @@ def _read_order(end: socket.socket) -> dict[str, Any]:
     while not text.endswith(b"\n") and (piece := end.recv(PIECE)):
         text += piece
     order = json.loads(text)
-    assert isinstance(order, dict)  # noqa: S101 - we have written it ourselves
+    assert isinstance(order, dict)  # noqa: S101 - `app/spawn.py` has written it
     return order
 
 
 def _end_with(caller: int) -> bool:
-    """End the run as by SIGTERM when the calling process dies; return False if it is dead already.
+    """End the run as SIGTERM does when the calling process ends; return False if it has ended already.
 
-    A death signal would not do: the kernel sends it when the *thread* that started us ends. The line would not do either:
-    a child that the caller forks keeps it open.
+    A parent-death signal cannot be used: the kernel sends it when the *thread* that started this process ends. The end of the
+    socket cannot be used either: a child that the caller forks keeps it open.
     """
     try:
         descriptor = os.pidfd_open(caller)
     except OSError:
         return False
-    if os.getppid() != caller:  # it died before we had the descriptor, and its number may be another's
+    if os.getppid() != caller:  # the caller died before the descriptor was open, and another process may have its id
         return False
 
     def wait() -> None:

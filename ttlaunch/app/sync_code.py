@@ -1,4 +1,4 @@
-"""Bring code and texts to every host of a cluster: what `ttlaunch sync` does, and a run over hosts before it starts."""
+"""Send code and texts to every host of a cluster, for `ttlaunch sync`, and before a run on hosts starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,12 +29,12 @@ def sync_project(
     """Copy a project, and the recipe and text that were named, to every host of a cluster.
 
     Args:
-        found: The cluster, and the recipe if one was named.
-        dialogue: Shows progress, and is asked before gigabytes are sent.
-        folder: The project; None: the repository around the current folder.
+        found: The resolved cluster, with the recipe if one was named.
+        dialogue: Shows progress, and asks the user before gigabytes are sent.
+        folder: The project; None for the repository around the current folder.
         keep: How many releases stay on a host.
         asks: Whether to ask before gigabytes are sent.
-        dry_run: Only ask hosts what they lack.
+        dry_run: Whether to ask hosts only what they lack.
 
     Raises:
         LaunchError: The description has errors, files cannot be read, or a host cannot be reached.
@@ -71,7 +71,7 @@ def _read_and_reach(
     folder: Path | None,
     dialogue: Dialogue,
 ) -> Iterator[tuple[Release, Sequence[Transport], list[Diagnostic]]]:
-    """Read the files while hosts are being reached, and have an interpreter wait on each that has been."""
+    """Read the files while connecting to the hosts, and start an interpreter on each host that is connected."""
     recipe = found.choice.folder if found.choice is not None else None
     read = [0, 0]
 
@@ -83,7 +83,7 @@ def _read_and_reach(
             lambda: start_interpreter(host, pythons=pythons_of(topology), timeout_s=CONNECT_S)
         )
 
-    open_transports(topology)  # imports what SSH needs; once the files are being read, that would take longer
+    open_transports(topology)  # imports the SSH library now, because that takes longer while files are being read
     # Reading and hashing the project overlaps with connecting; neither needs the other.
     made = in_background(lambda: make_release(Path.cwd(), folder=folder, recipe=recipe, on_progress=note))
     transports = reach_hosts(topology, dialogue, then=prepare)
@@ -99,7 +99,7 @@ def _read_and_reach(
 
 
 def pythons_of(topology: Topology) -> Sequence[str]:
-    """The interpreter that the cluster's file names, as a list."""
+    """Return the interpreter that the cluster's file names in a list, or an empty list."""
     return [topology.cluster.python] if topology.cluster.python else []
 
 
@@ -120,18 +120,18 @@ def sync_code(
 
     Args:
         transports: The hosts.
-        release: What they are to have.
-        topology: Names the hosts, and says where releases lie there.
-        data: Texts.
-        found: Diagnostics so far.
-        dialogue: Shows progress, and is asked before gigabytes are sent.
+        release: The release to send.
+        topology: The cluster's topology, with the folder for releases on the hosts.
+        data: The texts and checkpoints to send.
+        found: The diagnostics so far.
+        dialogue: Shows progress, and asks the user before gigabytes are sent.
         keep: How many releases stay on a host.
         asks: Whether to ask before gigabytes are sent.
-        dry_run: Only ask hosts what they lack.
+        dry_run: Whether to ask hosts only what they lack.
         interpreters: The interpreters that are already being started, by host.
 
     Returns:
-        What each host answered, and `found` with every host that could not take the code in.
+        The result of each host, and `found` with a diagnostic for every host that could not receive the code.
 
     Raises:
         LaunchError: A file changes faster than it can be read, or the answer to the question was no.
@@ -151,7 +151,7 @@ def sync_code(
         raise LaunchError([*found, changed]) from error
     lost = [one for one in outcome.hosts.values() if isinstance(one, HostError) and not isinstance(one, SyncError)]
     unreached = explain_troubles(lost, topology=topology) if lost else []
-    synced = [one for one in check_synced(outcome) if one not in found]  # a release made anew repeats some
+    synced = [one for one in check_synced(outcome) if one not in found]  # a release that was made again repeats some
     return outcome, [*found, *unreached, *synced]
 
 

@@ -1,4 +1,4 @@
-"""`ttlaunch attach`: watch a run that goes on without a terminal, from its first line; or see again one that has ended."""
+"""`ttlaunch attach`: show a detached run from its first line on, or a run that has ended."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def attach(
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """Show a run until it ends, as in its own terminal, and exit with its status."""
+    """Show a run until it ends, as `ttlaunch run` does, and exit with its status."""
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.session import Attached

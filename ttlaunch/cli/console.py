@@ -84,7 +84,7 @@ def discarding_unwritable(stream: TextIO) -> Iterator[None]:
         if error.errno == errno.EIO:
             raise
         nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())  # a later flush, of what is still in the buffer, must not fail again
+        os.dup2(nothing, stream.fileno())  # a later flush of the buffer must not fail again
         os.close(nothing)
         if error.errno != errno.EPIPE and stream is not sys.stderr:
             reason = (error.strerror or str(error)).lower()
@@ -97,13 +97,13 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[str], *, to: TextIO | None = None) -> None:
-    """Write lines and flush, so that they come before later output on the other stream.
+    """Write lines and flush, so that they appear before later output on the other stream.
 
-    Characters that steer a terminal are shown, also those that would begin another line; a tab stays.
+    Control characters are made visible, also those that would begin another line; only tabs are written unchanged.
 
     Args:
-        lines: Without their ends.
-        to: The stream; stdout if it is left out.
+        lines: The lines, without line breaks.
+        to: The stream; None for stdout.
     """
     stream = to or sys.stdout
     stream.writelines("\t".join(map(clean, line.split("\t"))) + "\n" for line in lines)
@@ -111,17 +111,17 @@ def print_lines(lines: Iterable[str], *, to: TextIO | None = None) -> None:
 
 
 def print_text(text: str) -> None:
-    """Write a text of several lines to stdout, such as a file; characters that steer a terminal are shown."""
+    """Write a text of several lines to stdout, such as a file; control characters are made visible."""
     print_lines(text.removesuffix("\n").split("\n"))
 
 
 def tabbed(values: Iterable[object]) -> str:
-    """Join values to a line with a tab between them; a tab within a value is shown, so that it begins no other column."""
+    """Join values to a line with a tab between them; a tab within a value is made visible, so that it separates nothing."""
     return "\t".join("" if value is None else clean(str(value)) for value in values)
 
 
 def print_progress(text: str) -> None:
-    """Write a text on the last line of the terminal, over the text before; nothing if stderr is no terminal."""
+    """Replace the text on the last line of the terminal; do nothing if stderr is not a terminal."""
     if sys.stderr.isatty():
         width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
         sys.stderr.write("\r" + clean(text)[:width].ljust(min(width, 40)) + "\r")
@@ -129,12 +129,12 @@ def print_progress(text: str) -> None:
 
 
 def print_output(lines: Iterable[bytes], *, to: TextIO, raw: bool = False) -> None:
-    """Write lines that ranks printed: byte for byte to a file or a pipe, and without what steers it to a terminal.
+    """Write lines that ranks printed: byte for byte to a file or a pipe, and without control sequences to a terminal.
 
     Args:
-        lines: Without their ends.
+        lines: The lines, without line breaks.
         to: The stream.
-        raw: Write them byte for byte to a terminal too.
+        raw: Whether to write the lines byte for byte to a terminal too.
     """
     if to.isatty() and not raw:
         colour = use_colour(to)
@@ -144,9 +144,9 @@ def print_output(lines: Iterable[bytes], *, to: TextIO, raw: bool = False) -> No
 
 
 def rich_console(stream: TextIO) -> "Console":
-    """Return a console that draws tables and bars on a stream, and never sends it what steers a terminal in a text.
+    """Return a console that draws tables and bars on a stream, and removes control sequences from their texts.
 
-    Text in square brackets stays text: rich would make colours and links of it.
+    Text in square brackets is not interpreted: rich would read it as colours and links.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment

@@ -37,11 +37,11 @@ class TerminalDialogue:
         show_diagnostics(diagnostics, form=self._form, verbose=self._verbose)
 
     def recipe_code(self) -> AbstractContextManager[object]:
-        return contextlib.redirect_stdout(sys.stderr)  # what a recipe.py prints must not mix with our results
+        return contextlib.redirect_stdout(sys.stderr)  # what a recipe.py prints must not mix with the command's results
 
     @contextmanager
     def connecting(self, num_hosts: int) -> Iterator[Answered]:
-        """A line is drawn after a second."""
+        """Show a line after a second."""
         if not self._is_drawn:
             yield lambda _host, _error: None
             return
@@ -59,7 +59,7 @@ class TerminalDialogue:
                 appear.cancel()
 
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
-        """Wait; after a second the terminal shows how far it is."""
+        """Wait until the files have been read; after a second, show the progress on the terminal."""
         from concurrent.futures import wait
 
         if not self._is_drawn:
@@ -73,7 +73,7 @@ class TerminalDialogue:
 
     @contextmanager
     def sending(self, hosts: Sequence[str]) -> "Iterator[Callable[[Progress], None] | None]":
-        """A bar is drawn for each host that lacks something."""
+        """Draw a bar for each host that lacks files."""
         if not self._is_drawn:
             yield None
             return
@@ -116,8 +116,8 @@ class TerminalDialogue:
     def gave_up(self, outcomes: "Sequence[Outcome]", diagnostics: Sequence[Diagnostic], *, status: int | None) -> None:
         """With JSON, print the last start together with the diagnostics, because nothing prints it later."""
         if self._form is Format.JSON:
-            from ttlaunch.cli.summary import tell
+            from ttlaunch.cli.summary import print_result
 
-            tell(outcomes[-1], form=self._form, restarts=outcomes[:-1], more=diagnostics, exit_status=status)
+            print_result(outcomes[-1], form=self._form, restarts=outcomes[:-1], more=diagnostics, exit_status=status)
         else:
             show_diagnostics(diagnostics, form=self._form)

@@ -1,4 +1,4 @@
-"""Show hosts for doctor: a table that fills as they answer on a terminal, one line for each host elsewhere."""
+"""Show the hosts that `ttlaunch doctor` checks: a live table on a terminal, and a line for each host otherwise."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ _GIGABIT = 1e9
 _ENGINE = ENGINES[0].signature
 COLUMNS = ("host", "state", "Python", "torch", _ENGINE.title, "CPU", "devices", "memory", "disk", "clock", "network")
 _USUAL = {"devices": {"", "none"}, "clock": {"", "same"}}
-"""Columns that are left out of the table while they say nothing else."""
+"""Columns that are left out of the table while all their cells have one of these texts."""
 
 _STYLES = {"ready": "green", "warning": "yellow", "not ready": "bold red"}
 
 
 class View:
-    """Draws what is known; on anything but a terminal it draws nothing."""
+    """Draws a live table of the hosts if stdout is a terminal, else nothing."""
 
     def __init__(self, live: "Live | None" = None) -> None:
         self._live = live
@@ -52,7 +52,7 @@ class View:
 
 @contextmanager
 def make_view(*, quiet: bool) -> Iterator[View]:
-    """A table if standard output is a terminal; `quiet` shows nothing."""
+    """Return a view that draws a table if stdout is a terminal; with `quiet`, it draws nothing."""
     if quiet or not sys.stdout.isatty():
         yield View()
         return

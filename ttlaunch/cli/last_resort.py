@@ -9,7 +9,7 @@ from ttlaunch.cli.console import print_lines
 
 
 def status_of(work: Callable[[], int]) -> int:
-    """Do the work of a command and return its exit status, whatever comes of it."""
+    """Run a command and return its exit status, whatever exception it raises."""
     from ttlaunch.errors import TtlaunchError
 
     try:
@@ -22,7 +22,7 @@ def status_of(work: Callable[[], int]) -> int:
         print_lines([f"error: {error}"], to=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
-        # The reader of our output has gone; keep Python from complaining about it once more while it shuts down.
+        # The reader of the output has ended; keep Python from reporting this once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -30,7 +30,7 @@ def status_of(work: Callable[[], int]) -> int:
         print_lines([f"error: {(error.strerror or str(error)).lower()}{place}"], to=sys.stderr)
         return contract.STATUS_HOST
     except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
-        code = getattr(error, "exit_code", None)  # how typer leaves a command
+        code = getattr(error, "exit_code", None)  # typer ends a command by an exception with this attribute
         if isinstance(code, int):
             return code
         print_lines([f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}", _keep(error)], to=sys.stderr)

@@ -10,9 +10,9 @@ def print_listing(rows: Sequence[Mapping[str, object]], *, about: str, form: For
     """Print a list of named things.
 
     Args:
-        rows: Each has a `name`.
-        about: The key of what stands beside it.
-        form: JSON has all keys.
+        rows: The things, each with a `name` and other keys.
+        about: The key of the text that is shown beside the name.
+        form: The form of the output; JSON has all keys.
     """
     if form is Format.JSON:
         print_json(rows)

@@ -29,7 +29,7 @@ _COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tok
 
 @contextmanager
 def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[View]:
-    """Choose the view that fits where the output goes.
+    """Return a table if stdout is a terminal, else a view that prints lines.
 
     Args:
         facts: The facts about the run.
@@ -68,7 +68,7 @@ def make_following_view(
 
 
 class FollowingView:
-    """Adds to a view what ranks print, read from the run's folder."""
+    """Shows the ranks' output, read from the run's folder, on another view."""
 
     def __init__(self, view: View, output: ShownOutput) -> None:
         self._view = view
@@ -92,7 +92,7 @@ class FollowingView:
 
 
 class PlainView:
-    """Lines of the ranks as they come, and every few seconds a line of progress."""
+    """Prints the lines of the ranks as they come, and every few seconds a line about the progress."""
 
     def __init__(self) -> None:
         self._last_line = 0.0
@@ -112,7 +112,7 @@ class PlainView:
             print_output([line], to=stream)
 
     def tick(self, ranks: list[RankState]) -> None:
-        """Lines need no redrawing."""
+        """Do nothing: printed lines need no redrawing."""
 
     def _text(self, state: RankState, record: AnyProgress) -> str | None:
         if isinstance(record, Validation):
@@ -137,14 +137,14 @@ class PlainView:
 
 
 class TableView:
-    """One row a rank, redrawn a few times a second; what ranks print scrolls by above it."""
+    """Draws a table with one row per rank a few times a second; the ranks' output is printed above it."""
 
     def __init__(self, live: "Live", *, reports_ready: bool) -> None:
         """Make an empty table.
 
         Args:
-            live: Where it is drawn.
-            reports_ready: See `RankState.condition`.
+            live: The display on the terminal.
+            reports_ready: Whether ranks report when their packages are imported, see `RankState.condition`.
         """
         self._live = live
         self._reports_ready = reports_ready
@@ -157,7 +157,7 @@ class TableView:
         self._live.console.print(Text.from_ansi(clean_output(line, colour=True).decode()))
 
     def record(self, state: RankState, record: AnyProgress) -> None:
-        """The next tick draws what it changed; a note scrolls by."""
+        """Print a note above the table; the next tick draws all other changes."""
         if isinstance(record, Note):
             self.output("stdout", f"rank {state.row.rank} {clean(state.row.role)} | {_note(record)}".encode())
 

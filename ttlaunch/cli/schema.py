@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 
 class File(StrEnum):
-    """What a schema is of."""
+    """The kind of file that a schema describes."""
 
     BINDINGS = "bindings"
     SUB_CONTEXTS = "sub-contexts"

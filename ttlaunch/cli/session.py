@@ -1,7 +1,8 @@
-"""Run the supervisor in a process and session of its own, where Ctrl-Z and a closed terminal do not reach it.
+"""Run the supervisor in a process and session of its own, so that Ctrl-Z and a closed terminal do not affect it.
 
-A socket connects the two. The supervisor reports which run it has begun; the watching command may leave the
-supervisor to itself. If the command vanishes without that message, it was killed, and the run ends as by SIGTERM.
+A socket connects the command and the supervisor. The supervisor reports which run it has begun. The command may send a
+message that lets the run continue without it. If the socket closes without this message, the command was killed, and the
+supervisor ends the run as SIGTERM does.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.signals import handled
-from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, Line, supervise
+from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, CallerLink, supervise
 from ttlaunch.cli.console import reporting_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.diagnostics import Format
@@ -69,7 +70,7 @@ class Session:
             self._end.sendall(FREE)
 
     def exit_status(self) -> int:
-        """The supervisor's exit status, or minus the signal that killed it; waits for its end."""
+        """Wait for the supervisor's end, and return its exit status, or minus the signal that killed it."""
         if self._status is None:
             _, wait_status = os.waitpid(self.pid, 0)
             self._end.close()
@@ -102,19 +103,19 @@ class Attached:
         """Do nothing: the supervisor does not depend on this process."""
 
     def exit_status(self) -> int | None:
-        """Return None: only the supervisor's parent can know it."""
+        """Return None: only the supervisor's parent process can know the status."""
         return None
 
 
-def start_session(work: Callable[[Line], int]) -> Session:
-    """Do work in a forked process, which exits with the status that the work returns.
+def start_session(work: Callable[[CallerLink], int]) -> Session:
+    """Call `work` in a forked process, which exits with the returned status.
 
     Raises:
-        OSError: The system has no room for another process.
+        OSError: The process cannot be started.
     """
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # else both processes would print what is still in the buffer
+        stream.flush()  # otherwise both processes would print the content of the buffer
     pid = os.fork()
     if pid:
         theirs.close()
@@ -123,12 +124,12 @@ def start_session(work: Callable[[Line], int]) -> Session:
     try:
         ours.close()
         os.setsid()
-        status = work(Line(theirs))
+        status = work(CallerLink(theirs))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(status)  # handlers and buffers of the parent are not ours to run and flush
+        os._exit(status)  # do not run the parent's exit handlers, and do not flush its buffers
 
 
 def start_supervisor(
@@ -136,17 +137,17 @@ def start_supervisor(
 ) -> Session:
     """Execute plans in a process of its own.
 
-    A fork, not a fresh interpreter: the plan is there already, nothing has begun a thread yet, and half a second of
-    imports is saved.
+    The process is a fork, not a new interpreter: it has the plan and all imports already, which saves half a second. A fork is
+    safe because this process has not started a thread yet.
 
     Args:
-        work: Does it.
+        work: Executes the plans; called with a function that it must call for each run that begins.
         exit_status: Computes the exit status of the process from the outcomes.
         form: The form of the output if nothing can be started.
         verbose: Whether to show notes.
     """
 
-    def supervised(line: Line) -> int:
+    def supervised(line: CallerLink) -> int:
         line.end_with_watcher()
         with reporting_errors(form=form, verbose=verbose):
             return exit_status(supervise(work, line))
@@ -155,9 +156,9 @@ def start_supervisor(
 
 
 def wait_for_run(session: Session) -> Path | None:
-    """Wait for the folder of the run that a supervisor begins; None if it ends before.
+    """Wait until a supervisor has begun a run, and return the run's folder; None if the supervisor ends before.
 
-    Until then nothing has started, and every signal ends it.
+    No rank has been started until then, and every signal ends the supervisor.
     """
 
     def end(number: int) -> None:

@@ -1,4 +1,4 @@
-"""`ttlaunch stop`: end a run from another terminal, as Ctrl-C in its own would."""
+"""`ttlaunch stop`: end a run from another terminal, as Ctrl-C in the run's terminal does."""
 
 import time
 from pathlib import Path
@@ -57,7 +57,7 @@ def stop(
         if form is not Format.JSON:
             print_lines([f"{path.name}: {message}"])
 
-    if not interrupt(launcher, grace_s=grace, now=now, say=say):
+    if not interrupt(launcher, grace_s=grace, now=now, report=say):
         message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after the request to stop"
         hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
         raise LaunchError([Diagnostic("R048", message, hints=(hint,))])

@@ -18,7 +18,7 @@ from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 
 
-def tell(
+def print_result(
     outcome: Outcome,
     *,
     form: Format,
@@ -31,9 +31,9 @@ def tell(
     Args:
         outcome: The outcome of the run; if it was restarted, that of the last start.
         form: The form of the output.
-        more: What else is to be said of it.
-        restarts: The starts before it, which JSON has too.
-        exit_status: The exit status of the command, if it is not that of the run.
+        more: Further diagnostics to print.
+        restarts: The outcomes of the starts before, which are part of the JSON.
+        exit_status: The exit status of the command, if it differs from that of the run.
     """
     told = Report.of([*restarts, outcome], more=more, status=exit_status)
     report, facts, folder = outcome.report, outcome.facts, outcome.folder

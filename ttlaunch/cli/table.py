@@ -10,8 +10,8 @@ def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), in
 
     Args:
         rows: The rows of cells; the first one is the heading.
-        right: Columns whose cells end under each other.
-        indent: Before each line.
+        right: The columns that are aligned to the right.
+        indent: The text at the beginning of each line.
     """
     rows = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -29,7 +29,7 @@ _HOW_TO_SAY = "choose with `--kind hosts`, `mgd`, `bindings`, `cluster` or `trai
 
 @dataclass
 class _Checked:
-    """The result of a check: `content` counts the file's parts, `remarks` name what it was checked against."""
+    """The result of a check: `content` counts the parts of the file, `remarks` name the files it was checked against."""
 
     diagnostics: list[Diagnostic]
     kind: Kind | None = None
@@ -66,12 +66,12 @@ def validate_file(
     """Check one file, print its kind and its mistakes, and exit.
 
     Args:
-        target: A path; `-`: standard input.
-        kind: `--kind`; None: the file's text says it.
-        recipe: What to check a training file against.
-        overrides: `--set`, which changes a training file.
-        unused: Options that were given and that say nothing about one file.
-        form: How to show mistakes.
+        target: The path of the file; `-` for standard input.
+        kind: The value of `--kind`; None to recognise the kind from the file's text.
+        recipe: The recipe against which a training file is checked.
+        overrides: The values of `--set`, which change a training file.
+        unused: Options on the command line that have no meaning for a single file.
+        form: The form of the output.
         verbose: Whether to show notes too.
     """
     known = Kind(kind) if kind in set(Kind) else None

@@ -1,7 +1,7 @@
 r"""Show a run and its restarts until they have ended or the user leaves, then print the result.
 
-Ctrl-C and SIGTERM are passed on to the supervisor, which ends the run. A closed terminal and Ctrl-\ end only the
-watching, and Ctrl-Z stops only that.
+Ctrl-C and SIGTERM are passed on to the supervisor, which ends the run. A closed terminal and Ctrl-\ end only this command,
+and Ctrl-Z stops only this command.
 """
 
 import errno
@@ -20,7 +20,7 @@ from ttlaunch.app.run_spec import short_name
 from ttlaunch.app.signals import handled
 from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.live import make_view
-from ttlaunch.cli.summary import tell
+from ttlaunch.cli.summary import print_result
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.running.readers.follow import FollowedRun
 from ttlaunch.running.report import Report, read_report
@@ -56,10 +56,10 @@ class Watched:
     """The result of watching a run.
 
     Attributes:
-        outcomes: Of the run; with restarts, of each start; all but the last have been told.
-        is_reported: Whether the last one has been told too, because a restart was to follow it.
-        exit_status: The supervisor's; None if it is not our child, negative if it was killed.
-        last: Folder of the run that was watched last.
+        outcomes: The outcome of the run; with restarts, of each start. All but the last have been printed.
+        is_reported: Whether the last outcome has been printed too, because a restart was expected to follow it.
+        exit_status: The supervisor's exit status; negative if it was killed, None if it is not a child of this process.
+        last: The folder of the run that was watched last.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -80,7 +80,7 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
         supervisor: The run's supervisor.
         first: The run's folder.
         form: The form of the output.
-        only: Ranks whose output is shown; None: of all.
+        only: The ranks whose output is shown; None for all.
     """
     watcher = _Watcher(supervisor, form, only)
     ways: dict[int, Callable[[int], None]] = {
@@ -95,7 +95,7 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            supervisor.set_free()  # the terminal is gone; nobody need have told us
+            supervisor.set_free()  # the terminal is gone, although no signal may have come
             exit_with(_HUNG_UP)
 
 
@@ -132,7 +132,7 @@ class _Watcher:
             follow_up = self._follow_up(path)
             is_reported = "again" in follow_up
             if is_reported and self._form is not Format.JSON:
-                tell(outcome, form=self._form)
+                print_result(outcome, form=self._form)
             restarted = self._next(path) if is_reported else None
             if restarted is None:
                 break
@@ -223,11 +223,11 @@ def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set
     """Print what a supervisor waits for, and that it restarts the run.
 
     Args:
-        follow_up: Of the run that has ended.
-        but: What has been said already.
+        follow_up: The values that `read_follow_up` returns for the run that has ended.
+        but: The messages that have been printed already.
 
     Returns:
-        What was said now.
+        The messages that were printed now.
     """
     lines = {}
     if "waiting" in follow_up:
@@ -242,7 +242,7 @@ def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set
 
 
 _ORDERS = {signal.SIGINT: contract.STATUS_INTERRUPTED, signal.SIGTERM: contract.STATUS_TERMINATED}
-"""What ends a supervisor that has nothing to end in order."""
+"""The signals that end a supervisor while no ranks are running."""
 
 
 def report_end(
@@ -251,20 +251,20 @@ def report_end(
     """Print the result of a run, and return the exit status.
 
     Args:
-        watched: How watching it ended.
+        watched: The result of watching the run.
         form: The form of the output.
-        judge: What else is to be said of the last outcome.
+        judge: Returns further diagnostics of the last outcome.
     """
     if watched.was_cut_off:
         return _report_cut_off(watched, form=form)
     outcomes, status = watched.outcomes, watched.exit_status
     if watched.is_reported and status is not None and status < 0:
         return status_without_run(status, form=form, who=f"the supervisor of {watched.last.name}")
-    if status is None or status < 0:  # killed when all had been said
+    if status is None or status < 0:  # the supervisor was killed after its last message
         status = exit_status_of(outcomes)
     if not watched.is_reported:
         more = [*given_up(outcomes), *judge(outcomes[-1])]
-        tell(outcomes[-1], form=form, restarts=outcomes[:-1], more=more, exit_status=status)
+        print_result(outcomes[-1], form=form, restarts=outcomes[:-1], more=more, exit_status=status)
     return status
 
 
@@ -272,9 +272,9 @@ def status_without_run(status: int, *, form: Format, who: str = "the supervisor"
     """Return the exit status if a supervisor ended while no ranks were running; report it if it was killed.
 
     Args:
-        status: Its own, or minus the signal that ended it.
+        status: The supervisor's exit status, or minus the signal that ended it.
         form: The form of the output.
-        who: What it is called.
+        who: The name of the process in the message.
     """
     if status >= 0:
         return status

@@ -1,6 +1,6 @@
 """`ttlaunch weights`: export the weights of a checkpoint as one safetensors file, or list them.
 
-They come in again with `checkpoint_config.initial_weights`. `show` names the tensors of a checkpoint or of such a file.
+`checkpoint_config.initial_weights` reads such a file. `show` lists the tensors of a checkpoint or of such a file.
 """
 
 import math

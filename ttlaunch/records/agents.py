@@ -1,7 +1,7 @@
 """The frames that the agent beside a run on a host sends to the launcher.
 
-A frame may be about ranks of its own host only, and name only files that a rank has. Hosts that share a folder see the files
-of each other's ranks, and each sends those of its own. Python 3.9 and the standard library only.
+A host may report only about its own ranks, and may send only files that these ranks write. Hosts that share a folder see the
+files of each other's ranks, but each host sends only those of its own. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class FilePiece:
     """A piece of a file in the run's folder.
 
     Attributes:
-        name: Relative to the folder; of a file that a rank has there.
-        offset: The offset of the piece, in bytes.
-        whole: Whether the file appears at once, as records do.
+        name: The path of the file, relative to the run's folder; it must be a file that a rank writes.
+        offset: The offset of the piece in the file, in bytes.
+        whole: Whether the piece is a whole file, which replaces the former content in one step.
         number: The number of the piece, from 1, over all connections to the agent.
     """
 
@@ -52,14 +52,13 @@ class FilePiece:
 
 @record
 class AgentReady:
-    """A new connection to the agent is ready.
+    """The agent's greeting on a new connection.
 
     Attributes:
-        version: The version of the protocol that it speaks, see `contract.AGENT_VERSION`; 0 for agents from before it
-            was sent.
-        time: The host's, seconds since the epoch.
-        clock: The reading of the lease's clock.
-        done: How many orders it has carried out.
+        version: The version of the protocol, see `contract.AGENT_VERSION`; 0 for agents that did not send a version yet.
+        time: The time of the host's clock, seconds since the epoch.
+        clock: The present reading of the lease's clock.
+        done: How many orders the agent has carried out.
     """
 
     version: Count = 0
@@ -73,8 +72,8 @@ class AgentAlive:
     """A sign of life of the agent, sent every second.
 
     Attributes:
-        clock: The reading of the lease's clock, to be sent back.
-        done: How many orders it has carried out.
+        clock: The present reading of the lease's clock, which the launcher sends back.
+        done: How many orders the agent has carried out.
     """
 
     clock: Time
@@ -86,9 +85,9 @@ class ProcessReport:
     """The state of the processes of the host's ranks; files that the agent had sent by then have arrived.
 
     Attributes:
-        question: Its number.
-        stopped: Ranks that were stopped by a signal.
-        faults: Ranks, and how often each has touched fresh memory.
+        question: The number of the launcher's request.
+        stopped: The ranks that a signal has stopped.
+        faults: The ranks, each with the number of its page faults so far.
     """
 
     question: Count
@@ -98,14 +97,14 @@ class ProcessReport:
 
 @record
 class AgentGone:
-    """There is no agent any more, or it refuses this launcher; `reason` is a clause."""
+    """The message that there is no agent any more, or that it refuses this launcher; `reason` is a clause."""
 
     reason: Text
 
 
 @record
 class ShimLost:
-    """A shim is gone without a record; `time` is the host's, seconds since the epoch."""
+    """The message that a shim is gone without a record of its rank's end; `time` is that of the host's clock."""
 
     rank: Rank
     time: Time
@@ -113,7 +112,7 @@ class ShimLost:
 
 @record
 class AgentEnded:
-    """The agent has finished; `killed` is the number of processes that it had to kill."""
+    """The message that the agent has finished; `killed` is the number of processes that it had to kill."""
 
     killed: Size
 
@@ -144,8 +143,8 @@ def parse_agent_frame(
 
     Args:
         header: The frame's header.
-        ranks: The ranks that the host has; empty where no rank may be named yet.
-        last_step: The last step of which there can be a checkpoint; 0: of none.
+        ranks: The ranks on the host; empty while the host may not report about ranks yet.
+        last_step: The last step that can have a checkpoint; 0 if none can.
     """
     kind = header.get("kind")
     cls = _FRAMES.get(kind) if isinstance(kind, str) else None
@@ -166,7 +165,7 @@ def parse_agent_frame(
 
 
 def is_file_of(piece: FilePiece, *, ranks: Collection[int], last_step: int) -> bool:
-    """Whether a piece is of a file that one of these ranks writes, and comes as pieces of such files do."""
+    """Whether one of these ranks writes a piece's file, and `whole` is as it must be for this kind of file."""
     found, of_step = _RANK.search(piece.name), _STEP.search(piece.name)
     if found is None or int(found.group(1)) not in ranks:
         return False
@@ -188,12 +187,12 @@ def is_file_of(piece: FilePiece, *, ranks: Collection[int], last_step: int) -> b
         contract.trace_file(rank),
         profile_file(rank),
     ]
-    # Built from the names of the contract and compared, so that no other spelling of a path can pass.
+    # Compare with names made by the contract, so that no other spelling of a path is accepted.
     return piece.name in (whole if piece.whole else in_pieces)
 
 
 def _ranks_of(said: AgentFrame) -> list[int]:
-    """The ranks that a frame is about."""
+    """Return the ranks about which a frame reports."""
     if isinstance(said, ShimLost):
         return [said.rank]
     return [*said.stopped, *(rank for rank, _ in said.faults)] if isinstance(said, ProcessReport) else []

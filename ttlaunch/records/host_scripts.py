@@ -79,9 +79,9 @@ class SyncEnd:
 
     Attributes:
         folder: The remote folder, absolute.
-        there: Whether nothing was missing and nothing damaged.
-        files, bytes: What it lacks; only said where nothing is done.
-        data: Absolute path of each text, by SHA-256.
+        there: Whether the host already had the whole release, undamaged.
+        files, bytes: How many files and bytes the host lacks; only in a dry run.
+        data: The absolute path of each text and checkpoint, by SHA-256.
     """
 
     kind: Word
@@ -134,9 +134,9 @@ class InstallMessage:
     """The progress of an installation on the host.
 
     Attributes:
-        holder: Who else works in the same folder; for `waiting`.
-        phase, done, total: What it does, and how many bytes of it are done; for `progress`.
-        wheels: For `need`: how many bytes of each incomplete wheel are present, by SHA-256.
+        holder: The process that holds the folder's lock, in a message `waiting`.
+        phase, done, total: The present step, and how many of its bytes are done, in a message `progress`.
+        wheels: By SHA-256, how many bytes of each incomplete wheel are present, in a message `need`.
     """
 
     kind: Word
@@ -152,11 +152,11 @@ class EnvironmentAnswer:
     """The result of an installation: the environment is `ready`, `missing` (if only asked for), or `failed` at `what`.
 
     Attributes:
-        made: Whether it was made now.
-        why: Why it is missing.
-        needed, free: Of a disk or its inodes; None: it is not known how much is needed.
+        made: Whether this installation has made the environment.
+        why: Why the environment is missing.
+        needed, free: Bytes or inodes of a disk that are needed, None if unknown, and that are free.
         words: Why the folder cannot be written.
-        lines: What pip said last.
+        lines: The last lines that pip printed.
         problems: What does not work in the new environment.
     """
 
@@ -188,7 +188,7 @@ class LeftProcess:
 
 @record
 class LeftOver:
-    """What is left of a run on a host; `clean_after_s` is the time until nothing was left, None if something is."""
+    """What is left of a run on a host; `clean_after_s` is the time until nothing was left, None if something still is."""
 
     processes: tuple[LeftProcess, ...]
     folders: tuple[Text, ...]

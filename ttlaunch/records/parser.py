@@ -1,9 +1,8 @@
 """Parse what ranks, shims and agents write and the launcher reads: each record becomes a typed value.
 
-A rank is a user's program and a host is another machine, so everything that they write is checked here before it is
-used. A
-record's class names its fields, and each field's annotation names a kind below, with a type, a range and a length.
-The parser never raises: it returns the typed value, or a `BadRecord` with the reason.
+A rank is a user's program and a host is another machine, so everything that they write is checked here before it is used.
+A record's class names its fields, and each field's annotation names one of the kinds below, which have a type, a range and a
+length. The parser never raises: it returns the typed value, or a `BadRecord` with the reason.
 
 Python 3.9 and the standard library only: every shim imports this file, so it needs neither `dataclasses` nor `typing`,
 which cost several milliseconds.
@@ -26,24 +25,24 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> object:
-        """Tells type checkers that `record` makes a constructor of the annotations; nothing at run time."""
+        """Do nothing at run time; for type checkers, `record` makes a constructor from the annotations."""
         return lambda decorator: decorator
 
 
 LONGEST_RECORD = 16 * 1024 * 1024
-"""Bytes of a line or of a file that holds one record; the digests of a model with many parameters are the longest."""
+"""The most bytes of a line or of a file with one record; the digests of a model with many parameters are the longest."""
 DEEPEST = 32
-"""Lists and objects inside each other; ours need five, and a recipe's state in a checkpoint a few more."""
+"""The deepest nesting of lists and objects; ttlaunch needs five, and a recipe's state in a checkpoint a few more."""
 MOST_ITEMS = 4_000_000
-"""The most items of one list, and the most steps that the rows of one line of a traffic file may name together."""
+"""The most items of a list, and the most steps that the rows of one line of a traffic file may name together."""
 
 _LONGEST_TEXT = 4 * 1024 * 1024
 _LONGEST_WORD = 4096
 _SHOWN = 40
-LARGEST_COUNT = 2**53  # up to here every whole number is one of a float, too
-_LARGEST_SIZE = 2**64  # what some file systems say they have
+LARGEST_COUNT = 2**53  # a float can express every whole number up to this one
+_LARGEST_SIZE = 2**64  # some file systems report this size
 LATEST = 1e11
-"""The latest time, in seconds since the epoch: in 3,000 years."""
+"""The latest time of a record, in seconds since the epoch: about 3,000 years."""
 
 # Kinds of fields. To a type checker they are plain types; `_KINDS` has what each of them checks.
 Count = int
@@ -58,13 +57,13 @@ Tag = int
 Flag = bool
 Time = float
 Seconds = float
-Number = float  # also a whole one, also nan and the infinities
-Amount = float  # also a whole one, but finite
+Number = float  # may be an integer, NaN or infinite
+Amount = float  # may be an integer, but must be finite
 Text = str
 Word = str
 Value = object  # a number, a text, a truth value or None
-Json = object  # anything that JSON can say
-FilePath = str  # with those bytes that are no text, as `os.fsdecode` has them
+Json = object  # any value of JSON
+FilePath = str  # a path as `os.fsdecode` returns it, which may contain bytes that are not UTF-8
 
 
 class BadRecord:
@@ -101,10 +100,10 @@ class _WrongError(ValueError):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[T]) -> type[T]:
-    """Make a class a record: a constructor by keyword, equality by value, and what the parser needs to know.
+    """Make a class a record: it gets a keyword-only constructor, equality by value, and the data for the parser.
 
-    Fields are the class's annotations; those with a value in the class may be missing. `vars` of an instance has what
-    it was given, in that order, so a record is written as it was built and a default is not written.
+    The annotations are the fields; a field with a default in the class may be missing. `vars` of an instance has only the
+    values that the constructor received, in their order, so that a record can be written exactly as it was read.
     """
     fields = tuple(cls.__annotations__)
     cls._fields = frozenset(fields)  # type: ignore[attr-defined]
@@ -156,7 +155,7 @@ def _build(cls: type[T], content: object) -> T:
     values = {}
     for name, value in content.items():
         check = checks.get(name)
-        if check is not None:  # a field of a later version is left alone
+        if check is not None:  # ignore fields that a later version may have added
             try:
                 values[name] = check(value)
             except _WrongError as wrong:
@@ -171,17 +170,18 @@ _CHECKS: dict[type, dict[str, Callable[[Any], Any]]] = {}
 
 
 def _prepare(cls: type) -> dict[str, Callable[[Any], Any]]:
-    """Make the checks of a class's fields from its annotations; done when its first record is read."""
+    """Make and keep the checks of a class's fields from its annotations; called when its first record is read."""
     _CHECKS[cls] = {name: check_of(str(kind)) for name, kind in cls.__annotations__.items()}
     return _CHECKS[cls]
 
 
 def let_parse(cls: type, **kinds: Callable[[Any], Any]) -> None:
-    """Let the parser build a dataclass, whose annotations name kinds as those of a record do.
+    """Let the parser build instances of a dataclass, for values that need methods of their own.
 
     Args:
-        cls: Its annotations are texts (`from __future__ import annotations`); for those that need behaviour of their own.
-        kinds: Further kinds that its annotations name, each with its check, which raises `ValueError`.
+        cls: The dataclass. Its annotations name kinds as those of a record do, and must be texts (`from __future__ import
+            annotations`).
+        kinds: Further kinds in the annotations, each with its check, which raises `ValueError`.
     """
     for name, check in kinds.items():
         _KINDS[name] = _own_check(name, check)
@@ -204,7 +204,7 @@ def _own_check(name: str, check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def check_of(kind: str) -> Callable[[Any], Any]:
-    """Make the check for a kind as an annotation spells it, such as `Count`, `Word | None` or `dict[str, Rank]`."""
+    """Make the check for the kind in an annotation, such as `Count`, `Word | None` or `dict[str, Rank]`."""
     if kind.endswith(" | None"):
         known = check_of(kind[: -len(" | None")])
         return lambda value: None if value is None else known(value)
@@ -224,7 +224,7 @@ def checked(kind: str, value: object) -> Any:
     """Check a single value of a kind.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not of this kind.
     """
     return check_of(kind)(value)
 
@@ -395,7 +395,7 @@ def shown(value: object) -> str:
 _MISSING = object()
 
 
-_STRINGS = rb'(?s)"(?:[^"\\]|\\.)*"?'  # compiled when it is needed, which no shim does
+_STRINGS = rb'(?s)"(?:[^"\\]|\\.)*"?'  # compiled only when it is needed, because shims never need it
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -416,12 +416,12 @@ def load(data: bytes) -> Any:
 
 
 def is_shallow(data: bytes) -> bool:
-    """Whether lists and objects of a text of JSON are at most `DEEPEST` inside each other."""
+    """Whether the lists and objects of a JSON text are nested at most `DEEPEST` deep."""
     if data.count(b"[") + data.count(b"{") <= DEEPEST:
         return True
     brackets = re.sub(_STRINGS, b"", data).translate(None, _NOT_BRACKETS)
-    for _ in range(DEEPEST):  # each round takes the innermost pairs away
+    for _ in range(DEEPEST):  # each round removes the innermost pairs
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     opened = brackets.count(b"[") + brackets.count(b"{")
-    is_torn = 2 * opened != len(brackets)  # no JSON at all, which the parser says better than we
+    is_torn = 2 * opened != len(brackets)  # this is no JSON; the JSON parser will give a better reason
     return not brackets or (is_torn and opened <= DEEPEST)

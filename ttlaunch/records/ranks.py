@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LONGEST_NOTE = 100
 
-# The records of a rank's progress, `records/rank-N.progress.jsonl`, a line each. Values stand in the order of the line.
+# The records of a rank's progress; each is a line of `records/rank-N.progress.jsonl`, with the fields in this order.
 
 
 @record
@@ -54,7 +54,7 @@ class Started:
 
 @record
 class Ready:
-    """The runtime has the world and calls the role."""
+    """The rank has joined the others, and the runtime calls the role's function."""
 
     time: Time
     total_steps: Step | None = None
@@ -62,7 +62,7 @@ class Ready:
 
 @record
 class StepDone:
-    """An optimizer step is done; `values` are the numbers that the recipe reports of it, in its order."""
+    """An optimizer step is done; `values` are the numbers that the recipe reports about it, in the recipe's order."""
 
     time: Time
     step: Step
@@ -86,7 +86,7 @@ class StepDone:
 
     @property
     def arrived_from(self) -> int | None:
-        """The rank that the only gradient of the step came from; None where a step takes several."""
+        """The rank that sent the gradient of an asynchronous step; None if the step used several gradients."""
         source = self.values.get(contract.ARRIVED_FROM)
         return source if type(source) is int else None
 
@@ -123,7 +123,7 @@ class LayerNorms:
 
 @record
 class LostCheckpoint:
-    """The rank could not write its shard, and training goes on."""
+    """The rank could not write its shard of a checkpoint, and training continues."""
 
     time: Time
     step: Step
@@ -132,7 +132,7 @@ class LostCheckpoint:
 
 @record
 class Stopping:
-    """The rank has noticed the order to stop, and begins no step after this one by itself."""
+    """The rank has noticed the order to stop, is committed to this step, and begins no later one without a decision."""
 
     time: Time
     step: Step
@@ -140,7 +140,7 @@ class Stopping:
 
 @record
 class Note:
-    """A line worth showing to the user."""
+    """A message for the user."""
 
     time: Time
     text: Text
@@ -171,7 +171,7 @@ class Done:
 
 @record
 class OtherProgress:
-    """A record of a recipe's own making, or of a kind that a later version writes."""
+    """A record of a kind that a recipe defines, or that a later version of ttlaunch writes."""
 
     kind: Word
     time: Time
@@ -205,26 +205,26 @@ _OF_LINE = frozenset({"kind", "time", "step"})
 
 
 def kind_of(progress: AnyProgress) -> str:
-    """The kind of a progress record, as its line names it."""
+    """Return the kind of a progress record, as its line names it."""
     return progress.kind if isinstance(progress, OtherProgress) else _KIND_OF[type(progress)]
 
 
 def measured_values(progress: AnyProgress) -> dict[str, object]:
-    """The fields of a progress record besides its kind, time and step, in the order of its line."""
+    """Return the fields of a progress record besides its kind, time and step, in the order of its line."""
     if isinstance(progress, (StepDone, Validation, OtherProgress)):
         return dict(progress.values)
     return {name: value for name, value in vars(progress).items() if name not in _OF_LINE}
 
 
 def step_of(progress: AnyProgress) -> int | None:
-    """The step that a progress record is about; None if it is about none."""
+    """Return the step of a progress record; None for a record without a step."""
     return getattr(progress, "step", None)
 
 
 def moved_back(record: T, seconds: float) -> T:
-    """Move a record to an earlier time, to correct for a host's clock; a record without a time stays as it is.
+    """Subtract seconds from a record's time, to correct for a host's clock; a record without a time is not changed.
 
-    The time stays one that a record may have, whatever the clock of the host.
+    The result is limited to the times that a record may have.
     """
     known = vars(record)
     if "time" not in known:
@@ -232,12 +232,12 @@ def moved_back(record: T, seconds: float) -> T:
     return type(record)(**{**known, "time": min(max(0.0, known["time"] - seconds), LATEST)})
 
 
-# What is written once for each rank.
+# Records that are written once per rank.
 
 
 @record
 class RankError:
-    """`records/rank-N.error.json`: the exception of a rank whose role raised; `file` and `line` are its place."""
+    """`records/rank-N.error.json`: the exception that a rank's role raised; `file` and `line` are its place."""
 
     type: Word = "None"
     message: Text = ""
@@ -254,12 +254,12 @@ _NO_OUTPUT: dict[str, int] = {}
 
 @record
 class RankExit:
-    """`records/rank-N.exit.json`: how a rank ended, by its shim.
+    """`records/rank-N.exit.json`: how a rank ended, as its shim recorded it.
 
     Attributes:
-        status, signal: One of them; None if the rank could not be started, see `start_error`.
-        left_early: Whether it left with status 0 before its role was finished.
-        oom_kills: How often the kernel has killed for want of memory meanwhile; None if it does not say.
+        status, signal: The exit status, or the signal that killed the rank; both are None if it could not be started.
+        left_early: Whether the rank exited with status 0 before its role was finished.
+        oom_kills: How many processes the kernel has killed for lack of memory in this time; None if it does not report this.
         left_behind: How many processes of the rank the shim had to end.
         unkept_output: How many bytes of each stream could not be written, because of `unkept_reason`.
     """
@@ -287,7 +287,7 @@ class RankExit:
 
 @record
 class ShardRecord:
-    """`rank-N.json` beside a shard of a checkpoint: the shard's size and digest; `state` is where training is."""
+    """`rank-N.json` beside a shard of a checkpoint: the shard's size and digest; `state` is the state of training."""
 
     owners: tuple[Rank, ...]
     state: dict[str, Json]
@@ -342,6 +342,6 @@ def read_output_note(line: bytes) -> OutputNote | BadRecord:
 
 
 def _with_values(content: dict[str, Any]) -> dict[str, Any]:
-    """Move the numbers that stand beside time and step in a line into an object of their own."""
+    """Move the numbers of a line, which are beside its time and step, into an object of their own."""
     known: dict[str, Any] = {name: content[name] for name in ("time", "step") if name in content}
     return {**known, "values": {name: value for name, value in content.items() if name not in _OF_LINE}}

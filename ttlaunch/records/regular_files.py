@@ -1,7 +1,7 @@
-"""Open files that somebody else named or made: only regular files, without waiting, and read no further than asked for.
+"""Open files that somebody else named or made: only regular files, without blocking, and read only up to a limit.
 
-A rank, a host or a stranger's folder may name a device, a named pipe, a link or a file of terabytes. Opening or reading one
-of these could hang the reader, fill its memory, or show it a file that was not meant. Python 3.9 and the standard library
+A rank, a host or somebody else's folder may name a device, a named pipe, a link or a file of terabytes. Opening or reading
+one of these could block the reader, fill its memory, or show another file than intended. Python 3.9 and the standard library
 only.
 """
 
@@ -19,14 +19,14 @@ def open_regular(path: str | bytes | os.PathLike[str], *, follow: bool = False) 
     """Open a regular file for reading, without a buffer.
 
     Args:
-        path: Folders on the way to it may be links.
-        follow: Whether the file itself may be a link, as it may where the user typed its name.
+        path: The path; its folders may be links.
+        follow: Whether the file itself may be a link; allow this only if the user typed the path.
 
     Raises:
-        OSError: There is no such file, or it is something else.
+        OSError: The file does not exist, cannot be read, or is not a regular file.
     """
     try:
-        # Asked before it is opened: opening a device can already do something, such as starting a watchdog.
+        # Check before opening: opening a device can already have an effect, such as starting a watchdog.
         look = os.stat if follow else os.lstat
         _check_regular(look(path).st_mode, path)
         descriptor = os.open(path, _FLAGS & ~os.O_NOFOLLOW if follow else _FLAGS)
@@ -34,7 +34,7 @@ def open_regular(path: str | bytes | os.PathLike[str], *, follow: bool = False) 
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), os.fsdecode(path)) from error
     file = FileIO(descriptor)
     try:
-        _check_regular(os.fstat(descriptor).st_mode, path)  # it may have been replaced since
+        _check_regular(os.fstat(descriptor).st_mode, path)  # the file may have been replaced after the first check
     except OSError:
         file.close()
         raise
@@ -45,7 +45,7 @@ def read_regular(path: str | os.PathLike[str], *, most: int) -> bytes:
     """Read up to `most` bytes from the beginning of a regular file.
 
     Raises:
-        OSError: As `open_regular`.
+        OSError: The file does not exist, cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         return _read_up_to(file, most)
@@ -55,7 +55,7 @@ def read_tail(path: str | os.PathLike[str], *, most: int) -> bytes:
     """Read up to `most` bytes from the end of a regular file.
 
     Raises:
-        OSError: As `open_regular`.
+        OSError: The file does not exist, cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
@@ -63,15 +63,15 @@ def read_tail(path: str | os.PathLike[str], *, most: int) -> bytes:
 
 
 def next_data(file: FileIO, offset: int) -> int:
-    """Return the next offset, from `offset` on, that is in no hole of a sparse file; the file's end if there is none.
+    """Return the first offset from `offset` on that is not in a hole of a sparse file; the file's end if there is none.
 
-    A hole costs its writer nothing, whatever its size, so readers jump over it.
+    A writer can make a hole of any size at no cost, so readers skip holes.
     """
-    size = os.fstat(file.fileno()).st_size  # first: what is appended after the search below must not be jumped over
+    size = os.fstat(file.fileno()).st_size  # asked first, so that data appended after the search below is not skipped
     try:
         return os.lseek(file.fileno(), offset, os.SEEK_DATA)
     except OSError as error:
-        # Any other error comes from a file system that does not know its holes.
+        # ENXIO: only a hole follows. Any other error comes from a file system that does not report holes.
         return max(offset, size) if error.errno == errno.ENXIO else offset
 
 

@@ -32,7 +32,7 @@ class SidePlace:
 
 @record
 class FindingSide:
-    """One end of a message that takes part in a mistake; `text` is its whole description."""
+    """One end of a message that is part of a mistake: the send or the receive; `text` describes it completely."""
 
     rank: Rank
     role: Word
@@ -58,7 +58,7 @@ class SimulatedFinding:
 
 @record
 class SimulationEnd:
-    """The findings of a simulation, its traffic, and the most memory that it held."""
+    """The findings of a simulation, its traffic, and the peak of its memory."""
 
     findings: tuple[SimulatedFinding, ...]
     edges: tuple[SimulatedEdge, ...]
@@ -66,7 +66,7 @@ class SimulationEnd:
 
 
 def as_json(value: object) -> Any:
-    """Turn a record of this module back into what was written."""
+    """Convert a record of this module back to the JSON from which it was read."""
     if isinstance(value, (list, tuple)):
         return [as_json(one) for one in value]
     if isinstance(value, (SimulatedEdge, SidePlace, FindingSide, SimulatedFinding)):

@@ -27,17 +27,17 @@ from ttlaunch.records.parser import (
 )
 
 _LONGEST_STEP = len(str(LARGEST_COUNT))
-_LONGEST_STRETCH = 100_000  # steps that a line is about; ranks write a line at least every 2,000
+_LONGEST_STRETCH = 100_000  # the most steps that a line may cover; ranks write a line at least every 2,000 steps
 
 
 @record
 class Sent:
-    """The messages of one rank to another one in a row of equal steps.
+    """The messages of one rank to another in a series of equal steps.
 
     Attributes:
-        bucket: The part's number, if a vector is sent in several; None if it was sent whole.
-        first, last, stride: The steps; 0 is what came before the first.
-        messages, size: The number of messages, and the bytes of each.
+        bucket: The number of the bucket, if a vector is sent in several; None if it is sent whole.
+        first, last, stride: The steps of the series, as a range with both ends; step 0 is everything before the first step.
+        messages, size: The number of messages and of bytes in each step.
     """
 
     operation: Word
@@ -51,7 +51,7 @@ class Sent:
     size: Size
 
     def steps_until(self, last: int) -> int:
-        """How many of the steps come no later than `last`."""
+        """Count the steps of the series up to and including `last`."""
         return max(0, (min(self.last, last) - self.first) // self.stride + 1)
 
 
@@ -60,10 +60,10 @@ class Stretch:
     """A line of a traffic file: what a rank counted over some steps, up to `last`.
 
     Attributes:
-        facts: What the rank knows that formulas need, such as `values` of its part of the model.
-        sent: What it sent, equal steps as one row.
-        waited: Operation, phase, and microseconds by step.
-        spent: Phase, and microseconds by step.
+        facts: Numbers about the rank that formulas of traffic need, such as `values`, the size of its part of the model.
+        sent: The messages that the rank sent, with equal steps in one row.
+        waited: The time in which the rank could only wait: operation, phase, and microseconds by step.
+        spent: The time that phases took: phase, and microseconds by step.
     """
 
     last: Step
@@ -115,14 +115,14 @@ def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
 def _by_step(times: dict[str, int]) -> dict[int, int]:
     found = {}
     for step, microseconds in times.items():
-        # The length first: `int` is slow for a thousand digits, and raises for more.
+        # Check the length first: `int` is slow for a thousand digits, and raises for many more.
         if len(step) > _LONGEST_STEP or not step.isdecimal():
             raise ValueError(step)
         found[int(step)] = microseconds
     return found
 
 
-# Events of a trace, `records/rank-N.trace.jsonl`: lists that begin with what they are.
+# Events of a trace, `records/rank-N.trace.jsonl`; each line is a list that begins with the event's kind.
 
 
 @record
@@ -136,7 +136,7 @@ class ClockNote:
 
 @record
 class Span:
-    """An activity of a rank, with facts to show beside it."""
+    """An activity of a rank with its begin and end, and facts for the timeline."""
 
     name: Word
     kind: Word
@@ -147,7 +147,7 @@ class Span:
 
 @record
 class MessageEnd:
-    """When a rank began to send a message (`is_send`), or had received it; `number` is equal on both ends."""
+    """The time at which a rank began to send a message (`is_send`) or had received it; both ends have the same `number`."""
 
     is_send: Flag
     name: Word
