@@ -120,7 +120,6 @@ def execute_plan(
     """Start a plan and supervise the run until it has ended.
 
     Args:
-        ready: The hosts, if they are ready already; None to make them ready.
         begun: Called with the run's folder when everything in it is written and nothing has been started.
         watched_by: Returns the view of the run; None for one that writes the supervisor's messages to the run's folder.
 
@@ -139,9 +138,7 @@ def execute_plan(
     with (
         private_files(folder),
         scratch_folder() as scratch,
-        guarded(
-            folder.run_id, scratch, daemons=plan.engine.names.daemons
-        ),  # first, so that ranks end if this process is killed
+        guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # ends ranks if this process is killed
         ready.controller(folder, watch := Watch(plan, folder), scratch) as controller,
         registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(StartingRun(plan, controller, folder, scratch)) as view,

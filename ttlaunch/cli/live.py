@@ -129,7 +129,9 @@ class PlainView:
             return None
         self._last_line = time.monotonic()
         total = f"/{state.total_steps}" if state.total_steps else ""
-        loss = _number(record.loss, " loss {:.4f}")  # of this record: its rank may be some steps further
+        loss = _number(
+            record.loss, " loss {:.4f}"
+        )  # from the record, because the rank's state may already be some steps further
         norm = _number(record.grad_norm, " gradient norm {:.3g}")
         time_of_step = "" if state.step_s is None else f" {state.step_s * 1e3:,.0f} ms/step"
         speed = "" if state.tokens_per_s is None else f" {state.tokens_per_s:,.0f} tokens/s"
@@ -174,7 +176,7 @@ class TableView:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-        optional = {  # programs report neither, and not every rank has the gradients
+        optional = {  # programs report neither value, and not every rank knows the gradient norm
             "grad norm": any(state.grad_norm is not None for state in ranks),
             "ms/step": any(state.step_s is not None for state in ranks),
         }

@@ -71,7 +71,7 @@ def logs(
                     print_lines(_json_line(line, rows) for line in lines)
             else:
                 _show(ShownOutput(path, rows, **wanted), path, follow=follow, raw=raw)
-    except KeyboardInterrupt:  # how one stops to follow
+    except KeyboardInterrupt:  # the user ends `--follow` by Ctrl-C
         return
 
 

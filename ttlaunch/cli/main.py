@@ -56,7 +56,7 @@ def _paragraphs(function: Callable[..., None]) -> str:
 
 
 class _Commands(TyperGroup):
-    """The subcommands; their messages about the command line show what would steer a terminal in its words."""
+    """The subcommands; their messages about wrong arguments make control characters in these visible."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _cleaning_mistakes():
@@ -72,7 +72,7 @@ def _cleaning_mistakes() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if hasattr(error, "format_message") and isinstance(getattr(error, "message", None), str):  # one of click's
+        if hasattr(error, "format_message") and isinstance(getattr(error, "message", None), str):  # an error of click
             error.message = clean(error.message)  # type: ignore[attr-defined]  # typer has a private copy of the class
         raise
 
@@ -133,7 +133,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of the command itself; the text is the app's help."""
+    """Declare the options of `ttlaunch` itself; the help text is that of the app."""
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _run_app() -> int:
-    app()  # leaves by SystemExit
+    app()  # ends by raising SystemExit
     return 0
 
 

@@ -71,7 +71,7 @@ def metrics(
                 _print_events(log, follow=follow)
             else:
                 _print_table(log, form=form)
-    except KeyboardInterrupt:  # how one stops to follow
+    except KeyboardInterrupt:  # the user ends `--follow` by Ctrl-C
         exit_with(contract.STATUS_INTERRUPTED if choices else contract.STATUS_DONE)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
@@ -82,10 +82,10 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
 
     if beside:
         umask = int(os.environ.pop(contract.ENV_UMASK, "22"), 8)
-        # In the run's folder we keep the umask of the supervisor that started us; elsewhere, what we write is the user's.
+        # In the run's folder, keep the umask of the supervisor that started this process; elsewhere, use the user's.
         if not all(Path(choice.place_in(path)).is_relative_to(path) for choice in choices):
             os.umask(umask)
-        os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
+        os.nice(_NICE)  # a sink must not take processor time from ranks
     if follow and len(choices) > 1:
         message = f"`--follow` was given with {len(choices)} sinks, and each needs a separate process"
         raise usage_error(message, "start one command for each")

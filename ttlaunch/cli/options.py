@@ -14,14 +14,14 @@ from ttlaunch.diagnostics import Format
 
 
 def complete_recipes(incomplete: str) -> list[str]:
-    """Complete names in the shell."""
+    """Complete the names of recipes in the shell."""
     from ttlaunch.spec.recipe.discovery import list_recipes
 
     return [recipe.name for recipe in list_recipes(Path.cwd()) if recipe.name.startswith(incomplete)]
 
 
 def complete_configurations(incomplete: str) -> list[str]:
-    """Names for the shell's completion."""
+    """Complete the names of configurations in the shell."""
     from ttlaunch.spec.topology.discovery import list_configurations
 
     return [found.name for found in list_configurations(Path.cwd()) if found.name.startswith(incomplete)]
@@ -195,15 +195,15 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "runs_dir": (RunsDir, Path("runs")),
     "resume": (Resume, None),
 }
-"""By field of `RunSpec`: the argument or option that it comes from, and its default."""
+"""For each field of `RunSpec`, the argument or option that sets it, and its default."""
 CLUSTER = ("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings", "mpi_args")
 
 
 def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that describe a run; what was typed reaches it as one `RunSpec`.
+    """Give a command the options that describe a run, and pass their values to the command as one `RunSpec`.
 
-    The command has a parameter `spec`. In its place typer sees one parameter for each of the fields, in their order. A command
-    with arguments also learns whether its target stood after `--`.
+    The command has a parameter `spec`. In place of it, typer sees one parameter for each of the fields, in their order. If
+    `arguments` is among the fields, `RunSpec.is_command` says whether the target followed `--`.
 
     Args:
         fields: The fields of `RunSpec` that are keys of `_OF_A_RUN`.
@@ -230,7 +230,7 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
                 values["is_command"] = is_command(given.pop("ctx"), values["target"], values["arguments"])
             command(spec=RunSpec(**values), **given)
 
-        # A required argument may follow the options: all are passed by name.
+        # All parameters are keyword-only, so that a required one may follow those with defaults.
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
         )
@@ -239,18 +239,18 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
     return decorate
 
 
-_WORDS = "ttlaunch.words_after_dashes"
+_COUNT = "ttlaunch.words_after_dashes"
 
 
 class CommandAfterDashes(TyperCommand):
-    """A command that records how many arguments followed `--`; typer's parser drops that."""
+    """A command that records how many arguments followed `--`, which typer's parser does not keep."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Note the number, then parse as usual."""
-        ctx.meta[_WORDS] = len(args) - args.index("--") - 1 if "--" in args else 0
+        """Record the number of arguments after `--`, then parse as usual."""
+        ctx.meta[_COUNT] = len(args) - args.index("--") - 1 if "--" in args else 0
         return super().parse_args(ctx, args)
 
 
 def is_command(ctx: Any, target: str, arguments: Sequence[str]) -> bool:
     """Whether the target itself followed `--`, so that it is a program's command line."""
-    return bool(ctx.meta.get(_WORDS, 0) >= len([target, *arguments]))
+    return bool(ctx.meta.get(_COUNT, 0) >= len([target, *arguments]))

@@ -118,7 +118,7 @@ def parity(
         accumulations=accumulation or ACCUMULATIONS,
         precisions=precision or PRECISIONS,
     )
-    if len(cells) == len({cell.precision for cell in cells}):  # no more than the references
+    if len(cells) == len({cell.precision for cell in cells}):  # there are only the references
         message = f"nothing would be compared: all that is left is {cells[0]}"
         raise usage_error(message, "try more world sizes or accumulations")
     found = _run_all(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
@@ -143,7 +143,7 @@ def _strangers(
 
 
 def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Diagnostic]:
-    """Refuse world sizes that no layout has: nothing would be compared."""
+    """Refuse world sizes that no layout has, because nothing would be compared."""
     known = world_sizes(recipes)
     for size in ranks:
         if size not in known:

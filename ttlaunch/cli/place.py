@@ -1,4 +1,4 @@
-"""`ttlaunch place`: propose an order of hosts and bindings in which ranks that talk are few links apart."""
+"""`ttlaunch place`: propose an order of hosts and bindings in which communicating ranks are few links apart."""
 
 import os
 import shlex
@@ -155,7 +155,7 @@ def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path) -> None:
 
 
 def _copy_cluster(topology: "Topology", folder: Path) -> None:
-    """Copy cluster.yaml: how hosts are reached does not depend on their order."""
+    """Copy cluster.yaml unchanged: its settings do not depend on the order of hosts."""
     cluster = topology.folder / "cluster.yaml" if topology.folder else None
     if cluster is not None and cluster.is_file() and not os.path.lexists(folder / "cluster.yaml"):
         (folder / "cluster.yaml").write_bytes(cluster.read_bytes())

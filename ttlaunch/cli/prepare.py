@@ -1,4 +1,4 @@
-"""`ttlaunch prepare`: make the Python environment that ranks need on every host of a cluster, and say where it lies."""
+"""`ttlaunch prepare`: make the Python environment that ranks need on every host of a cluster, and print its path."""
 
 import os
 import threading

@@ -17,7 +17,7 @@ _LINE_EVERY_S = 10.0
 
 
 class View(Protocol):
-    """Shows what happens here and on the hosts; called from several threads."""
+    """Shows what happens on this machine and on the hosts; several threads may call it."""
 
     def here(self, words: str) -> None:
         """Report what this machine is doing."""
@@ -31,7 +31,7 @@ class View(Protocol):
 
 @contextmanager
 def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
-    """Choose the view that fits where messages go; `quiet` shows nothing (for JSON)."""
+    """Return bars if stderr is a terminal, else a view that prints lines; `quiet` shows nothing (for JSON)."""
     if quiet:
         yield QuietView()
     elif sys.stderr.isatty():
@@ -64,7 +64,7 @@ class QuietView:
 
 
 class BarView:
-    """A bar for each host; messages about this machine scroll by above them."""
+    """Draws a bar for each host, and prints messages about this machine above the bars."""
 
     def __init__(self, progress: "Progress", hosts: Sequence[str]) -> None:
         self._progress = progress
@@ -88,7 +88,7 @@ class BarView:
 
 
 class PlainView:
-    """A line when a host begins a phase, and one every ten seconds while the phase lasts."""
+    """Prints a line when a host begins a phase, and another every ten seconds while the phase lasts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

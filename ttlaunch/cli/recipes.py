@@ -101,7 +101,7 @@ def copy(
     folder = target or Path("recipes") / found.name
     if folder.exists():
         raise usage_error(f"{folder} already exists; nothing was written", "name another folder")
-    # A built-in training file has only what differs from the defaults, which is less than one who changes it wants to see.
+    # A built-in training file has only values that differ from the defaults; a user who changes a copy needs every key.
     recipe = load_recipe(found) if found.built_in else None
     if isinstance(recipe, Diagnostic):
         raise _refusal(recipe)

@@ -96,7 +96,7 @@ def _read(where: str, runs_dir: Path) -> "Recorded":
 
 
 def _heading(recorded: "Recorded") -> list[str]:
-    """Render the lines that name the run and say how it ended."""
+    """Render the lines with the run's name and how it ended."""
     from ttlaunch.app.run_spec import short_name
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
@@ -153,7 +153,7 @@ def _peak_memory(recorded: "Recorded") -> dict[int, int]:
 
 
 def _last_operations(recorded: "Recorded") -> dict[str, str]:
-    """Return the last operation of each rank before the run failed or hung, where it is known."""
+    """Return the last operation of each rank before the run failed or hung, if it is known."""
     rows = (recorded.report or {}).get("ranks") or ()
     if recorded.status not in {"failed", "hung"}:
         return {}

@@ -41,7 +41,7 @@ def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:
 
 
 def time_lines(by_role: Mapping[str, StepTimes]) -> list[str]:
-    """Render times as lines with tabs: each role's step, phases and exposed waits, with median and p90 in ms and share."""
+    """Render times as lines with tabs: each role's step, its phases and waits, with median and p90 in ms and the share."""
     lines = []
     for role, times in by_role.items():
         named = [("whole step", times.step), *((phase.name, phase) for phase in times.phases)]
@@ -63,7 +63,7 @@ def _ratio(edge: Edge) -> str:
 
 
 def render_times(by_role: Mapping[str, StepTimes]) -> list[str]:
-    """Render a table of what each role's steps spent their time on."""
+    """Render a table of the time that each role's steps and their parts take."""
     rows = [("time of a step", "", "median ms", "p90 ms", "share")]
     for role, times in by_role.items():
         name = role if len(times.ranks) == 1 else f"{role} ×{len(times.ranks)}"
@@ -121,7 +121,7 @@ _COST_HEADING = (
 
 
 def render_communication(costs: Sequence[OperationCost]) -> list[str]:
-    """Render a table of what operations cost; its last two columns appear only for a traced run."""
+    """Render a table of the costs of operations; the last two columns appear only for a traced run."""
     is_traced = any(cost.flight is not None for cost in costs)
     rows = [_COST_HEADING, *map(_cost_cells, costs)]
     shown = rows if is_traced else [row[:-2] for row in rows]
