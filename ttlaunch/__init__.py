@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _LIBRARY = "ttlaunch.app.library"
-_HOMES = {
+_DEFINED_IN = {
     "Diagnostic": "ttlaunch.diagnostics.diagnostic",
     "LaunchError": "ttlaunch.diagnostics.launch_error",
     "LogLine": "ttlaunch.app.run_handle",
@@ -61,15 +61,15 @@ _HOMES = {
     "start": _LIBRARY,
     "validate": _LIBRARY,
 }
-_NAMES_AT_HOME = {"Plan": "LaunchPlan"}
+_DEFINED_AS = {"Plan": "LaunchPlan"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _DEFINED_IN:
         raise AttributeError(f"module 'ttlaunch' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - the shim imports this package and needs none of its names
 
-    return getattr(import_module(_HOMES[name]), _NAMES_AT_HOME.get(name, name))
+    return getattr(import_module(_DEFINED_IN[name]), _DEFINED_AS.get(name, name))
 
 
 def __dir__() -> "list[str]":

@@ -9,14 +9,14 @@ import gc
 import signal
 import sys
 
-_OBJECTS = 100_000
-"""New objects before Python looks for garbage that refers to itself."""
+_COLLECT_AFTER = 100_000
+"""New objects after which Python collects cyclic garbage."""
 
 
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGINT, _leave)
-    gc.set_threshold(_OBJECTS)
+    gc.set_threshold(_COLLECT_AFTER)
     atexit.register(gc.freeze)
     from ttlaunch.cli.main import main as command_line  # noqa: PLC0415 - takes longer than a quick Ctrl-C
 

@@ -31,7 +31,7 @@ ENV_HOST = "TTLAUNCH_HOST"
 ENV_PLAN = "TTLAUNCH_PLAN"
 ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on every host; for starting by hand
 ENV_TRACE_STEPS = "TTLAUNCH_TRACE_STEPS"  # how many steps a rank is to trace; set by the plan, and only with `--trace`
-ENV_NETWORKS = "TTLAUNCH_NETWORKS"  # those that the engine told the ranks to talk over; set only where it did
+ENV_NETWORKS = "TTLAUNCH_NETWORKS"  # the networks that the engine told the ranks to use; not set if it named none
 ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, on the rank's host
 ENV_UMASK = "TTLAUNCH_UMASK"  # the user's, in octal, for what a supervisor starts; its own files are private
 PREFIX = "TTLAUNCH_"
@@ -43,16 +43,16 @@ SECRET_PREFIX = "TTLAUNCH_SECRET_"  # noqa: S105 - names of variables for secret
 
 
 def referred_variable(value: str) -> str | None:
-    """The variable that `env:NAME` stands for; None for any other value."""
+    """Return the NAME of a value `env:NAME`; None for any other value."""
     name = value[len(REFERENCE) :] if value.startswith(REFERENCE) else ""
     return name if name.isidentifier() and name.isascii() else None
 
 
 def fill_references(variables: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Variables with the values that their `env:NAME` stand for.
+    """Return the variables with each value `env:NAME` replaced by the value of NAME.
 
     Raises:
-        LookupError: A value is not there.
+        LookupError: If `values` does not have a NAME.
     """
     filled = {}
     for name, value in variables.items():
@@ -63,20 +63,20 @@ def fill_references(variables: Mapping[str, str], values: Mapping[str, str]) -> 
     return filled
 
 
-def fill_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """A command line with the values that planning has replaced: `--password=env:TTLAUNCH_SECRET_0`, or a whole word.
+def fill_command(arguments: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Put secret values back into a command line, in place of `env:TTLAUNCH_SECRET_0` or `--password=env:TTLAUNCH_SECRET_0`.
 
     Raises:
-        LookupError: A value is not there.
+        LookupError: If `values` does not have a secret.
     """
     filled = []
-    for word in words:
-        before, found, number = word.rpartition(f"{REFERENCE}{SECRET_PREFIX}")
+    for argument in arguments:
+        before, found, number = argument.rpartition(f"{REFERENCE}{SECRET_PREFIX}")
         if found and number.isdigit() and before[-1:] in ("", "="):
             if SECRET_PREFIX + number not in values:
-                raise LookupError(f"the value of `{word}` in the command did not reach this host")
-            word = before + values[SECRET_PREFIX + number]  # noqa: PLW2901 - the same word, whole again
-        filled.append(word)
+                raise LookupError(f"the value of `{argument}` in the command did not reach this host")
+            argument = before + values[SECRET_PREFIX + number]  # noqa: PLW2901 - the same argument, with its secret again
+        filled.append(argument)
     return filled
 
 
@@ -90,15 +90,13 @@ EVENTS_FILE = "events.jsonl"
 METRICS_FILE = "metrics.jsonl"  # all that the run measured, an event a line; see `running/metrics/event_log.py`
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
-SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: what is wrong with messages, and how many went where
+SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: mistakes in messages, and how many were sent to whom
 LOGS_DIR = "logs"
-ENGINE_PROCESS = (
-    "mpirun"  # the engine's process here, in the history and in the names of its logs, whichever engine it is
-)
+ENGINE_PROCESS = "mpirun"  # what the history and the names of logs call the engine's process on the launching machine, for any engine
 RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
-FLIGHT_RECORDER_DIR = "blackbox"  # of a run that did not end well
-ENDING_FILE = "ending.json"  # where ranks run, once an end was ordered: `after_step`, None for a program
+FLIGHT_RECORDER_DIR = "blackbox"  # in the run folder only after a bad end
+ENDING_FILE = "ending.json"  # the launcher's order to end, on every host: `after_step`, None for a program
 
 
 def stdout_file(rank: int) -> str:
@@ -152,11 +150,11 @@ def exit_file(rank: int) -> str:
 
 
 TRAFFIC_FORMAT = 1
-"""A line of a traffic file is an object: `format`; `first`, `last`: the steps it is about, 0 being what came before the first;
+"""A line of a traffic file is an object: `format`; `first`, `last`: the steps it covers, 0 for all before the first step;
 
-`sent`: `[operation, bucket, phase, dest, [[first, last, stride, messages, bytes], …]]`, bytes of each step that the
-progression names; `waited`: `[operation, phase, {step: µs}]`; `spent`: `[phase, {step: µs}]`, `step` being all of a step
-up to its report; `facts`: what the rank knows that formulas need, such as `values` of its part of the model.
+`sent`: `[operation, bucket, phase, dest, [[first, last, stride, messages, bytes], …]]`, where messages and bytes are those
+of each single step; `waited`: `[operation, phase, {step: µs}]`; `spent`: `[phase, {step: µs}]`, where the phase `step` is
+a whole step up to its report; `facts`: values of the rank that formulas need, such as `values` of its part of the model.
 """
 
 # Checkpoints: ranks write shards into `checkpoints/step-N.tmp/`; the launcher completes it and renames it to `step-N/`.
@@ -166,11 +164,11 @@ CHECKPOINT_MANIFEST = "manifest.json"
 UNFINISHED_SUFFIX = ".tmp"
 OPTIMIZER_PREFIX = "optimizer."
 AVERAGE_PREFIX = f"{OPTIMIZER_PREFIX}polyak."
-"""Begin the names, in a shard, of an optimizer's tensors and of averaged weights; weights have the model's names."""
+"""Prefixes of names in a shard: of the optimizer's tensors, and of averaged weights. Weights have the model's names."""
 
 
 def checkpoint_dir(step: int) -> str:
-    """A whole checkpoint, relative to the run folder."""
+    """The folder of a complete checkpoint, relative to the run folder."""
     return f"{CHECKPOINTS_DIR}/step-{step}"
 
 
@@ -180,17 +178,18 @@ def shard_file(rank: int) -> str:
 
 
 def shard_record(rank: int) -> str:
-    """Written once the shard is whole: its size, SHA-256 and names, `owners` (whose shards make up the checkpoint), `state`."""
+    """Written once the shard is complete: its size, SHA-256 and names, `owners` (whose shards make up the checkpoint), `state`."""
     return f"rank-{rank}.json"
 
 
-# Rights. A run's folder has mode 0700, or 2750 where the user shares the run with a group; what is in it follows the folder.
+# Rights. A run's folder has mode 0700, or 2750 where the user shares the run with a group; files and folders in it are
+# readable for the same users.
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _SHARED_FILE, SHARED_FOLDER = 0o640, 0o2750
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file of a run's folder for writing, as `opener` of `open`: only the user, and who shares the run, can read it."""
+    """Open a file of a run's folder for writing, as `opener` of `open`; only the user, or the run's group, can read it."""
     flags |= os.O_CLOEXEC
     if not _is_shared(path):
         return os.open(path, flags, _PRIVATE_FILE)
@@ -200,7 +199,7 @@ def open_private(path: str, flags: int) -> int:
 
 
 def make_private_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder in a run's folder, if it is not there, with the rights of the folder that it is in."""
+    """Make a folder in a run's folder with the rights of its parent, unless it exists."""
     try:
         os.mkdir(path, _PRIVATE_FOLDER)  # noqa: PTH102 - as below
     except FileExistsError:
@@ -214,7 +213,7 @@ def _is_shared(path: str) -> bool:
     return folder.st_mode & SHARED_FOLDER == SHARED_FOLDER
 
 
-# What a run's folder has on a host, `<remote folder>/runs/<id>/`, beside the files above.
+# On a host, a run's folder is `<remote folder>/runs/<id>/`. It has the start script beside the files above.
 RUNS_DIR = "runs"
 START_FILE = "start"
 
@@ -223,7 +222,7 @@ KIND_STARTED = "started"  # the shim started the rank's process: pid
 KIND_READY = "ready"  # the runtime has the world and calls the role: total_steps
 KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens, grad_norm, learning_rate, …
 KIND_VALIDATION = "validation"  # step, loss, tokens, perplexity or accuracy
-ARRIVED_FROM = "arrived_from"  # of a step made of one gradient that came when it came: the rank that it came from
+ARRIVED_FROM = "arrived_from"  # in a step that applied one gradient, in order of arrival: the rank that sent it
 KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
 KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not write its shard, and training goes on
 KIND_STOPPING = "stopping"  # step: the rank has heard that the run is to end, and begins no later step by itself
@@ -241,7 +240,7 @@ def record_line(record: Mapping[str, Any]) -> str:
 
 
 def read_record(line: bytes | str) -> dict[str, Any] | None:
-    """Read a line that `record_line` made, with NaN and infinities as numbers again; None if it is no record."""
+    """Read a line that `record_line` made, with NaN and infinities as numbers again; None for any other line."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -296,19 +295,19 @@ def release_lock(tree_hash: str) -> str:
 
 
 AGENT_VERSION = 1
-"""Raised when what launcher and agent say to each other changes; each refuses the other's frames of any other number.
+"""Raised when the frames between launcher and agent change; each refuses the frames of another version.
 
-A launcher puts its own agent beside a run, but the two may live through an upgrade of the package between them."""
+A launcher starts agents of its own version, but the package may be upgraded while both run."""
 
-LEASE_S = 15.0  # for which ranks of a host run on after the launcher was last heard there; then the host kills them
-AFTER_LEASE_S = 5.0  # after which ranks of a lost host count as ended for sure, so that others may take their places
+LEASE_S = 15.0  # how long ranks of a host run on without a frame from the launcher; then the agent kills them
+AFTER_LEASE_S = 5.0  # how long after the lease ranks of a lost host have surely ended and may be started elsewhere
 
 # Frames: how launcher and agents talk over a host's standard streams. A header (JSON, an object) and a body (bytes).
 _FRAME = struct.Struct(">II")
 LARGEST_HEADER = 16 * 1024 * 1024
 LARGEST_BODY = 64 * 1024 * 1024
 MOST_VALUES = 500_000
-"""The most values of one record or header. A value of two bytes, such as `{}`, takes thirty times that in memory."""
+"""The most values of one record or header. A value of two bytes, such as `{}`, takes thirty times as much memory."""
 
 
 def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -326,14 +325,14 @@ def send_frame(header: Mapping[str, Any], body: bytes = b"") -> None:
 def read_frame(
     read: Callable[[int], bytes], *, largest_body: int = LARGEST_BODY
 ) -> tuple[dict[str, Any], bytes] | None:
-    """Read the next frame; None where the stream ends between two frames.
+    """Read the next frame; None if the stream ends after a complete frame.
 
     Args:
-        read: Returns up to so many bytes, at least one; none at the end of the stream.
-        largest_body: The longest body, in bytes, that is taken.
+        read: Called with a number of bytes; returns at least one and at most so many, none at the end of the stream.
+        largest_body: The longest body, in bytes, that is accepted.
 
     Raises:
-        ValueError: If what comes is no frame, such as a greeting that a login shell prints.
+        ValueError: If the bytes are no frame, such as a greeting that a login shell prints.
         EOFError: If the stream ends within a frame.
     """
     lengths = _read_all(read, _FRAME.size)
@@ -355,7 +354,7 @@ def read_frame(
 
 
 def most_values(text: bytes) -> int:
-    """Return how many values a text of JSON has at most, without parsing it; what stands in strings counts too."""
+    """Return how many values a JSON text has at most, without parsing it: punctuation within strings counts too."""
     return text.count(b",") + text.count(b"[") + text.count(b"{") + 1
 
 

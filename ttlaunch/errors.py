@@ -28,19 +28,19 @@ class RunFolderError(HostNotReadyError):
 class Trouble(StrEnum):
     """Why a host cannot be used, in the order in which a connection meets the reasons."""
 
-    UNKNOWN_NAME = "unknown name"  # its name means no address
+    UNKNOWN_NAME = "unknown name"  # no address is known for its name
     UNREACHABLE = "unreachable"  # refused, no route, or no answer at all
     SILENT = "silent"  # it accepts the connection and never speaks SSH
     UNKNOWN_KEY = "unknown host key"
     CHANGED_KEY = "changed host key"
     LOGIN = "login refused"
     SETTINGS = "settings"  # the ssh configuration or a key file on the launching machine cannot be used
-    LOST = "connection lost"  # it was there, and is not any more
+    LOST = "connection lost"  # it broke after the login
     TIMED_OUT = "timed out"  # a command did not end within its deadline
     NO_PYTHON = "no Python"  # nothing there can run our scripts
     DISK = "disk"  # its disk is full or cannot be written
     VERSION = "another version"  # an agent and this launcher do not understand each other
-    SCRIPT = "script failed"  # one of our scripts broke, or something answered in its place
+    SCRIPT = "script failed"  # one of our scripts failed, or something else answered in its place
 
 
 class HostError(HostNotReadyError):
@@ -48,7 +48,7 @@ class HostError(HostNotReadyError):
 
     Attributes:
         host: Its name as in the hostfile.
-        trouble: The kind of reason.
+        trouble: Why it cannot be used.
         evidence: One clause with the wrong value in it, such as `connection refused on port 22`.
         notes: Further facts, a line each.
         hints: What to type or change, a line each.
@@ -72,7 +72,7 @@ class HostError(HostNotReadyError):
 
 
 class SyncError(HostError):
-    """A host could be reached, but the code could not be brought to it; what it had before is untouched.
+    """A host could be reached, but the code could not be stored there; the code that it had before is untouched.
 
     Attributes:
         code: The diagnostic's code, `S…`.

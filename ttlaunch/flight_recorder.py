@@ -33,11 +33,13 @@ CHANNEL = struct.Struct("=iiqq")
 
 OPERATION = struct.Struct("=qqqqqiiiiHHHH")
 """Number, begin and end by the monotonic clock (end 0: not yet), bytes, which message of its channel, step,
-peer, tag, bucket, verb, text of its name, text of its place, nothing."""
+peer, tag, bucket, verb, text of its name, text of its place, unused."""
 
 CHANNELS, OPERATIONS, TEXT_BYTES = 512, 128, 16384
 CHANNELS_AT = 8 * HEADER_WORDS
-RING_AT = CHANNELS_AT + (CHANNELS + 1) * CHANNEL.size  # one more for messages of channels that have no room
+RING_AT = (
+    CHANNELS_AT + (CHANNELS + 1) * CHANNEL.size
+)  # one more entry counts the messages of all channels beyond the table
 TEXTS_AT = RING_AT + OPERATIONS * OPERATION.size
 SIZE = TEXTS_AT + TEXT_BYTES
 
@@ -45,21 +47,21 @@ SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, BEGUN_COLLECTIVE, WA
 VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "", "wait for any")
 SENDS = frozenset({SEND, ISEND, WAIT_SEND})
 VERB_AT = 56
-"""Where an operation's two-byte verb is. It changes when a rank begins to wait for a background operation."""
+"""The offset of the two-byte verb in a packed operation. It changes when a rank begins to wait for a background operation."""
 
 NO_BUCKET = -1
 GROUP = -1
-"""In place of a peer: an operation of MPI's or torch's own in which all ranks of a group meet. Its tag names the group, whose
-ranks have a channel of that tag from the moment at which they join it; the channel counts the group's operations."""
+"""Stands in place of a peer in a collective operation of MPI or torch. Its tag names the group. From the moment at which a rank
+joins the group it has a channel of this tag, which counts the group's operations."""
 
 ANY = -2
-"""In place of a peer: any rank that has not yet sent a message of this tag that this rank has requested."""
+"""Stands in place of a peer: any rank that has not yet sent a message of this tag that this rank has requested."""
 
 WORLD = 0
 """The tag of the group of all ranks."""
 
 DONE = "done"
-"""Announced by a rank whose role has returned."""
+"""The phase that a rank announces when its role has returned."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,10 @@ class Operation:
     """One operation of a rank's communicator, such as a send.
 
     Attributes:
-        begun, ended: By the monotonic clock of the rank's host, nanoseconds; `ended` is 0 while it lasts.
+        begun, ended: Nanoseconds by the monotonic clock of the rank's host; `ended` is 0 while the operation lasts.
         message: The message's number in its channel, from 1; meaningless if the recording has no such channel.
-        bucket: -1: none.
-        place: `file:line` of the recipe; empty: unknown.
+        bucket: The bucket's number; -1 if the operation belongs to none.
+        place: `file:line` of the recipe; empty if it is not known.
     """
 
     number: int
@@ -100,7 +102,7 @@ class Operation:
 
     @property
     def is_open(self) -> bool:
-        """Whether the rank is in it."""
+        """Whether the operation has not ended yet."""
         return self.ended == 0
 
 
@@ -109,15 +111,15 @@ class Recording:
     """What a recording held at one moment.
 
     Attributes:
-        begun: Operations.
+        begun: The number of operations begun.
         steps: The last step that was finished.
-        timed: How many steps were.
-        slowest: The duration of the slowest one, in nanoseconds.
-        passes: Through the model.
-        phase: What the rank has announced that it does; empty: nothing.
-        phase_since: By the monotonic clock of the rank's host, nanoseconds.
-        channels: Messages begun, by peer, tag and whether it sends.
-        operations: The last ones, oldest first.
+        timed: The number of steps that were timed.
+        slowest: The duration of the slowest timed step, in nanoseconds.
+        passes: The number of passes through the model.
+        phase: What the rank announced that it is doing; empty if it announced nothing.
+        phase_since: When the phase began, in nanoseconds by the monotonic clock of the rank's host.
+        channels: The number of messages begun, by peer, tag and whether this rank sends them.
+        operations: The last operations, oldest first.
     """
 
     rank: int
@@ -150,7 +152,7 @@ class Recording:
 
     @property
     def waiting(self) -> Operation | None:
-        """The operation that the rank is in; None: it computes, reads or sleeps."""
+        """The operation that the rank is in; None if it computes, reads or sleeps."""
         last = self.operations[-1] if self.operations else None
         if last is None or not last.is_collective:
             return last if last and last.is_open else None
@@ -158,7 +160,7 @@ class Recording:
         return next(waited_for, None)
 
     def seconds(self, moment: int) -> float:
-        """A time of the monotonic clock as seconds since the epoch, by the clock of the rank's host."""
+        """Convert a time of the rank's monotonic clock to seconds since the epoch, by the clock of the rank's host."""
         return (self.epoch + moment - self.clock) / 1e9
 
 
@@ -198,7 +200,7 @@ def _operations(data: bytes, texts: list[str]) -> tuple[Operation, ...]:
         )
         if number:
             texted = _text(texts, name), _text(texts, place)
-            known = verb if verb < len(VERBS) else 0  # a rank can write into its recording what it likes
+            known = verb if verb < len(VERBS) else 0  # a rank can write any number into its recording
             found.append(Operation(number, begun, ended, nbytes, message, step, peer, tag, bucket, known, *texted))
     return tuple(sorted(found, key=lambda operation: operation.number))
 

@@ -1,6 +1,6 @@
-"""Shared by launcher and rank about torch's profiler: the steps that it records, and where each rank writes its trace.
+"""What launcher and rank share about torch's profiler: the steps that it records, and where each rank writes its trace.
 
-Standard library only, as all that both sides read.
+Standard library only, because the launcher imports this file too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Part:
 
     Attributes:
         name: The name of the whole tensor.
-        places: The range in each of its dimensions.
+        places: The range that the part covers in each dimension.
         shape: The shape of the whole tensor.
 
     >>> str(Part("head.weight", (range(0, 4), range(2, 8)), (4, 8)))
@@ -38,22 +38,22 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Values."""
+        """The number of values."""
         return math.prod(len(values) for values in self.places)
 
     def overlap(self, other: "Part") -> tuple[range, ...]:
-        """The places that both parts have, in each dimension; a range is empty if they have nothing in common."""
+        """Return the range that both parts cover in each dimension; if they have no value in common, one is empty."""
         pairs = zip(self.places, other.places, strict=True)
         return tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
 
     def within(self, places: Sequence[range]) -> tuple[slice, ...]:
-        """Slices that index places of this part in a tensor that holds only the part."""
+        """Return slices that select `places`, given in the whole tensor, from a tensor that holds only this part."""
         pairs = zip(self.places, places, strict=True)
         return tuple(slice(values.start - own.start, values.stop - own.start) for own, values in pairs)
 
 
-def whole(name: str, shape: Sequence[int]) -> Part:
-    """The part that is all of a tensor."""
+def whole_tensor(name: str, shape: Sequence[int]) -> Part:
+    """Return the part that covers a whole tensor."""
     return Part(name, tuple(range(length) for length in shape), tuple(shape))
 
 
@@ -72,7 +72,7 @@ def parse_part(text: str) -> Part | None:
 
 
 def is_complete(parts: Collection[Part]) -> bool:
-    """Whether different parts of one tensor have every value of it once, as the rows and columns of a table do."""
+    """Whether parts of one tensor form a grid that covers every value exactly once; the parts are all different."""
     first, parts = next(iter(parts)), [part for part in parts if part.size]
     for dimension, length in enumerate(first.shape):
         ranges = sorted({(part.places[dimension].start, part.places[dimension].stop) for part in parts})
@@ -82,5 +82,5 @@ def is_complete(parts: Collection[Part]) -> bool:
 
 
 def name_of_whole(text: str) -> str:
-    """The name of the tensor that a stored name is of, or is of a part of."""
+    """Return the tensor's name, given the stored name of the tensor or of a part of it."""
     return text.partition(_MARK)[0]

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from ttlaunch.agent.shim import rank_environment
-from ttlaunch.contract import fill_words
+from ttlaunch.contract import fill_command
 from ttlaunch.planning.secrets import hide_secrets, mask_arguments, references
 from ttlaunch.running.runs.run_folder import render_command, write_plan
 
@@ -111,7 +111,7 @@ def test_a_value_that_is_a_secret_is_hidden_whatever_its_variable_is_called(valu
     hidden = hide_secrets({"SETTING": value}, [], None, shell={}, command=["a.out", value, f"--where={value}"])
     assert hidden.environment == {"SETTING": "env:TTLAUNCH_SECRET_0"}
     assert hidden.command == ("a.out", "env:TTLAUNCH_SECRET_0", "env:TTLAUNCH_SECRET_1")
-    assert fill_words(hidden.command, hidden.secrets) == ["a.out", value, f"--where={value}"]
+    assert fill_command(hidden.command, hidden.secrets) == ["a.out", value, f"--where={value}"]
 
 
 @pytest.mark.parametrize("value", OTHER_VALUES)
@@ -141,7 +141,7 @@ def test_an_argument_after_a_secret_option_is_hidden_and_comes_back_for_the_rank
     words = shlex.split(line)
     hidden = hide_secrets({}, [], None, shell={}, command=words)
     assert shlex.join(hidden.command) == ARGUMENTS[line]
-    assert fill_words(hidden.command, hidden.secrets) == words
+    assert fill_command(hidden.command, hidden.secrets) == words
 
 
 def test_a_command_line_is_shown_with_stars():
@@ -151,7 +151,7 @@ def test_a_command_line_is_shown_with_stars():
 
 def test_an_argument_whose_secret_is_not_there_is_refused():
     with pytest.raises(LookupError, match="the value of `--key=env:TTLAUNCH_SECRET_7` in the command did not reach"):
-        fill_words(["--key=env:TTLAUNCH_SECRET_7"], {})
+        fill_command(["--key=env:TTLAUNCH_SECRET_7"], {})
 
 
 def test_a_secret_of_the_shell_keeps_its_name_so_that_the_command_can_be_repeated():

@@ -157,7 +157,7 @@ def _join(threads: list[threading.Thread], timeout_s: float) -> None:
 
 def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        contract.fill_words(plan["rank_command"], os.environ),
+        contract.fill_command(plan["rank_command"], os.environ),
         cwd=plan["working_folder"],
         env=environment,
         stdin=subprocess.DEVNULL,

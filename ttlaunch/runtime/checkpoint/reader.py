@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.runtime.checkpoint.image import DTYPE_NAMES
-from ttlaunch.stored_parts import Part, name_of_whole, parse_part, whole
+from ttlaunch.stored_parts import Part, name_of_whole, parse_part, whole_tensor
 
 _LONG = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE_NAMES.items()}
 
@@ -84,7 +84,7 @@ class _Targets:
 
     def __init__(self, into: Mapping[str, Tensor]) -> None:
         self._into = into
-        self._parts = {name: parse_part(name) or whole(name, tensor.shape) for name, tensor in into.items()}
+        self._parts = {name: parse_part(name) or whole_tensor(name, tensor.shape) for name, tensor in into.items()}
         self._missing = {name: part.size for name, part in self._parts.items()}
         self._filled: dict[str, set[tuple[range, ...]]] = {name: set() for name in into}
         self._names: dict[str, list[str]] = {}
@@ -114,7 +114,7 @@ class _Targets:
         """Copy what a file has under a name to all targets that lack some of it."""
         for name in self.lack(stored):
             target, target_part, found = self._into[name], self._parts[name], file.get_slice(stored)
-            part = parse_part(stored) or whole(stored, found.get_shape())
+            part = parse_part(stored) or whole_tensor(stored, found.get_shape())
             if part.shape != target_part.shape or not found.get_dtype().startswith(("F", "BF")):
                 told = (found.get_dtype(), part.shape), (DTYPE_NAMES[target.dtype], target_part.shape)
                 is_now, expected = (f"{_LONG.get(dtype, dtype)} {shape}" for dtype, shape in told)
