@@ -5,13 +5,13 @@ import os
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 SHIM = os.path.join(_FOLDER, "shim.py")
-"""Where the shim lies on the launching machine."""
+"""The path of the shim on the launching machine."""
 
 PARENT_DEATH = os.path.join(_FOLDER, "parent_death.py")
-"""What ties mpirun to the launcher."""
+"""The path of the script that starts mpirun so that it ends with the launcher."""
 
 RELAY = os.path.join(_FOLDER, "relay.py")
-"""Where mpirun's substitute for ssh lies on the launching machine."""
+"""The path of mpirun's substitute for ssh on the launching machine."""
 
 GUARD = os.path.join(_FOLDER, "guard.py")
-"""What cleans up after a run whose supervisor is killed."""
+"""The path of the script that cleans up after a run whose supervisor is killed."""

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 _TICK_S = 0.05
 _ALIVE_S = 1.0
 _BOXES_S = 5.0
-_UNDERWAY_BYTES = 1024 * 1024  # pieces that the launcher has not confirmed; more would delay `alive` on a slow line
-_STRANGERS = 8  # connections without a `hello` yet
-_SHOWN = 100
+_UNDERWAY_BYTES = 1024 * 1024  # of pieces that the launcher has not confirmed; more would delay `alive` on a slow line
+_STRANGERS = 8  # connections that have not sent `hello` yet
+_SHOWN = 100  # characters of a wrong frame in a message
 _ORDERS = ("signal", "look", "stack_dump", "end")
 
 
 def lease_clock() -> float:
-    """Seconds on a clock that goes on while the machine sleeps."""
+    """Return the seconds of a clock that also runs while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -83,10 +83,10 @@ class AgentServer:
             line.flush()
             line.close()
 
-    # What comes
+    # Receive
 
     def _wait(self) -> None:
-        """Receive what comes within a tick; returns at once while there is something to send."""
+        """Wait one tick for data and receive them; return at once while there is something to send."""
         lines = [line for line in [*self._strangers, self._line] if line is not None and line.is_open]
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -149,13 +149,13 @@ class AgentServer:
             raise ValueError(str(frame)[:_SHOWN])
 
     def _welcome(self, line: Line, received: int) -> None:
-        """Take a connection as the launcher's from now on; an earlier one is dead, even if it does not show it yet."""
+        """Use this connection as the launcher's from now on; an earlier one is dead, even if no error has shown it yet."""
         self._confirm(received)
         if self._line is not None and self._line is not line:
             self._line.close()
         self._strangers = [one for one in self._strangers if one is not line]
         self._line = line
-        # Pieces on the earlier connection are lost or not: what the launcher does not have is numbered and sent again.
+        # Pieces may have been lost with the earlier connection: those that the launcher does not have are sent again.
         self._sent = received
         self._underway.clear()
         self._run.rewind()
@@ -175,7 +175,7 @@ class AgentServer:
     def _renew(self, heard: Any, received: int) -> None:
         self._confirm(received)
         if heard is not None:
-            # Never later than now: a launcher that sent a reading from the future would hold the lease for ever.
+            # A reading from the future counts as now: else the frame of a broken launcher could extend the lease for ever.
             self._expires = max(self._expires, min(_number(heard), lease_clock()) + self._lease_s)
 
     def _obey(self, frame: dict[str, Any], order: int) -> None:
@@ -206,7 +206,7 @@ class AgentServer:
         self._pieces, self._scanned_last, self._boxes_at = iter(()), False, -math.inf
         self._answered = None
 
-    # What goes
+    # Send
 
     def _send_what_is_due(self) -> None:
         line, now = self._line, time.monotonic()
@@ -226,9 +226,9 @@ class AgentServer:
             line.send({"kind": "ended", "killed": self._killed})
 
     def _send_piece(self, line: Line, now: float) -> bool:
-        """Send the next piece, if there is one.
+        """Send the next piece; returns whether there was one.
 
-        A scan that finds nothing after the run's processes were killed has found everything, as nobody writes any more.
+        If a scan finds nothing after the run's processes were killed, all their output has been sent: nobody writes any more.
         """
         found = next(self._pieces, None)
         if found is None:

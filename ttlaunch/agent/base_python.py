@@ -61,7 +61,7 @@ print(json.dumps({
 
 
 def main(arguments: Facts) -> int:
-    """Answer `{"kind": "base", "base": facts or None, "found": [facts …]}`; `found` gives for each why it was passed over."""
+    """Send a frame `base`: the facts of the chosen interpreter, or None, and of all that were asked, each with `why_not`."""
     oldest = tuple(arguments["oldest"])
     found: list[Facts] = []
     base = None

@@ -3,7 +3,8 @@
     env/bin/python -I check_environment.py <request.json
 
 The request has `packages` (name to version) and, for the thorough check after installing, `imports` (package to
-module) and `mpi` (the engine's signature, if the engine and mpi4py must be of one MPI). Prints JSON: `{"problems": [[package, words] …], "mpi": words or null}`. Standard library only.
+module) and `mpi` (the engine's signature, if the engine and mpi4py must be of one MPI). Prints
+JSON: `{"problems": [[package, problem] …], "mpi": name and version or null}`. Standard library only.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> int:
 
 
 def check_package(name: str, version: str) -> str | None:
-    """Check an installed package by its metadata and the sizes of its larger files; None if nothing is."""
+    """Return what is wrong with a package, by its metadata and the sizes of its larger files; None if nothing is."""
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -72,12 +73,12 @@ def _missing_file(found: Distribution) -> str | None:
 
 
 def check_import(module: str) -> str | None:
-    """Why a module cannot be imported; None if it can."""
+    """Return why a module cannot be imported; None if it can."""
     try:
         if module.startswith("mpi4py"):
             importlib.import_module("mpi4py").rc.initialize = False  # only load the library, do not start MPI
         importlib.import_module(module)
-    except BaseException as error:  # noqa: BLE001 - whatever a package does when it is imported
+    except BaseException as error:  # noqa: BLE001 - code of a package may raise anything when it is imported
         return f"cannot be imported: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     return None
 
@@ -86,8 +87,8 @@ def check_mpi(engine: dict[str, Any]) -> tuple[str | None, str | None]:
     """Return the MPI that mpi4py loads, and what is wrong with it or with this environment's engine.
 
     Args:
-        engine: Its signature: `program`, `title`, and regular expressions for the `version` in what the program answers
-            and in what the `library` says of itself.
+        engine: The engine's signature: `program`, `title`, and regular expressions `version` and `library`, which find
+            the version in the program's answer and in MPI's description of its library.
     """
     title, name = engine["title"], engine["program"]
     program = os.path.join(sys.prefix, "bin", name)

@@ -1,7 +1,7 @@
-"""What scripts that change a host share: frames to and from the launching machine, and children that end with us.
+"""For scripts that change a host: read frames from the launching machine, and run commands that end with the script.
 
-The script ends at the moment its standard input ends, whatever it is doing, and takes its children along: the launcher
-has gone and waits for it no longer. Python 3.9 and the standard library only.
+When its standard input ends, the script kills the command that it runs and ends at once, because no launcher waits for
+it any more. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEPT_FRAMES = 8
 
 
 class FailedError(Exception):
-    """The work cannot go on; carries the fields of the last frame to the launching machine."""
+    """The script cannot continue; the exception has the fields of the script's last frame to the launching machine."""
 
     def __init__(self, what: str, **fields: Any) -> None:
         super().__init__(what)
@@ -62,11 +62,10 @@ class Listener:
 
         Args:
             command: The program and its arguments.
-            folder: Where it works.
-            stdin: What it reads.
-            variables: Variables to set in its environment, which is ours without the variables that change how Python
-                or pip work.
-            deadline_s: It is killed after so long.
+            folder: The command's working folder.
+            stdin: The command's standard input.
+            variables: Variables to set in its environment, which otherwise is ours without `PYTHON…`.
+            deadline_s: Seconds after which the command is killed.
             watch: Called with its process id a few times a second.
         """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
@@ -81,16 +80,16 @@ class Listener:
             preexec_fn=lambda: end_with_parent(signal.SIGKILL),
         )
         self._child = child
-        end = time.monotonic() + deadline_s
-        given: bytes | None = stdin
+        deadline = time.monotonic() + deadline_s
+        unsent: bytes | None = stdin
         while True:
             try:
-                printed, _ = child.communicate(given, timeout=_POLL_S)
+                printed, _ = child.communicate(unsent, timeout=_POLL_S)
             except subprocess.TimeoutExpired:
-                given = None
+                unsent = None  # a repeated `communicate` continues with the input of the first one
             else:
                 return child.returncode, printed.decode("utf-8", "replace")
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 self._end_child()
             elif watch:
                 watch(child.pid)

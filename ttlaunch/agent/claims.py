@@ -1,8 +1,8 @@
 """Make folders that only this user may enter, and claim them for as long as a process uses them.
 
-Other users of a machine share its /dev/shm, and so do containers, which do not see each other's processes. A folder is
-therefore trusted only after a look at its owner and its mode, and counts as abandoned only when nobody holds a lock on the
-claims in it: a lock ends with its process and is visible in every container. Python 3.9 and the standard library only.
+All users and containers of a machine share its /dev/shm, and containers do not see each other's processes. A folder is
+therefore trusted only if its owner and its mode are right. It counts as abandoned only if no process holds a lock on a
+claim file in it: a lock ends with its process and is visible in every container. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def make_private(path: str) -> None:
-    """Make a folder that only we may enter, or check that a folder of this name is one.
+    """Make a folder that only this user may enter; if the path exists, check that it is such a folder.
 
     Raises:
-        OSError: It cannot be made; or what has its name is no folder, belongs to another user, or is open to others.
+        OSError: The folder cannot be made; or the path is no folder, belongs to another user, or is open to other users.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -41,9 +41,9 @@ def make_private(path: str) -> None:
 
 
 def close_to_others(path: str | bytes) -> None:
-    """Take a folder of ours away from other users, and from the group unless the group may write to the folder around it.
+    """Deny other users access to a folder of ours, and the group too unless the group may write to the parent folder.
 
-    A folder that belongs to somebody else stays as it is: a group that shares the folder around it shares this one too.
+    A folder that belongs to somebody else stays as it is: a group that shares the parent folder shares this one too.
     """
     around, found = os.stat(os.path.dirname(path)), os.stat(path)
     forbidden = 0o007 if around.st_mode & stat.S_IWGRP else 0o077
@@ -55,28 +55,28 @@ def claim(folder: str, name: str) -> int:
     """Make a private folder, or check it, and claim it until the returned descriptor is closed.
 
     Args:
-        folder: Where to; its parent exists.
-        name: Of the claim, the same for all processes of one kind, which may claim the folder together.
+        folder: The path of the folder; its parent exists.
+        name: The name of the claim. Processes that use the same name share its file and may claim the folder together.
 
     Raises:
-        OSError: As `make_private`, or the file system has no locks.
+        OSError: For the reasons of `make_private`, or because the file system has no locks.
     """
     while True:
         make_private(folder)
-        # Between the two calls somebody may have removed the folder, because it still looked abandoned.
+        # Another process may remove the folder before we claim it, because until then it looks abandoned.
         with contextlib.suppress(FileNotFoundError):
             return claim_existing(folder, name)
 
 
 def claim_existing(folder: str, name: str) -> int:
-    """Claim a folder, whoever may enter it; see `claim`."""
+    """Claim a folder without checking who may enter it; see `claim`."""
     descriptor = hold(os.path.join(folder, name + _CLAIM), fcntl.LOCK_SH)
     assert descriptor is not None  # noqa: S101 - it was waited for
     return descriptor
 
 
 def take_claims(folder: str) -> list[int] | None:
-    """Lock every claim on a folder of ours, so that no process uses it; the caller closes the descriptors.
+    """Lock every claim on a folder of ours exclusively, so that no process can claim it; the caller closes the descriptors.
 
     Returns:
         One descriptor for each claim; None if a process uses the folder, or if it is not ours.
@@ -88,7 +88,7 @@ def take_claims(folder: str) -> list[int] | None:
             return None
         for name in os.listdir(folder):
             if name.endswith(_CLAIM):
-                # A FIFO in place of a claim must not make us wait, nor a link lead us elsewhere.
+                # Whatever stands in place of a claim: do not wait for a FIFO's writer, and do not follow a link.
                 flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
                 taken.append(os.open(os.path.join(folder, name), flags))
                 fcntl.flock(taken[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,13 +99,13 @@ def take_claims(folder: str) -> list[int] | None:
 
 
 def release(descriptors: list[int]) -> None:
-    """Give claims back."""
+    """Release claims by closing their descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def remove_if_abandoned(folder: str) -> None:
-    """Remove a folder of ours that was claimed and is not any more; one without any claim stays."""
+    """Remove a folder of ours if it has claims and no process holds one; a folder without claims stays."""
     taken = take_claims(folder)
     if taken:
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,7 +119,7 @@ def remove_abandoned(base: str) -> None:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket belongs to our user, as the kernel says."""
+    """Ask the kernel whether the process at the other end of a Unix socket belongs to our user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
@@ -146,7 +146,7 @@ def hold(path: str | bytes, how: int) -> int | None:
 
     Args:
         path: The file; made if it is not there.
-        how: For `flock`: LOCK_SH or LOCK_EX, which are waited for, or LOCK_EX | LOCK_NB.
+        how: The operation of `flock`: LOCK_SH or LOCK_EX, which wait for the lock, or LOCK_EX | LOCK_NB.
 
     Returns:
         The descriptor; None if another process holds the lock and `how` forbids waiting.
@@ -160,8 +160,8 @@ def hold(path: str | bytes, how: int) -> int | None:
             if how & fcntl.LOCK_NB and error.errno in {errno.EWOULDBLOCK, errno.EACCES, errno.ENOLCK}:
                 return None
             raise
-        # Whoever held the lock before may have removed the file between our opening and locking it. Then our lock excludes
-        # nobody, because the next one makes and locks a new file.
+        # The earlier holder of the lock may have removed the file after we opened and before we locked it. Then our lock
+        # excludes nobody, because the next process makes and locks a new file. So check that the path is still our file.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor

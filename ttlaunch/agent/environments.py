@@ -3,7 +3,7 @@
     <remote folder>/envs/<lock>-<n>/              an environment; valid only once it has its record
     <remote folder>/env                           a link to the one that new runs use, swapped by one rename
     <remote folder>/wheels/<sha256>/<file>.whl    received and verified
-    <remote folder>/wheels/<sha256>.part          partly received; the next call continues it
+    <remote folder>/wheels/<sha256>.part          partly received; the next `ttlaunch prepare` continues it
 
 Python 3.9 and the standard library only.
 """
@@ -93,7 +93,7 @@ def make_current(environment: str, folder: str) -> None:
 
 
 def write_record(environment: str, record: Record) -> None:
-    """Declare an environment valid, once everything else about it is on disk."""
+    """Declare an environment valid by writing its record; everything else of it must have been written before."""
     path = os.path.join(environment, RECORD)
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(record, file)
@@ -113,7 +113,7 @@ def read_record(environment: str) -> Record | None:
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove what interrupted calls left. The caller holds the folder's lock, so nothing is being built here."""
+    """Remove what interrupted installations left. The caller holds the folder's lock, so nothing is being built here."""
     for name in entries(os.path.join(folder, "envs")):
         path = os.path.join(folder, "envs", name)
         if name != LOCK and read_record(path) is None:
@@ -152,7 +152,7 @@ def prune(folder: str) -> None:
 
 
 def is_in_use(environment: str) -> bool:
-    """Whether an agent has locked an environment, or a process of this host runs a program or has loaded a library of it."""
+    """Whether an agent has locked an environment, or a process of this host has mapped a file of it or runs from it."""
     descriptor = os.open(environment, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,10 +195,10 @@ def check_room(wheels: list[Record], folder: str, *, unpacked: int, files: int) 
     """Raise `FailedError` if the file system has no room for the environment.
 
     Args:
-        wheels: All that the lock file names; those already on this host need no more room.
+        wheels: All wheels of the lock file; those already on this host need no more room.
         folder: The remote folder.
-        unpacked: Bytes of the installed environment.
-        files: How many files it has.
+        unpacked: The size of the installed environment in bytes.
+        files: The number of files of the installed environment.
     """
     needed = sum(wheel["size"] - _received(wheel, folder) for wheel in wheels) + unpacked + _SPARE_BYTES
     free, inodes = room(folder)
@@ -245,7 +245,7 @@ def _part(wheel: Record, folder: str) -> str:
 
 
 def _received(wheel: Record, folder: str) -> int:
-    """How many bytes of a wheel are here; a file with all of its bytes still has to be verified."""
+    """Return how many bytes of a wheel are on this host; a `.part` file with all its bytes still has to be verified."""
     size = int(wheel["size"])
     if os.path.exists(wheel_place(wheel, folder)):
         return size

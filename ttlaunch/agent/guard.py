@@ -2,10 +2,10 @@
 
     python -I -S guard.py    with a line of JSON on standard input: `run_id`, `scratch`, `daemons`
 
-Standard input is a pipe that only the supervisor holds. A byte means that the supervisor needs no guard any more; the
-pipe's end without a byte means that it was killed and could not clean up. The kernel signals the engine at the same moment; it
-gets 2 s to end its ranks. Then everything that carries the run's id is killed, and the run's folder in shared memory is removed. Python 3.9 and the
-standard library only.
+Standard input is a pipe that only the supervisor holds. A byte means that the supervisor needs no guard any more; if the
+pipe ends without a byte, the supervisor was killed and could not clean up. At the same moment the kernel sends the engine
+its parent-death signal, and the engine has 2 s to end its ranks. Then the guard kills every process that carries the run's
+id and removes the run's folder in shared memory. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GRACE_S = 2.0
 
 
 def main() -> None:
-    """Wait until the supervisor says goodbye or is gone; clean up in the second case."""
+    """Wait until the supervisor dismisses the guard or has ended; clean up if it ended without doing so."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()

@@ -1,4 +1,4 @@
-"""The texts to train on that a host has already: those that were sent before, and those at the launching machine's path.
+"""Find training texts on a host: those that an earlier sync sent, and those at the same path as on the launching machine.
 
 A text is compared by its SHA-256. Reading gigabytes for that takes time, so digests are remembered together with size,
 times and inode. Paths are bytes, as the system has them. Python 3.9 and the standard library only.
@@ -25,12 +25,12 @@ _SETTLED_NS = 2_000_000_000  # a file written in the last two seconds may be wri
 
 
 class HostData:
-    """Finds the texts to train on that are on this host already.
+    """Finds the training texts that are on this host already.
 
     Attributes:
-        places: Absolute path by SHA-256, of those that are there.
+        places: The absolute path of each text found, by its SHA-256.
         differing: Paths at which this host has another text than the launching machine.
-        missing: SHA-256 and size of those that have to be sent.
+        missing: SHA-256 and size of each text that has to be sent.
     """
 
     def __init__(self, folder: bytes, *, alive: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class HostData:
         self.missing: list[tuple[str, int]] = []
 
     def look(self, items: list[Mapping[str, Any]]) -> None:
-        """Find each text of the launching machine: `sha256`, `size` and, if it is one file there, its `path`."""
+        """Look for the launching machine's texts: each has `sha256`, `size` and, if it is a single file there, its `path`."""
         self._known = self._load() if items else {}
         for item in items:
             sha256, size = item["sha256"], item["size"]
@@ -60,11 +60,11 @@ class HostData:
                 self.missing.append((sha256, size))
 
     def target(self, sha256: str) -> bytes:
-        """The path of a text that was sent."""
+        """Return the path at which a text is kept once it was sent."""
         return os.path.join(self._folder, sha256.encode())
 
     def incoming(self, sha256: str, owner: str) -> bytes:
-        """The path at which a text is written until it is whole."""
+        """Return the path at which a text is written until it is complete."""
         return os.path.join(self._folder, releases.INCOMING + owner.encode() + b"." + sha256.encode())
 
     def remember(self, *, owner: str) -> None:
@@ -85,7 +85,7 @@ class HostData:
         return known if isinstance(known, dict) else {}
 
     def _digest(self, path: bytes, size: int) -> str | None:
-        """SHA-256 of a file of this size; None if there is none, or it cannot be read."""
+        """Return the SHA-256 of a file; None if it does not have this size or cannot be read."""
         try:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:

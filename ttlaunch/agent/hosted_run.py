@@ -1,7 +1,7 @@
-"""A run on one host as its agent sees it: what its ranks write, piece by piece, and its processes.
+"""A run on one host as its agent sees it: the files that its ranks write, cut into pieces, and its processes.
 
-A piece is sent once and counts as safe when the launcher has confirmed it; after a lost connection, what is not safe
-is sent again. Python 3.9 and the standard library only.
+A piece is safe once the launcher has confirmed it; after a lost connection, all pieces that are not safe are sent again.
+Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class HostedRun:
         self._daemons = daemons
         self._folder = folder
         self._scratch = scratch
-        self._boxes: dict[str, bytes] = {}  # as they were sent
-        self._sent: dict[str, int] = {}
-        self._safe: dict[str, int] = {}
+        self._boxes: dict[str, bytes] = {}  # flight recorders as they were last sent, by name
+        self._sent: dict[str, int] = {}  # how much of each file was sent
+        self._safe: dict[str, int] = {}  # how much of each file the launcher has confirmed
         self._shims: dict[int, int] = {}  # rank to the process id of its shim
         self._ranks: dict[int, int] = {}  # rank to its own process id
 
     def pieces(self, *, with_boxes: bool) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yield what the ranks wrote since: additions to logs, new records and shards, changed flight recorders."""
+        """Yield what the ranks wrote since the last scan: additions to logs, new records and shards, flight recorders."""
         for directory in _COLLECTED:
             for name in self._names(directory):
                 if not name.endswith((".tmp", ".unfinished")):
@@ -77,7 +77,7 @@ class HostedRun:
         self._boxes = {}
 
     def look(self) -> None:
-        """Learn which processes ranks have, and notice shims that are gone without a record."""
+        """Find the processes of new ranks, and shims that have ended without a record of their rank's end."""
         for name in self._names(contract.RECORDS_DIR):
             if name.endswith(".progress.jsonl"):
                 self._note_pids(name)
@@ -87,12 +87,12 @@ class HostedRun:
                 self.lost_shims[rank] = time.time()
 
     def processes(self) -> dict[str, Any]:
-        """The state of the ranks' processes: which are stopped, and how often each has touched fresh memory."""
+        """Return which ranks' processes are stopped, and how many page faults each process has had."""
         stopped = [rank for rank, pid in self._ranks.items() if is_stopped(pid)]
         return {"stopped": stopped, "faults": [[rank, page_faults(pid)] for rank, pid in self._ranks.items()]}
 
     def dump_stacks(self, ranks: list[int]) -> None:
-        """Have the stacks of ranks read from outside, where that can be done; takes a few seconds at most."""
+        """Read the stacks of ranks with py-spy, if this host has it; takes a few seconds at most."""
         try:
             with open(os.path.join(self._folder, contract.PLAN_FILE), encoding="utf-8") as file:
                 py_spy = find_py_spy(json.load(file)["rank_command"][0])
@@ -103,9 +103,9 @@ class HostedRun:
             dump_stacks(asked, run_id=self._id, run_folder=self._folder, py_spy=py_spy)
 
     def signal_ranks(self, ranks: list[int], number: int, *, marker: dict[str, Any] | None = None) -> None:
-        """Send a signal to those of the ranks that have been started here, and to nothing else.
+        """Send a signal to those of `ranks` whose processes run on this host.
 
-        A `marker` for the ranks is first left in the run's folder.
+        If there is a `marker`, it is written to the run's folder first, where ranks and shims find it.
         """
         if marker is not None:
             leave_stop_marker(self._folder, marker)
@@ -114,11 +114,11 @@ class HostedRun:
                 signal_process(pid, number, run_id=self._id)
 
     def sweep(self) -> int:
-        """Kill what still carries the run's id; returns how many processes that were."""
+        """Kill every process that still carries the run's id; returns how many there were."""
         return len(kill_run_processes(self._id, grace_s=_GRACE_S, daemons=self._daemons))
 
     def fence(self, reason: str) -> None:
-        """Kill every process of the run at once, after it has written its stacks; what it wrote is kept here.
+        """Have every rank write its stacks, then kill every process of the run; its files stay on this host.
 
         Another host may already have started these ranks again, so no time is left for a graceful end.
         """
@@ -132,7 +132,7 @@ class HostedRun:
         leave_farewell(self._folder, reason)
 
     def remove_collected(self) -> None:
-        """Remove the files of this host's ranks, which the launching machine has by now, and folders that are then empty."""
+        """Remove the files of this host's ranks, all of which the launching machine has, and folders that are then empty."""
         for directory in (*_COLLECTED, contract.CHECKPOINTS_DIR, contract.FLIGHT_RECORDER_DIR):
             for base, _, names in os.walk(os.path.join(self._folder, directory), topdown=False):
                 with contextlib.suppress(OSError):
@@ -165,9 +165,9 @@ class HostedRun:
             return
 
     def _shards(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yield each whole shard of a checkpoint, then its record.
+        """Yield each complete shard of a checkpoint, then its record.
 
-        A shard without a record is still being written; one whose record has not arrived counts as never written.
+        A shard without a record is still being written. The launcher counts a shard only once it has the shard's record.
         """
         records = glob.glob(os.path.join(self._folder, contract.CHECKPOINTS_DIR, "step-*", "rank-*.json"))
         for record in sorted(filter(self._is_own, records)):
@@ -175,7 +175,7 @@ class HostedRun:
                 yield from self._pieces_of(os.path.relpath(path, self._folder))
 
     def _changed_boxes(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        for base in (self._folder, self._scratch):  # in the first, of a run that was fenced
+        for base in (self._folder, self._scratch):  # the run's folder has the recorders of a run that was fenced
             boxes = glob.glob(os.path.join(base, contract.FLIGHT_RECORDER_DIR, "rank-*.box"))
             for path in sorted(filter(self._is_own, boxes)):
                 name = os.path.relpath(path, base)
@@ -194,5 +194,12 @@ class HostedRun:
             with open(os.path.join(self._folder, contract.RECORDS_DIR, name), "rb") as file:
                 started = json.loads(file.readline())
             self._shims[rank], self._ranks[rank] = int(started["shim_pid"]), int(started["pid"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a rank can write there too
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ):  # a rank can write anything into this file
             return

@@ -1,8 +1,8 @@
-"""Make the Python environment for ranks on a host, of wheels that the launching machine sends or that an index has.
+"""Make the Python environment for ranks on a host, from wheels that the launching machine sends or an index has.
 
-Frames to the launching machine: `waiting` for another one that works in the same folder, `need` with what is missing
-(it then sends wheels, and `build`), `progress`, and at the end one of `ready`, `missing` and `failed`. Killed at any
-point, a host has its old environment or the new one, and the next call goes on with what was received.
+Frames to the launching machine: `waiting` (another installation works in the same folder), `need` (the missing wheels,
+which the launching machine then sends, and at last `build`), `progress`, and at the end one of `ready`, `missing` and
+`failed`. If the script is killed, the host has its old environment or the new one, and the next call keeps the wheels received.
 
 Python 3.9 and the standard library only.
 """
@@ -89,7 +89,7 @@ def _make(wanted: Record, folder: str, listener: Listener) -> Record:
     except (FailedError, OSError):
         shutil.rmtree(environment, ignore_errors=True)
         raise
-    with contextlib.suppress(OSError):  # what cannot be removed now goes next time
+    with contextlib.suppress(OSError):  # the next call removes what cannot be removed now
         environments.prune(folder)
     return {**_ready(environment), "made": True, "from_index": is_from_index}
 
@@ -136,7 +136,7 @@ def _only_one(path: str) -> Iterator[None]:
 
 
 def _scratch(environment: str) -> str:
-    """The folder for temporary files of pip: on the disk that has room, and removed with an unfinished environment."""
+    """Return the folder for pip's temporary files: on the disk that was checked for room, removed with the environment."""
     return os.path.join(environment, "scratch")
 
 
@@ -182,11 +182,11 @@ def _install(
 ) -> None:
     """Let pip install exactly the wheels of the lock, each checked against its hash once more.
 
-    Nothing is compiled here: the check that follows imports what ranks import, which compiles just that. For torch and
-    its companions that takes a third of the time.
+    pip compiles nothing: the check that follows imports the modules that ranks import, and Python compiles only these.
+    For torch and the packages that it needs, this takes a third of the time.
 
     Args:
-        index: Variables with which pip reaches an index; None: the wheels lie here.
+        index: Variables with which pip reaches an index; None if the wheels are on this host.
     """
     wheels = os.path.join(os.path.dirname(os.path.dirname(environment)), "wheels")
     lines = []

@@ -1,6 +1,6 @@
-"""Says what a run has left on this host: processes that carry its id, its folder in shared memory, folders of its engine.
+"""Report what a run has left on this host: processes that carry its id, its folder in shared memory, folders of its engine.
 
-ProcessReport for again and again until nothing is there, or until patience is over: some of it is still on its way out. Python
+The script looks repeatedly until it finds nothing or `patience_s` is over, since some processes may still be ending. Python
 3.9 and the standard library only.
 """
 
@@ -32,15 +32,15 @@ def main(arguments: dict[str, Any]) -> int:
 def find_leftovers(
     *, run_id: str, scratch: str, age_s: float, patience_s: float, folders: Sequence[str], segments: Sequence[str]
 ) -> dict[str, Any]:
-    """Look for leftovers until there are none; returns those that remain, and after how many seconds none did.
+    """Look for leftovers until there are none; returns those that remain, and after how many seconds none remained.
 
     Args:
         run_id: The id that the processes carry in their environment.
         scratch: The run's folder in shared memory.
-        age_s: How long ago the run began; what is older belongs to others.
-        patience_s: How long to look again.
-        folders: Patterns of the engine's folders for temporary files.
-        segments: Patterns of its files in shared memory.
+        age_s: Seconds since the run began; older files and folders belong to other runs.
+        patience_s: Seconds for which to look again.
+        folders: Patterns for names of the engine's temporary folders.
+        segments: Patterns for names of the engine's files in shared memory.
     """
     began = time.monotonic()
     while True:
@@ -56,7 +56,7 @@ def find_leftovers(
 
 
 def _of_engine(age_s: float, *, folders: Sequence[str], segments: Sequence[str]) -> list[str]:
-    """Folders of daemons that have ended and segments that no process uses, ours and no older than the run."""
+    """Find folders of daemons that have ended and segments that no process uses; only our own, no older than the run."""
     base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - looked at, not used
     sessions = [path for name in folders for path in glob.glob(os.path.join(glob.escape(base), name))]
     found = [path for path in sessions if _is_ours(path, age_s) and not _has_owner(path)]
@@ -75,7 +75,7 @@ def _is_ours(path: str, age_s: float) -> bool:
 
 
 def _has_owner(path: str) -> bool:
-    """Whether a process is alive whose id is part of the folder's name, or of the name of a folder in it."""
+    """Whether the name of the folder, or of an entry in it, contains the id of a process that is alive."""
     try:
         names = [os.path.basename(path), *os.listdir(path)]
     except OSError:
@@ -97,7 +97,7 @@ def _mapped() -> set[str]:
 
 
 def _name(pid: int) -> str:
-    """The command line of a process, cut to 80 characters; empty if it is gone."""
+    """The command line of a process, cut to 80 characters; empty if the process has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()

@@ -22,7 +22,7 @@ _LARGEST = 1024 * 1024  # of one frame from a launcher
 
 
 class Line:
-    """A connection, what has come over it and is no whole frame yet, and what waits to be sent."""
+    """A connection, with received bytes that are no complete frame yet, and bytes that wait to be sent."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(0)
@@ -49,10 +49,10 @@ class Line:
             self.close()
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Yield the frames that have come whole.
+        """Yield the frames that have arrived completely.
 
         Raises:
-            ValueError: What came is none.
+            ValueError: If the bytes received are no frame.
         """
         try:
             part = self.connection.recv(_PART)
@@ -72,10 +72,10 @@ class Line:
 
 
 def take_frame(buffer: bytearray) -> tuple[dict[str, Any], bytes] | None:
-    """Remove the first frame from a buffer and return it; None if it is not whole yet.
+    """Remove the first frame from a buffer and return it; None if it is not complete yet.
 
     Raises:
-        ValueError: It is no frame, or larger than any that a launcher sends.
+        ValueError: If the bytes are no frame, or more than any launcher sends in one.
     """
     stream = io.BytesIO(buffer)
     try:

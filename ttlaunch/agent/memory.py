@@ -1,8 +1,8 @@
-"""The kernel's own account of memory where a rank runs: how many processes it killed for want of it, and the limit.
+"""Ask the kernel how many processes it killed because memory ran out where a rank runs, and how much memory there may be.
 
-A rank that the kernel killed for memory ends with the same signal as one killed by hand. The kernel counts
-its own kills, for each control group and for the machine, and a difference between a rank's start and its end tells the
-two apart. Python 3.9 and the standard library only.
+A rank that the kernel killed for this reason ends with the same signal as one killed by hand. The kernel counts its own
+kills, for each control group and for the machine: if the count rose between a rank's start and its end, the kernel may
+have killed the rank. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _UNLIMITED = 1 << 60
 
 
 def oom_kills(*, root: str = "/") -> int | None:
-    """How many processes the kernel has killed for want of memory in our control group, or in the machine where no group counts.
+    """Return how many processes the kernel has killed in our control group because memory ran out.
 
-    None if the kernel does not say.
+    If the group has no count, return that of the machine; None if the kernel does not say.
     """
     for folder in _folders(root):
         for name in ("memory.events", "memory.oom_control"):  # of version 2, of version 1
@@ -27,7 +27,7 @@ def oom_kills(*, root: str = "/") -> int | None:
 
 
 def memory_limit(*, root: str = "/") -> int | None:
-    """The bytes that our control group may have, or that the machine has; None if neither is known."""
+    """Return the bytes of memory that our control group, those above it and the machine allow; None if not known."""
     total = _entry(os.path.join(root, "proc/meminfo"), "MemTotal:")
     limits = [None if total is None else total * 1024]
     top = os.path.join(root, _CONTROL_GROUPS[1:])
@@ -40,7 +40,7 @@ def memory_limit(*, root: str = "/") -> int | None:
 
 
 def _folders(root: str) -> list[str]:
-    """Where the files of our control group may lie: under its own path, or at the top where a container hides the path."""
+    """Folders that may have our control group's files: its own path, or the top where a container hides that path."""
     folders = []
     top = os.path.join(root, _CONTROL_GROUPS[1:])
     try:

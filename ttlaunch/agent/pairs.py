@@ -1,4 +1,4 @@
-"""Lets this host connect to every other host of a cluster, and them to it, on ports that the system chooses.
+"""Let this host connect to every other host of a cluster, and the others to it, on ports that the system chooses.
 
 Frames to it: `reach` (connect to all peers at once), `measure` (latency and bandwidth to one). Frames from it:
 `listening` (the port), `reached`, `measured`. The side that connects shows a token that only this
@@ -67,7 +67,7 @@ def _proof(token: bytes, name: str) -> bytes:
 
 
 class _Guest:
-    """A connection that was accepted: first the token, then what the guest came for."""
+    """A connection that was accepted; the peer sends the token, then either a test load (try) or pings and data (measure)."""
 
     def __init__(self, connection: socket.socket, token: bytes, proof: bytes) -> None:
         self._connection = connection
@@ -78,7 +78,7 @@ class _Guest:
         self._began = 0.0
 
     def receive(self, buffer: bytearray) -> bool:
-        """Receive what has come; returns whether more is expected."""
+        """Receive the data that have arrived; returns whether more are expected."""
         if len(self._greeting) <= _TOKEN:
             part = self._connection.recv(_TOKEN + 1 - len(self._greeting))
             self._greeting += part
@@ -96,7 +96,7 @@ class _Guest:
         return self._receive_measuring(size, buffer)
 
     def _receive_measuring(self, size: int, buffer: bytearray) -> bool:
-        """Echo the pings, count the rest, and send at the end how many bytes came in how many nanoseconds."""
+        """Echo the pings and count the bytes after them; at the end send that count and the nanoseconds they took."""
         pings = min(size, max(0, _PINGS - self._received))
         if pings:
             self._connection.sendall(buffer[:pings])
@@ -131,9 +131,9 @@ def _serve(listener: socket.socket, token: bytes, name: str) -> None:
 
 
 class _Attempt:
-    """One connection to a peer that never waits.
+    """A test of one connection to a peer, in steps that never wait.
 
-    It connects, sends the token, reads the proof of who the peer is, sends a load, and reads that the load has arrived.
+    The steps: connect, send the token, check the peer's proof of identity, send a load, read that the load has arrived.
     """
 
     def __init__(self, peer: Sequence[Any], token: bytes) -> None:
@@ -185,7 +185,7 @@ class _Attempt:
 
 
 def _reach(peers: list[list[Any]], token: bytes, *, timeout_s: float) -> list[list[Any]]:
-    """For each peer its name, the seconds until it accepted, and what went wrong; None where nothing did."""
+    """Connect to all peers; for each return its name, the seconds until it accepted, and the problem, None if there is none."""
     results = []
     end = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
@@ -224,7 +224,7 @@ def _reason(error: OSError) -> str:
 
 
 def _measure(peer: list[Any], token: bytes, *, seconds: float) -> dict[str, Any]:
-    """Median of some round trips of one byte, and bytes per second in one direction, as the peer counted them."""
+    """Measure the median round trip of one byte, and the bytes per second that the peer receives from this host."""
     name, address, port = peer
     try:
         with socket.create_connection((address, port), timeout=2.0 + seconds) as connection:

@@ -2,8 +2,8 @@
 
     python -I -S parent_death.py PROGRAM ARGUMENT…
 
-The script becomes the program. A process of its own for this costs 12 ms and, unlike code that runs between fork and exec,
-is safe in a program with threads. Python 3.9 and the standard library only.
+The script replaces itself by the program. Starting an interpreter for this takes 12 ms, but unlike code that runs between
+fork and exec it is safe in a program with threads. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent(number: int) -> None:
     """Have this process sent a signal when its parent ends.
 
-    A parent that has ended before this call is not noticed: a caller to whom that matters compares `os.getppid()`
-    afterwards with what it expects.
+    If the parent ended before this call, no signal comes. A caller that must know this compares `os.getppid()` with the
+    expected parent afterwards.
     """
     prctl(_PR_SET_PDEATHSIG, number)
 
@@ -40,7 +40,7 @@ def main() -> None:
     if os.getppid() != parent:  # it ended before the kernel took the order, so no signal will come
         sys.exit(128 + signal.SIGTERM)
     try:
-        os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - that is what it is for
+        os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - starting the named program is this script's purpose
     except OSError as error:
         sys.exit(f"{sys.argv[1]} cannot be started: {error.strerror}")
 

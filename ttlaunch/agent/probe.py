@@ -1,7 +1,7 @@
-"""Says what a host has, in one pass of well under a second, without importing or changing anything there.
+"""Report what a host has, usually in well under a second, without importing packages or changing anything there.
 
-Two frames: the clock first, then every fact. Each section is found by a thread of its own under one deadline, so that a
-dead network file system or a driver that hangs costs its own section, which is named, and not the answer.
+Two frames: the clock first, then every fact. A thread of its own finds each section, and all share one deadline. So if a
+network file system is dead or a driver hangs, only its own section is missing, and the answer names it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def main(arguments: dict[str, Any]) -> int:
 
     Args:
         arguments: `remote_folder`; `pythons` that ranks could run with, in order; `packages` to look for; `program`,
-            the engine's command; `mpi_prefix`; `detached`: names of the engine's
-            processes that may leave the line of their parents; `names` to resolve.
+            the engine's command; `mpi_prefix`; `detached`: names of the engine's processes that may have detached
+            themselves from their parents; `names` to resolve.
     """
     contract.send_frame({"kind": "clock", "time": _clock()})
     sections: dict[str, Callable[[], Any]] = {
@@ -72,7 +72,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _all_at_once(sections: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
-    """What the sections found before the deadline, and the names of those that did not answer."""
+    """Return what the sections found before the deadline, and the names of the sections that found nothing."""
     answers: dict[str, Any] = {}
 
     def find(name: str, section: Callable[[], Any]) -> None:
@@ -82,16 +82,16 @@ def _all_at_once(sections: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any]
     threads = {
         name: threading.Thread(target=find, args=(name, section), daemon=True) for name, section in sections.items()
     }
-    end = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + _DEADLINE_S
     for thread in threads.values():
         thread.start()
     for thread in threads.values():
-        thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     return dict(answers), sorted(name for name in sections if name not in answers)
 
 
 def _clock() -> float:
-    """Seconds since the epoch, by the host's own `date`, the clock that a person there would look at."""
+    """Return the seconds since the epoch as the host's `date` prints them, which is what a user there would compare."""
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         answer = subprocess.run(
             ["date", "+%s.%N"], stdin=subprocess.DEVNULL, capture_output=True, timeout=1, check=True
@@ -101,7 +101,7 @@ def _clock() -> float:
 
 
 def _identity() -> dict[str, Any]:
-    """The host's identity: two names of one machine have the same `machine`, two containers of one machine do not."""
+    """The host's identity: two host names for one machine give the same `machine`, two containers on it do not."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -147,7 +147,7 @@ def _memory() -> dict[str, Any]:
 
 
 def _disk(path: str) -> dict[str, Any]:
-    """The file system on which the remote folder lies or would lie; a small file is written there and removed."""
+    """Describe the file system of the remote folder, which need not exist yet; writes a small file there and removes it."""
     nearest = path
     while not os.path.isdir(nearest) and nearest != "/":
         nearest = os.path.dirname(nearest)
@@ -285,7 +285,7 @@ def _default_route() -> str | None:
 
 
 def _resolve(names: list[str], *, timeout_s: float) -> dict[str, list[str]]:
-    """Addresses of each name as this host understands it; a name without an answer in time is missing."""
+    """Resolve each name on this host into its addresses; the result lacks names without an answer in time."""
     found: dict[str, list[str]] = {}
     waiting = list(names)
 
@@ -302,20 +302,20 @@ def _resolve(names: list[str], *, timeout_s: float) -> dict[str, list[str]]:
             else:
                 found[name] = sorted({str(answer[4][0]) for answer in answers})
 
-    end = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_MOST_THREADS, len(names)))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     return dict(found)
 
 
 def _leftovers(detached: list[str]) -> dict[str, Any]:
     """Processes that carry the id of a run whose launcher is gone, and folders of runs that no process uses.
 
-    A process whose line of parents leads out of its run, to an engine's shell or an agent, belongs to a run that goes on,
-    and so does one below a daemon that cuts that line itself.
+    A process belongs to a run that still goes on if its chain of parents leads to a process outside the run, such as an
+    engine's shell or an agent, or to a daemon that detached itself.
     """
     folders = {}
     for folder in glob.glob(_SHM + "/ttl-*"):
@@ -360,12 +360,12 @@ def _age(pid: int) -> float:
 
 
 def _command(pid: int) -> str:
-    """The program's name; its arguments may hold what nobody should read."""
+    """Return the program's name, without its arguments, which may contain secrets."""
     return _text(f"/proc/{pid}/comm").strip()
 
 
 def _expand(path: str) -> str:
-    """An absolute path; one that is not is below the user's home."""
+    """Make a path absolute; a relative one counts from the user's home."""
     return os.path.normpath(os.path.join(os.path.expanduser("~"), os.path.expanduser(path)))
 
 

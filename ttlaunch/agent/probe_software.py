@@ -20,7 +20,7 @@ _LIBRARY = re.compile(rb"(/[^\0\n]*/libmpi\.so[.0-9]*)\0")
 _CACHE = "/etc/ld.so.cache"
 _SYMBOL = b"ompi_mpi_comm_self"
 
-# For any Python from 2.7 on, run without our current folder in its path. User site and PYTHONPATH count, as for ranks.
+# Works with Python 2.7 and later. The user's site-packages and PYTHONPATH count, as they do for ranks.
 _ASK = (
     "import sys; sys.stdout.write(repr((list(sys.version_info[:3]), sys.executable, sys.prefix, "
     "getattr(sys, 'base_prefix', sys.prefix), [p for p in sys.path if p])))"
@@ -69,7 +69,7 @@ def _ask(candidate: str) -> tuple[list[int], str, str, str, list[str]] | None:
 
 
 def _packages(path: list[str], wanted: set[str]) -> dict[str, str]:
-    """Versions from the names of metadata folders; of several the first in the path counts, as for an import."""
+    """Read the versions of packages from the names of metadata folders; as for an import, the first in the path counts."""
     found: dict[str, str] = {}
     for folder in path:
         with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def _normal(name: str) -> str:
 
 
 def _engine(name: str, python: str | None, prefix: str | None) -> dict[str, Any]:
-    """The engine's command of the prefix that was named, else beside the interpreter, else in PATH; and what it says it is."""
+    """Find the engine's command, in `prefix` or else beside the interpreter or in PATH, and the first line of its `--version`."""
     places = [os.path.join(os.path.expanduser(prefix), "bin")] if prefix else []
     if not prefix and python:
         places.append(os.path.dirname(python))
@@ -112,7 +112,7 @@ def _engine(name: str, python: str | None, prefix: str | None) -> dict[str, Any]
 
 
 def _library(path: list[str], prefixes: list[str]) -> dict[str, str | None]:
-    """The libmpi that mpi4py would load, and whose it is; its wheel looks beside the interpreter, then in the system."""
+    """Find the libmpi that mpi4py would load, and its ABI; mpi4py's wheel looks beside the interpreter, then in the system."""
     package = next((folder for folder in path if os.path.isdir(os.path.join(folder, "mpi4py"))), None)
     if package is None:
         return {}
@@ -156,7 +156,7 @@ def _holds(path: str, text: bytes) -> bool:
 
 
 def _is_library(path: str) -> bool:
-    """Open MPI's `libmpi.so` may be a script for the linker, which cannot be loaded."""
+    """Whether a file is an ELF library: Open MPI's `libmpi.so` may be a linker script, which cannot be loaded."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
     return False

@@ -1,9 +1,9 @@
-"""What one rank prints: kept byte for byte, with a note of when each piece of it came.
+"""Keep what one rank prints byte for byte, and record when each piece of it was read.
 
 `logs/rank-N.stdout` and `logs/rank-N.stderr` have the bytes; `logs/rank-N.times` has a line for each piece that was read:
-the time, the stream (1 or 2) and the length of that stream's file after it, with `end` where the stream has ended. From
-these the launching machine puts the lines of all ranks in the order in which they were printed, so nothing has to pass
-through mpirun, which glues what ranks print at the same moment.
+the time, the stream (1 or 2) and the length of that stream's file after it, with `end` where the stream has ended. With
+these times the launching machine puts the lines of all ranks in the order in which they were printed. So output need not
+pass through mpirun, which mixes lines that ranks print at the same moment.
 
 Python 3.9 and the standard library only.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
 _CHUNK = 65536
-_LONGEST_LINE = 65536  # longer ones are passed on in pieces; the files have them whole
+_LONGEST_LINE = 65536  # a longer line is passed on in pieces; the files have it unchanged
 
 
 class RankOutput:
@@ -32,9 +32,10 @@ class RankOutput:
         """Open the files.
 
         Args:
-            run_folder: Absolute.
+            run_folder: The run's folder, absolute.
             row: The rank's row of the plan.
-            pass_on: Whether to print every line also here, with the rank's name in front: where no launcher reads the files.
+            pass_on: Whether the shim also prints every line itself, with the rank's name in front, because no launcher
+                reads the files.
         """
         self._unkept: dict[str, int] = {}
         self._reason: str | None = None
@@ -47,14 +48,14 @@ class RankOutput:
         }
 
     def copy(self, stream: IO[bytes] | None, descriptor: int) -> threading.Thread:
-        """Start a thread that copies a stream of the rank until its end; `descriptor` is 1 or 2, which it is."""
+        """Start a thread that copies a stream of the rank until its end; `descriptor` is 1 for stdout, 2 for stderr."""
         assert stream is not None  # noqa: S101 - both streams are pipes
         thread = threading.Thread(target=self._pump, args=(stream, descriptor), daemon=True)
         thread.start()
         return thread
 
     def unkept(self) -> tuple[dict[str, int], str | None]:
-        """How many bytes of each incomplete stream could not be written so far, and why."""
+        """Return how many bytes of each stream could not be written so far, and why."""
         return {stream: length for stream, length in self._unkept.items() if length}, self._reason
 
     def _pump(self, stream: IO[bytes], descriptor: int) -> None:
@@ -87,7 +88,7 @@ class RankOutput:
             return None
 
     def _append(self, log: int | None, data: bytes, descriptor: int) -> int | None:
-        """Write to a log; once its disk is full the rank goes on without it instead of waiting for ever."""
+        """Write to a log; if this fails, as on a full disk, return None, and the rank runs on without that log."""
         try:
             while log is not None and data:
                 data = data[os.write(log, data) :]
@@ -106,7 +107,7 @@ class RankOutput:
             print(f"ttlaunch shim: {self._paths[descriptor]} cannot be written: {error.strerror}", file=sys.stderr)
 
     def _note(self, descriptor: int, length: int, *, end: bool = False) -> None:
-        """Write down that a stream's file has grown; one write, so that notes of both streams never mix."""
+        """Record that a stream's file has grown, by a single write, so that lines about both streams never mix."""
         if self._times is not None:
             line = f"{time.time():.6f} {descriptor} {length}{' end' if end else ''}\n"
             try:
@@ -128,7 +129,7 @@ def _create(path: str) -> int:
 
 
 def _forward(descriptor: int, data: bytes) -> None:
-    """Pass output on to mpirun; when mpirun no longer listens the files still have everything."""
+    """Pass output on to mpirun; if mpirun no longer reads it, give up: the files have everything."""
     try:
         while data:
             data = data[os.write(descriptor, data) :]

@@ -1,7 +1,7 @@
-"""What the shim writes down about its rank for the launcher: its start, a line of progress, and how it ended.
+"""What the shim records about its rank for the launcher: its start, as a line of progress, and how it ended.
 
-A record of the end is written whole or not at all, on a disk that has filled up meanwhile too. Python 3.9 and the standard
-library only.
+The record of the end is written completely or not at all, also if the disk has filled up meanwhile. Python 3.9 and the
+standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 _RESERVED = 4096
-_TAIL = 65536  # of its progress, in which a rank that is done says so
+_TAIL = 65536  # bytes at the end of a rank's progress file, among which its `done` record is looked for
 
 
 class RankRecords:
@@ -59,8 +59,8 @@ class RankRecords:
     def ending(self, pid: int, wait_status: int, usage: struct_rusage) -> RankExit:
         """Return how the rank ended, as of now.
 
-        `oom_kills` is how often the kernel has killed for want of memory meanwhile, wherever it counts for this rank, None
-        if it does not say; `memory_limit_bytes` comes with it.
+        Of a rank that failed, the record also has `oom_kills`, the processes that the kernel killed since the rank's start
+        because memory ran out, and if there may have been one, `memory_limit_bytes`.
         """
         ended = time.time()
         code = os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else 0
@@ -84,16 +84,16 @@ class RankRecords:
 
         Args:
             ending: What was known when the rank had just ended.
-            left_behind: How many processes of it had to be ended.
+            left_behind: The number of processes that the rank left behind and the shim killed.
             unkept: The number of bytes of its output that could not be written, by stream.
-            reason: Why that output could not be written; None if all was.
+            reason: Why that output could not be written; None if all output was.
         """
         self._write(
             RankExit(**{**vars(ending), "left_behind": left_behind, "unkept_output": unkept, "unkept_reason": reason})
         )
 
     def _kills_since(self) -> int | None:
-        """How often the kernel has killed for want of memory since the rank was started; None if it does not say."""
+        """Return how many processes the kernel has killed for memory since the rank's start; None if it does not say."""
         now = oom_kills()
         return None if now is None or self._oom_kills is None else now - self._oom_kills
 
@@ -112,7 +112,7 @@ class RankRecords:
 
     def _write(self, record: RankExit) -> None:
         path = self._path(contract.exit_file(self._rank))
-        text = json.dumps(vars(record)).encode().ljust(_RESERVED)  # spaces at its end are part of no JSON
+        text = json.dumps(vars(record)).encode().ljust(_RESERVED)  # JSON ignores the spaces at the end
         try:
             with open(contract.open_private(path + ".tmp", os.O_WRONLY | os.O_CREAT), "wb") as file:
                 file.write(text)

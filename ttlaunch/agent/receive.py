@@ -1,10 +1,10 @@
-"""The host's side of `ttlaunch sync`: say what is missing, take it in, and make it current.
+"""The host's side of `ttlaunch sync`: request what is missing of a release, receive it, and make the release current.
 
 Frames on standard input and output. This script sends: `manifest` (send me the manifest), `want` (send me these
-contents; the body has a bit for each), `plan` (only asked what would be done), `busy` (still at work), `done`, `error`.
+contents; the body has a bit for each), `plan` (the answer of a dry run), `busy` (still at work), `done`, `error`.
 It receives: `manifest`, `blobs` (the next piece of the contents, one after another in the order of the bits) and
-`again` (another sync into this folder has ended: look again). It ends when its standard input ends, and what it has
-not finished then is removed, by itself or, if it was killed, by the next sync.
+`again` (another sync into this folder has ended: look again). It ends when its standard input ends. Then it removes
+what it has not finished; if it was killed, the next sync does.
 
 Python 3.9 and the standard library only.
 """
@@ -42,11 +42,11 @@ _WHY = {
     errno.EILSEQ: "name",
     errno.EINVAL: "name",
 }
-_F_SETPIPE_SZ = 1031  # not in Python 3.9's fcntl; what a pipe does not take is stored by sshd, which is slow at it
+_F_SETPIPE_SZ = 1031  # not in Python 3.9's fcntl; sshd has to buffer what does not fit into the pipe, which is slow
 
 
 def main(arguments: Mapping[str, Any]) -> int:
-    """Take one release in; see `ttlaunch.hosts.sync.send` for the arguments."""
+    """Receive one release; see `ttlaunch.hosts.sync.send` for the arguments."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(0, _F_SETPIPE_SZ, releases.CHUNK)
     connection = Connection()
@@ -59,7 +59,7 @@ def main(arguments: Mapping[str, Any]) -> int:
     except Refused as refused:
         connection.send({"kind": "error", **refused.facts})
     except (EOFError, BrokenPipeError):
-        return 1  # the launching machine is not there any more
+        return 1  # the launching machine has closed the connection
     except OSError as error:
         connection.send({"kind": "error", **_explained(error, place=arguments["remote_folder"])})
     else:
@@ -68,7 +68,7 @@ def main(arguments: Mapping[str, Any]) -> int:
 
 
 def _explained(error: OSError, *, place: str) -> dict[str, Any]:
-    """The system's message and the path that it is about, which is `place` if the error names none."""
+    """Describe an error for the launching machine; its path is `place` if the error names none."""
     why = _WHY.get(error.errno or 0, "other")
     name = error.filename if error.filename is not None else place
     return {"why": why, "reason": (error.strerror or str(error)).lower(), "path": os.fsdecode(name)}
@@ -101,7 +101,7 @@ class _Session:
         self._make_folders()
         os.umask(0)  # from here on every file gets exactly the rights of the original
         # The order matters. Our own lock comes first: without it another sync would take our files for leftovers. The
-        # release is held before it is looked at, so that no sync prunes it between the look and the end.
+        # release is locked before it is checked, so that no other sync removes it before this one ends.
         self._lock = hold(self._incoming + b".lock", fcntl.LOCK_EX)
         self._id = self._identify()
         releases.clear_leftovers(self._folder)
@@ -129,9 +129,9 @@ class _Session:
         )
 
     def clean(self) -> None:
-        """Remove what is not needed any more, and give the lock back.
+        """Remove files that are not needed any more, and release the lock.
 
-        After a success, removing old releases waits until the launcher has its answer from every host.
+        After a success, old releases are removed only once the launcher has the answers of all hosts: removing takes time.
         """
         if self._old and self._done:
             self._connection.wait_for_end()
@@ -163,7 +163,7 @@ class _Session:
                 releases.write_file(ignore, b"*\n")
 
     def _identify(self) -> str:
-        """The id of this folder, the same on every host that sees it, so that only one of them is sent the release."""
+        """Return the folder's id. Hosts that share the folder have the same id, so the release is sent to only one of them."""
         path = os.path.join(self._folder, b".id")
         try:
             if not os.path.exists(path):
@@ -178,7 +178,7 @@ class _Session:
             return ""
 
     def _bring(self) -> None:
-        """Fetch what is missing of the release and the data."""
+        """Fetch what is missing of the release and of the training texts."""
         entries = releases.read_manifest(self._release)
         manifest = None
         self._data.places, self._data.differing, self._data.missing = {}, [], []
@@ -234,7 +234,7 @@ class _Session:
         self._clear()
 
     def _likely(self) -> list[bytes]:
-        """The releases that have most of the contents: this one, if it only has to be put right, and the last one."""
+        """Names of releases that have most of the contents: the same one, if it is damaged, and the one sent last."""
         news = self._arguments["news"]
         return [self._tree.encode(), *([news["tree"].encode()] if news else [])]
 
@@ -270,7 +270,7 @@ class _Session:
         os.replace(self._incoming, current)
 
     def _prune(self, *, keep: int) -> list[str]:
-        """Take old releases out of sight at once; removing them comes last."""
+        """Rename old releases, so that nobody uses them any more; `clean` removes them later."""
         for name, lock in releases.old_releases(self._folder, keep=keep, own=self._tree.encode()):
             self._put_away(os.path.join(self._releases, name))
             os.unlink(os.path.join(self._releases, name + b".lock"))

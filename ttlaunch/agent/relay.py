@@ -1,4 +1,4 @@
-"""What mpirun takes for `ssh`: hands each command for a host to the launcher, which is connected to that host already.
+"""A substitute for `ssh`, for mpirun: passes each command for a host to the launcher, which is connected to that host already.
 
     relay.py SOCKET [ssh's options] HOST COMMAND…
 
@@ -25,7 +25,7 @@ _NO_ANSWER = 255  # what ssh says when the connection failed
 
 
 def main() -> int:
-    """Run the command through the launcher; prints what it printed and returns its exit status."""
+    """Have the launcher run the command; prints the command's output and returns its exit status."""
     path, words = sys.argv[1], sys.argv[2:]
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in _WITH_VALUE else words[1:]
@@ -36,9 +36,9 @@ def main() -> int:
         with connect(path) as connection:
             host = words[0].rpartition("@")[2]  # the launcher is logged in already, as whoever the hostfile says
             connection.sendall(contract.pack_frame({"host": host, "command": " ".join(words[1:])}))
-            # A killed mpirun must take us along: we hold its output open, and the launcher would wait for that to end.
+            # If mpirun is killed this process must end too: it holds mpirun's output open, and the launcher waits for its end.
             end_with_parent(signal.SIGTERM)
-            if os.getppid() == 1:  # it was killed before
+            if os.getppid() == 1:  # mpirun was killed before the line above
                 return _NO_ANSWER
             frame = contract.read_frame(connection.recv)
     except (OSError, EOFError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Releases on a host: what belongs to one, whether it is whole, who uses it, and which old ones may go.
+"""Releases on a host: which files belong to one, whether they are complete, who uses it, and which old ones to remove.
 
 A release is `<remote folder>/releases/<tree hash>/`. Beside the code it holds its manifest, whose SHA-256 is the tree
 hash, and for each boot of the machine a file of signatures: size, times and inode of every file when its content was
@@ -44,7 +44,7 @@ def parse_manifest(text: bytes) -> list[Entry]:
     """Parse a manifest into its entries, in the order of their paths; a folder comes before what is in it.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is no manifest.
     """
     first, *records = text.split(b"\0")
     if first != _FIRST_LINE or not records or records.pop() != b"":
@@ -58,7 +58,7 @@ def parse_manifest(text: bytes) -> list[Entry]:
 
 
 def read_manifest_text(release: bytes) -> bytes | None:
-    """The manifest of a release that lies on this host; None if it is not there or damaged."""
+    """Return the manifest of a release on this host; None if it is missing or damaged."""
     try:
         with open(os.path.join(release, contract.MANIFEST_FILE.encode()), "rb") as file:
             text = file.read()
@@ -68,13 +68,13 @@ def read_manifest_text(release: bytes) -> bytes | None:
 
 
 def read_manifest(release: bytes) -> list[Entry] | None:
-    """The entries of the manifest of a release on this host; None if it is not there or damaged."""
+    """Return the entries of the manifest of a release on this host; None if it is missing or damaged."""
     text = read_manifest_text(release)
     return None if text is None else parse_manifest(text)
 
 
 def renew_manifest(releases: bytes, news: Mapping[str, Any] | None, *, tree_hash: str) -> bytes | None:
-    """The manifest of a new release, if the one that was sent last is here and its news lead to the new one.
+    """Build the manifest of a new release from the one that was sent last and `news`; None if that does not work.
 
     Args:
         releases: The folder of all releases.
@@ -118,8 +118,8 @@ def check_tree(
     """Compare a release with its manifest.
 
     Returns:
-        Which entries are not as they should be, the signatures of the files that are, and whether contents had to be
-        read because their signatures were not known.
+        The indices of entries that are missing or wrong, the signatures of the files that are right, and whether files
+        had to be read because their signatures were not known.
     """
     known = read_signatures(release, len(entries))
     wrong, signatures, read_any = [], {}, False
@@ -156,7 +156,7 @@ def _signatures_file(release: bytes) -> bytes:
 
 
 def read_signatures(release: bytes, count: int) -> dict[int, Signature]:
-    """The reliable signatures by index; a file written in the same moment as they were may have changed unseen."""
+    """Return the reliable signatures by index; a file written just before may have changed since with the same signature."""
     try:
         with open(_signatures_file(release), "rb") as file:
             packed, newest = file.read(), os.fstat(file.fileno()).st_mtime_ns - _RACY_NS
@@ -169,7 +169,7 @@ def read_signatures(release: bytes, count: int) -> dict[int, Signature]:
 
 
 def write_signatures(release: bytes, signatures: Mapping[int, Signature], *, count: int, temporary: bytes) -> None:
-    """Record what `check_tree` need not read again; a release that cannot be written is read again each time."""
+    """Record the signatures of files that `check_tree` need not read again; if the release is read-only it reads them each time."""
     packed = b"".join(_SIGNATURE.pack(*signatures.get(index, _NO_SIGNATURE)) for index in range(count))
     with contextlib.suppress(OSError):
         write_file(temporary, packed)
@@ -180,7 +180,7 @@ def write_signatures(release: bytes, signatures: Mapping[int, Signature], *, cou
 
 
 def write_file(path: bytes, content: bytes) -> None:
-    """Write a file of ours, which only its owner may change, whatever the umask is."""
+    """Write a file that only its owner may change; replaces an existing one."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
@@ -195,7 +195,7 @@ def hold_release(folder: bytes, tree_hash: str) -> int:
 
 
 def old_releases(folder: bytes, *, keep: int, own: bytes) -> Iterator[tuple[bytes, int]]:
-    """Releases beyond the newest `keep` that no run uses, each with its exclusive lock, which the caller closes."""
+    """Yield the releases beyond the newest `keep` that no run uses, each with its exclusive lock, which the caller closes."""
     releases = os.path.join(folder, contract.RELEASES_DIR.encode())
     try:
         current = os.path.basename(os.readlink(os.path.join(folder, contract.CURRENT_LINK.encode())))
@@ -218,7 +218,7 @@ def old_releases(folder: bytes, *, keep: int, own: bytes) -> Iterator[tuple[byte
 
 
 def clear_leftovers(folder: bytes) -> None:
-    """Remove what syncs left that were killed: everything under their id, once their lock is free."""
+    """Remove the files of syncs that were killed: those that carry the id of a sync whose lock is free."""
     places = [os.path.join(folder, name.encode()) for name in (contract.RELEASES_DIR, contract.DATA_DIR)]
     found = [os.path.join(place, name) for place in places for name in os.listdir(place) if name.startswith(INCOMING)]
     for owner in {_owner_of(path) for path in found}:
@@ -235,7 +235,7 @@ def clear_leftovers(folder: bytes) -> None:
 
 
 def _clear_locks(releases: bytes) -> None:
-    """Remove the locks of releases that are not there, as of syncs that failed; one that is held stays."""
+    """Remove lock files without a release, as a failed sync leaves them, unless a process holds them."""
     for name in os.listdir(releases):
         release, lock = os.path.join(releases, name[: -len(b".lock")]), os.path.join(releases, name)
         if not name.endswith(b".lock") or not _TREE_HASH.match(os.path.basename(release)) or os.path.lexists(release):
@@ -243,7 +243,7 @@ def _clear_locks(releases: bytes) -> None:
         descriptor = hold(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if descriptor is not None:
             with contextlib.suppress(OSError):
-                if not os.path.lexists(release):  # it may have come while nobody held the lock
+                if not os.path.lexists(release):  # another sync may have finished it while nobody held the lock
                     os.unlink(lock)
             os.close(descriptor)
 
@@ -253,7 +253,7 @@ def _owner_of(path: bytes) -> bytes:
 
 
 def remove(path: bytes) -> None:
-    """Remove a file, a link or a folder with all that is in it, as far as the system lets us; never raises."""
+    """Remove a file, a link or a folder with its content, as far as the system permits; never raises `OSError`."""
     with contextlib.suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)

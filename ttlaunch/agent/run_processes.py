@@ -1,7 +1,7 @@
-"""Find, signal and end the processes of a run on the machine where this runs: those that carry its id, and no others.
+"""Find, signal and end the processes of a run on this machine: those whose environment has the run's id, and no others.
 
-Nothing is ever found by its name. A process is pinned by a descriptor before its environment is read again, so a process
-id that was given to somebody else in between is never signalled. Python 3.9 and the standard library only.
+No process is found by its name. Before a signal, a descriptor pins the process and its environment is read again, so the
+signal never goes to another process that has got the same process id. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def run_processes(run_id: str) -> list[int]:
-    """Process ids whose environment carries the run's id, as far as we may see; our own process never does."""
+    """Return the ids of processes whose environment has the run's id, as far as we may read it, without our own process."""
     return sorted(pid for pid, found in processes_of_runs() if found == run_id)
 
 
 def processes_of_runs() -> list[tuple[int, str]]:
-    """Every process that belongs to a run of ours, with the run's id, as far as we may see."""
+    """Return each process that belongs to a run, with the run's id, as far as we may read its environment."""
     needle = contract.ENV_RUN_ID.encode() + b"="
     found = []
     for name in os.listdir("/proc"):
@@ -41,8 +41,8 @@ def processes_of_runs() -> list[tuple[int, str]]:
 def signal_process(pid: int, number: int, *, run_id: str) -> bool:
     """Send a signal to a process if it still belongs to the run; returns whether it was sent.
 
-    The process is pinned by a descriptor before its environment is read: an id that another process has been given
-    in between is never signalled.
+    A descriptor pins the process before its environment is read, so the signal never goes to another process that has
+    got the same id; without descriptors (an old kernel or Python) there is a moment in which it could.
     """
     try:
         if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
@@ -91,7 +91,7 @@ def kill_run_processes(run_id: str, *, grace_s: float = 0.5, daemons: Collection
 
 
 def page_faults(pid: int) -> int:
-    """How often a process has touched memory that was not there yet: what moves while it loads libraries; 0 if it is gone."""
+    """Return the page faults of a process, which increase while it loads libraries; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -101,7 +101,7 @@ def page_faults(pid: int) -> int:
 
 
 def belongs_to(pid: int, run_id: str) -> bool:
-    """Whether a process carries the run's id, as far as we may see."""
+    """Whether the environment of a process has the run's id; False if we may not read it."""
     return f"{contract.ENV_RUN_ID}={run_id}".encode() in _environment(pid).split(b"\0")
 
 
@@ -111,12 +111,12 @@ def is_gone(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, or by a debugger, and would go on if it were let."""
+    """Whether a signal or a debugger has stopped a process, so that it could be continued."""
     return _state(pid) in {"T", "t"}
 
 
 def _state(pid: int) -> str:
-    """The kernel's letter for what a process does; empty if there is none."""
+    """Return the kernel's letter for the state of a process; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""Sends a signal to a process that stands beside a run on this host: a shim, or the run's agent.
+"""Send a signal to a process of a run on this host that is no rank: a shim, or the run's agent.
 
 Python 3.9 and the standard library only.
 """
@@ -22,8 +22,8 @@ def main(arguments: dict[str, Any]) -> int:
     """Send a signal, and answer with the number of processes that got it.
 
     Args:
-        arguments: `number`: of the signal; `pid`: a process that carries `run_id`; None: the run's agent, which is
-            known by the file in `scratch` that it holds.
+        arguments: `number`: the signal; `pid`: a process that carries `run_id`, or None for the run's agent, which
+            is found by the claim in `scratch` that it holds open.
     """
     number, pid = arguments["number"], arguments["pid"]
     if pid is not None:
@@ -38,7 +38,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def holders(path: str) -> list[int]:
-    """The processes that have a file open, as far as we may see."""
+    """Return the processes that have a file open, as far as we may see their descriptors."""
     found = set()
     for link in glob.glob("/proc/[0-9]*/fd/*"):
         try:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _OUTPUT_GRACE_S = 1.0
-_RECORD_GRACE_S = 0.1  # the rank and all below it have ended, so there is nothing to wait for but the rest in the pipes
+_RECORD_GRACE_S = (
+    0.1  # the rank and all its descendants have ended, so only the rest in the pipes is still to be copied
+)
 _LEFT_EARLY = 1
 _SHIM_FAILED = 70
 
@@ -70,7 +72,7 @@ def main() -> int:
 def rank_environment(
     plan: Record, row: Record, inherited: Mapping[str, str], *, run_folder: str, plan_path: str
 ) -> dict[str, str]:
-    """The rank's environment: the inherited one without managed names, then the plan's and the contract's variables."""
+    """Build the rank's environment: the inherited one without managed names and secrets, then the plan's and the contract's."""
     managed, secret = set(plan["managed"]), contract.SECRET_PREFIX
     environment = {k: v for k, v in inherited.items() if k not in managed and not k.startswith(secret)}
     environment.update(contract.fill_references({**plan["environment"], **row["environment"]}, inherited))
@@ -87,7 +89,7 @@ def rank_environment(
         }
     )
     networks = _first_set(plan["engine"]["names"]["network_variables"], inherited)
-    environment.pop(contract.ENV_NETWORKS, None)  # of a run that this one was started from
+    environment.pop(contract.ENV_NETWORKS, None)  # inherited if this run was started from within another one
     if networks is not None:
         environment[contract.ENV_NETWORKS] = networks
     environment.setdefault(
@@ -113,7 +115,7 @@ def _own_row(plan: Record) -> Record:
 
 
 def _first_set(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """The value of the first of these variables that is set."""
+    """Return the value of the first of these variables that is set; None if none is."""
     return next((environment[name] for name in names if name in environment), None)
 
 
@@ -137,8 +139,8 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
     # The time of the end is taken before anything else is waited for: the order of endings decides who failed first.
     ending = records.ending(process.pid, wait_status, usage)
     left_behind = _kill_descendants()
-    # The record counts the output that could not be kept, so the rest in the pipes is copied first; but a pipe that a
-    # process holds open which cannot be killed must not keep the record back.
+    # The record counts the output that could not be written, so the rest in the pipes is copied first. But a process that
+    # cannot be killed may hold a pipe open, and must not delay the record.
     _join(copies, _RECORD_GRACE_S)
     unkept, reason = output.unkept()
     records.ended(ending, left_behind=left_behind, unkept=unkept, reason=reason)
@@ -171,7 +173,8 @@ def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]
 def _stay_until_ended() -> None:
     """Wait for mpirun to end this shim.
 
-    If it left by itself, mpirun might end the other ranks at once, which have been asked to stop too and have their grace.
+    If the shim exited by itself, mpirun might at once kill the other ranks, which have been asked to stop and still have
+    their grace period.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
@@ -186,9 +189,9 @@ def _begin_rank() -> None:
 
 
 def _kill_descendants() -> int:
-    """End and count what the rank started and left behind, also what has forked twice and forgotten its environment.
+    """Kill and count the processes that the rank left behind, even if they forked twice or cleared their environment.
 
-    As a subreaper the shim is the parent of every orphan below it, so its children are all there is to find.
+    As a subreaper the shim becomes the parent of every orphan below it, so all of them appear among its children.
     """
     ended = 0
     while True:
@@ -201,7 +204,7 @@ def _kill_descendants() -> int:
                 _, wait_status = os.waitpid(pid, 0)
             except (ChildProcessError, ProcessLookupError):
                 continue
-            ended += os.WIFSIGNALED(wait_status)  # a child that had ended by itself was only not waited for
+            ended += os.WIFSIGNALED(wait_status)  # a child that had already exited by itself does not count
 
 
 def _children() -> list[int]:

@@ -1,7 +1,7 @@
-"""Read the stacks of processes from outside that cannot write them: those that are stopped or stuck below Python.
+"""Read the stacks of processes that cannot write them themselves: those that are stopped or stuck below Python.
 
-That takes py-spy, and the right to look into other processes (root, or a kernel that allows it to one's own). Where either is
-missing nothing is written. Python 3.9 and the standard library only.
+This needs py-spy and the right to read other processes (as root, or where the kernel lets a user read their own). Without
+either, nothing is written. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _LONGEST_S = 3.0
 
 
 def find_py_spy(*pythons: str) -> str | None:
-    """The program, beside one of these interpreters, beside our own, or on the path."""
+    """Find py-spy beside one of these interpreters, beside our own, or in PATH."""
     folders = [os.path.dirname(python) for python in (*pythons, sys.executable) if python]
     return shutil.which("py-spy", path=os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)]))
 
 
 def dump_stacks(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy: str) -> list[int]:
-    """Append to the stacks of each rank what its process is doing.
+    """Append the stacks of each rank's process to the rank's file of stacks.
 
     Args:
-        pids: The processes by rank; one that no longer belongs to the run is not asked for its stack.
+        pids: The processes by rank; those that no longer belong to the run are left out.
         run_id: The run's id.
-        run_folder: Where stacks lie.
-        py_spy: The program.
+        run_folder: The run's folder, which has the files of stacks.
+        py_spy: The path of py-spy.
 
     Returns:
-        The ranks of which something was found out.
+        The ranks whose stacks were read.
     """
     running = {rank: _start(pid, py_spy) for rank, pid in pids.items() if belongs_to(pid, run_id)}
     deadline = time.monotonic() + _LONGEST_S
@@ -54,7 +54,7 @@ def dump_stacks(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy
 
 
 def _start(pid: int, py_spy: str) -> subprocess.Popen[bytes]:
-    """Start py-spy on a process. One that is stopped already is read without being paused, as py-spy would wait for ever."""
+    """Start py-spy on a process; without pausing it if it is stopped already, since py-spy would wait for that for ever."""
     words = [py_spy, "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if is_stopped(pid) else [])]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
@@ -72,7 +72,7 @@ def _finish(process: subprocess.Popen[bytes], deadline: float) -> str:
 
 
 def render_threads(threads: list[dict[str, Any]]) -> str:
-    """Render py-spy's answer about a process in the form that faulthandler has, the main thread last."""
+    """Render py-spy's answer about a process in the format of faulthandler, with the main thread last."""
     ordered = sorted(threads, key=lambda thread: thread["os_thread_id"] == thread["pid"])
     return "".join(_rendered(thread) for thread in ordered)
 

@@ -1,8 +1,8 @@
-"""Puts an agent beside one run on one host: a daemon that outlives the connection over which it was started.
+"""Start the agent of one run on one host: a daemon that outlives the connection over which it was started.
 
-It makes the run's folder, keeps the code from being pruned, sends home what shims and ranks write there as it grows,
-and in the end kills whatever still carries the run's id: when the launcher orders it, or when no frame has come from the
-launching machine for as long as the lease lasts, since no launcher would be left to report the run to its user.
+The agent makes the run's folder, keeps the code from being removed, and sends the launcher what shims and ranks write, as
+they write it. In the end it kills every process that carries the run's id: when the launcher orders it, or when no frame
+has come from the launcher for as long as the lease lasts.
 
 No port is opened: the daemon listens on a socket in the run's private folder, and this script, like `bridge.py` after a lost
 connection, carries bytes between that socket and the SSH channel. Python 3.9 and the standard library only.
@@ -38,8 +38,8 @@ def main(arguments: dict[str, Any]) -> int:
     Args:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
             sockets and shared memory, absolute; `ranks`: those of this host; `daemons`: names of the engine's
-            processes, which are ended last; `socket`: where in it to listen; `lock`: a file to lock, shared, while the
-            run lives; `lease_s`: how long ranks may run without word from the launcher.
+            processes, which are killed last; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
+            run lasts; `lease_s`: seconds that ranks may run without a frame from the launcher.
     """
     try:
         claim, held = _prepare(arguments)
@@ -48,7 +48,7 @@ def main(arguments: dict[str, Any]) -> int:
         reason = f"{error.filename or arguments['folder']}: {error.strerror or error}"
         os.write(1, contract.pack_frame({"kind": "refused", "reason": reason}))
         return 1
-    # Before the fork the listener is bound, so that the launcher's first connection below cannot come too early.
+    # The listener is bound before the fork, so that the connection at the end of this function cannot come too early.
     child = os.fork()
     if not child:
         _detach()
@@ -60,7 +60,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _detach() -> None:
-    """Leave the session of the SSH connection and its descriptors; the process that began this ends."""
+    """Become a daemon: leave the SSH connection's session, close its descriptors, and continue in a child process."""
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -89,11 +89,11 @@ def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int) -> N
             run.remove_collected()
         else:
             run.fence(f"its agent heard nothing from the launching machine for {lease_s:g} s and ended its ranks")
-    except BaseException as error:  # noqa: BLE001 - whatever broke, no rank may run on without us
+    except BaseException as error:  # noqa: BLE001 - whatever failed, no rank may run on without an agent
         run.fence(f"its agent broke: {type(error).__name__}: {error}")
     finally:
         forget(arguments["socket"])
-        # On the launching machine, or on one with two host names, others work in the same folder.
+        # On the launching machine, or on a machine with two host names, other processes use the same folder.
         os.close(claim)
         claims.remove_if_abandoned(arguments["scratch"])
         server.close()
@@ -104,7 +104,7 @@ def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:
     """Make the folders and files of the run.
 
     Returns:
-        The claim on its folder in shared memory, and descriptors that keep its folder, its code and its environment.
+        The claim on the run's folder in shared memory, and descriptors that lock its folder, its code and its environment.
     """
     folder, scratch = arguments["folder"], arguments["scratch"]
     held = []
@@ -129,9 +129,9 @@ def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:
 
 
 def _hold_environment(python: str) -> list[int]:
-    """Lock the environment that `ttlaunch prepare` made for the ranks' interpreter, if it made one, so that none removes it.
+    """Lock the environment of the ranks' interpreter, if `ttlaunch prepare` made it, so that no later `prepare` removes it.
 
-    Containers that share the remote folder do not see each other's processes.
+    The lock is needed because containers that share the remote folder do not see each other's processes.
     """
     environment = os.path.realpath(os.path.dirname(os.path.dirname(python)))
     if os.path.basename(os.path.dirname(environment)) != "envs":
@@ -143,7 +143,7 @@ def _hold_environment(python: str) -> list[int]:
 
 
 def _prune(runs: str) -> None:
-    """Remove the oldest folders of runs that are over; their content has long been sent home."""
+    """Remove the oldest folders of runs that have ended, whose content the launcher has had for long."""
     ids = sorted(name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name)))
     old = ids[:-_KEPT_RUNS]
     alive = {run_id for _, run_id in processes_of_runs()} if old else set()

@@ -21,7 +21,7 @@ _FAREWELL = "agent.json"
 
 
 def leave_stop_marker(run_folder: str, marker: Mapping[str, Any]) -> None:
-    """Write `contract.ENDING_FILE` by one rename; on a full disk nothing is written, and ranks end when their grace is over."""
+    """Write `contract.ENDING_FILE` by one rename; on a full disk nothing is written, and ranks end after their grace period."""
     path = os.path.join(run_folder, contract.ENDING_FILE)
     try:
         with open(path + ".tmp", "w", encoding="utf-8", opener=contract.open_private) as file:
@@ -32,7 +32,7 @@ def leave_stop_marker(run_folder: str, marker: Mapping[str, Any]) -> None:
 
 
 def stop_marker_was_left(run_folder: str, *, since: float) -> bool:
-    """Whether the launcher has ordered the end since a time, in seconds since the epoch; an older order is of an earlier run."""
+    """Whether the launcher has ordered the end after `since` (seconds since the epoch); an older order is of an earlier run."""
     try:
         return os.stat(os.path.join(run_folder, contract.ENDING_FILE)).st_mtime >= since
     except OSError:

@@ -1,7 +1,7 @@
-"""Put the files of a release where they belong on a host: those it has already by copying, the others as they arrive.
+"""Write the files of a release on a host: copy contents that the host has already, and receive the others.
 
-A release that is not there is built in a folder of its own and gets its name by one rename; in one that is there but
-damaged, each wrong file is replaced by one rename. Everything is compared with its SHA-256 while it is written.
+A missing release is built in a separate folder and gets its name by one rename; in a damaged release, each wrong file is
+replaced by one rename. Every file is compared with its SHA-256 while it is written.
 
 Paths are bytes, as the system has them. Python 3.9 and the standard library only.
 """
@@ -68,12 +68,12 @@ class Target:
         return None
 
     def copy_from(self, source: bytes, known: Signature | None, *, alive: Callable[[], None]) -> Signature | None:
-        """Make the file from another one on this host; None if that one has another content.
+        """Make the file from another one on this host; None if the other one's content is not the expected one.
 
         Args:
             source: The other file.
-            known: Its signature when it was last compared with its SHA-256; None: compare now.
-            alive: Called now and then.
+            known: Its signature when it was last compared with its SHA-256; None to compare it now.
+            alive: Called repeatedly, to report that this host is at work.
         """
         try:
             descriptor = os.open(source, _OLD_FILE)
@@ -93,10 +93,10 @@ class Target:
             os.close(descriptor)
 
     def _clone(self, source: int, known: Signature) -> Signature | None:
-        """Let the kernel copy a file whose signature is still `known`; None where that is not possible.
+        """Let the kernel copy a file whose signature is still `known`; None if that is not possible.
 
-        Its content is not read here. The signature is compared after the copy, so that a write to the source meanwhile
-        is noticed.
+        Python does not read the content. The signature is compared after the copy, so that a write to the source during
+        the copy is noticed.
         """
         descriptor, size = os.open(self.path, _NEW_FILE, self.mode), self.size
         try:
@@ -137,10 +137,10 @@ class Building:
         """Make the folder to build in, and in it folders and links.
 
         Args:
-            names: Two names that differ in nothing but upper and lower case, if there are such.
+            names: Two names of the release that differ only in upper and lower case, if there are such.
 
         Raises:
-            Refused: If the file system takes the two for one.
+            Refused: If there are such names and the file system does not distinguish case.
         """
         os.mkdir(self._incoming, 0o700)
         if names:
@@ -153,7 +153,7 @@ class Building:
                 os.symlink(content, self._place(index))
 
     def finish(self, *, manifest: bytes | None) -> bool:
-        """Put everything in place; returns False if another sync was faster with the same release.
+        """Put everything in place; returns False if another sync has made the same release first.
 
         Args:
             manifest: The manifest to write; None if the release already has one.
@@ -170,7 +170,7 @@ class Building:
         temporary = os.path.join(self._incoming, b"signatures")
         releases.write_signatures(into, self.signatures, count=len(self._entries), temporary=temporary)
         if self._whole:
-            # The folder gets its name only now, complete: whoever finds it under that name may use it.
+            # The folder gets its name only now that it is complete, so that a run may use it as soon as it finds it.
             try:
                 os.rename(self._incoming, self._release)
             except OSError:
@@ -184,7 +184,7 @@ class Building:
         return self._incoming + b"/" + name
 
     def _replace(self, index: int) -> None:
-        """Replace a wrong entry; what stands in the way is moved into the building folder, which is removed later."""
+        """Replace a wrong entry; a file in place of a folder, or the reverse, goes to the building folder, removed later."""
         kind, mode, _, _, path = self._entries[index]
         final = os.path.join(self._release, path)
         with contextlib.suppress(FileNotFoundError):
@@ -211,7 +211,7 @@ def check_space(folder: bytes, targets: Sequence[Target], *, others: int) -> Non
     """Raise `Refused`, before anything is sent, if the disk has not enough room or not enough inodes.
 
     Args:
-        folder: On the file system that is to hold them.
+        folder: A folder on the file system that is to hold them.
         targets: Files to be made.
         others: Number of folders and links to be made.
     """
@@ -231,11 +231,11 @@ def find_copies(
 
     Args:
         folder: The remote folder.
-        wanted: SHA-256 of the contents.
+        wanted: The SHA-256 of each content.
         likely: Names of releases to look in first.
 
     Returns:
-        Path, and the signature with which it was last compared, by SHA-256.
+        By SHA-256, the path of a file with this content, and its signature when it was last compared, if that is known.
     """
     parent = os.path.join(folder, contract.RELEASES_DIR.encode())
     data = os.path.join(folder, contract.DATA_DIR.encode())
@@ -275,8 +275,8 @@ class Connection:
         """Receive the next answer of the launching machine.
 
         Raises:
-            LookAgain: If the launching machine asks for that instead.
-            EOFError: If it is not there any more.
+            LookAgain: If the launching machine answers that another sync has changed the folder.
+            EOFError: If the launching machine has closed the connection.
         """
         header, body = self._receive()
         while header["kind"] == "gift":
@@ -287,17 +287,17 @@ class Connection:
         return body
 
     def gift(self) -> bytes:
-        """The contents that the launching machine sent unasked, before any answer.
+        """Return the contents that the launching machine sends without a request, before any answer.
 
         Raises:
-            EOFError: If the launching machine is not there any more.
+            EOFError: If the launching machine has closed the connection.
         """
         if self._gift is None:
             self._gift = self._receive()[1]
         return self._gift
 
     def wait_for_end(self) -> None:
-        """Return when the launching machine has nothing more to say, to any host."""
+        """Wait until the launching machine closes the connection, which it does once all hosts are done."""
         while sys.stdin.buffer.read(1):
             pass
 
@@ -309,7 +309,7 @@ class Connection:
         return header, zlib.decompress(body, bufsize=releases.CHUNK) if header.get("packed") else body
 
     def alive(self) -> None:
-        """Report once a second that this host is at work; called often."""
+        """Report that this host is at work, if it has sent nothing for a second; called often."""
         if time.monotonic() - self._last > _BUSY_EVERY_S:
             self.send({"kind": "busy"})
 
@@ -319,8 +319,8 @@ class Contents:
 
     Args:
         order: SHA-256 of all contents that belong to the sync, in the order that both sides know.
-        about: What every request has besides.
-        given: SHA-256 and size of contents that come unasked, in the order in which they come.
+        about: Further fields of every request.
+        given: SHA-256 and size of the contents that arrive without a request, in the order in which they arrive.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class Contents:
             self._keep(first, first.write(self._take(first.size), alive=self._connection.alive), others)
 
     def _unpack(self, lacking: Mapping[bytes, Sequence[Target]]) -> None:
-        """Make the files whose contents came unasked."""
+        """Make the files whose contents arrived without a request."""
         start = 0
         for digest, size in self._given:
             if digest in lacking:
