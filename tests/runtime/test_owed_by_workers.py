@@ -71,7 +71,9 @@ def test_a_checkpoint_waits_for_no_worker_that_nobody_waits_for(tmp_path, recipe
     checkpoint = halfway(train(recipe, 2, 1, tmp_path / "run", sections, saves=True))
     assert [contract.shard_file(2)] == list(checkpoint.manifest["files"])
     resumed = train(recipe, 2, 1, tmp_path / "again", sections, start=start_of(checkpoint))
-    said = "checkpoints here wait for no worker, so what workers' codecs still owed is not kept: they owe nothing now"
+    said = (
+        "checkpoints of this run wait for no worker, so they lack the remainders of workers' codecs, which begin at 0"
+    )
     assert [said] == [record["text"] for record in resumed.records(contract.KIND_NOTE)]
 
 

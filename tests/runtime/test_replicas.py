@@ -5,7 +5,7 @@ import torch
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import GROUP, read_recorder
-from ttlaunch.runtime.parallel.gradients.replicas import Buckets
+from ttlaunch.runtime.parallel.gradients.replicas import AllReduceRecords
 from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
@@ -13,7 +13,9 @@ from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 @pytest.fixture
 def books(tmp_path):
     """Books of two buckets, and what their box says now."""
-    one = Buckets(TrafficCounter(recorder=FlightRecorder(tmp_path / contract.recorder_file(0), rank=0)), [0, 1])
+    one = AllReduceRecords(
+        TrafficCounter(recorder=FlightRecorder(tmp_path / contract.recorder_file(0), rank=0)), [0, 1]
+    )
     return one, lambda: read_recorder((tmp_path / contract.recorder_file(0)).read_bytes())
 
 

@@ -13,7 +13,7 @@ from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
-CUT, COUNTS, GRADIENTS, WEIGHTS = 30_010, 30_011, 30_012, 30_013
+BUCKET_SIZE, COUNTS, GRADIENTS, WEIGHTS = 30_010, 30_011, 30_012, 30_013
 """Tags. Messages of one tag between two ranks arrive in the order of the buckets, forwards or backwards."""
 
 _OPERATIONS = {GRADIENTS: "gradients", WEIGHTS: "weights"}
@@ -25,9 +25,9 @@ def irecv_bucket(ctx: Communicator, vector_N: Tensor, bucket: Bucket, *, source:
     Args:
         ctx: This rank.
         vector_N: Shape `(N,)`, float32, contiguous; the bucket's part changes until the result has been waited for.
-        bucket: The bucket's number; `source` sends the same one with `isend_part` or an `Outbox`.
+        bucket: The bucket; `source` sends the same one with `isend_part` or an `Outbox`.
         source: The sender.
-        tag: `GRADIENTS` or `WEIGHTS`, which also names the operation.
+        tag: `GRADIENTS` or `WEIGHTS`; the operation's name follows from it.
 
     Cost: one message of 4 bytes a value.
     Order: buckets of one tag match in the order in which both ends begin them.
@@ -36,7 +36,7 @@ def irecv_bucket(ctx: Communicator, vector_N: Tensor, bucket: Bucket, *, source:
 
 
 def irecv_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
-    """Begin to receive a bucket's values into a tensor of their own, instead of a flat vector; else as `irecv_bucket`.
+    """Begin to receive a bucket's values as `irecv_bucket` does, but into a tensor of their own.
 
     Cost: one message of 4 bytes a value.
     Order: buckets of one tag match in the order in which both ends begin them.
@@ -51,9 +51,9 @@ def isend_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, dest: Rank, t
     Args:
         ctx: This rank.
         part: The values, float32, contiguous; they must not change before the result has been waited for.
-        bucket: The bucket's number; `dest` receives the same one.
+        bucket: The bucket; `dest` receives the same one.
         dest: The receiver.
-        tag: `GRADIENTS` or `WEIGHTS`, which also names the operation.
+        tag: `GRADIENTS` or `WEIGHTS`; the operation's name follows from it.
 
     Cost: one message of 4 bytes a value.
     Order: buckets of one tag match in the order in which both ends begin them.
@@ -63,7 +63,7 @@ def isend_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, dest: Rank, t
 
 
 class Outbox:
-    """Sends buckets of a flat vector to some ranks, and remembers what is not yet sent.
+    """Sends buckets of a flat vector to some ranks, and keeps the sends that are under way.
 
     Order: the receivers must begin to receive the buckets in the order of the calls of `send`.
     """
@@ -84,14 +84,14 @@ class Outbox:
         self._sending += [isend_part(self._ctx, part, bucket, dest=dest, tag=self._tag) for dest in self._dests]
 
     def wait(self) -> None:
-        """Return when all buckets that were sent may be overwritten."""
+        """Wait for all sends; the buckets may then be overwritten."""
         for sending in self._sending:
             sending.wait()
         self._sending.clear()
 
 
 class AgreedBuckets:
-    """The buckets of a step, whose size the aggregating rank decides, and sends before each step until it is final.
+    """The buckets of a step. One rank decides their size, and sends it before each step until it is final.
 
     Attributes:
         buckets: The buckets in the order of backward passes.
@@ -100,7 +100,7 @@ class AgreedBuckets:
     def __init__(
         self, ctx: Communicator, starts: Sequence[int], *, source: Rank, followers: Iterable[Rank] = ()
     ) -> None:
-        """Agree on nothing yet; nothing is sent.
+        """Prepare the agreement; nothing is sent.
 
         Args:
             ctx: This rank.
@@ -121,32 +121,31 @@ class AgreedBuckets:
         Raises:
             CommunicationError: `source` sent something else than a size.
 
-        Cost: in each of the first steps one message of 16 bytes from `source`, and one to each follower; none once it
-            is final.
+        Cost: one message of 16 bytes from `source`, and one to each follower; none once the size is final.
         Order: before the step's first bucket; nothing is added up.
         """
         if not self._is_final:
-            said = torch.empty(2, dtype=torch.int64)
+            decision = torch.empty(2, dtype=torch.int64)
             with operation(self._ctx, "bucket_size"):
-                self._ctx.recv(said, source=self._source, tag=CUT)
-                tell_cut(self._ctx, said, self._followers)
-            size, is_final = said.tolist()
+                self._ctx.recv(decision, source=self._source, tag=BUCKET_SIZE)
+                send_bucket_size(self._ctx, decision, self._followers)
+            size, is_final = decision.tolist()
             self._is_final = bool(is_final)
             self.buckets = cut_buckets(self._starts, bucket_bytes=size)
         return self.buckets
 
 
-def tell_cut(ctx: Communicator, said: Tensor, followers: Iterable[Rank]) -> None:
+def send_bucket_size(ctx: Communicator, decision: Tensor, followers: Iterable[Rank]) -> None:
     """Send the size of a bucket, and whether it is final.
 
     Args:
         ctx: This rank.
-        said: Bytes of a bucket and 1 or 0, shape (2,), int64.
-        followers: The ranks that wait for it in `AgreedBuckets.begin_step`.
+        decision: The bytes of a bucket, and 1 if they are final, else 0; shape (2,), int64.
+        followers: The ranks that receive it in `AgreedBuckets.begin_step`.
 
     Cost: one message of 16 bytes to each of `followers`.
     Order: before the step's first bucket; nothing is added up.
     """
     with operation(ctx, "bucket_size"):
-        for sending in [ctx.isend(said, dest=rank, tag=CUT) for rank in followers]:
+        for sending in [ctx.isend(decision, dest=rank, tag=BUCKET_SIZE) for rank in followers]:
             sending.wait()

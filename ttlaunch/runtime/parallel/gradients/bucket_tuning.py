@@ -1,6 +1,6 @@
 """Choose the size of a bucket: the configured one, or the one of a few sizes with which the first steps were fastest.
 
-One rank decides and sends the size to the others, so that all of them cut alike. The bits do not depend on it.
+One rank decides and sends the size to the others, so that all use the same buckets. No bit of the result depends on it.
 """
 
 import statistics
@@ -18,7 +18,7 @@ _CLEAR_GAIN = 0.98
 
 
 def candidates(vector_bytes: int) -> list[int]:
-    """Sizes worth trying for a vector: all of it in one bucket, and the largest sizes that cut it into a few."""
+    """List the sizes to try for a vector: one bucket for all of it, then the largest sizes that give several buckets."""
     sizes = [size for size in _CANDIDATE_BYTES if size * _LEAST_BUCKETS <= vector_bytes]
     return [vector_bytes, *sizes[1 - _MOST_CANDIDATES :]]
 
@@ -28,7 +28,7 @@ class BucketTuner:
 
     Attributes:
         bucket_bytes: The size of a bucket in the next step.
-        is_final: Whether that will not change any more.
+        is_final: Whether this size will not change any more.
     """
 
     def __init__(self, vector_bytes: int, *, bucket_megabytes: float | None) -> None:
@@ -43,7 +43,7 @@ class BucketTuner:
         self.is_final = len(self._candidates) == 1
 
     def end_step(self) -> None:
-        """Note the time since the last call, which is that of a step with the present size, and choose the next one."""
+        """Note the time since the last call, which a step with the present size took, and choose the next size."""
         if self.is_final:
             return
         now = time.perf_counter()
@@ -59,4 +59,5 @@ class BucketTuner:
     def _fastest(self) -> int:
         medians = [statistics.median(seconds) for seconds in self._seconds]
         best = min(medians)
+        # The first candidate, a single bucket, stays unless another one is clearly faster.
         return self._candidates[0 if medians[0] * _CLEAR_GAIN <= best else medians.index(best)]

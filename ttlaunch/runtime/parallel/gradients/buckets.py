@@ -17,12 +17,12 @@ _VALUE_BYTES = 4
 
 @dataclass(frozen=True)
 class Bucket:
-    """One part.
+    """One contiguous part of the flat vectors.
 
     Attributes:
         index: Its place in the order of backward passes, from 0.
-        values: The range of the flat vectors.
-        parameters: Places of its parameters in the model's order.
+        values: The range of its values in the flat vectors.
+        parameters: The places of its parameters in the model's order.
     """
 
     index: int
@@ -30,16 +30,16 @@ class Bucket:
     parameters: range
 
     def of(self, vector_N: Tensor) -> Tensor:
-        """The bucket's part of a flat vector, a view."""
+        """Return the bucket's part of a flat vector, as a view."""
         return vector_N[self.values.start : self.values.stop]
 
 
 def cut_buckets(starts: Sequence[int], *, bucket_bytes: int) -> list[Bucket]:
-    """Cut from the end: as many whole parameters as fit into a bucket; one that does not fit has a bucket to itself.
+    """Cut flat vectors, from the end, into buckets of as many whole parameters as fit; a larger one is a bucket alone.
 
     Args:
-        starts: Where each parameter begins in the flat vector, and at last where the vector ends.
-        bucket_bytes: Room of a bucket; at least the vector's own bytes give one bucket.
+        starts: Where each parameter begins in the flat vector; the last item is the vector's end.
+        bucket_bytes: The most bytes of a bucket; with the vector's own size or more there is one bucket.
 
     >>> [list(bucket.values) for bucket in cut_buckets([0, 1, 3, 4], bucket_bytes=8)]
     [[3], [1, 2], [0]]

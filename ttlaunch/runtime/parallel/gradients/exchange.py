@@ -20,7 +20,7 @@ from ttlaunch.runtime.parallel.gradients.bucket_messages import (
     AgreedBuckets,
     irecv_part,
     isend_part,
-    tell_cut,
+    send_bucket_size,
 )
 from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
@@ -29,7 +29,7 @@ from ttlaunch.runtime.parallel.gradients.watch import GradientWatch
 from ttlaunch.runtime.world import Rank
 
 _LAG = 1
-"""Buckets that may be under way before the oldest is waited for: others compute at another pace."""
+"""How many buckets may be under way when the next one begins: without any, this rank would wait for slower ranks."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class GradientExchange:
             loss, tokens = exchange.finish()   # the mean is in the parameters' gradients
 
     Cost of a step: `(k + 1) * (n - 1) / n * S` bytes each way, in `(k + 1) * (n - 1)` messages for each bucket, and one
-    message of 16k bytes to each other rank. Buffers for `k * (n - 1) / n * S`.
+    message of 16k bytes to each other rank. Buffers for the other ranks' shards of two buckets.
     Order: that of the tree over micro-batches, then one division: the bits of one process for any number of ranks.
     """
 
@@ -76,9 +76,9 @@ class GradientExchange:
 
         Args:
             parameters: The parameters of the local replica, float32; they become views of one flat vector.
-            ctx: How to reach the others.
+            ctx: The communicator of this rank.
             among: The ranks that share a step, in the order of their blocks, which are contiguous.
-            micro_batches: M, of a step.
+            micro_batches: M, the micro-batches of a step.
             bucket_megabytes: Size of a bucket; None: the first rank times the first steps and decides.
         """
         self._flat = FlatParameters(parameters)
@@ -102,26 +102,26 @@ class GradientExchange:
         self._loss, self._tokens = 0.0, 0
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
-        """Announce the backward pass of a micro-batch; during that of the block's last one buckets leave.
+        """Announce the backward pass of a micro-batch; in the pass of the block's last one, buckets are sent.
 
         Args:
             index: The micro-batch's index; calls go through the block's indices in order.
             tokens: The number of tokens that it predicts.
-            loss: Summed over them.
+            loss: The sum of their losses.
 
-        Cost: none, but at the block's last micro-batch a message of 16k bytes to each other rank, in the first steps
-            one of 16 bytes for the size of buckets, and the messages of the buckets during the pass.
+        Cost: none, except at the block's last micro-batch: a message of 16k bytes to each other rank, in the first
+            steps one of 16 bytes for the size of buckets, and the messages of the buckets during the pass.
         """
         if index == self._last:
             self._open(index, tokens=tokens, loss=loss)
 
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
-        """Enter the gradients of one micro-batch's *summed* loss; all but the last are then zeroed.
+        """Enter the gradients of one micro-batch's *summed* loss; they are zeroed, except the block's last ones.
 
         Args:
             index, tokens, loss: As for `expect`.
 
-        Cost: none; that of `expect` at the block's last micro-batch, if nobody has announced it.
+        Cost: none; at the block's last micro-batch that of `expect`, if `expect` was not called for it.
         """
         if self._is_open:
             return  # the backward pass has already entered them, bucket by bucket
@@ -133,7 +133,7 @@ class GradientExchange:
         self._flat.grads_N.zero_()
 
     def finish(self) -> tuple[float, int]:
-        """Wait until the mean is complete.
+        """Wait until the mean gradient is in the parameters' gradients.
 
         Every rank must call, once a step, after the block's last `accumulate`.
 
@@ -141,9 +141,9 @@ class GradientExchange:
             Mean loss per token and number of tokens of the whole step, on every rank.
 
         Raises:
-            ValueError: The block is not complete.
+            ValueError: The block's last micro-batch has not been entered.
 
-        Cost: what is left of the step's messages; see the class.
+        Cost: the remaining messages of the step; see the class.
         """
         if not self._is_open:
             raise ValueError(f"the block of rank {self._ctx.rank} ends with micro-batch {self._last}, which is missing")
@@ -173,10 +173,10 @@ class GradientExchange:
         elif not self._is_settled:
             self._is_settled = self._tuner.is_final
             self._buckets = cut_buckets(self._flat.starts, bucket_bytes=self._tuner.bucket_bytes)
-            tell_cut(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._among[1:])
+            send_bucket_size(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._among[1:])
 
     def _scatter(self, bucket: Bucket) -> None:
-        """Send every shard of a bucket that is complete on this rank to its owner, and continue with the bucket before it."""
+        """Send every shard of a bucket that is complete on this rank to its owner, and gather the bucket before it."""
         self._tree.complete(bucket.values)
         shards = contiguous_blocks(len(bucket.values), len(self._among))
         parts = [bucket.of(node.gradient_N) for node in self._tree.subtrees()]
@@ -215,7 +215,7 @@ class GradientExchange:
         mean = [_cut(bucket.of(self._flat.grads_N), shard) for shard in shards]
         if shards[self._place]:
             torch.div(add_up(under_way.arriving), max(1, self._tokens), out=mean[self._place])
-        for message in under_way.sends:  # their memory is where the others' shards come
+        for message in under_way.sends:  # the receives below write to the memory that these read
             message.wait()
         for other in self._others:
             if shards[other]:

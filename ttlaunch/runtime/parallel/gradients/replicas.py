@@ -43,7 +43,7 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
     )
 
     with ctx.announced("import"):
-        importlib.import_module("torch._dynamo")  # by DistributedDataParallel, and it takes seconds
+        importlib.import_module("torch._dynamo")  # DistributedDataParallel imports it, which takes seconds
     recorder = ctx.traffic.recorder
     with (
         nullcontext()
@@ -53,25 +53,24 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
         replica = DistributedDataParallel(model)
     if recorder is None and ctx.traffic.trace is None:
         return replica
-    telemetry = Buckets(ctx.traffic, among)
+    records = AllReduceRecords(ctx.traffic, among)
 
-    def entered(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch re-exports it without saying so
+    def all_reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch re-exports it without saying so
         size = bucket.buffer().nbytes
-        began = telemetry.begin(bucket.index(), size)
-        done = allreduce_hook(state, bucket).then(partial(telemetry.end, bucket=bucket.index(), size=size, began=began))
+        began = records.begin(bucket.index(), size)
+        done = allreduce_hook(state, bucket).then(partial(records.end, bucket=bucket.index(), size=size, began=began))
         if bucket.is_last():
-            telemetry.begin_wait()
+            records.begin_wait()
         return done
 
-    replica.register_comm_hook(None, entered)
+    replica.register_comm_hook(None, all_reduce)
     return replica
 
 
-class Buckets:
-    """The all-reduces of one backward pass as they are begun, and, once the last one has, waited for.
+class AllReduceRecords:
+    """Records the all-reduces of a backward pass: the begin of each, the wait for them after the last begin, their ends.
 
-    They end in threads of torch's, at any time after they have begun; the main thread is in the backward pass until
-    then.
+    An all-reduce ends in a thread of torch's, at any time after its begin, while the main thread is in the backward pass.
 
     Cost: under 1 µs for an operation in the flight recorder; no message.
     """
@@ -83,7 +82,7 @@ class Buckets:
         self._open: dict[int, int] = {}  # bucket to the offset of its entry
 
     def begin(self, bucket: int, size: int) -> int:
-        """Record that an all-reduce begins while the backward pass goes on; returns the time, nanoseconds."""
+        """Record that an all-reduce begins while the backward pass continues; return the time, nanoseconds."""
         now = _now()
         if self._recorder is not None:
             self._open[bucket] = self._recorder.begin(

@@ -1,11 +1,11 @@
 """Add gradients along one tree on several ranks: every rank gets the mean, or a shard of it.
 
-`GradientAggregator` is the form in which one rank adds for all, and `GradientExchange` is `all_reduce_mean` in buckets.
-All of them make the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks
-and blocks of any length.
+`GradientAggregator` has one rank add for all, and `GradientExchange` does what `all_reduce_mean` does, in buckets. All
+of them make the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks and
+blocks of any length.
 
 Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the most nodes of the tree that one
-rank's block makes: 1 where n divides the number of micro-batches into a power of two each, else at most its log2.
+rank's block makes: 1 if every block has the same power of two of micro-batches, else at most log2 of all micro-batches.
 """
 
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ def all_reduce_mean(
 
     Args:
         ctx: Every rank of `among` must call, in the same step.
-        sums: This rank's block of `contiguous_blocks(micro_batches, n)`, all of it.
+        sums: The sums over all of this rank's block of `contiguous_blocks(micro_batches, n)`.
         out_N: Gets the mean, shape `(N,)`, float32, contiguous.
         among: The ranks that share the micro-batches, in the order of their blocks.
-        micro_batches: M, of the whole step.
+        micro_batches: M, the micro-batches of the whole step.
 
     Returns:
         Mean loss per token and number of tokens of the whole step, on every rank.
 
     Raises:
-        ValueError: The tree holds another block; raised before any message is sent.
+        ValueError: The tree does not hold this rank's block; raised before any message is sent.
 
     Cost: `(k + 2) * (n - 1)` messages each way, `(k + 1) * (n - 1) / n * S` bytes and 16 for each node; buffers for
         `k * (n - 1) / n * S`.
@@ -61,15 +61,15 @@ def reduce_scatter_mean(
 
     Args:
         ctx: Every rank of `among` must call, in the same step.
-        sums: This rank's block of `contiguous_blocks(micro_batches, n)`, all of it; float32.
+        sums: The sums over all of this rank's block of `contiguous_blocks(micro_batches, n)`, float32.
         among: The ranks that share the micro-batches, in the order of their blocks.
-        micro_batches: M, of the whole step.
+        micro_batches: M, the micro-batches of the whole step.
 
     Returns:
-        Shard `contiguous_blocks(N, n)` of this rank, in a new tensor; mean loss per token; tokens.
+        This rank's part of `contiguous_blocks(N, n)`, in a new tensor; mean loss per token; tokens.
 
     Raises:
-        ValueError: The tree holds another block; raised before any message is sent.
+        ValueError: The tree does not hold this rank's block; raised before any message is sent.
 
     Cost: `(k + 1) * (n - 1)` messages each way, `k * (n - 1) / n * S` bytes and 16 for each node.
     Order: that of the tree, then one division: the bits of one process for any number of ranks.
@@ -104,12 +104,12 @@ class CountsExchange:
     def __init__(
         self, ctx: Communicator, layout: list[list[range]], own: list[tuple[int, float]], *, among: Sequence[Rank]
     ) -> None:
-        """Begin.
+        """Begin to send and to receive.
 
         Args:
-            ctx: Every rank of `among` must make one.
-            layout: The nodes that each of them holds.
-            own: Tokens and summed loss of each of this rank's.
+            ctx: Every rank of `among` must begin an exchange.
+            layout: The nodes that each rank holds.
+            own: Tokens and summed loss of each node that this rank holds.
             among: The ranks.
         """
         place = among.index(ctx.rank)
@@ -122,7 +122,7 @@ class CountsExchange:
             self._pending += [ctx.isend(self._counts[place], dest=among[other], tag=_COUNTS) for other in others]
 
     def wait(self) -> tuple[int, float]:
-        """Tokens and summed loss over all micro-batches."""
+        """Wait for the messages, and return tokens and summed loss over all micro-batches."""
         for message in self._pending:
             message.wait()
         leaves, rows = chain.from_iterable(self._layout), chain.from_iterable(self._counts)

@@ -14,7 +14,7 @@ _Ready = Callable[[Bucket], None]
 class GradientWatch:
     """Hooks on all parameters, which do nothing except in the passes that `begin` announces.
 
-    Every parameter must get its whole gradient in one go, as it does from one call of `backward()`.
+    Every parameter must get its complete gradient at once, as it does from one call of `backward()`.
     """
 
     def __init__(self, flat: FlatParameters) -> None:
@@ -28,9 +28,9 @@ class GradientWatch:
             parameter.register_post_accumulate_grad_hook(partial(self._has_gradient, place))
 
     def begin(self, buckets: Sequence[Bucket], ready: _Ready) -> None:
-        """Call `ready` for each bucket, in their order, once it and all before it are complete in `grads_N`.
+        """Call `ready` for each bucket, in their order, when this bucket and all before it are complete in `grads_N`.
 
-        It is called from within the backward pass that follows, and from `end()`.
+        The calls come from within the backward pass that follows, and from `end()`.
         """
         if buckets is not self._buckets:
             self._buckets = buckets

@@ -16,7 +16,7 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.codec import build_codec
 from ttlaunch.runtime.parallel.servers import messages
-from ttlaunch.runtime.parallel.servers.owners import note_what_is_not_kept
+from ttlaunch.runtime.parallel.servers.owners import note_lost_remainders
 from ttlaunch.runtime.parallel.servers.pushes import Push, pack_push
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.spec.recipe.sections import CompressionConfig
@@ -76,14 +76,14 @@ class AsyncParameterServerClient:
 
         Cost: 8 bytes (int64) out; back S bytes (float32), and 16 bytes (int64) for each task.
         """
-        note_what_is_not_kept(self._ctx, self._compression)
+        note_lost_remainders(self._ctx, self._compression)
         hello = torch.tensor([1 + self._is_ahead])  # tasks that it wants in hand
         with operation(self._ctx, "registration"):
             self._ctx.send(hello, dest=self._server, tag=messages.REGISTER)
-        self._ask(with_weights=True)
+        self._begin_receive_answer(with_weights=True)
         self._take_answer()
         if self._is_ahead:
-            self._ask(with_weights=False)
+            self._begin_receive_answer(with_weights=False)
             self._take_answer()
         self._began, self.waited_s = time.monotonic(), 0.0
 
@@ -117,7 +117,7 @@ class AsyncParameterServerClient:
             self._under_way = [self._ctx.isend(message, dest=self._server, tag=messages.PUSHES)]
         self._ctx.traffic.note(pushes=1)
         self._kept = [message]
-        self._ask(with_weights=wants_weights)
+        self._begin_receive_answer(with_weights=wants_weights)
         if not self._is_ahead:
             self._take_answer()
 
@@ -132,7 +132,7 @@ class AsyncParameterServerClient:
         for transfer in self._under_way:
             transfer.test()
 
-    def _ask(self, *, with_weights: bool) -> None:
+    def _begin_receive_answer(self, *, with_weights: bool) -> None:
         """Begin to receive an answer, and the weights that come with it."""
         self._brings_weights = with_weights
         with operation(self._ctx, "answers"):

@@ -17,10 +17,10 @@ COUNTS, GRADIENTS, WEIGHTS, VERDICT, ORDER, AVERAGE, VALIDATION = range(30_100, 
 """Tags of a synchronous server."""
 
 REGISTER, PUSHES, ANSWERS, PULLED = range(30_110, 30_114)
-"""Tags of an asynchronous one."""
+"""Tags of an asynchronous server."""
 
 TAKE, REFUSE, END = range(3)
-"""The orders of the first server to the others: take these workers' gradients, refuse this one's, end."""
+"""The orders of the first server to the others: use these workers' gradients, refuse this worker's gradient, end."""
 
 _COLUMNS = 5
 
@@ -76,7 +76,7 @@ def check_counts(rows: Tensor, nodes: Sequence[range], *, worker: Rank, newest: 
     """Return the step of a worker's gradient.
 
     Raises:
-        CommunicationError: It is of other micro-batches than the worker's, or of a step that nobody can have begun.
+        CommunicationError: The gradient is not that of the worker's micro-batches, or of a step that none has begun.
     """
     sent = [range(int(start), int(start + size)) for start, size in rows[:, 1:3].tolist()]
     steps = {int(step) for step in rows[:, 0].tolist()}

@@ -11,7 +11,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 def owners_of_checkpoints(
     ctx: RankContext, cfg: CompressionConfig, *, straggler: Literal["wait", "drop", "fail"]
 ) -> tuple[Rank, ...]:
-    """Return the servers, and also the workers where their codecs keep a state and every step waits for all workers.
+    """Return the servers, and also the workers if their codecs have a state and every step waits for all workers.
 
     With `drop`, no step waits for a late worker. A checkpoint with the workers' codec states would have to wait for it, so checkpoints
     leave these states out, as they do with an asynchronous server.
@@ -20,9 +20,9 @@ def owners_of_checkpoints(
     return (*ctx.ranks("worker"), *servers) if keeps else servers
 
 
-def note_what_is_not_kept(ctx: RankContext, cfg: CompressionConfig) -> None:
-    """Warn the user of a resumed run that the checkpoint lacks what workers' codecs owed; only the first worker does."""
+def note_lost_remainders(ctx: RankContext, cfg: CompressionConfig) -> None:
+    """Note in a resumed run that the checkpoint lacks the remainders of workers' codecs; only the first worker does so."""
     if ctx.steps_done and remembers(cfg) and not ctx.position("worker"):
         ctx.note(
-            "checkpoints here wait for no worker, so what workers' codecs still owed is not kept: they owe nothing now"
+            "checkpoints of this run wait for no worker, so they lack the remainders of workers' codecs, which begin at 0"
         )

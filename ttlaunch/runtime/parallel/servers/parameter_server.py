@@ -106,8 +106,8 @@ class ParameterServer:
             worker: [torch.empty(room, dtype=torch.uint8, device=ctx.device) for _ in nodes]
             for worker, nodes in self._nodes.items()
         }
-        self._asked: dict[Rank, tuple[Tensor, Pending]] = {}
-        self._made = ctx.steps_done
+        self._receiving: dict[Rank, tuple[Tensor, Pending]] = {}
+        self._version = ctx.steps_done
         self.members = self._workers
         self.refused = 0
 
@@ -128,9 +128,9 @@ class ParameterServer:
             StragglerError: A gradient did not come in time, and the policy is `fail`.
             CommunicationError: A worker sends other micro-batches than its block.
 
-        Cost: from each worker a message of 40K bytes (float64) and K of the codec's payload (uint8); from the first
-            server to each other one of 8 * (1 + W) bytes (int64) for each decision. A refused gradient costs the same, and
-            is answered with weights.
+        Cost: each worker sends a message of 40K bytes (float64) and K of the codec's payload (uint8); for each decision
+            the first server sends 8 * (1 + W) bytes (int64) to each other one. A refused gradient costs the same, and the
+            answer to it contains the weights.
         """
         counts = self._gather(step) if self._is_first else self._follow(step)
         self.members = tuple(worker for worker in self._workers if worker in counts)
@@ -196,42 +196,42 @@ class ParameterServer:
 
         Every server must call. Workers can be late only if the policy is `drop`.
 
-        Cost: none; with `drop`, for each late worker its gradient in and weights out, and the decisions to the other
+        Cost: none; with `drop`, a gradient in and weights out for each late worker, and the decisions to the other
             servers.
         """
         if self._patience.policy != "drop":
             return
         if not self._is_first:
-            self._follow(self._made)
+            self._follow(self._version)
             return
-        while self._asked:
+        while self._receiving:
             late = self._next_worker(None)
             assert late is not None  # noqa: S101 - nobody limits the time
-            self._take_counts(late, newest=self._made)
+            self._take_counts(late, newest=self._version)
             self._refuse(late, is_over=True)
         self._order(messages.END, ())
 
     def _gather(self, step: int) -> dict[Rank, Tensor]:
-        """Receive fresh gradients until all workers have sent one, or the time is over."""
-        came: dict[Rank, Tensor] = {}
+        """Receive gradients of this step until all workers have sent one, or the timeout has passed."""
+        in_time: dict[Rank, Tensor] = {}
         for worker in self._workers:
-            self._ask(worker)
-        while self._asked:
-            found = self._next_worker(self._patience.timeout_s if self._patience.policy != "wait" and came else None)
+            self._begin_receive(worker)
+        while self._receiving:
+            found = self._next_worker(self._patience.timeout_s if self._patience.policy != "wait" and in_time else None)
             if found is None:
-                self._go_on_without([late for late in self._workers if late not in came], step)
+                self._report_late([late for late in self._workers if late not in in_time], step)
                 break
             counts, of_step = self._take_counts(found, newest=step)
             if of_step == step:
-                came[found] = counts
+                in_time[found] = counts
             else:
                 self._refuse(found, is_over=False)
-                self._ask(found)
+                self._begin_receive(found)
         # A worker that is late here may be in time at another server, and the shards must all take the same gradients.
-        self._order(messages.TAKE, tuple(came))
-        return came
+        self._order(messages.TAKE, tuple(in_time))
+        return in_time
 
-    def _go_on_without(self, late: Sequence[Rank], step: int) -> None:
+    def _report_late(self, late: Sequence[Rank], step: int) -> None:
         """Report late workers, once each time that a worker falls behind."""
         fails, timeout_s = self._patience.policy == "fail", self._patience.timeout_s
         fresh = [worker for worker in late if fails or worker in self.members]
@@ -252,40 +252,40 @@ class ParameterServer:
             kind, chosen = read_order(buffer, self._workers)
             found = {}
             for worker in chosen:
-                self._ask(worker)
+                self._begin_receive(worker)
                 found[worker], _ = self._take_counts(worker, newest=newest)
             if kind != messages.REFUSE:
                 return found
             self._refuse(chosen[0], is_over=False)
 
-    def _ask(self, worker: Rank) -> None:
+    def _begin_receive(self, worker: Rank) -> None:
         """Begin to receive the counts of the worker's next gradient, which name its step."""
         # The receive for a worker that was late is still open; it will complete with the worker's next message.
-        if worker not in self._asked:
+        if worker not in self._receiving:
             buffer = empty_counts(self._nodes[worker])
             with operation(self._ctx, "counts"):
-                self._asked[worker] = buffer, self._ctx.irecv(buffer, source=worker, tag=messages.COUNTS)
+                self._receiving[worker] = buffer, self._ctx.irecv(buffer, source=worker, tag=messages.COUNTS)
 
     def _next_worker(self, timeout_s: float | None) -> Rank | None:
-        """Sleep until the counts of any worker arrive; None when the time is over."""
-        waiting = list(self._asked)
+        """Sleep until the counts of any worker arrive; return None after `timeout_s`."""
+        waiting = list(self._receiving)
         with operation(self._ctx, "counts"):
-            place = self._ctx.wait_any([self._asked[worker][1] for worker in waiting], timeout_s=timeout_s)
+            place = self._ctx.wait_any([self._receiving[worker][1] for worker in waiting], timeout_s=timeout_s)
         return None if place is None else waiting[place]
 
     def _take_counts(self, worker: Rank, *, newest: int) -> tuple[Tensor, int]:
         """Return the counts that a worker has sent, and the step of its gradient."""
-        counts, message = self._asked.pop(worker)
+        counts, message = self._receiving.pop(worker)
         message.wait()
         return counts, check_counts(counts, self._nodes[worker], worker=worker, newest=newest)
 
     def _refuse(self, worker: Rank, *, is_over: bool) -> None:
         """Receive a stale gradient, drop it, and send the worker the newest weights."""
         self._order(messages.REFUSE, (worker,))
-        for message in self._ask_gradient(worker):
+        for message in self._begin_receive_gradient(worker):
             message.wait()
         self.refused += 1
-        self._answer((worker,), Verdict(self._made, is_over=is_over, members=()))
+        self._answer((worker,), Verdict(self._version, is_over=is_over, members=()))
 
     def _order(self, kind: int, chosen: Sequence[Rank]) -> None:
         """Send an order to the other servers, if this one is the first."""
@@ -295,7 +295,7 @@ class ParameterServer:
                 with operation(self._ctx, "orders"):
                     self._ctx.send(pack_order(kind, chosen, self._workers), dest=server, tag=messages.ORDER)
 
-    def _ask_gradient(self, worker: Rank) -> list[Pending]:
+    def _begin_receive_gradient(self, worker: Rank) -> list[Pending]:
         with operation(self._ctx, "gradients"):
             return [
                 self._ctx.irecv(payload, source=worker, tag=messages.GRADIENTS) for payload in self._payloads[worker]
@@ -303,11 +303,11 @@ class ParameterServer:
 
     def _arriving(self, members: Sequence[Rank]) -> Iterator[tuple[range, Tensor, None]]:
         """Yield the sums of the members' nodes in the order of the tree, each as soon as it has arrived."""
-        # All receives first, so that the workers send at the same time; the sums are still made in their order.
-        asked = {worker: self._ask_gradient(worker) for worker in members}
+        # All receives begin first, so that the workers can send at the same time; the sums keep the tree's order.
+        receiving = {worker: self._begin_receive_gradient(worker) for worker in members}
         for worker in members:
             for leaves, payload, message in zip(
-                self._nodes[worker], self._payloads[worker], asked[worker], strict=True
+                self._nodes[worker], self._payloads[worker], receiving[worker], strict=True
             ):
                 message.wait()
                 sum_N = torch.empty_like(self._shard.grads_N)
@@ -315,8 +315,8 @@ class ParameterServer:
                 yield leaves, sum_N, None
 
     def _answer(self, workers: Sequence[Rank], verdict: Verdict) -> None:
-        """Send verdict and weights."""
-        self._made = verdict.version
+        """Send the verdict, from the first server alone, and the weights."""
+        self._version = verdict.version
         if self._is_first:
             message = pack_verdict(verdict, self._workers)
             with operation(self._ctx, "verdict"):

@@ -19,7 +19,7 @@ from ttlaunch.runtime.parallel.compression.codec import build_codec
 from ttlaunch.runtime.parallel.compression.saved import OwedState
 from ttlaunch.runtime.parallel.servers import messages
 from ttlaunch.runtime.parallel.servers.messages import Verdict, pack_counts, pack_verdict, read_verdict
-from ttlaunch.runtime.parallel.servers.owners import note_what_is_not_kept, owners_of_checkpoints
+from ttlaunch.runtime.parallel.servers.owners import note_lost_remainders, owners_of_checkpoints
 from ttlaunch.runtime.parallel.servers.shard import cut_values, own_gradients, own_values, second_use_values
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.spec.recipe.sections import CompressionConfig
@@ -100,7 +100,7 @@ class ParameterServerClient:
         if self._ctx.rank in self._owners and self._ctx.steps_done:
             self._ctx.restore(self._owed, self._owed)
         elif self._straggler == "drop":
-            note_what_is_not_kept(self._ctx, self._compression)
+            note_lost_remainders(self._ctx, self._compression)
         self._receive_weights(self._model.weights_N, messages.WEIGHTS, "weights")
         agree(self._ctx, self._model.loss_scaler, source=self._servers[0])
 

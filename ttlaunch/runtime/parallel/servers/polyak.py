@@ -32,10 +32,9 @@ class HasWeights(Protocol):
 class PolyakAverage:
     """The average of the weights after every `interval` steps.
 
-    After k of them, with weights w_1, ..., w_k, it is their mean, or with decay b
-    b^(k-1) w_1 + (1 - b) (b^(k-2) w_2 + ... + w_k). How much the newest one counts follows from the step alone, so
-    nothing but the average itself is needed to go on; and value by value, so shards of it have the bits that the whole
-    has.
+    Of the weights w_1, ..., w_k it is the mean or, with decay b, b^(k-1) w_1 + (1 - b) (b^(k-2) w_2 + ... + w_k). The
+    factor of the newest weights follows from the step, so a resumed run needs only the average itself. Each value is
+    averaged on its own, so shards of the average have the same bits as the whole.
 
     Attributes:
         average_N: The average of the weights, float32; before the first update, the initial weights.
@@ -46,8 +45,8 @@ class PolyakAverage:
 
         Args:
             model: The model whose weights are averaged.
-            interval: Steps between two that count.
-            decay: How much of the average stays when another one counts; None: all count alike.
+            interval: The weights after every `interval`-th step are averaged.
+            decay: The factor of the old average when new weights are added; None: all weights count alike.
         """
         self._weights_N = model.weights_N
         self.average_N = model.weights_N.clone()
@@ -59,12 +58,12 @@ class PolyakAverage:
         register_owner(model, self, PolyakAverage.held_tensors)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of the average, which most steps do not change; see `telemetry/memory.py`."""
+        """Yield the tensor of the average for the report of memory; see `telemetry/memory.py`."""
         yield BUFFERS, self.average_N
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights after a step into account, if it is one of those that count."""
+        """Add the weights after a step to the average, if the step is a multiple of `interval`."""
         if step % self._interval:
             return
         count = step // self._interval
@@ -84,7 +83,7 @@ class PolyakAverage:
         self._weights_N.copy_(weights_N)
 
     def named_average(self) -> Iterator[tuple[str, Tensor]]:
-        """The average of each parameter; the tensors themselves."""
+        """Yield the average of each parameter, as a view that `update` changes."""
         for name, (start, shape) in self._places.items():
             yield name, self.average_N[start : start + shape.numel()].view(shape)
 
@@ -115,7 +114,7 @@ class AveragedState:
 def restore_averaged(  # noqa: PLR0917  users' trainers call it so
     ctx: RankContext, model: HasParameters, optimizer: Optimizer, average: PolyakAverage | None
 ) -> AveragedState:
-    """Begin as `ctx.restore` does, with the average too; returns what `ctx.checkpoint` is to keep."""
+    """Restore a run as `ctx.restore` does, with the average too; return the state to give to `ctx.checkpoint`."""
     state = AveragedState(optimizer, average)
     ctx.restore(model, state)
     if average is not None and not ctx.steps_done:

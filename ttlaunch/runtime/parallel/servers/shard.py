@@ -45,7 +45,7 @@ class ParameterShard:
         """Copy the parameters at some places of a model; the model itself is not kept.
 
         Raises:
-            ValueError: There are none.
+            ValueError: The range of places is empty.
         """
         named = list(model.named_parameters())[places.start : places.stop]
         self._named = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in named}
@@ -67,7 +67,7 @@ class ParameterShard:
         return self._names_of_whole
 
     def take_gradients(self) -> Tensor:
-        """All gradients, `grads_N`."""
+        """Return all gradients, `grads_N`."""
         return self.grads_N
 
     @torch.no_grad()

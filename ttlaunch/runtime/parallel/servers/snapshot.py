@@ -40,7 +40,7 @@ class SnapshotValidation:
 
     @torch.no_grad()
     def advance(self) -> bool:
-        """Evaluate one micro-batch; False if none is left."""
+        """Evaluate one micro-batch; return False if none was left."""
         if not self._batches:
             return False
         x_BT, y_BT = self._batches.popleft()

@@ -14,7 +14,14 @@ from ttlaunch.runtime.comm.protocol import CommunicationError, Communicator, Pen
 from ttlaunch.runtime.comm.reduction import aligned_subtrees, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.parallel.gradients.bucket_messages import COUNTS, GRADIENTS, WEIGHTS, Outbox, irecv_part, tell_cut
+from ttlaunch.runtime.parallel.gradients.bucket_messages import (
+    COUNTS,
+    GRADIENTS,
+    WEIGHTS,
+    Outbox,
+    irecv_part,
+    send_bucket_size,
+)
 from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
 from ttlaunch.runtime.telemetry.traffic_counter import operation
@@ -116,7 +123,7 @@ class GradientAggregator:
             slots = min(_WINDOW, len(self.buckets))
             like = self._flat.grads_N
             self._buffers = [[like.new_empty(room) for _ in self._nodes] for _ in range(slots)]
-            tell_cut(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._followers)
+            send_bucket_size(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._followers)
         self._updated.clear()
         self._unsent = len(self.buckets)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.model import Model
-from ttlaunch.runtime.parallel.gradients.bucket_messages import tell_cut
+from ttlaunch.runtime.parallel.gradients.bucket_messages import send_bucket_size
 from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE, Bucket, cut_buckets
 from ttlaunch.runtime.parallel.tensor.share import ModelShare
 from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
@@ -91,7 +91,7 @@ class SplitGradientAggregator:
         Cost: that of `GradientAggregator.begin_step` for each share; before the first step 16 bytes to each follower.
         """
         if not self._is_settled:
-            tell_cut(self._ctx, torch.tensor([self._bucket_bytes, True]), self._followers)
+            send_bucket_size(self._ctx, torch.tensor([self._bucket_bytes, True]), self._followers)
             self._is_settled = True
         self._updated.clear()
         for aggregator in self._aggregators:  # all before any loss, which ranks of a row find out together
