@@ -3,7 +3,7 @@
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ttlaunch import contract
 from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.records.simulation import SimulatedEdge, SimulatedFinding, SimulationEnd, as_json
 from ttlaunch.running.bad_records import BadLine, Complain, report_bad_records
 from ttlaunch.running.checkpoints.complete import LostCheckpoints, complete_checkpoints, remove_old
@@ -23,7 +24,7 @@ from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
 from ttlaunch.running.report import Report, combine_digests, make_report
 from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder, write_plan
-from ttlaunch.running.watch import Phase, Watch
+from ttlaunch.running.watch import Phase, RankState, Watch
 
 _MODULE = "ttlaunch.runtime.simulate"
 _TICK_S = 0.1
@@ -93,14 +94,14 @@ def play_ranks(
             _follow(process, watch, folder=folder, view=view, cancelled=cancelled)
         finally:
             end_process(process, patience_s=_AFTER_TERM_S)
-        _update_view(watch, folder, view)
+        _update_view(watch, watch.records(), folder=folder, view=view)
         if saves:
             _complete_checkpoints(plan, folder, uncompleted, complain=watch.bad.add)
     except OSError as error:
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
     played = _conclude(plan, folder, watch, broken=broken, returncode=process.returncode, started=started)
-    _update_view(watch, folder, view)  # bad records that were found since
+    _update_view(watch, watch.records(), folder=folder, view=view)  # bad records that were found since
     return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
 
 
@@ -162,13 +163,15 @@ def _follow(
     with EngineOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
         while process.poll() is None and not (cancelled and cancelled.is_set()):
             output.read(_TICK_S)
-            _update_view(watch, folder, view)
+            _update_view(watch, watch.look(), folder=folder, view=view)
         if process.poll() is not None:
             output.drain()
 
 
-def _update_view(watch: Watch, folder: RunFolder, view: View) -> None:
-    for state, record in watch.records():
+def _update_view(
+    watch: Watch, records: Iterator[tuple[RankState, AnyProgress]], *, folder: RunFolder, view: View
+) -> None:
+    for state, record in records:
         view.record(state, record)
     report_bad_records(watch.bad, [state.row for state in watch.ranks], folder=folder, output=view.output)
     view.tick(watch.ranks)

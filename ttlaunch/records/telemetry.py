@@ -85,20 +85,32 @@ class _Line:
     spent: tuple[tuple[Word, dict[str, Size]], ...]
 
 
-def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
-    """Parse a line of a traffic file."""
+def read_stretch(line: bytes, *, world_size: int, last_step: int = LARGEST_COUNT) -> Stretch | BadRecord:
+    """Parse a line of a traffic file.
+
+    Args:
+        line: The line.
+        world_size: The number of ranks that it may name.
+        last_step: The last step that it may name.
+    """
     found = read(_Line, line)
     if isinstance(found, BadRecord):
         return found
+    if found.last > last_step:
+        return BadRecord(f"`last` is {found.last}, after the last step {last_step}")
     if found.format != contract.TRAFFIC_FORMAT:
         return BadRecord(f"`format` is {found.format}, expected {contract.TRAFFIC_FORMAT}")
     sent, named = [], 0
     for operation, bucket, phase, dest, rows in found.sent:
         if dest >= world_size:
             return BadRecord(f"`sent` names rank {dest} of {world_size}")
+        # Each step stands in one row at most, so rows together name no more steps than there are, with 0.
+        of_rows = 0
         for first, last, stride, messages, size in rows:
-            named += 0 if stride < 1 else max(0, last - first) // stride + 1
-            if stride < 1 or not first <= last <= first + _LONGEST_STRETCH or named > MOST_ITEMS:
+            steps_of_row = 0 if stride < 1 else max(0, last - first) // stride + 1
+            named, of_rows = named + steps_of_row, of_rows + steps_of_row
+            is_long = steps_of_row > _LONGEST_STRETCH or of_rows > last_step + 1 or named > MOST_ITEMS
+            if stride < 1 or not first <= last <= last_step or is_long:
                 return BadRecord(f"`sent` names steps {first} to {last} by {stride}")
             steps = {"first": first, "last": last, "stride": stride}
             sent.append(

@@ -1,4 +1,7 @@
-"""Report the first unusable record of each file; readers skip such records and use all others."""
+"""Report the first unusable record of each file; readers skip such records and use all others.
+
+Of a file with `MOST_BAD_LINES` such records, readers skip the rest, and that is reported too.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +18,8 @@ from ttlaunch.running.runs.files import Tail
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
 CODE = "R063"
+MOST_BAD_LINES = 10_000
+"""After so many bad lines, the rest of a file is passed over: a rank could write millions, which cost time to look at."""
 _T = TypeVar("_T")
 
 
@@ -27,12 +32,14 @@ class BadLine:
         file: The path of its file, relative to the run's folder.
         line: The line in the file, from 1; None if the file is one record.
         reason: What is wrong with the record, as a clause.
+        is_last: Whether the reader skips the rest of the file.
     """
 
     rank: int
     file: str
     line: int | None
     reason: str
+    is_last: bool = False
 
 
 Complain = Callable[[BadLine], None]
@@ -44,7 +51,13 @@ def pass_over(_: BadLine) -> None:
 
 
 def good_records(
-    tail: Tail, read: Callable[[bytes], _T | BadRecord], *, rank: int, file: str, complain: Complain = pass_over
+    tail: Tail,
+    read: Callable[[bytes], _T | BadRecord],
+    *,
+    rank: int,
+    file: str,
+    complain: Complain = pass_over,
+    most: int | None = None,
 ) -> Iterator[_T]:
     """Read the usable records in the new lines of a file.
 
@@ -52,14 +65,21 @@ def good_records(
         tail: The tail of the file.
         read: The parser of one line.
         rank, file: The rank that wrote the file, and the file's path in the run's folder.
-        complain: Called for every line that is no usable record.
+        complain: Called for every line that is no usable record, and once more if the rest of the file is skipped.
+        most: How many bytes to read now at most; None: all that is new.
     """
-    for line in tail.read():
+    for line in tail.read(most=most):
         found = read(line)
-        if isinstance(found, BadRecord):
-            complain(BadLine(rank, file, tail.lines, found.reason))
-        else:
+        if not isinstance(found, BadRecord):
             yield found
+            continue
+        complain(BadLine(rank, file, tail.lines, found.reason))
+        tail.bad_lines += 1
+        if tail.bad_lines >= MOST_BAD_LINES:
+            tail.is_given_up = True
+            reason = f"it is the {MOST_BAD_LINES:,}th such line, so the rest of the file is passed over"
+            complain(BadLine(rank, file, tail.lines, reason, is_last=True))
+            return
 
 
 def progress_of(folder: Path, rank: int) -> Iterator[AnyProgress]:
@@ -69,17 +89,17 @@ def progress_of(folder: Path, rank: int) -> Iterator[AnyProgress]:
 
 
 class BadRecords:
-    """The first bad record of each file: a rank may write a million of them.
+    """The first bad record of each file, and the one after which the rest is skipped: a rank may write a million of them.
 
     Several threads may call `add`; one thread calls `fresh`.
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, str], BadLine] = {}
+        self._found: dict[tuple[int, str, bool], BadLine] = {}
         self._reported = 0
 
     def add(self, bad: BadLine) -> None:
-        self._found.setdefault((bad.rank, bad.file), bad)
+        self._found.setdefault((bad.rank, bad.file, bad.is_last), bad)
 
     def fresh(self) -> Iterator[BadLine]:
         """Yield the kept records that are new since the last call."""

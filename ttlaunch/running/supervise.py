@@ -18,6 +18,7 @@ from ttlaunch.agent.stop_marker import leave_stop_marker
 from ttlaunch.engines.base import Engine
 from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints
 from ttlaunch.running.conclude import Ending, conclude, folder_failure
@@ -43,7 +44,7 @@ from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
-from ttlaunch.running.watch import Pace, Watch
+from ttlaunch.running.watch import Pace, RankState, Watch
 
 _STANDSTILL_S = 5.0
 
@@ -163,7 +164,7 @@ class _Supervision:
                 self.folder.path.stat()  # raises if the folder was removed; writing to open files would not
                 output.read(pace.wait_s)
                 merged.poll()
-                self._pass_on(checkpoints)
+                self._pass_on(checkpoints, self.watch.look())
                 checkpoints.check()
                 self.view.tick(self.watch.ranks)
                 self._notice_losses()
@@ -197,8 +198,11 @@ class _Supervision:
         self._notice_last_losses()
         self._pass_on(checkpoints)
 
-    def _pass_on(self, checkpoints: CheckpointKeeper) -> None:
-        for state, record in self.watch.records():
+    def _pass_on(
+        self, checkpoints: CheckpointKeeper, records: Iterator[tuple[RankState, AnyProgress]] | None = None
+    ) -> None:
+        """Pass on new records: all that are there, or those that are given."""
+        for state, record in self.watch.records() if records is None else records:
             self.view.record(state, record)
         self._report_bad_records()
         self._lost.notice(self.watch.ranks, checkpoints.lost)

@@ -37,6 +37,8 @@ from ttlaunch.running.runs.run_folder import RunFolder
 _QUICK_S, _USUAL_S = 0.1, 0.25
 _STARTING_S = 10.0
 _HELD_RECORDS = 4096
+_LOOK_BYTES, _LEAST_BYTES = 1 << 20, 1 << 16
+"""How many bytes of all ranks together a look reads, and at least of each; honest ranks write far less between two looks."""
 _T = TypeVar("_T")
 
 
@@ -161,12 +163,22 @@ class Watch:
         """Return for each rank by how many seconds its host's clock is ahead of this machine's."""
         return {state.row.rank: self._clocks.get(state.row.host, 0.0) for state in self.ranks}
 
-    def records(self) -> Iterator[tuple[RankState, AnyProgress]]:
+    def look(self) -> Iterator[tuple[RankState, AnyProgress]]:
+        """Do what `records` does, but read a limited number of bytes of each rank; the next calls read the rest.
+
+        So a rank that writes without end cannot keep a supervisor from answering Ctrl-C.
+        """
+        return self.records(most=look_bytes(len(self.ranks)))
+
+    def records(self, *, most: int | None = None) -> Iterator[tuple[RankState, AnyProgress]]:
         """Read the new records of all ranks, update the states, and yield the records in the order of their times.
 
         At most some thousand records are in memory at a time. Exhaust the iterator: it reads how ranks ended at its end.
+
+        Args:
+            most: How many bytes of each rank to read at most; None: all that are there.
         """
-        fresh = merge(*(self._new_records(state) for state in self.ranks), key=lambda pair: pair[1].time)
+        fresh = merge(*(self._new_records(state, most) for state in self.ranks), key=lambda pair: pair[1].time)
         while some := list(islice(fresh, _HELD_RECORDS)):
             for state, record in some:
                 fold(state, record)
@@ -180,10 +192,10 @@ class Watch:
         """Do what `records` does, and return the records of a run that is known to be short."""
         return list(self.records())
 
-    def _new_records(self, state: RankState) -> Iterator[tuple[RankState, AnyProgress]]:
+    def _new_records(self, state: RankState, most: int | None) -> Iterator[tuple[RankState, AnyProgress]]:
         rank = state.row.rank
         name, tail = contract.progress_file(rank), self._tails[rank]
-        for record in good_records(tail, read_progress, rank=rank, file=name, complain=self.bad.add):
+        for record in good_records(tail, read_progress, rank=rank, file=name, complain=self.bad.add, most=most):
             yield state, cast("AnyProgress", self._in_our_time(state, record))
 
     def _read_endings(self, state: RankState) -> None:
@@ -208,6 +220,11 @@ class Watch:
     def _in_our_time(self, state: RankState, record: _T) -> _T:
         offset = self._clocks.get(state.row.host)
         return moved_back(record, offset) if offset else record
+
+
+def look_bytes(world_size: int) -> int:
+    """Return how many bytes of a file of each rank a look reads at most."""
+    return max(_LEAST_BYTES, _LOOK_BYTES // max(1, world_size))
 
 
 def steps_done(ranks: Sequence[RankState]) -> int:

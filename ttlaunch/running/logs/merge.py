@@ -20,8 +20,9 @@ from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import RankExit, read_output_note
 from ttlaunch.records.regular_files import next_data, open_regular
+from ttlaunch.running.bad_records import good_records
 from ttlaunch.running.runs.files import Tail, read_file, size_of
-from ttlaunch.running.watch import Watch
+from ttlaunch.running.watch import Watch, look_bytes
 
 MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
 """The file with the stretches of all ranks' output in the order in which they were printed, relative to the run folder."""
@@ -119,14 +120,17 @@ class RankOutputs:
                 self._streams[rank, stream] = _Stream(folder / name, begin, begin)
 
     def poll(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
-        """Return the stretches that are new since the last call.
+        """Return the stretches that are new since the last call; of a rank with very many notes, the next calls return the rest.
 
         Args:
             offsets_s: By rank, the seconds by which its host's clock is ahead of this machine's.
         """
+        return self._take_new(offsets_s or {}, most=look_bytes(len(self._times)))
+
+    def _take_new(self, offsets_s: Mapping[int, float], *, most: int | None) -> list[Stretch]:
         notes = self._held
         for rank in self._times:
-            notes += self._new_notes(rank, (offsets_s or {}).get(rank, 0.0))
+            notes += self._new_notes(rank, offsets_s.get(rank, 0.0), most=most)
         notes.sort(key=lambda note: note.time)
         found, self._held = [], []
         for note in notes:
@@ -141,7 +145,7 @@ class RankOutputs:
 
     def finish(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
         """Return all remaining stretches; call it when no rank writes any more."""
-        found = self.poll(offsets_s)
+        found = self._take_new(offsets_s or {}, most=None)
         now = time.time()
         for key, one in self._streams.items():
             if (size := size_of(one.path)) > one.taken:
@@ -149,13 +153,10 @@ class RankOutputs:
         self._held = []
         return found
 
-    def _new_notes(self, rank: int, behind_s: float) -> list[_Note]:
-        notes = map(read_output_note, self._times[rank].read())
-        return [
-            _Note(note.time - behind_s, (rank, note.stream), note.end, note.is_over)
-            for note in notes
-            if not isinstance(note, BadRecord)
-        ]
+    def _new_notes(self, rank: int, behind_s: float, *, most: int | None) -> list[_Note]:
+        file = contract.times_file(rank)
+        notes = good_records(self._times[rank], read_output_note, rank=rank, file=file, most=most)
+        return [_Note(note.time - behind_s, (rank, note.stream), note.end, note.is_over) for note in notes]
 
     def _follow(self, note: _Note) -> list[Stretch] | None:
         """Return the stretches up to the length in a note; None if the bytes have not arrived yet."""

@@ -22,7 +22,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import AnyProgress, Parameters, StepDone, kind_of, measured_values, step_of
-from ttlaunch.running.metrics.telemetry import TelemetryReader
+from ttlaunch.running.metrics.telemetry import TelemetryReader, last_step_of
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.files import Tail, read_object, read_object_if_any, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, read_event
@@ -122,7 +122,11 @@ class EventLog:
         self.run = read_logged_run(path)
         self._path = path
         self._watch = Watch(self.run, RunFolder(path.name, path))
-        self._telemetry = [TelemetryReader(path, row.rank, world_size=len(self.run.ranks)) for row in self.run.ranks]
+        size = len(self.run.ranks)
+        last_step = last_step_of(self.run.config, world_size=size)
+        self._telemetry = [
+            TelemetryReader(path, row.rank, world_size=size, last_step=last_step) for row in self.run.ranks
+        ]
         self._launcher = Tail(path / contract.EVENTS_FILE)
         self._step_times: dict[int, tuple[int, float]] = {}
         self._first_times: dict[int, float] = {}

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.records.parser import LARGEST_COUNT
 from ttlaunch.records.telemetry import Sent, Stretch, read_stretch
 from ttlaunch.running.bad_records import Complain, good_records, pass_over
-from ttlaunch.running.runs.files import Tail
+from ttlaunch.running.runs.files import Tail, read_object_if_any
 
 _STEP = "step"
 _FEWEST_STEPS, _MOST_TIMES = 4096, 65_536
@@ -71,9 +72,17 @@ class StepTelemetry:
 class TelemetryReader:
     """Reads the telemetry file of one rank as it grows; each call of a method yields what is new."""
 
-    def __init__(self, folder: Path, rank: int, *, world_size: int, complain: Complain = pass_over) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        world_size: int,
+        last_step: int = LARGEST_COUNT,
+        complain: Complain = pass_over,
+    ) -> None:
         self._rank, self._name = rank, contract.traffic_file(rank)
-        self._read = partial(read_stretch, world_size=world_size)
+        self._read = partial(read_stretch, world_size=world_size, last_step=last_step)
         self._tail = Tail(folder / self._name)
         self._complain = complain
 
@@ -88,6 +97,16 @@ class TelemetryReader:
             yield from (found[step] for step in sorted(found))
 
 
+def last_step_of(config: object, *, world_size: int) -> int:
+    """The last step that ranks can count by the configuration in a run's plan.
+
+    A server that updates weights without waiting for all counts an update for each step of each other rank.
+    """
+    training = config.get("training_config") if isinstance(config, dict) else None
+    steps = training.get("steps") if isinstance(training, dict) else None
+    return min(steps * max(1, world_size), LARGEST_COUNT) if type(steps) is int and steps > 0 else LARGEST_COUNT
+
+
 def read_telemetry(
     folder: Path, *, world_size: int, complain: Complain = pass_over, with_times: bool = True
 ) -> list[RankTelemetry] | None:
@@ -100,8 +119,11 @@ def read_telemetry(
         with_times: Whether to keep the times of steps.
     """
     found, most = [], max(_FEWEST_STEPS, _MOST_TIMES // max(1, world_size))
+    config = read_object_if_any(folder / contract.PLAN_FILE).get("config")
+    last_step = last_step_of(config, world_size=world_size)
     for rank in range(world_size):
-        entry, stretches = RankTelemetry(rank), TelemetryReader(folder, rank, world_size=world_size, complain=complain)
+        entry = RankTelemetry(rank)
+        stretches = TelemetryReader(folder, rank, world_size=world_size, last_step=last_step, complain=complain)
         for stretch in stretches.stretches():
             entry.facts |= stretch.facts
             entry.is_written, entry.last = True, stretch.last

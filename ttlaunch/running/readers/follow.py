@@ -46,7 +46,7 @@ class FollowedRun:
 
     def poll(self) -> None:
         """Show what is new."""
-        for state, record in self._watch.records():
+        for state, record in self._watch.look():
             self._view.record(state, record)
         self._update_connections()
         for stream, line in chain(self._printed.poll(), self.messages()):

@@ -1,6 +1,7 @@
 """Read the files of a run's folder, as a whole or as they grow, and replace them as a whole."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,30 +90,36 @@ class Tail:
 
     Attributes:
         lines: How many lines have been read.
+        bad_lines: How many of them the reader could not use, as it counts them.
+        is_given_up: Set by the reader: no more of the file is read.
     """
 
     def __init__(self, path: Path) -> None:
-        self.lines = 0
+        self.lines = self.bad_lines = 0
+        self.is_given_up = False
         self._path = path
         self._read = 0
         self._rest = bytearray()
 
-    def read(self) -> Iterator[bytes]:
-        """Read the whole lines that were added since the last call.
+    def read(self, *, most: int | None = None) -> Iterator[bytes]:
+        """Read the whole lines that were added since the last call; given `most`, only as many bytes, and the others later.
 
         If a line is longer than the longest record, only its beginning is kept, which the parser still refuses as too long.
         So a writer that never ends its line cannot fill this process's memory. A hole in a sparse file is read as one NUL.
         """
+        left = sys.maxsize if most is None else most
         try:
-            if self._path.lstat().st_size <= self._read:  # the usual answer, which costs a tenth of opening the file
+            # The usual answer, which costs a tenth of opening the file.
+            if self.is_given_up or self._path.lstat().st_size <= self._read:
                 return
-            while True:
+            while left > 0:
                 with open_regular(self._path) as file:  # closed before lines are used: readers of many ranks take turns
                     data = next_data(file, self._read)
                     is_hole, self._read = data > self._read, data
                     file.seek(data)
-                    part = file.read(_PART)
+                    part = file.read(min(_PART, left))
                 self._read += len(part)
+                left -= len(part)
                 if is_hole:
                     yield from self._lines(b"\0")
                 if not part:
@@ -125,6 +132,8 @@ class Tail:
         *whole, rest = part.split(b"\n")
         for line in whole:
             self.lines += 1
-            yield from (bytes(self._rest) + line if self._rest else line).splitlines() or [b""]
+            joined = bytes(self._rest) + line if self._rest else line
             self._rest.clear()
+            # One that is longer than a part may hold millions of `\r`, more than a reader should get at a time.
+            yield from (joined.splitlines() or [b""]) if len(joined) <= _PART else [joined]
         self._rest += rest[: LONGEST_RECORD + 1 - len(self._rest)]
