@@ -23,10 +23,10 @@ def check_everything(
     Args:
         facts: The facts about the hosts that answered, in the order of the hostfile.
         topology: The cluster.
-        engine: What is to start ranks there.
-        launcher: Facts of this machine; None if they are not to be compared with.
+        engine: The signature of the engine that starts ranks there.
+        launcher: The facts about this machine, to compare the hosts with; None to skip these checks.
         needs_packages: Whether ranks are recipes or Python scripts that import torch and mpi4py, not just any program.
-        connections: Addresses of the connection to each host: ours and the host's.
+        connections: For each host, the two addresses of the connection to it: ours and the host's.
     """
     found = [
         *identity.check_machines(facts, topology=topology),

@@ -21,7 +21,7 @@ class Gpus:
 
     Attributes:
         files: Device files of GPUs.
-        torch: Version of torch; None if it is not known.
+        torch: The version of torch on the host; None if it is not known.
     """
 
     files: tuple[str, ...]
@@ -29,7 +29,7 @@ class Gpus:
 
 
 def gpus_of_hosts(facts: Mapping[str, HostFacts]) -> dict[str, Gpus]:
-    """The facts about GPUs of every host that answered what devices it has."""
+    """Return the facts about GPUs, for each host that reported its devices."""
     known = {host: (one.devices, one.python) for host, one in facts.items()}
     return {
         host: Gpus(devices.gpu_files, python.packages.get("torch") if python else None)

@@ -59,9 +59,9 @@ class Disk:
 
     Attributes:
         path: The remote folder, absolute.
-        nearest: The deepest folder on the way to it that exists.
-        free_inodes: None where the file system does not count them.
-        problem: Why nothing can be written there; None: a test file could be.
+        nearest: The deepest existing folder of that path.
+        free_inodes: How many files can still be made; None if the file system does not count them.
+        problem: Why nothing can be written there; None if a test file could be.
     """
 
     path: Word
@@ -89,7 +89,7 @@ class Devices:
 
     Attributes:
         nvidia: Name, memory and driver of each, as `nvidia-smi` prints them.
-        nvidia_problem: Why `nvidia-smi` gave no answer, where there is one.
+        nvidia_problem: Why `nvidia-smi` failed; None if it did not, or the host has none.
         tenstorrent: Device files.
         gpu_files: Device files without which torch finds no CUDA device.
     """
@@ -106,7 +106,7 @@ class Interface:
 
     Attributes:
         address: The address with the length of its prefix, such as `10.0.0.5/24`.
-        speed_mbit: As the driver reports it; None where it does not.
+        speed_mbit: The speed in Mbit/s that the driver reports; None if it reports none.
     """
 
     name: Word
@@ -122,8 +122,8 @@ class Interpreter:
     """The Python that ranks would run with.
 
     Attributes:
-        tried: Those that were looked for, in order, up to this one.
-        packages: Versions by name, from metadata.
+        tried: The interpreters that the probe looked for, in order, up to this one.
+        packages: The version of each package, by name, from metadata.
     """
 
     executable: Word
@@ -138,10 +138,10 @@ class Mpi:
     """The engine that belongs to the interpreter, and the library that its mpi4py would load.
 
     Attributes:
-        mpirun: Path of its command; None where there is none.
-        prefix: Folder whose `bin` has it.
-        says: First line of what it answers to `--version`; None where there is no answer.
-        abi: `openmpi` or `mpich`; None where no library is found.
+        mpirun: The path of the engine's command; None if the host has none.
+        prefix: The folder whose `bin` has the command.
+        says: The first line of the command's answer to `--version`; None if it did not answer.
+        abi: `openmpi` or `mpich`; None if no library was found.
     """
 
     mpirun: Word | None
@@ -180,10 +180,11 @@ class HostFacts:
 
     Attributes:
         machine: Equal for two names of one machine.
-        names: Addresses that the names of the hostfile have on this host; empty: none; missing: no answer in time.
+        names: The addresses that each name of the hostfile has on this host, possibly none; lacks names without an
+            answer in time.
         folders: The folders of earlier runs in shared memory that no process uses.
-        tried: Interpreters for ranks that were looked for.
-        default_interface: The one with the default route.
+        tried: The interpreters for ranks that the probe looked for.
+        default_interface: The name of the interface with the default route.
     """
 
     hostname: Word
@@ -224,7 +225,7 @@ def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
     """Parse a probe's answer into facts.
 
     Raises:
-        ValueError: If it is none; the message names the first value that is wrong.
+        ValueError: If the answer is not one of the probe; the message names the first wrong value.
     """
     facts = parse(HostFacts, {name: value for name, value in answer.items() if name != "clock"})
     if isinstance(facts, BadRecord):
@@ -237,11 +238,11 @@ def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
 
 
 def facts_of_launcher(program: str, says: str) -> HostFacts:
-    """This machine as far as a run on other hosts depends on it: the engine that starts their daemons.
+    """Return the facts about this machine that a run on other hosts depends on: the engine that starts their daemons.
 
     Args:
-        program: Path of its command.
-        says: Its answer to `--version`.
+        program: The path of the engine's command.
+        says: The command's answer to `--version`.
     """
     mpi = Mpi(program, prefix=None, says=says, library=None, abi=None)
     return HostFacts(hostname="", user="", uid=-1, home="", machine="", kernel="", mpi=mpi)

@@ -26,9 +26,9 @@ def of_hosts(
         code: The rule's code.
         evidence: What is wrong with each host.
         topology: Where the hosts stand in their file.
-        says: The sentence that follows one host's name, and the one that follows the number of several.
-        notes: Facts.
-        hints: What to type or change.
+        says: How the message goes on after one host's name, and after the number of several hosts.
+        notes: The diagnostic's notes.
+        hints: The diagnostic's hints.
         severity: The rule's severity.
         in_message: Move evidence that is the same for all hosts from their labels into the message.
     """
@@ -57,7 +57,7 @@ def of_hosts(
 
 
 def place(evidence: Mapping[str, str], *, topology: Topology) -> tuple[list[Label], list[str]]:
-    """A label at each host's line, and notes for hosts without a line; evidence that is repeated is shown once."""
+    """Make a label at each host's line, and notes for hosts without a line; repeated evidence is shown once."""
     spans = {str(host.name): host.span for host in topology.hosts}
     first = next(iter(evidence.values()), "")
     labels: list[Label] = []

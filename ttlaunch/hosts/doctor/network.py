@@ -39,7 +39,7 @@ class NetworkChoice:
         ranks: The networks for messages between ranks.
         control: The networks for mpirun and its daemons; they reach the launching machine as well.
         addresses: The addresses of each host on the networks for ranks.
-        interfaces: Their names and MTUs, by host.
+        interfaces: The name and MTU of the chosen interface of each host.
         has_rdma: Whether every host has an RDMA device.
         why: The reason for the choice, in one sentence.
     """
@@ -63,8 +63,8 @@ def choose_network(
     Args:
         facts: The facts about the hosts that get ranks.
         wanted: `network` of cluster.yaml: the name of an interface, or a network.
-        connections: Addresses of the connection to each host: ours and the host's; None where there is no network
-            between.
+        connections: For each host, the two addresses of the connection to it: ours and the host's; None if no network
+            is in between.
     """
     connections = connections or {}
     candidates = {host: find_candidates(host, facts) for host in facts}
@@ -133,7 +133,7 @@ def _wanted(facts: Mapping[str, HostFacts], wanted: str) -> tuple[dict[str, Inte
 def _find(
     candidates: Mapping[str, list[Interface]], connections: Mapping[str, tuple[str, str] | None]
 ) -> tuple[dict[str, Interface] | Diagnostic, str]:
-    """The fastest network that all hosts share, else one address of each host that answered from outside."""
+    """Find the fastest network that all hosts share; without one, choose one address of each host."""
     used = {pair[1] for pair in connections.values() if pair}
     options = _options(candidates, used)
     return _fastest(options) if options else _routed(candidates, used)
@@ -188,7 +188,7 @@ def _fastest(ordered: list[_Option]) -> tuple[dict[str, Interface], str]:
 
 
 def _routed(candidates: Mapping[str, list[Interface]], used: set[str]) -> tuple[dict[str, Interface] | Diagnostic, str]:
-    """No network is shared: hosts may still reach each other through routers, which only trying can show."""
+    """Choose addresses of hosts that share no network; only a test shows whether routers connect them."""
     found = {}
     for host, interfaces in candidates.items():
         if interfaces:

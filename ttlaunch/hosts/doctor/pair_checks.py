@@ -103,7 +103,7 @@ def _explain(
 
 
 def _shared_by_all(failed: Sequence[Pair], pairs: Sequence[Pair]) -> str | None:
-    """The host that no other gets through to, if it takes part in every failure and none of its ways works."""
+    """The host that cannot be reached, if it takes part in every failure and none of its connections works."""
     common = set.intersection(*({pair.source, pair.target} for pair in failed))
     broken = {(pair.source, pair.target) for pair in failed}
     for host in sorted(common):

@@ -21,12 +21,12 @@ _MARGIN_S = 3.0
 
 @dataclass(frozen=True)
 class Pair:
-    """How one host got through to another.
+    """The result of one host's attempt to connect to another.
 
     Attributes:
-        seconds: Until the other accepted the connection; None if it did not.
-        latency_s: Median round trip of one byte, where it was measured.
-        bytes_per_s: Towards `target`, where it was measured.
+        seconds: The seconds until the other host accepted the connection; None if it did not.
+        latency_s: The median round trip of one byte; None if it was not measured.
+        bytes_per_s: The bandwidth towards `target`; None if it was not measured.
         problem: What went wrong; None if nothing did.
     """
 

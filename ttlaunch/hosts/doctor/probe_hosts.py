@@ -30,10 +30,10 @@ class Question:
 
     Attributes:
         pythons: Interpreters that ranks could run with, in order; the first that starts counts. `~/` is the host's home.
-        remote_folder: Where ttlaunch keeps its things.
+        remote_folder: The folder for ttlaunch's files on the host.
         names: The names to resolve on every host.
         engine: The engine that is looked for.
-        mpi_prefix: Its folder; None: it belongs to the interpreter, or is in PATH.
+        mpi_prefix: The engine's folder; None if the engine belongs to the interpreter or is in PATH.
     """
 
     pythons: tuple[str, ...]
@@ -48,7 +48,7 @@ class Answers:
     """The answers of hosts by their names; each host is in `facts` or in `errors`.
 
     Attributes:
-        seconds: How long each host in `facts` took.
+        seconds: How long each host in `facts` took to answer.
     """
 
     facts: dict[str, HostFacts] = field(default_factory=dict)
@@ -85,12 +85,12 @@ def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s:
 
 
 def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_S) -> HostFacts:
-    """Ask one connected host; once more, over a new connection, if the first one breaks meanwhile.
+    """Ask one connected host; if the connection breaks, ask once more over a new one.
 
-    A question changes nothing on a host, and an sshd that is started anew is no reason not to start a run.
+    Asking twice is safe because it changes nothing on the host, and it survives a restart of the host's sshd.
 
     Raises:
-        HostError: If it does not answer, or not in time.
+        HostError: If the host does not answer in time.
     """
     end = time.monotonic() + timeout_s
     try:

@@ -1,4 +1,4 @@
-"""Python, its packages and the engine: there on every host, belonging together, and the same everywhere."""
+"""Check Python, its packages and the engine: every host has them, they fit together, and their versions are the same."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -134,7 +134,7 @@ def _where_looked(known: HostFacts, topology: Topology) -> str:
 
 
 def check_pairing(facts: Facts, *, topology: Topology, engine: EngineSignature) -> list[Diagnostic]:
-    """Report hosts where mpi4py loads another MPI's library, with which every rank believes that it is alone."""
+    """Report hosts where mpi4py loads another MPI's library than the engine's; every rank would be a world of its own."""
     if not engine.library:
         return []
     evidence = {}

@@ -19,8 +19,8 @@ class _Reason:
 
     Attributes:
         code: The code of its diagnostic.
-        one, several: What follows one host's name, and the number of several hosts.
-        by_hand: Whether a plain `ssh` shows the user the same, so that trying it is good advice.
+        one, several: How the message goes on after one host's name, and after the number of several hosts.
+        by_hand: Whether plain `ssh` would fail in the same way, so that the hint is to try it.
     """
 
     code: str
@@ -68,7 +68,7 @@ def explain_troubles(
     Args:
         errors: The errors, at most one per host.
         topology: Where the hosts stand in their file.
-        answered: Seconds that each of the other hosts took to answer.
+        answered: The seconds that each host which answered took.
     """
     order = {str(host.name): number for number, host in enumerate(topology.hosts)}
     groups: dict[_Reason, list[HostError]] = {}

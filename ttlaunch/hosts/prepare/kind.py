@@ -15,10 +15,10 @@ class Kind:
     """Hosts of one kind get the same wheels.
 
     Attributes:
-        python: Full version of the base Python, such as `3.11.2`.
-        machine: As `uname -m` has it.
-        libc: `glibc` or, where the host has none, `musl`.
-        libc_version: Major and minor; (1, 2) for musl.
+        python: The full version of the base Python, such as `3.11.2`.
+        machine: The processor's architecture, as `uname -m` prints it.
+        libc: `glibc` or, if the host has none, `musl`.
+        libc_version: The major and minor version of libc; (1, 2) for musl.
     """
 
     python: str

@@ -89,11 +89,11 @@ class Store:
         return self.folder / "wheels" / wheel.sha256 / wheel.file
 
     def missing(self, wheels: Iterable[Wheel]) -> list[Wheel]:
-        """The wheels that are not here, or whose contents have changed."""
+        """Return the wheels that this store lacks, or whose contents have changed."""
         return [wheel for wheel in wheels if not self._is_sound(wheel)]
 
     def take(self, file: Path, wheel: Wheel) -> bool:
-        """Move a downloaded file in; False if it is not the wheel that was asked for."""
+        """Move a downloaded file into the store; False if it is not the expected wheel."""
         if _sha256(file) != wheel.sha256:
             return False
         target = self.path(wheel)
@@ -114,7 +114,7 @@ class Store:
         return Wheel(wheel.name, wheel.version, wheel.sha256, wheel.file, path.stat().st_size, unpacked, len(entries))
 
     def _is_sound(self, wheel: Wheel) -> bool:
-        """Whether a wheel is here and complete; this object reads the contents of each wheel only once."""
+        """Whether the store has a wheel with the right content; this object reads each wheel only once."""
         with self._verifying:
             if wheel.sha256 in self._verified:
                 return True

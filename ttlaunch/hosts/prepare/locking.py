@@ -73,7 +73,7 @@ class Locksmith:
         """Download those of the wheels that are not on this machine yet, and check them against the lock.
 
         Raises:
-            LaunchError: If one cannot be fetched.
+            LaunchError: If a wheel cannot be fetched.
         """
         with self._fetching:  # hosts of one kind ask for the same wheels at the same moment; one download serves all
             missing = self.store.missing(wheels)

@@ -55,7 +55,7 @@ class Job:
 
     Attributes:
         folder: The remote folder.
-        engine: What starts ranks there.
+        engine: The signature of the engine that starts ranks there.
         check: Whether to change nothing and only report what would be made.
         from_index: Whether a host's pip downloads from an index, instead of receiving the wheels from here.
         locksmith: Makes the locks and provides the wheels.
@@ -135,7 +135,7 @@ def install(transport: Transport, job: Job, *, base: Base, lock: Lock) -> Result
 
 
 def _ending(stream: FrameStream, header: Mapping[str, Any]) -> EnvironmentAnswer:
-    """Parse the last frame of the script; raises `HostError` if it is none of those that end the work."""
+    """Parse the script's last frame; raises `HostError` if the frame is not one with which the script ends."""
     answer = stream.checked(EnvironmentAnswer, header)
     is_known = {
         "ready": answer.environment is not None,
@@ -188,7 +188,7 @@ def _show(progress: Progress, host: str, word: InstallMessage) -> None:
 
 
 def _send_wheels(stream: FrameStream, job: Job, *, wheels: Sequence[Wheel], received: Mapping[str, int]) -> int:
-    """Send the rest of each wheel, of which a host has `received` so many bytes; returns the number of bytes sent."""
+    """Send the rest of each wheel, given how many bytes the host has `received`; returns the number of bytes sent."""
     total = sum(wheel.size - received[wheel.sha256] for wheel in wheels)
     sent = 0
     try:

@@ -95,7 +95,7 @@ class Pip:
         Args:
             wheels: The wheels of a lock.
             kind: The kind of host that the lock is for.
-            folder: An empty one.
+            folder: An empty folder.
             started: Called with the name of each file when its download begins.
 
         Raises:

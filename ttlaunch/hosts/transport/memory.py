@@ -142,7 +142,7 @@ class MemoryTransport:
         return process
 
     def die(self) -> None:
-        """Vanish, now and for good, with everything that runs."""
+        """Make the host unreachable for good and end everything that runs on it."""
         self._dead.set()
         with self._lock:
             processes = list(self._processes)

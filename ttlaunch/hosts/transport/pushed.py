@@ -1,7 +1,7 @@
-"""Run scripts of `ttlaunch.agent` on a host that has nothing but a Python: their text travels through standard input.
+"""Run scripts of `ttlaunch.agent` on a host that has only Python: their text is sent through standard input.
 
-Nothing is written to the host's disk and nothing but a short loader stands on its command line. What follows the text
-on standard input, and what the script prints, is between the script and its caller.
+Nothing is written to the host's disk, and the command line has only a short loader. The rest of standard input, and the
+output, are frames between the script and its caller.
 """
 
 import json
@@ -88,11 +88,11 @@ def start_script(
         beside: Further modules of `ttlaunch.agent` that it imports.
         arguments: JSON, handed to `main`; they show on no command line.
         pythons: As for `start_interpreter`.
-        interpreter: An interpreter that is already waiting on the host; None: start one.
+        interpreter: An interpreter that is already waiting on the host; None to start one.
         timeout_s: The time allowed for starting it.
 
     Raises:
-        HostError: As `Transport.start`. That no Python is there may show only at the first `receive`: see
+        HostError: For the reasons of `Transport.start`. If the host has no Python, only the first `receive` may fail: see
             `explain_end`.
     """
     modules = [
@@ -147,7 +147,7 @@ def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
 def _command(pythons: Sequence[str]) -> str:
     """A shell command that tries interpreters in turn.
 
-    One that cannot start or is too old reads nothing from standard input, so the next one still finds the script there.
+    An interpreter that cannot start or is too old reads nothing from standard input, so the next one still gets the script.
     """
     names = " ".join(_quoted(name) for name in dict.fromkeys([*pythons, *PYTHONS]))
     return (

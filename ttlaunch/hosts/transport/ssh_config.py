@@ -39,18 +39,18 @@ class HostSettings:
     """Everything that a connection to one host needs to know.
 
     Attributes:
-        name: As in the hostfile.
-        host_name: What to connect to: `HostName` of the configuration, else the name.
-        identity_files: Private keys in the order in which to offer them; usual names if none are given.
+        name: The host's name in the hostfile.
+        host_name: The name or address to connect to: `HostName` of the configuration, else the name.
+        identity_files: Private keys in the order in which to offer them; ssh's default names if none are given.
         identity_named_in: What names the files: `identity_file` of cluster.yaml or `IdentityFile` of the ssh
             configuration; None if they are the usual ones, which need not exist.
         identities_only: Whether to leave out keys of the SSH agent that are not among the files.
-        agent: Socket of the ssh agent.
-        jumps: Hosts to go through, nearest first.
+        agent: The socket of the SSH agent.
+        jumps: The jump hosts, the nearest one first.
         known_hosts: Files with trusted host keys, the user's first.
         host_key_alias: The name under which those files know the host.
         connect_timeout_s: `ConnectTimeout`; the sooner of it and the caller's deadline counts.
-        by_hand: The ssh command that means the same, without what to run.
+        by_hand: The ssh command that makes the same connection, without a command to run.
     """
 
     name: str
@@ -164,7 +164,7 @@ def _number(options: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _proxy(options: Mapping[str, Any]) -> str | None:
-    """Which of ProxyJump and ProxyCommand counts, if any: ssh takes the one that stands first and ignores the other."""
+    """Return which of ProxyJump and ProxyCommand counts, if any: ssh uses the first one and ignores the other."""
     first = next((key for key in options if key in {"proxyjump", "proxycommand"}), None)
     return None if first is None or (options[first] or "none").lower() == "none" else first
 

@@ -20,7 +20,7 @@ class UnreadableConfigError(Exception):
     """A line of an ssh configuration that cannot be read as OpenSSH reads it.
 
     Attributes:
-        where: File and line.
+        where: The file and the number of the line.
         reason: What is wrong, as a clause for a message.
     """
 

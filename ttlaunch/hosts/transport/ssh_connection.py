@@ -43,7 +43,7 @@ _NO_PULSE_S = 6.0
 
 
 class Connection:
-    """A logged-in connection and all that it goes through.
+    """A logged-in connection, with the connections to the jump hosts that it goes through.
 
     Attributes:
         settings: How the host was reached.
@@ -121,7 +121,7 @@ def open_connection(address: HostAddress, *, keys: KeyRing, folders: SshFolders,
     """Connect and log in.
 
     Raises:
-        HostError: Whatever keeps the host from being used; at the latest after `timeout_s`.
+        HostError: If the host cannot be used, for any reason; raised within `timeout_s`.
     """
     attempt = Attempt(timeout_s=timeout_s)
     found: list[HostSettings] = []
@@ -172,7 +172,7 @@ def _open(settings: HostSettings, keys: KeyRing, *, attempt: Attempt, found: lis
 
 
 def _start(settings: HostSettings, stream: socket.socket | paramiko.Channel, attempt: Attempt) -> paramiko.Transport:
-    """Agree on keys with the host and check that it is the host that the user knows."""
+    """Negotiate encryption with the host and check its key against the known hosts."""
     attempt.phase = "keys"
     known = read_known_keys(settings)
     transport = _Transport(stream)

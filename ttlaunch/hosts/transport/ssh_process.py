@@ -26,9 +26,9 @@ class SshProcess:
 
     Args:
         host: The host's name, for error messages.
-        channel: On which the command has been started.
-        mark: The mark with which the command announces itself.
-        why_lost: Says why the connection is gone.
+        channel: The channel on which the command was started.
+        mark: The text that the command prints first, to show that it runs.
+        why_lost: Returns why the connection was lost, as a clause.
     """
 
     def __init__(self, host: str, channel: paramiko.Channel, *, mark: str, why_lost: Callable[[], str]) -> None:

@@ -1,4 +1,4 @@
-"""What every way to reach a host offers: connect once, then run any number of commands at the same time.
+"""The interface of every transport to a host: connect once, then run any number of commands at the same time.
 
 Each call has a deadline, so that a host which stops answering is noticed and never waited for. Everything that goes
 wrong is a `HostError`; the caller judges a command's exit status.
@@ -33,7 +33,7 @@ class Process(Protocol):
         """Send all of `data` to its standard input.
 
         Raises:
-            HostError: LOST if the command or the host no longer listens, TIMED_OUT if it takes nothing in.
+            HostError: LOST if the command or the host no longer reads, TIMED_OUT if the data cannot be sent in time.
         """
 
     def close_stdin(self) -> None:
@@ -50,16 +50,16 @@ class Process(Protocol):
         """What it has written to its standard error so far, at most the last 64 KiB of it."""
 
     def wait(self, *, timeout_s: float) -> int:
-        """Its exit status, or 128 + signal.
+        """Wait for the end of the command and return its exit status, or 128 + signal.
 
         Raises:
-            HostError: LOST if the connection broke first, TIMED_OUT if it goes on.
+            HostError: LOST if the connection broke first, TIMED_OUT if the command still runs.
         """
 
     def kill(self) -> None:
-        """Stop talking to it and end it as far as the transport can; never waits and never raises.
+        """Close the command's streams and end it as far as the transport can; never waits and never raises.
 
-        Over SSH that closes its streams, which ends what reads or writes them; only an agent on the host can end more.
+        Over SSH only the streams are closed. A command ends when it reads or writes them; only an agent can end others.
         """
 
 
@@ -68,11 +68,11 @@ class Transport(Protocol):
 
     @property
     def host(self) -> str:
-        """Its name as in the hostfile."""
+        """The host's name in the hostfile."""
 
     @property
     def addresses(self) -> tuple[str, str] | None:
-        """IP addresses of the connection: ours and the host's; None without a network between."""
+        """The IP addresses of the connection, ours and the host's; None if no network is in between."""
 
     def connect(self, *, timeout_s: float = CONNECT_S) -> None:
         """Connect and log in; does nothing if that has been done.
@@ -111,10 +111,10 @@ class Completed:
 
 
 def run(transport: Transport, command: str, *, stdin: bytes = b"", timeout_s: float) -> Completed:
-    """Run a command to its end and take what it printed.
+    """Run a command to its end and return its output.
 
     Raises:
-        HostError: As `start`; TIMED_OUT if it has not ended within `timeout_s` altogether.
+        HostError: For the reasons of `start`; TIMED_OUT if the command has not ended after `timeout_s` in all.
     """
     end = time.monotonic() + timeout_s
     process = transport.start(command, timeout_s=timeout_s)
@@ -137,7 +137,7 @@ def run(transport: Transport, command: str, *, stdin: bytes = b"", timeout_s: fl
 
 
 def _feed(process: Process, stdin: bytes, end: float) -> None:
-    """Write all that the command wants to read; one that wants less, such as `head`, has not failed."""
+    """Write the command's standard input; a command that does not read all of it, such as `head`, has not failed."""
     with contextlib.suppress(HostError):
         if stdin:
             process.write(stdin, timeout_s=time_left(end))
