@@ -1,1 +1,1 @@
-"""Gradients in fewer bytes: codecs for any flow of gradients, and the errors that they still have to make up for."""
+"""Gradients in fewer bytes: codecs for any flow of gradients, and the remainders that they add to the next gradients."""

@@ -10,11 +10,11 @@ of bytes depends only on the number of values, so receivers know it and the form
     ctx.recv(payload, source=worker)
     codec.decode(payload, out_N)
 
-Codecs are for gradients only. With `ErrorFeedback`, what the codec loses of one gradient is added to the next one. A loss in
-weights could not be made up for.
+Codecs are for gradients only. With `ErrorFeedback`, what the codec loses of one gradient is added to the next one. An
+error in weights could not be corrected later.
 
-An infinity or NaN survives: the decoded vector is not finite at that place, and perhaps at others. The norm of the
-gradient is then not finite either, so the training with fp16 sees the overflow and skips the step.
+An infinity or NaN stays visible: the decoded vector is not finite at that place, and perhaps at others. The norm of the
+gradient is then not finite either, so a training with fp16 detects the overflow and skips the step.
 
 Shapes: N = values.
 """
@@ -69,9 +69,9 @@ class Codec(Protocol):
 class Cast:
     """Converts each value to one dtype.
 
-    Float32: 4 bytes a value, every bit kept. Bfloat16, rounded to nearest: 2 bytes a value; error at most `abs(x) /
-        256`, and 2^-134 below the normal range. Zeros, infinities and NaN are kept; what lies beyond bfloat16's range,
-        from about 3.396e38, becomes infinite.
+    Float32 takes 4 bytes a value and keeps every bit. Bfloat16 takes 2 bytes a value and rounds to nearest; the error is
+    at most `abs(x) / 256`, and 2^-134 below the normal range. Zeros, infinities and NaN are kept; a value beyond
+    bfloat16's range, from about 3.396e38, becomes infinite.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -107,7 +107,7 @@ def build_codec(
         num_values: The length N of every vector that it will encode.
         matrices: The matrices in those vectors, for `powersgd`, whose payload depends on them; see `matrices_in`.
             Empty: one near-square matrix of all values, which is less like a matrix of low rank.
-        device: Where those vectors are; None: the CPU.
+        device: The device of those vectors; None: the CPU.
     """
     if cfg.kind == "none":
         return Cast(torch.float32)

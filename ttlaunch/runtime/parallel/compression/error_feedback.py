@@ -1,4 +1,4 @@
-"""Error feedback: what a codec lost of one gradient is added to the next.
+"""Error feedback: what a codec loses of one gradient is added to the next one.
 
     corrected = gradient + residual
     payload   = encode(corrected)
@@ -41,18 +41,18 @@ class ErrorFeedback:
 
     If the gradient overflowed and the residual would not be finite, the residual does not change: the payload shows the
     overflow, the step is skipped, and later steps are not affected. Ranks whose own gradient was finite then call
-    `take_back`, which restores the residual of before, because what they sent was not used.
+    `take_back`, which restores the previous residual, because what they sent was not used.
 
-    Cost: `8 * N` bytes: the residual, and room to decode into, which then keeps the residual of before.
+    Cost: `8 * N` bytes: the residual, and a buffer for the decoded vector that afterwards holds the previous residual.
     """
 
     def __init__(self, codec: _Codec, num_values: int, *, device: torch.device | None = None) -> None:
         """Begin with a residual of zero.
 
         Args:
-            codec: What sends the sums.
+            codec: The codec that encodes gradient plus residual.
             num_values: The length N of every vector.
-            device: Where the vectors are; None: the CPU.
+            device: The device of the vectors; None: the CPU.
         """
         self._codec = codec
         self._residual_N = torch.zeros(num_values, device=device)
@@ -77,11 +77,11 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Restore the residual from before the last `encode`; the codec's own state, such as a warm start, stays."""
+        """Restore the residual from before the last `encode`; the codec's own state, such as a warm start, is kept."""
         self._residual_N.copy_(self._room_N)
 
     def state(self) -> dict[str, Tensor]:
-        """The residual, and what the codec remembers."""
+        """Return the residual and the codec's own state."""
         return {RESIDUAL: self._residual_N} | self._codec.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

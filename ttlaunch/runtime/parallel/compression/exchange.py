@@ -26,7 +26,7 @@ _COUNTS = 30_051
 
 
 class CompressedExchange:
-    """Has the methods of `GradientExchange`; gradients leave after the last backward pass of a step, in one message.
+    """Has the methods of `GradientExchange`, but sends compressed gradients, after the last backward pass of a step.
 
     With fp16 the loss scale is divided out before anything is encoded, so the remainder, which a rank adds to its next
     gradient, does not depend on it. All ranks skip a step that overflowed, and each restores its previous remainder.
@@ -38,9 +38,9 @@ class CompressedExchange:
         """Build the codec; nothing is sent.
 
         Args:
-            model: The local replica, flat.
+            model: The local replica, with flat vectors.
             cfg: How to compress.
-            ctx: How to reach the others.
+            ctx: The context of this rank.
             among: The ranks that share a step, in the order in which their gradients are added.
         """
         self._model, self._ctx, self._among = model, ctx, among
@@ -51,18 +51,20 @@ class CompressedExchange:
         self._loss, self._tokens = 0.0, 0
 
     def saved_with(self, optimizer: Optimizer) -> CodecState:
-        """What `ctx.restore` reads: the optimizer's state and this rank's codec's. See `checkpoint`."""
+        """Return the states of the optimizer and of this rank's codec, for `ctx.restore`; call before `checkpoint`."""
         self._saved = CodecState(optimizer, self._sum.codec, sender=f"{self._place}")
         return self._saved
 
     def checkpoint(self, step: int) -> None:
-        """`ctx.checkpoint`, which every rank calls: the first rank writes weights and optimizer state, every rank its codec's state.
+        """Write a checkpoint: the first rank weights and optimizer state, every rank the state of its codec.
+
+        Every rank must call, after the same step.
 
         Raises:
             ValueError: Nobody has called `saved_with`.
         """
         if self._saved is None:
-            raise ValueError("`saved_with` says which optimizer belongs to the checkpoint; call it first")
+            raise ValueError("`saved_with` names the optimizer whose state is saved; call it before `checkpoint`")
         self._take_back_if_skipped()
         if self._place:
             self._ctx.checkpoint(step, self._saved.owed, self._saved.owed, owners=self._among)
@@ -70,7 +72,7 @@ class CompressedExchange:
             self._ctx.checkpoint(step, self._model, self._saved, owners=self._among)
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
-        """Do nothing: gradients leave only when the block is complete."""
+        """Do nothing: `finish` sends the gradients, when the block is complete."""
 
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
         """Enter one micro-batch, whose gradients the backward pass has added to `grads_N`."""
@@ -111,7 +113,7 @@ class CompressedExchange:
         return mean_per_token(loss, tokens), tokens
 
     def _take_back_if_skipped(self) -> None:
-        """Undo the last `encode` if the optimizer skipped its step, which is known only when it has the norm of all gradients."""
+        """Undo the last `encode` if the optimizer has skipped the step; it decides so only after `finish`."""
         if self._skipped is not None and self._model.loss_scaler.skipped > self._skipped:
             self._sum.codec.take_back()
         self._skipped = None

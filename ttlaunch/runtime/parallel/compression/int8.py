@@ -3,9 +3,9 @@
 The scale is symmetric around zero, `absmax / 127`, so there is no zero point that could be out of range for values of
 one sign, and no branch for small ranges. A zero is sent as zero, whatever the other values of its block are.
 
-Shapes: N = values, R = blocks of one piece.
-Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for the blocks; its
-    quantization levels are spaced unevenly, these evenly.
+Shapes: N = values, R = blocks of one piece, B = values of a block.
+Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for the blocks. There,
+    quantization levels are spaced unevenly; here, evenly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ _LEVELS = 127
 _SMALLEST_SCALE = 2.0**-126
 _LARGEST_SCALE = torch.finfo(torch.float32).max / _LEVELS * (1 - 2.0**-22)
 _PIECE = 1 << 17
-"""Values worked on at a time: half a megabyte, which stays in the cache from one operation to the next."""
+"""How many values are encoded at a time: half a megabyte, which stays in the cache from one operation to the next."""
 
 
 class BlockInt8:
-    """One byte a value and four a block: with blocks of 256, 3.94 times fewer bytes than float32.
+    """Encodes a value in one byte, and a block's scale in four: with blocks of 256, 3.94 times fewer bytes than float32.
 
     Error: at most `1.0001 * absmax / 254` of the value's block (half a level, and float32's own rounding), and 2^-127
         where the block is below float32's normal range. Zeros are kept. If any value of a block is not finite,
@@ -34,7 +34,7 @@ class BlockInt8:
         self._block_size = block_size
 
     def payload_bytes(self, num_values: int) -> int:
-        """The scales, then the bytes of the values."""
+        """Return the number of bytes: those of the scales, then one for each value."""
         return 4 * self._num_blocks(num_values) + num_values
 
     @torch.no_grad()
@@ -46,13 +46,13 @@ class BlockInt8:
         for values, blocks, width in self._pieces(count):
             rows_RB = values_N[values.start : values.stop].view(-1, width)
             room_RB = room_N[: len(values)].view(-1, width)
-            found_R = torch.abs(rows_RB, out=room_RB).amax(1).div_(_LEVELS)
-            found_R += found_R - found_R  # NaN where it is infinite, which no bound must hide
-            found_R.clamp_(_SMALLEST_SCALE, _LARGEST_SCALE)
-            torch.mul(rows_RB, found_R.reciprocal()[:, None], out=room_RB).round_()
-            if found_R.isnan().any():
-                room_RB.nan_to_num_(nan=0.0)  # what the bytes are does not matter, but they are the same each time
-            scales[blocks.start : blocks.stop] = found_R
+            scales_R = torch.abs(rows_RB, out=room_RB).amax(1).div_(_LEVELS)
+            scales_R += scales_R - scales_R  # infinite becomes NaN, which the bounds below do not hide
+            scales_R.clamp_(_SMALLEST_SCALE, _LARGEST_SCALE)
+            torch.mul(rows_RB, scales_R.reciprocal()[:, None], out=room_RB).round_()
+            if scales_R.isnan().any():
+                room_RB.nan_to_num_(nan=0.0)  # any bytes would do, but every run sends the same
+            scales[blocks.start : blocks.stop] = scales_R
             codes_N[values.start : values.stop] = room_RB.view(-1)
         return payload
 
@@ -79,12 +79,12 @@ class BlockInt8:
         return -(-num_values // self._block_size)
 
     def _parts(self, payload: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The scales and the codes in a payload."""
+        """Return views of the scales and of the codes in a payload."""
         border = 4 * self._num_blocks(count)
         return as_values(payload[:border], torch.float32), payload[border:].view(torch.int8)
 
     def _pieces(self, count: int) -> Iterator[tuple[range, range, int]]:
-        """Values, blocks, and the length of a block: whole blocks, as many as fit the cache; then what is left."""
+        """Yield pieces of the vector: its values, its blocks, the length of a block; a shorter last block is alone."""
         size, whole = self._block_size, count // self._block_size
         step = max(1, _PIECE // size)
         for first in range(0, whole, step):

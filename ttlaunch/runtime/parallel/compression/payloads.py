@@ -1,4 +1,4 @@
-"""Parts of a payload as values, and the check of its length."""
+"""Conversions between the bytes of a payload and values, and the check of a payload's length."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ def check_length(payload: Tensor, expected: int) -> None:
     """Check that a payload has exactly the expected number of bytes.
 
     Raises:
-        ValueError: It has more or fewer.
+        ValueError: The payload has more or fewer bytes.
     """
     if payload.shape != (expected,):
         raise ValueError(f"a payload of shape {tuple(payload.shape)}, expected ({expected},)")

@@ -9,7 +9,7 @@ a rank receives grow with the number of senders.
 
 Shapes: N = values, M = a matrix of the gradient with R rows and C columns, K = columns of the factors.
 Source: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization", NeurIPS 2019: its compression, warm start, and vectors as they are.
+    Optimization", NeurIPS 2019: its compression and its warm start; vectors are not compressed.
 """
 
 import math
@@ -39,8 +39,8 @@ class Matrix(NamedTuple):
 class PowerSgd:
     """Encodes each matrix in `4 * K * (R + C)` bytes, and sends uncompressed what would not become smaller.
 
-    Error: P has orthonormal columns and Q = M' P, so what is decoded is the projection of M on them: the squared norm
-    of the error is that of M less that of Q, never more than that of M; none where K is the rank of M or more. If any
+    Error: P has orthonormal columns and Q = M' P, so a matrix is decoded as its projection on these columns. The squared
+    norm of the error is the squared norm of M minus that of Q; there is no error if K is at least the rank of M. If any
     value of a matrix is not finite, the whole matrix is decoded as NaN.
     """
 
@@ -50,11 +50,11 @@ class PowerSgd:
         """Begin the power iteration with factors that are the same on every rank.
 
         Args:
-            num_values: N, of every vector.
-            rank: K.
-            matrices: Those in the vector, in order, not overlapping; empty: the vector itself as one near-square
-                matrix.
-            device: Where the vectors are; None: the CPU.
+            num_values: N, the length of every vector.
+            rank: K, the columns of each factor.
+            matrices: The matrices in the vector, in order, not overlapping; empty: the vector itself as one
+                near-square matrix.
+            device: The device of the vectors; None: the CPU.
         """
         self._num_values = num_values
         self._rank = rank
@@ -70,7 +70,7 @@ class PowerSgd:
         return tuple(self._matrices)
 
     def payload_bytes(self, num_values: int) -> int:
-        """The factors of each matrix, then the other values.
+        """Return the number of bytes: those of the factors of each matrix, then those of the other values.
 
         Raises:
             ValueError: The codec was made for vectors of another length.
@@ -114,7 +114,7 @@ class PowerSgd:
         """Keep the warm start: the next power iteration may begin anywhere."""
 
     def state(self) -> dict[str, Tensor]:
-        """The right factor of each matrix, with which the next power iteration begins."""
+        """Return the right factor of each matrix, with which the next power iteration begins."""
         return {f"factor.{number}": factor_CK for number, factor_CK in enumerate(self._factors_CK)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -122,7 +122,7 @@ class PowerSgd:
             factor_CK.copy_(state[name])
 
     def _parts(self, payload: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
-        """Both factors of each matrix, and what is between the matrices, as they stand in a payload."""
+        """Return views of both factors of each matrix and of the values between matrices, in a payload's order."""
         values = as_values(payload, torch.float32)
         sizes = [side * self._rank for matrix in self._matrices for side in (matrix.rows, matrix.columns)]
         parts = values.split([*sizes, *map(len, self._between())])
@@ -130,7 +130,7 @@ class PowerSgd:
         return list(zip(thin[::2], thin[1::2], strict=True)), list(parts[len(sizes) :])
 
     def _between(self) -> Iterator[range]:
-        """The values before, between and after the matrices."""
+        """Yield the ranges of values before, between and after the matrices."""
         start = 0
         for matrix in self._matrices:
             yield range(start, matrix.start)
@@ -139,7 +139,7 @@ class PowerSgd:
 
 
 def matrices_in(shapes: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Matrix]:
-    """The parameters of two or more dimensions as matrices: the first dimension gives the rows, the others the columns, as in the paper."""
+    """Return parameters of two or more dimensions as matrices; as in the paper, rows are the first dimension."""
     sides = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0) for shape in shapes]
     return [Matrix(start, *side) for start, side in zip(starts, sides, strict=False) if side[0]]
 

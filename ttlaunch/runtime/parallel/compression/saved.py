@@ -1,8 +1,8 @@
-"""The state of codecs in checkpoints: the error that each rank still has to add to its next gradient.
+"""The state of codecs in checkpoints, above all the remainder that each rank will add to its next gradient.
 
 A codec's state belongs to one sender, so its tensors have the sender's name. If a resumed run has other senders than the
-checkpoint, senders in both keep their states, new senders begin without an error, and the errors of missing senders are dropped.
-Such an error is the rounding error of one gradient, or with `top_k` and `powersgd` what was left out of a few gradients.
+checkpoint, senders in both keep their states, new senders begin without a remainder, and those of missing senders are dropped.
+A remainder is the rounding error of one gradient, or with `top_k` and `powersgd` what was left out of a few gradients.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,20 +17,20 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 def remembers(cfg: CompressionConfig) -> bool:
-    """Whether a codec of this configuration has a state."""
+    """Return whether a codec of this configuration has a state."""
     return cfg.kind != "none" and (cfg.error_feedback or cfg.kind == "powersgd")
 
 
 class OwedState:
-    """The codecs of one rank, as a model without parameters and as a state, for `ctx.restore` and `ctx.checkpoint`.
+    """The codecs' states of a rank whose weights and optimizer another rank saves.
 
-    For ranks whose weights and optimizer another rank writes.
+    `ctx.restore` and `ctx.checkpoint` take it both in place of the model, as one without parameters, and as the state.
     """
 
     copies: frozenset[str] = frozenset()
 
     def __init__(self, codecs: Mapping[str, Codec]) -> None:
-        """Look at codecs, each under a name that no other codec of any rank has."""
+        """Refer to codecs, each under a name that no other codec of any rank has."""
         self._codecs = codecs
         self._ready: Callable[[], object] | None = None
         self.splits: Mapping[str, Split] = {}
@@ -42,7 +42,7 @@ class OwedState:
         return frozenset()
 
     def named_state(self) -> Iterator[tuple[str, Tensor]]:
-        """`codec.SENDER.NAME`; the tensors themselves."""
+        """Yield the tensors of the codecs, not copies, under the names `codec.SENDER.NAME`."""
         for sender, codec in self._codecs.items():
             yield from ((f"{CODEC_PREFIX}{sender}.{name}", tensor) for name, tensor in codec.state().items())
 
@@ -51,7 +51,7 @@ class OwedState:
         self._ready = ready
 
     def wait_before_encode(self) -> None:
-        """Return when no checkpoint copies the codecs' state any more; call before each `encode`."""
+        """Return when no checkpoint is copying the codecs' state; call before each `encode`."""
         ready, self._ready = self._ready, None
         if ready is not None:
             ready()
@@ -62,7 +62,7 @@ class OwedState:
             codec.take_back()
 
     def scaler_state(self) -> None:
-        """None: the ranks that have weights keep the loss scale."""
+        """Return None: the ranks that have weights save the loss scale."""
 
     def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
         del state
@@ -72,11 +72,11 @@ class CodecState:
     """An optimizer and the codec of one sender as one state, for `ctx.restore` and `ctx.checkpoint`.
 
     Attributes:
-        owed: The codec's part alone.
+        owed: The codec's state alone.
     """
 
     def __init__(self, optimizer: HasState, codec: Codec, *, sender: str) -> None:
-        """Look at both.
+        """Refer to an optimizer and a codec.
 
         Args:
             optimizer: The optimizer of this rank's model.
@@ -87,7 +87,7 @@ class CodecState:
         self.owed = OwedState({sender: codec})
 
     def named_state(self) -> Iterator[tuple[str, Tensor]]:
-        """The optimizer's, then `codec.SENDER.NAME`; the tensors themselves."""
+        """Yield the optimizer's tensors, then the codec's as `codec.SENDER.NAME`; none is a copy."""
         yield from self._optimizer.named_state()
         yield from self.owed.named_state()
 

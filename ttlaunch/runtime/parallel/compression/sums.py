@@ -27,10 +27,10 @@ _PAYLOAD = 30_050
 
 
 class CompressedSum:
-    """Adds vectors up that have the layout of a model's flat ones.
+    """Adds up vectors that have the layout of a model's flat vectors.
 
-    Cost of a sum: `(n - 1) * P` bytes each way, in `n - 1` messages. Buffers for n payloads, one vector, and what the
-    codec keeps.
+    Cost of a sum: `(n - 1) * P` bytes each way, in `n - 1` messages. Buffers for n payloads, one vector, and the codec's
+    state.
     Order: that of `among`; the same bits on every run with these ranks.
     Source: an all-gather of compressed gradients, as in H. Xu et al., "GRACE: A Compressed Communication Framework for
         Distributed Machine Learning", ICDCS 2021.
@@ -45,7 +45,7 @@ class CompressedSum:
         Args:
             model: The model whose matrices `powersgd` factors.
             cfg: How to compress.
-            ctx: How to reach the others.
+            ctx: The context of this rank.
             among: The ranks whose vectors are added, in this order.
         """
         self._ctx, self._among, self._place = ctx, among, among.index(ctx.rank)
@@ -54,7 +54,7 @@ class CompressedSum:
         starts = [int(parameter.storage_offset()) for parameter in parameters]
         matrices = matrices_in([parameter.shape for parameter in parameters], starts)
         self.codec: Codec = build_codec(cfg, count, matrices=matrices, device=device)
-        if cfg.kind == "powersgd":  # the formula of the traffic asks which matrices are sent as factors
+        if cfg.kind == "powersgd":  # the formula of the traffic needs the sizes of the factors
             factored = PowerSgd(count, rank=cfg.rank, matrices=matrices).factored
             sides = sum(matrix.rows + matrix.columns for matrix in factored)
             ctx.traffic.note(factored_sides=sides, factored_values=sum(matrix.size for matrix in factored))
@@ -63,7 +63,7 @@ class CompressedSum:
         self._room_N = torch.empty_like(model.weights_N)
 
     def begin(self, values_N: Tensor, *, name: str) -> list[Pending]:
-        """Encode this rank's vector, and begin to send it and to receive those of the others; `finish` adds them.
+        """Encode this rank's vector, and begin to send it and to receive the other ranks' vectors; `finish` adds them.
 
         Args:
             values_N: Shape `(N,)`, float32, contiguous; only read. Every rank of `among` must call.
@@ -79,7 +79,7 @@ class CompressedSum:
 
     @torch.no_grad()
     def finish(self, out_N: Tensor) -> None:
-        """Overwrite a vector with the sum."""
+        """Overwrite a vector with the sum of all payloads that `begin` exchanged."""
         self.codec.decode(self._payloads[0], out_N)
         for payload in self._payloads[1:]:
             self.codec.decode(payload, self._room_N)
@@ -87,11 +87,11 @@ class CompressedSum:
 
 
 def swap(ctx: RankContext, buffers: Sequence[Tensor], *, name: str, tag: int, among: Sequence[Rank]) -> list[Pending]:
-    """Begin to send this rank's buffer to all others, and to receive theirs.
+    """Begin to send this rank's buffer to all other ranks, and to receive theirs.
 
     Args:
         ctx: Every rank of `among` must call, in the same order as its other collectives with this tag.
-        buffers: One for each rank of `among`, contiguous; the one at this rank's place is sent, the others are filled.
+        buffers: One for each rank of `among`, contiguous; this rank's own is sent, the others are filled.
             Sizes and dtypes are equal on all ranks.
         name: The operation's name, in reports.
         tag: The tag of all these messages.

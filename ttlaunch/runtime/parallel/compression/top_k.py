@@ -1,6 +1,6 @@
 """Top-k: the values of largest magnitude, each with its place; all others are zero.
 
-Shapes: N = values, K = those that are sent.
+Shapes: N = values, K = values that are sent.
 Source: A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; the bound is that
     of S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
 """
@@ -20,16 +20,16 @@ class TopK:
     """K = `ceil(k * N)` values with their places: `8 * K` bytes, which is less than float32 for k below a half.
 
     Error: values that are sent are exact. Each other value is at most as large as the smallest one sent, so the squared
-        norm of the error is at most `(1 - K / N)` of that of the values. NaN counts as the largest and infinity as the next, so both are
-        sent first.
+        norm of the error is at most `(1 - K / N)` of that of the values. NaN counts as larger than infinity, and infinity
+        as larger than all else, so both are sent first.
     """
 
     def __init__(self, k: float) -> None:
-        """Choose the share that is sent, above 0 and up to 1."""
+        """Set the share `k` of the values that is sent, above 0 and up to 1."""
         self._k = k
 
     def payload_bytes(self, num_values: int) -> int:
-        """The places, then the values."""
+        """Return the number of bytes: 4 for the place and 4 for the value of each value that is sent."""
         return 8 * self._sent(num_values)
 
     @torch.no_grad()

@@ -1,1 +1,1 @@
-"""Data parallelism whose workers may differ for a time: by a bounded number of steps, or for some local steps between averages."""
+"""Data parallelism in which workers may be some steps apart, or take local steps between two averages of their weights."""

@@ -1,4 +1,4 @@
-"""Mean gradients for workers of which some may lead: a mean is applied in its own step, or up to K steps later, in the order of the steps.
+"""Mean gradients for workers that may be up to K steps apart: each mean is applied up to K steps after its own step, in order.
 
 Shapes: N = values of the flat gradient. W = workers, S = bytes of the gradient, K = the bound.
 """
@@ -23,8 +23,8 @@ class Mean:
     """A step's mean gradient, which is in the model's gradients until the next mean is requested.
 
     Attributes:
-        step: The step whose gradients it is the mean of.
-        loss: Mean per token, of all workers.
+        step: The step that the averaged gradients belong to.
+        loss: The mean loss per token, of all workers.
         tokens: The tokens of all workers.
         staleness: The staleness of each worker's gradient.
     """
@@ -54,19 +54,19 @@ class MeanGradients(Protocol):
     staleness: Staleness
 
     def begin(self, step: int) -> None:
-        """Begin a step, as soon as its buffers are free."""
+        """Wait until the buffers of a step are free, and begin the step."""
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
-        """Say that the backward pass of a micro-batch comes next."""
+        """Announce that the backward pass of a micro-batch comes next."""
 
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
-        """Enter the gradients of one micro-batch's *summed* loss; the block's last one completes the step's."""
+        """Enter the gradients of one micro-batch's *summed* loss; the step's gradient is complete after the block's last."""
 
     def ready(self, *, until: int) -> Iterator[Mean]:
-        """Give the means that are whole, in the order of the steps; wait for those of steps up to `until`."""
+        """Yield the means that are complete, in the order of the steps; wait for those of steps up to `until`."""
 
     def close(self) -> None:
-        """Free the buffers of all steps, when the last mean has been applied; nothing is under way afterwards."""
+        """Free the buffers of all steps; call this after the last mean. No message is under way afterwards."""
 
 
 def mean_gradients(
@@ -80,17 +80,17 @@ def mean_gradients(
     steps_done: int = 0,
     bucket_megabytes: float | None = None,
 ) -> MeanGradients:
-    """Build the means for the configured `staleness_bound`.
+    """Build the exchange of mean gradients for the configured `staleness_bound`.
 
     Args:
         model: The model whose gradients are averaged.
-        ctx: How to reach the others.
+        ctx: The communicator of this rank.
         among: The workers.
-        blocks: Micro-batches of each worker.
-        bound: K.
+        blocks: The micro-batches of each worker.
+        bound: K, the most steps between a gradient's step and its update.
         damping: How much less a stale gradient counts than a fresh one; see `BoundedMeans`.
-        steps_done: Steps before the first.
-        bucket_megabytes: Size of a bucket where K is 0; None: measured.
+        steps_done: The steps before the first step of this run.
+        bucket_megabytes: The size of a bucket where K is 0; None: the first steps decide.
     """
     if bound:
         return BoundedMeans(
@@ -104,7 +104,7 @@ def mean_gradients(
 
 
 class SynchronousMeans:
-    """K = 0: the mean of a step in that step, added along the tree of one process, in buckets during the backward pass."""
+    """For K = 0: each mean is applied in its own step, and added along the tree, in buckets during the backward pass."""
 
     def __init__(self, exchange: GradientExchange, *, workers: int, steps_done: int) -> None:
         self.staleness = Staleness()
@@ -133,18 +133,17 @@ class SynchronousMeans:
 
 
 class BoundedMeans:
-    """K > 0: every step's mean comes around the ring, while up to K further steps are computed.
+    """For K > 0: a ring of workers adds up every step's mean, while they compute up to K further steps.
 
     A worker receives, adds and passes on messages before and after each backward pass. A worker that may not continue waits for
     the oldest step that is not complete. This step needs no later step, so there is always a worker that can continue.
 
     The mean is weighted: each of a worker's tokens counts 1 / (1 + damping * s) if its gradient is s updates old. So
-    where one worker leads, the others' fresh gradients say more; gradients that are all as old have the plain mean.
+    where one worker leads, the others' fresh gradients count more. Equally old gradients have the plain mean.
 
     Cost of a step: that of `RingBuffers`. Memory: `2 * (K + 1) * S`.
     Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016,
-        where it is the learning rate that falls with staleness; here the gradients of one mean are weighed against each
-        other.
+        where the learning rate falls with staleness; here the gradients of one mean have different weights.
     """
 
     def __init__(
@@ -180,14 +179,14 @@ class BoundedMeans:
         self._advance()
 
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
-        """Leave the gradients in the model, where those of all micro-batches add up in order."""
+        """Leave the gradients in the model, where backward passes add those of all micro-batches in order."""
         self._tokens, self._loss = self._tokens + tokens, self._loss + loss
         if index == self._last:
             self._give()
         self._advance()
 
     def ready(self, *, until: int) -> Iterator[Mean]:
-        """Give the means that are complete; each is valid until the caller requests the next one."""
+        """Yield the means that are complete; each is valid until the caller requests the next one."""
         for step in range(self._clock.applied + 1, until + 1):
             self._advance()
             if step not in self._clock.whole:

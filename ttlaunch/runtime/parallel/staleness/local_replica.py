@@ -30,7 +30,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
 
 
 class LocalStep(NamedTuple):
-    """What a worker knows of its own step."""
+    """What a worker reports of its own step."""
 
     grad_norm: float
     learning_rate: float
@@ -44,18 +44,18 @@ class LocalReplica:
 
     With SGD a step is linear in the gradient, also with momentum and weight decay: the average of the weights after one
     step is one step with the average gradient. So with SGD and an average after every step the workers average
-    gradients, in the order of `data_parallel` and with its norm, and have its bits, which are those of one process.
-    AdamW divides by a root of the gradient's square; there an average after every step is another algorithm.
+    gradients, in the order and with the norm of `data_parallel`, and get its bits, which are those of one process. AdamW
+    divides by a root of the gradient's square; there, an average after every step is another algorithm.
 
-    With a codec, what a worker has moved since the last agreement goes through it, and what is lost of that is added to
-    what it moves next; all workers decode the same payloads, so the average is equal on all. Weights are never rounded.
+    With a codec, a worker encodes the difference of its weights from the agreed weights, and adds what the codec loses
+    to its next difference. All workers decode the same payloads, so all get the same average. Weights are never rounded.
     Source: D. Basu, D. Data, C. Karakus, S. Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization,
         Sparsification, and Local Computations", NeurIPS 2019.
 
     Attributes:
         model, optimizer: This worker's model and optimizer.
         agreed_N: The weights that all workers last agreed on, shape `(N,)`.
-        is_agreed: Whether these are the model's: no local step has been taken since.
+        is_agreed: Whether the model's weights are the agreed weights, without a local step since.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class LocalReplica:
 
         Args:
             cfg: The run's configuration.
-            ctx: This rank.
+            ctx: The context of this rank.
             among: The workers, in the order of their blocks of micro-batches.
-            every: Steps from one average to the next.
-            compression: How what a worker has moved travels; one worker alone sends nothing, and loses nothing.
+            every: The number of steps from one average to the next.
+            compression: How differences or gradients are compressed; a sole worker sends nothing, and loses nothing.
         """
         self._cfg, self._ctx, self._among = cfg, ctx, among
         self._place = among.index(ctx.rank)
@@ -108,12 +108,12 @@ class LocalReplica:
         return exchange
 
     def keep_shared(self, kind: str) -> Tensor:
-        """Return zeros, shape `(N,)`, for a further state that is equal on all workers and in checkpoints; before `restore`."""
+        """Return zeros, shape `(N,)`, as a further state that checkpoints save once for all workers; call before `restore`."""
         self._shared[kind] = torch.zeros_like(self.agreed_N)
         return self._shared[kind]
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are equal on all workers, which do not change between two averages; see `telemetry/memory.py`."""
+        """Yield the tensors that all workers have equal, for the report of memory; see `telemetry/memory.py`."""
         yield from ((BUFFERS, tensor) for tensor in (self.agreed_N, *self._shared.values()))
 
     def restore(self) -> None:
@@ -124,7 +124,7 @@ class LocalReplica:
         self.is_agreed = torch.equal(self.model.weights_N, self.agreed_N)
 
     def step(self, step: int) -> LocalStep:
-        """Take a step with the gradient of this worker's micro-batches; with SGD and an average after every step, of all."""
+        """Take a step with this worker's gradient; with SGD and an average after every step, with the mean of all workers'."""
         loss, tokens = self._own_gradient(step) if self._exchange is None else self._mean_gradient(self._exchange, step)
         norm = global_norm(self.optimizer.squared_norms())
         rate = self.optimizer.step(step, norm=norm)
@@ -135,7 +135,9 @@ class LocalReplica:
 
     @torch.no_grad()
     def average(self) -> tuple[float, int]:
-        """Overwrite the model's weights with the average of all workers', each by its share of the tokens since the last one.
+        """Overwrite the model's weights with the average of all workers' weights.
+
+        A worker's factor is its share of the tokens since the last average.
 
         Every worker must call, after the same step.
 
@@ -143,12 +145,12 @@ class LocalReplica:
             Mean loss per token since the last average, and tokens, of all workers.
 
         Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes (float32), and 16 bytes to every other
-            worker; with a codec `W - 1` messages of a payload each way. With SGD and an average after every step none:
-            `step` has averaged gradients.
+            worker; with a codec `W - 1` messages of a payload each way. With SGD and an average after every step none,
+            because `step` has averaged the gradients.
         Order: the tree over the workers' places, as `all_reduce`: the same bits on every run with this W. With a codec,
-            that of the workers.
-        Source: S. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; there all workers weigh the
-            same.
+            the order of the workers.
+        Source: S. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; there all workers have the
+            same factor.
         """
         if self._exchange is not None:  # every worker has made the same step
             self._window.zero_()
@@ -185,7 +187,7 @@ class LocalReplica:
 
     @torch.no_grad()
     def validation_losses(self) -> Tensor:
-        """Evaluate this worker's share of the validation with the agreed weights; see `validation_losses`."""
+        """Evaluate this worker's share of the validation with the agreed weights, as `validation_losses` does."""
         own_N = None if self.is_agreed else self.model.weights_N.clone()
         self.model.weights_N.copy_(self.agreed_N)
         losses_V = validation_losses(self._cfg, self._ctx, self.model, among=self._among)
@@ -194,8 +196,8 @@ class LocalReplica:
         return losses_V
 
     def agreed_model(self) -> Model:
-        """The model with the agreed weights, when training is over."""
-        self._copied()  # a checkpoint may still read the worker's own
+        """Return the model with the agreed weights; call when training is over."""
+        self._copied()  # a checkpoint may still read the worker's own weights
         with torch.no_grad():
             self.model.weights_N.copy_(self.agreed_N)
         return self.model
@@ -210,15 +212,15 @@ class LocalReplica:
         return self._tree.mean(model.grads_N, micro_batches=len(self._block))
 
     def _mean_gradient(self, exchange: GradientExchange | CompressedExchange, step: int) -> tuple[float, int]:
-        """Leave the gradient of the mean loss of all workers' blocks in the model, and the same on every worker."""
+        """Leave the gradient of the mean loss of all workers' blocks in the model, equal on every worker."""
         for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, among=self._among):
             expect, masks = partial(exchange.expect, index), self.model.masks(step, index)
             loss, tokens = differentiate(self.model, x_BT, y_BT, masks=masks, before_backward=expect)
             exchange.accumulate(index, tokens=tokens, loss=loss)
         return exchange.finish()
 
-    # What checkpoints see: the agreed weights under their own names, which the first worker writes, and each worker's
-    # replica under names of its own.
+    # What checkpoints contain: the agreed weights under the parameters' names, which the first worker writes, and each
+    # worker's replica under names that end with the worker's place.
 
     splits: Mapping[str, Any] = {}
 
@@ -248,13 +250,13 @@ class LocalReplica:
         self._owed.wait_before_update(ready)
 
     def scaler_state(self) -> None:
-        """None: recipes with local steps refuse fp16, since every worker would choose another scale."""
+        """Return None: recipes with local steps refuse fp16, because every worker would choose another scale."""
 
     def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
         del state
 
     def _views(self, flat_N: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The parts of a vector that belong to the parameters, as they lie in the flat weights."""
+        """Yield the part of a flat vector that belongs to each parameter, with the parameter's name."""
         for name, parameter in self.model.named_parameters():
             start = parameter.data.storage_offset()
             yield name, flat_N[start : start + parameter.numel()].view(parameter.shape)

@@ -6,11 +6,11 @@ in these machines; what it proves therefore holds for the recipe, whatever the n
 
     begin s      allowed once the buffers of step s-K-1 are free, so at most K+1 steps hold buffers
     give s       this worker's gradient of step s joins the all-reduce
-    whole s      the mean of step s, which has every worker's gradient, is complete on this worker
-    apply s      the means are applied in the order of their steps, each of them once, as soon as it is whole
+    complete s   the mean of step s, which has every worker's gradient, is complete on this worker
+    apply s      the means are applied in the order of their steps, each of them once, as soon as it is complete
     free s       nothing reads the buffers of step s any more
 
-The mean of step s-K-1 is whole only if every worker has given its gradient of that step. A worker that begins step s has
+The mean of step s-K-1 is complete only if every worker has given its gradient of that step. A worker that begins step s has
 therefore finished at most K steps more than any other; no timeout is involved. All workers apply the same means in the
 same order, so after the same step they have the same weights, bit for bit. Only the weights with which a gradient was
 computed depend on time. The staleness of a gradient is the number of updates between these weights and the weights it
@@ -36,7 +36,7 @@ class Clock:
     Attributes:
         bound: K.
         begun, given, applied, freed: The last step that this event has reached.
-        whole: Steps whose mean is whole and not yet applied.
+        whole: Steps whose mean is complete and not yet applied.
         version: The number of updates in the weights when the last step began.
     """
 
@@ -60,7 +60,7 @@ class Clock:
 
     @property
     def due(self) -> int | None:
-        """Return the step whose mean must be applied next, if this mean is whole; else None."""
+        """Return the step whose mean must be applied next, if this mean is complete; else None."""
         return self.applied + 1 if self.applied + 1 in self.whole else None
 
     @property
@@ -84,7 +84,7 @@ class Clock:
         return replace(self, given=self.begun)
 
     def complete(self, step: int) -> Self:
-        """Note that the mean of a step is whole; means may become whole in any order."""
+        """Note that the mean of a step is complete; means may be complete in any order."""
         _check(self.applied < step <= self.given and step not in self.whole, f"step {step} cannot be whole: {self}")
         return replace(self, whole=self.whole | {step})
 
@@ -106,7 +106,7 @@ class RingPart:
     Attributes:
         place: The worker's position in the ring.
         workers: W.
-        has_own: Whether its own vector has been given; it receives nothing before.
+        has_own: Whether its own vector has been given; before, it processes no message.
         received: The number of messages received from the worker before it, in the order of the hops.
     """
 
@@ -122,7 +122,7 @@ class RingPart:
 
     @property
     def sendable(self) -> int:
-        """How many messages it may send so far: one once its own vector is given, and one for each message received."""
+        """How many messages it may have sent: one when its own vector is given, and one more for each message received."""
         return min(self.received + 1, self.hops) if self.has_own else 0
 
     @property
@@ -144,11 +144,11 @@ class RingPart:
         return (self.place + 1) % self.workers
 
     def shard_to_send(self, hop: int) -> int:
-        """The shard in this worker's message number `hop`."""
+        """Return the shard in this worker's message number `hop`."""
         return (self.place - hop) % self.workers
 
     def shard_to_receive(self, hop: int) -> int:
-        """The shard in message number `hop` from the worker before it."""
+        """Return the shard in message number `hop` from the worker before it."""
         return (self.shard_to_send(hop) - 1) % self.workers
 
     def give(self) -> Self:

@@ -1,4 +1,4 @@
-"""The buffers and messages of one step's ring all-reduce, which continues, one message after the other, while its worker computes other steps.
+"""The buffers and messages of one step's ring all-reduce, which continues while its worker computes other steps.
 
 Shapes: N = values of the gradient; shard s is part s of `contiguous_blocks(N, W)`. W = workers, S = bytes of the
     gradient.
@@ -18,7 +18,7 @@ from ttlaunch.runtime.world import Rank
 
 _GRADIENTS, _COUNTS = 30_200, 30_199
 COUNTS = 3
-"""Numbers that a worker sends every other with its gradient: tokens, summed loss, staleness."""
+"""How many numbers a worker sends to every other one with its gradient: tokens, summed loss, staleness."""
 
 
 class RingBuffers:
@@ -32,12 +32,12 @@ class RingBuffers:
         2009.
 
     Attributes:
-        sum_N: The sum over all workers, once the part is whole.
-        counts: The counts of each worker in order, shape `(W, COUNTS)`.
+        sum_N: The sum over all workers, when `advance` has returned True.
+        counts: Tokens, summed loss and staleness of each worker in order, shape `(W, COUNTS)`.
     """
 
     def __init__(self, ctx: Communicator, *, among: Sequence[Rank], like_N: Tensor, tag: int) -> None:
-        """Make room; `tag` sets it apart from the buffers of other steps."""
+        """Make the buffers; `tag` keeps their messages apart from those of other steps."""
         self._ctx = ctx
         self._among = among
         self._place = among.index(ctx.rank)
@@ -55,19 +55,19 @@ class RingBuffers:
         register_owner(ctx, self, RingBuffers.held_tensors)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers of this step, which are allocated all the time; see `telemetry/memory.py`."""
+        """Yield the buffers, which are never freed, for the report of memory; see `telemetry/memory.py`."""
         yield from ((BUFFERS, tensor) for tensor in (self._own_N, self.sum_N))
 
     def open(self) -> None:
         """Begin to receive for a new step, when the previous step that used these buffers is over.
 
-        Every worker must call, in its own time, before its `give`.
+        Every worker must call before its `give`; no worker waits for another.
 
-        Cost: none of its own: the receives of a step are begun here.
+        Cost: no message of its own; the receives of a step begin here.
         """
         self.part = RingPart(self._place, len(self._among))
         self._receives = []
-        # Only the hops that carry sums: finished shards come into the same memory, after `_take` has added the sums.
+        # Only the hops that carry sums: finished shards arrive in the same memory, after `_take` has added the sums.
         self._post_receives(range(len(self._among) - 1))
         with operation(self._ctx, "counts"):
             self._counts = [
@@ -77,16 +77,16 @@ class RingBuffers:
             ]
 
     def give(self, grads_N: Tensor, *, tokens: int, loss: float, staleness: int) -> None:
-        """Enter this worker's gradient and send what can be sent of it.
+        """Enter this worker's gradient, send its counts to all, and its first shard to the next worker.
 
         Args:
-            grads_N: Shape `(N,)`, float32; copied, so it may change at once.
+            grads_N: Shape `(N,)`, float32; copied, so it may change when this returns.
             tokens: The number of tokens of this worker's micro-batches.
-            loss: Summed over them.
+            loss: The sum of their losses.
             staleness: Updates between reading the weights and this gradient.
 
-        Cost: 24 bytes (float64) to every other worker, and one shard of `S / W` bytes to the next; further ones leave
-            in `advance`.
+        Cost: 24 bytes (float64) to every other worker, and one shard of `S / W` bytes to the next one; `advance` sends
+            the further ones.
         """
         # The ring adds into this copy for several steps, while the worker already computes its next gradient.
         self._own_N.copy_(grads_N)
@@ -100,12 +100,12 @@ class RingBuffers:
         self._send_next()
 
     def advance(self, *, waits: bool) -> bool:
-        """Take the messages that have arrived, or wait for all that are missing, and send on the result of each.
+        """Process the messages that have arrived, or wait for all that are missing, and send the result of each onward.
 
         Returns:
-            Whether the sum and all counts are here.
+            Whether the sum and the counts of all workers are complete on this worker.
 
-        Cost: one message of `S / W` bytes to the next worker for each that has come, but the last.
+        Cost: one message of `S / W` bytes to the next worker for each message received, except the last.
         """
         while self.part.may_receive:
             # Messages of one sender and tag keep their order, so the next hop's is the only one that can be used.
@@ -121,7 +121,7 @@ class RingBuffers:
         return True
 
     def close(self) -> None:
-        """Wait until nothing is read from these buffers any more."""
+        """Wait until no send reads from these buffers any more."""
         for message in self._sends:
             message.wait()
         self._sends = []
@@ -131,7 +131,7 @@ class RingBuffers:
         if self.part.is_adding:
             self._own[shard].add_(self._arriving[shard])
         self.part = self.part.receive()
-        if self.part.received == len(self._among) - 1:  # the sums have been around: their buffers take finished shards
+        if self.part.received == len(self._among) - 1:  # all sums have arrived: their buffers can take finished shards
             self._arriving[self.part.own_shard].copy_(self._own[self.part.own_shard])
             self._post_receives(range(self.part.received, self.part.hops))
         self._send_next()
