@@ -55,10 +55,10 @@ class Ring:
         """Count a collective that has ended.
 
         Args:
-            name: Operation.
-            unit: Number of the FSDP unit.
-            whole: Bytes of the full vector.
-            times: How often a ring moves (n - 1)/n of it; twice in an all-reduce.
+            name: The operation's name.
+            unit: The number of the FSDP unit.
+            whole: The bytes of the full vector.
+            times: How often a ring moves (n - 1)/n of the vector: once, or twice in an all-reduce.
             began: When the rank began to wait, nanoseconds; None: the time is unknown and is not counted.
         """
         now = time.monotonic_ns()
@@ -105,5 +105,5 @@ def count_collectives(units: Sequence[FSDPModule], *, shards: Ring, replicas: Ri
 
 
 def _count_copies(ring: Ring, unit: int, rows: Tensor) -> None:
-    """Count the all-reduce that has added up a unit's rows of gradients over the replicas; it moves them twice."""
+    """Count the all-reduce that has added up a unit's rows of gradients over the replicas; a ring moves them twice."""
     ring.count(COPIES, unit=unit, whole=rows.nbytes, times=2)

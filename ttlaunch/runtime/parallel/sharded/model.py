@@ -1,6 +1,6 @@
-"""The model under torch's FSDP2: each block is a unit whose parameters are split by rows; embedding and head are another.
+"""The model under torch's FSDP2: each block is a unit whose parameters are split by rows; embedding and head are one more.
 
-A unit's rows are gathered when it computes and freed when it has. What a rank keeps are its rows, in `Shards`.
+FSDP2 gathers all rows of a unit before it computes and frees them afterwards. A rank keeps its own rows, in `Shards`.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
 Source: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; what is sharded
@@ -32,7 +32,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ShardedModel(Model):
-    """The whole model, in which only the units that compute have all their weights; of the others a rank has its shard.
+    """The whole model; only units that compute have all their weights, and of the other units a rank has its rows.
 
     With `precision: bf16` or `fp16`, weights are gathered in this precision and a unit makes all its computations in it. In other
     recipes, autocast chooses the precision of each operation. A rank's own rows, and the sums of gradients, are float32.
@@ -45,7 +45,7 @@ class ShardedModel(Model):
         self._units: list[Any] = [*self.blocks.values(), self]
         if cfg.training_config.activation_checkpointing:
             for block in self.blocks.values():
-                block.forward = partial(_keep_input, block.forward)  # inside of what gathers the block's parameters
+                block.forward = partial(_keep_input, block.forward)  # FSDP gathers the block's parameters around this
 
     def deal(self, among: Sequence[Rank], *, replicas: int, ctx: RankContext) -> None:
         """Keep only this rank's rows of every parameter, and count all collectives in its traffic counter."""
@@ -61,7 +61,9 @@ class ShardedModel(Model):
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
         for unit in self._units:
             fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False if self._keeps_weights else None)
-            unit.set_gradient_divide_factor(1.0)  # sums of summed losses; the division by the tokens comes last
+            unit.set_gradient_divide_factor(
+                1.0
+            )  # gradients are of summed losses; the division by the tokens comes last
             unit.set_force_sum_reduction_for_comms(True)
         replica, place = divmod(among.index(ctx.rank), size)
         shards = Ring(ctx.traffic, rank=ctx.rank, among=among[replica * size : (replica + 1) * size])
@@ -70,15 +72,15 @@ class ShardedModel(Model):
         register_owner(ctx, self, _held_tensors)  # in place of `tensors_of_model`, which sees only the rows
 
     def synchronises(self, *, is_last: bool) -> None:
-        """Say whether the next backward pass is the step's last: only then gradients are reduced over the ranks.
+        """Set whether the next backward pass is the step's last: only then gradients are reduced over the ranks.
 
-        Before, they add up on this rank, whole. Where the forward pass keeps what it gathers, it stays until then.
+        Until then, whole gradients add up on this rank; with `keeps_weights`, gathered weights also stay until then.
         """
         self._units[-1].set_requires_gradient_sync(is_last)
         self._units[-1].set_reshard_after_backward(is_last or not self._keeps_weights)
 
     def free(self) -> None:
-        """Free what forward passes without a backward pass have gathered."""
+        """Free the weights that forward passes without a backward pass have gathered."""
         for unit in self._units:
             unit.reshard()
 
@@ -93,19 +95,19 @@ class ShardedModel(Model):
 def shard_model(
     cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank], replicas: int, keeps_weights: bool
 ) -> tuple[ShardedModel, Shards]:
-    """Build the model and deal its parameters to the ranks in rows.
+    """Build the model and distribute the rows of its parameters among the ranks.
 
     Args:
-        cfg: Sizes, seed, precision, and whether blocks recompute.
-        ctx: The rank; the `process_group` of the ranks must be entered.
+        cfg: The training configuration: sizes, seed, precision, and whether blocks recompute.
+        ctx: The context of this rank; the `process_group` of the ranks must be entered.
         among: The ranks, replica by replica.
-        replicas: How many times all parameters are there; the ranks of each replica share them.
-        keeps_weights: Whether what a forward pass has gathered stays until the backward pass is over.
+        replicas: The number of replicas; the ranks of a replica together have all parameters once.
+        keeps_weights: Whether weights that a forward pass has gathered stay until the backward pass is over.
 
     Returns:
         The model, for its passes; the rows of this rank, for everything else.
 
-    Cost: no message but those that make torch's groups. Each rank draws all weights once, then keeps its rows.
+    Cost: no message except to make torch's groups. Each rank initialises all weights once, then keeps its rows.
     """
     model = ShardedModel(cfg, vocabulary=ctx.data(cfg).vocabulary, keeps_weights=keeps_weights).to(ctx.device)
     size = len(among) // replicas
@@ -122,10 +124,10 @@ def shard_model(
 
 
 def _held_tensors(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
-    """The rank's rows and their gradients, and the memory that FSDP gathers whole parameters into, empty between passes."""
+    """Yield this rank's rows, their gradients, and the tensors into which FSDP gathers, which are empty between passes."""
     yield from tensors_of_model(model)
     for unit in model._units:  # noqa: SLF001  of this module
-        group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001  torch shows nobody what it has gathered
+        group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001  torch has no public access to gathered tensors
         for parameter in group.fsdp_params if group is not None else ():
             gathered: Tensor | None = getattr(parameter, "_unsharded_param", None)  # none before the first pass
             if gathered is not None:

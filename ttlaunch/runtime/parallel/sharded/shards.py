@@ -1,4 +1,4 @@
-"""The rows of every parameter that a rank has under torch's FSDP2: what it updates, and what it writes to and reads from checkpoints.
+"""The rows of every parameter that a rank has under torch's FSDP2, which it updates, and saves to and loads from checkpoints.
 
 Shapes: N = values of all rows that a rank has.
 """
@@ -20,15 +20,15 @@ from ttlaunch.runtime.world import Rank
 
 
 class Shards:
-    """This rank's rows of a model, in place of the model where one is updated or saved.
+    """This rank's rows of a model; optimizers and checkpoints use them in place of the model.
 
     Attributes:
         peers: The ranks that together have all rows, in their order.
         splits: The rows of each parameter that this rank has.
-        copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
-        grads_N: Their gradients in one flat vector.
+        copies: Names of state that another rank saves: the optimizer's step of each parameter, on all peers but the first.
+        grads_N: The gradients of the rows in one flat vector.
         traffic: The traffic counter of the rank.
-        loss_scaler: The model's.
+        loss_scaler: The model's loss scaler.
     """
 
     def __init__(self, model: Model, *, peers: Sequence[Rank], place: int) -> None:
@@ -51,7 +51,7 @@ class Shards:
             own.grad = gradient.view(own.shape)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's rows of each parameter, under its name in the whole model."""
+        """Yield this rank's rows of each parameter, under the parameter's name in the whole model."""
         yield from self._own.items()
 
     def names_of_whole(self) -> frozenset[str]:
@@ -76,7 +76,7 @@ class Shards:
     def squared_norms(self, ctx: Communicator) -> list[float]:
         """Return the squared norm of each parameter's gradient over the rows of all peers, the loss scale divided out.
 
-        All peers must call, once in a step; all get the same numbers, up to rounding those of a whole gradient.
+        All peers must call, once in a step. All get the same numbers, which differ from a whole gradient's by rounding.
 
         Cost: an `all_reduce` of 8 bytes (float64) for each parameter.
         Order: the tree over the peers: the same bits on every run with as many ranks.
@@ -89,19 +89,19 @@ class Shards:
         return list(self._squares.values())
 
     def layer_norms(self) -> dict[str, float]:
-        """The norm of the gradient of each layer, from the `squared_norms` of the step."""
+        """Return the norm of each layer's gradient, from the `squared_norms` of the step."""
         return norms_of_layers(self._squares)
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Give each whole parameter, one after the other; all peers must iterate over all of them.
+        """Yield each whole parameter, one after the other; all peers must iterate over all of them.
 
-        Cost: torch gathers the rows of each; the traffic counter does not count it.
+        Cost: torch gathers the rows of each parameter; the traffic counter does not count this.
         """
         for name, dealt in self._dealt.items():
             yield name, dealt.detach().full_tensor()
 
     def persistent_bytes(self, optimizer: Optimizer) -> int:
-        """List what this rank keeps from step to step: rows, their gradients and the update rule's state."""
+        """Return the bytes that this rank keeps from step to step: rows, their gradients and the optimizer's state."""
         dealt: list[Any] = list(self._model.parameters())  # also where the gradient of a second use is gathered
         rows = [one.detach().to_local() for one in dealt]
         return storage_bytes([*rows, self.grads_N, *(tensor for _, tensor in optimizer.named_state())])
@@ -123,5 +123,5 @@ def _split(shape: Sequence[int], own: int, *, parts: int, place: int) -> Split:
 
 
 def padded_values(parameters: Iterable[Tensor], *, parts: int) -> int:
-    """Values of the vector that a collective over some parameters carries: each part has as many rows as the first."""
+    """Count the values in a collective over some parameters, which pads each part to the rows of the first part."""
     return sum(-(-one.shape[0] // parts) * parts * one[0].numel() for one in parameters)

@@ -6,8 +6,8 @@
                    dp 1   rank 4 (tp 0)         rank 6 (tp 0)
                           rank 5 (tp 1)         rank 7 (tp 1)
 
-Along `dp` ranks have the same weights and other micro-batches, along `pp` other blocks, along `tp` other parts of the
-same matrices. Ranks along the last axis have consecutive numbers, so the ranks that communicate most are on one host.
+Along `dp`, ranks have the same weights and different micro-batches; along `pp`, different blocks; along `tp`, different
+parts of the same matrices. Ranks along the last axis have consecutive numbers, so the ranks that communicate most are on one host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ class RankGrid:
     """A grid of ranks, seen from one of them.
 
     Attributes:
-        rank: The rank whose place it is.
-        ranks: All of them, in the order of the grid.
-        axes: Length of each axis by name; the last one's ranks follow each other.
+        rank: The rank that sees the grid.
+        ranks: All ranks, in the order of the grid.
+        axes: The length of each axis by name; ranks along the last axis follow each other in `ranks`.
     """
 
     rank: Rank

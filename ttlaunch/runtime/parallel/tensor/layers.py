@@ -2,9 +2,9 @@
 
     x (all) --enter--> column-parallel: outputs of this rank --> ... --> row-parallel: a part of the sum --leave--> y (all)
 
-Between the two, an activation function or whole attention heads need no message.
+Between the two layers, an activation function or whole attention heads need no message.
 
-Source: as `share.py`.
+Source: the paper that `share.py` cites.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ class Share(Protocol):
     def count(self) -> int: ...
 
     def enter(self, x: Tensor) -> Tensor:
-        """Pass activations on as they are, and add up the gradients that come back."""
+        """Return activations unchanged; in the backward pass, add up the gradients."""
 
     def leave(self, x: Tensor) -> Tensor:
-        """Add up activations, and pass gradients back as they are."""
+        """Add up activations; in the backward pass, return gradients unchanged."""
 
 
 class ColumnParallelLinear(nn.Module):
@@ -56,7 +56,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer of some inputs, whose outputs are added up over the ranks; each rank has the whole bias.
+    """The part of a linear layer for some inputs; outputs are added up over the ranks, and each rank has the whole bias.
 
     Attributes:
         splits: The values of each parameter that the rank has, by parameter name.

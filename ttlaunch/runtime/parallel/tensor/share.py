@@ -31,8 +31,8 @@ class ModelShare:
     """Which of the equal shares of a model's matrices a rank has.
 
     Attributes:
-        place: The share's number, from 0; the first one also stands for what all ranks have whole, such as norms.
-        count: Shares.
+        place: The share's number, from 0. Share 0 also stands for parameters that all ranks have whole, such as norms'.
+        count: The number of shares.
         communicator: How to reach the ranks that have the other shares; None if this process only stores the share and
             does not compute with it.
         among: The ranks that have the shares, in order.
@@ -45,43 +45,43 @@ class ModelShare:
 
     @property
     def has_common_part(self) -> bool:
-        """Whether checkpoints take from this rank what all shares have whole."""
+        """Whether checkpoints take the parameters that all ranks have whole from this rank."""
         return self.place == 0
 
     def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
-        """This share of a pair's first linear layer; with the next two, what blocks are made of (`model/layers.py`)."""
+        """Build this share of the first of two linear layers, for the blocks of `model/layers.py`."""
         return ColumnParallelLinear(inputs, outputs, self, matrices=matrices)
 
     def convolution_in(self, inputs: int, outputs: int) -> nn.Module:
-        """This share of a convolution that is a pair's first layer."""
+        """Build this share of a convolution, as the first of two layers."""
         return ColumnParallelConvolution(inputs, outputs, self)
 
     def linear_out(self, inputs: int, outputs: int) -> nn.Module:
-        """This share of a pair's second layer."""
+        """Build this share of the second of two layers."""
         return RowParallelLinear(inputs, outputs, self)
 
     def enter(self, x: Tensor) -> Tensor:
-        """Pass activations on as they are, and add up the gradients of all ranks on the way back.
+        """Return activations unchanged; the backward pass adds up the gradients of all ranks, in float32.
 
         Every rank of `among` must compute the same layers in the same order.
 
         Args:
             x: Equal on all ranks, any shape.
 
-        Cost: none on the way forth; back an `all_reduce` of float32 of the shape of `x`.
-        Order: as `leave`.
+        Cost: none in the forward pass; in the backward pass an `all_reduce` of float32 of the shape of `x`.
+        Order: that of `leave`.
         """
         apply: Callable[[Tensor, ModelShare], Tensor] = _Enter.apply
         return apply(x, self)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Add activations up over all ranks, in float32; the gradient passes on as it is.
+        """Add up the activations of all ranks, in float32; the backward pass returns the gradient unchanged.
 
         Every rank of `among` must compute the same layers in the same order.
 
-        Cost: an `all_reduce` of float32 of the shape of `x`; none on the way back.
-        Order: the tree over the ranks' places, so the same bits on every rank; not those of one process, where each
-            value is one sum over all columns.
+        Cost: an `all_reduce` of float32 of the shape of `x`; none in the backward pass.
+        Order: the tree over the ranks' places, so the same bits on every rank. One process has other bits, because it
+            computes each value as one sum over all columns.
         """
         apply: Callable[[Tensor, ModelShare], Tensor] = _Leave.apply
         return apply(x, self)
@@ -90,14 +90,14 @@ class ModelShare:
         """Return the sum over all ranks in a new tensor, on every rank.
 
         Args:
-            x: Any shape, equal on all ranks, each of which must call, in the same order; only read.
+            x: Any shape, equal on all ranks; only read. Every rank of `among` must call, in the same order.
             name: The operation's name, in reports.
             dtype: The type in which values are sent and added.
 
         Raises:
-            ValueError: The share is on a rank that does not compute with it.
+            ValueError: The share has no communicator.
 
-        Cost: an `all_reduce` of `x` in `dtype`; of two ranks one message each way, of all bytes.
+        Cost: an `all_reduce` of `x` in `dtype`; between two ranks one message each way, of all bytes.
         Order: the tree over the ranks' places: the same bits on every rank and every run.
         """
         if self.communicator is None:
@@ -111,7 +111,7 @@ class ModelShare:
 
 
 def share_of(communicator: Communicator, among: Sequence[Rank]) -> ModelShare | None:
-    """This rank's share among the ranks that split a model; None for a rank that has all of it."""
+    """Return this rank's share among the ranks that split a model; None if it is the only one."""
     return (
         ModelShare(among.index(communicator.rank), len(among), communicator, tuple(among)) if len(among) > 1 else None
     )
@@ -120,7 +120,7 @@ def share_of(communicator: Communicator, among: Sequence[Rank]) -> ModelShare | 
 def _exchanged(communicator: Communicator, mine: Tensor, *, other: Rank) -> Tensor:
     """Return the sum of two ranks' tensors, on both.
 
-    Each sends all it has, in place of a half and then a half of the sum: as many bytes and one hop less.
+    Each rank sends its whole tensor. An all-reduce would send a half and then a half of the sum: as many bytes, but two hops.
     """
     theirs = torch.empty_like(mine)
     arriving = communicator.irecv(theirs, source=other, tag=_PAIR)

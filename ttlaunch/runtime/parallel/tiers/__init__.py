@@ -1,1 +1,1 @@
-"""Gradients to an aggregator and weights back from an optimizer on another rank."""
+"""Training with an aggregator: workers send it gradients, and get back weights that an optimizer on another rank updates."""

@@ -1,4 +1,4 @@
-"""The two ends of the connection between an aggregator and an optimizer on different ranks: mean gradients one way, new weights the other.
+"""The connection between an aggregator and an optimizer on different ranks: mean gradients one way, new weights back.
 
 Shapes: N = values of the flat vectors, S = 4N, their bytes.
 """
@@ -17,7 +17,7 @@ from ttlaunch.runtime.world import Rank
 
 
 class AggregatorToOptimizer:
-    """The aggregator's end: it sends mean gradients to the optimizer and takes new weights from it.
+    """The aggregator's end of the connection: it sends mean gradients to the optimizer and receives new weights.
 
         link = AggregatorToOptimizer(model.parameters(), ctx=ctx, optimizer=rank)
         link.receive_first_weights()
@@ -59,14 +59,14 @@ class AggregatorToOptimizer:
     def send_gradient(self, bucket: Bucket) -> None:
         """Begin to send a bucket of the mean gradient; call for the buckets in their order.
 
-        The bucket's values must not change before `weights` has given the last bucket.
+        The bucket's values must not change before the iterator of `weights` has ended.
 
         Cost: one message of the bucket's bytes.
         """
         self._gradients.send(bucket)
 
     def weights(self, order: Sequence[Bucket]) -> Iterator[Bucket]:
-        """Give each bucket when its new weights are here.
+        """Yield each bucket when its new weights have arrived.
 
         Args:
             order: All buckets, in the order in which the optimizer updates them.
@@ -85,7 +85,7 @@ class AggregatorToOptimizer:
 
 
 class OptimizerToAggregator:
-    """The optimizer's end: it takes mean gradients from the aggregator and sends new weights to it.
+    """The optimizer's end of the connection: it receives mean gradients from the aggregator and sends new weights.
 
         link = OptimizerToAggregator(model.parameters(), ctx=ctx, aggregator=rank)
         link.send_first_weights()
@@ -125,10 +125,9 @@ class OptimizerToAggregator:
         agree(self._ctx, self._shared, dests=[self._aggregator])
 
     def gradients(self) -> Iterator[Bucket]:
-        """Give each bucket when its part of the mean gradient is in `parameter.grad`; call once a step.
+        """Yield each bucket when its part of the mean gradient is in `parameter.grad`; call once a step.
 
-        Cost: one message in for each bucket, S bytes in all; in the first steps one of 16 bytes with the size of
-            buckets.
+        Cost: one message in for each bucket, S bytes in all; in the first steps one of 16 bytes with the buckets' size.
         """
         buckets = self._agreed.begin_step()
         arriving = [
@@ -147,9 +146,9 @@ class OptimizerToAggregator:
         self._weights.send(bucket)
 
     def end_step(self) -> None:
-        """Return when the aggregator has taken all weights.
+        """Return when all sends of weights are complete.
 
-        Cost: no message but the `shared` state, if there is one.
+        Cost: no message except the `shared` state, if there is one.
         """
         agree(self._ctx, self._shared, dests=[self._aggregator])
         self._weights.wait()

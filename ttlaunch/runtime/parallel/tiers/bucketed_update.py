@@ -11,13 +11,13 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 class BucketedUpdate:
     """The steps of an `Optimizer`, with the same bits as `Optimizer.step`.
 
-    With `use_clip_grad_norm`, and with fp16, the update of every bucket needs the norm of all: squared norms are taken
-    as buckets come, but the first weights change only after the last gradient is there. What that costs is the time of
-    all updates and of the weights' way back up to the first layer, which otherwise pass while gradients still arrive.
+    With `use_clip_grad_norm`, and with fp16, the update of every bucket needs the norm of the whole gradient. Squared
+    norms are computed as buckets arrive, but the first update comes after the last gradient. So updates and the sending of
+    weights no longer overlap with the arrival of gradients.
 
     Attributes:
         norm: The norm of the last step's gradient, before clipping.
-        rate: Learning rate of the last step.
+        rate: The learning rate of the last step.
     """
 
     def __init__(self, optimizer: Optimizer, *, cfg: TrainingFile, model: Model) -> None:
@@ -31,7 +31,7 @@ class BucketedUpdate:
 
         Args:
             step: The step, from 1.
-            arriving: All buckets, each given when its gradients are in `grads_N`.
+            arriving: Yields all buckets, each when its gradients are in `grads_N`.
 
         Yields:
             Each bucket when its weights are final, in `update_order`.
@@ -54,5 +54,5 @@ class BucketedUpdate:
 
 
 def update_order(cfg: TrainingFile, buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Which weights are final first: those of the first layers if all wait for the norm, else those of the last."""
+    """Return the order in which buckets are updated: that of a forward pass if updates wait for the norm, else of a backward pass."""
     return list(reversed(buckets)) if cfg.training_config.updates_need_the_norm else list(buckets)

@@ -1,4 +1,4 @@
-"""The rank that aggregates: workers' gradients come in and the mean and new weights go out, both bucket by bucket.
+"""The aggregator's side of the messages with workers: gradients arrive and new weights leave, both bucket by bucket.
 
 Shapes: N = values of the flat vectors, K = nodes of the tree that a worker's block of micro-batches makes.
 """
@@ -66,11 +66,11 @@ class GradientAggregator:
 
         Args:
             parameters: Equal in number, order and shape to those of the workers.
-            ctx: How to reach them.
-            workers: Who sends, with its block of micro-batches, in the order of the blocks, which leave no gaps.
-            bucket_megabytes: Size of a bucket; None: chosen by timing the first steps.
+            ctx: The communicator of this rank.
+            workers: The block of micro-batches of each rank that sends, in the order of the blocks, which leave no gaps.
+            bucket_megabytes: The size of a bucket; None: this rank times the first steps and decides.
             followers: Further ranks that need to know the buckets.
-            shared: A state that goes out with the weights, such as the model's loss scale.
+            shared: A state that is sent with the weights, such as the model's loss scale.
         """
         self._flat = FlatParameters(parameters)
         self._ctx = ctx
@@ -104,7 +104,7 @@ class GradientAggregator:
             Mean loss per token and number of tokens of the whole step.
 
         Raises:
-            CommunicationError: A worker brings other micro-batches than its block.
+            CommunicationError: A worker sends the sums of other micro-batches than its block.
 
         Cost: one message of 32K bytes from each worker; in the first steps one of 16 bytes to each.
         """
@@ -112,7 +112,7 @@ class GradientAggregator:
         return self.receive_losses()
 
     def agree_on_buckets(self) -> None:
-        """Agree on the buckets of a step: the first half of `begin_step`, in which no worker waits for another.
+        """Send the buckets' size until it is final: the first half of `begin_step`, in which no worker waits for another.
 
         Cost: in the first steps one message of 16 bytes to each worker and follower; then none.
         """
@@ -131,7 +131,7 @@ class GradientAggregator:
         """Wait until every worker has sent its loss: the second half of `begin_step`.
 
         Raises:
-            CommunicationError: A worker brings other micro-batches than its block.
+            CommunicationError: A worker sends the sums of other micro-batches than its block.
 
         Cost: one message of 32K bytes (float64) from each worker.
         """
@@ -141,7 +141,7 @@ class GradientAggregator:
         return mean_per_token(loss, tokens), tokens
 
     def mean_gradients(self) -> Iterator[Bucket]:
-        """Give each bucket when its part of the gradient of the mean loss is in `parameter.grad`; call after `begin_step`.
+        """Yield each bucket when its part of the gradient of the mean loss is in `parameter.grad`; call after `begin_step`.
 
         Cost: from each worker K messages of each bucket's bytes (float32).
         """
@@ -156,7 +156,7 @@ class GradientAggregator:
     def send_weights(self, bucket: Bucket) -> None:
         """Send the bucket's weights, which are final for this step, to all workers.
 
-        Buckets may become final in any order. They leave in the order in which a forward pass reads them: the last
+        Call this for the buckets in any order. They are sent in the order in which a forward pass reads them: the last
         bucket first.
 
         Cost: one message of the bucket's bytes (float32) to each worker.
@@ -167,16 +167,16 @@ class GradientAggregator:
             self._weights.send(self.buckets[self._unsent])
 
     def end_step(self) -> None:
-        """Return when all workers have taken the weights.
+        """Return when all sends of weights are complete.
 
-        Cost: no message but the `shared` state to each worker, if there is one.
+        Cost: no message except the `shared` state to each worker, if there is one.
         """
         agree(self._ctx, self._shared, dests=self._workers)
         self._weights.wait()
         self._tuner.end_step()
 
     def _receive_counts(self) -> Tensor:
-        """Tokens and summed loss of the step, shape (2,), added as the tree does."""
+        """Return tokens and summed loss of the step, shape (2,), added along the tree."""
         found: list[tuple[Rank, Tensor, Pending]] = []
         with operation(self._ctx, "counts"):
             for worker in self._workers:

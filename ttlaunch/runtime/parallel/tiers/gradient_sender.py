@@ -20,23 +20,23 @@ from ttlaunch.runtime.world import Rank
 
 
 def counts_of(tree: GradientTree) -> Tensor:
-    """Start, length, tokens and summed loss of each node of the tree, shape (K, 4), float64."""
+    """Return start, length, tokens and summed loss of each node of the tree, shape (K, 4), float64."""
     rows = [[node.start, node.size, node.tokens, node.loss] for node in tree.subtrees()]
     return torch.tensor(rows, dtype=torch.float64)
 
 
 class GradientSender:
-    """Adds up one worker's block of micro-batches and those of its members, and sends the sums to the rank that adds them further.
+    """Adds up the gradients of this rank's block of micro-batches and those of its members, and sends the sums to `dest`.
 
-    A member is a rank that sends its sums here rather than further up.
+    A member is a rank whose `dest` is this rank.
 
         sender.add(index, ...)               # for each micro-batch but the last
-        sender.open(index, buckets, ...)     # before the backward pass of the last, in which buckets leave
+        sender.open(index, buckets, ...)     # before the last backward pass, in which buckets are sent
         sender.close()
 
     Cost of a step: for each node of the tree that the joint block makes, the gradient once, as one message for each
-        bucket; one message of 32 bytes a node. With members, as much in, and a buffer of N values for each of their
-        nodes.
+        bucket; one message of 32 bytes a node. Each member sends the same for its nodes, into a buffer of N values a
+        node.
     Order: that of the tree over micro-batches: the same bits with and without members.
     """
 
@@ -46,11 +46,11 @@ class GradientSender:
         """Plan the messages; nothing is sent.
 
         Args:
-            ctx: This rank.
+            ctx: The communicator of this rank.
             flat: The flat vectors that hold the gradients.
-            dest: Who gets the sums.
-            block: This rank's block.
-            members: Blocks of its members, in their order; the first follows this rank's own.
+            dest: The rank that gets the sums.
+            block: This rank's block of micro-batches.
+            members: The blocks of its members, in order; the first follows this rank's own block.
         """
         self._ctx = ctx
         self._flat = flat
@@ -71,16 +71,16 @@ class GradientSender:
         self._tree.add(index, self._flat.grads_N, tokens=tokens, loss=loss)
 
     def open(self, index: int, buckets: Sequence[Bucket], *, tokens: int, loss: float) -> None:
-        """Enter the last micro-batch of the block; its gradients come in the backward pass that follows, or are there.
+        """Enter the last micro-batch of the block; the backward pass that follows computes its gradients, or has already.
 
         Args:
             index: The micro-batch's index.
             buckets: The buckets of the step, equal on all ranks.
             tokens: The number of tokens that the micro-batch predicts.
-            loss: Summed over them.
+            loss: The sum of their losses.
 
-        Cost: one message of 32K bytes (float64); then one of each bucket's bytes (float32) for each node, as they are
-            complete.
+        Cost: one message of 32K bytes (float64); then one of each bucket's bytes (float32) for each node, as buckets
+            are complete.
         """
         self._tree.open_leaf(index, self._flat.grads_N, tokens=tokens, loss=loss)
         if self._members:
@@ -92,20 +92,20 @@ class GradientSender:
     def close(self) -> None:
         """Send the remaining buckets, and return when the gradients may be overwritten.
 
-        Cost: with members, the messages of the last bucket; else none of its own.
+        Cost: with members, the messages of the last bucket; else no message of its own.
         """
         self._watch.end()
         for bucket in self._late:
             self._send(bucket)
         self._late.clear()
-        # The messages are read from the tree's sums until they have left, so the tree is cleared last.
+        # The sends read the tree's sums, so the tree is cleared last.
         for sending in self._sending:
             sending.wait()
         self._sending.clear()
         self._tree.clear()
 
     def _complete(self, bucket: Bucket) -> None:
-        """Handle a bucket that is complete on this rank. The members' gradients may not have arrived yet, so this waits for those of the bucket before it."""
+        """Send a bucket that is complete on this rank; with members the bucket before it, since theirs may arrive later."""
         self._tree.complete(bucket.values)
         if self._members:
             self._late.append(bucket)
@@ -115,7 +115,7 @@ class GradientSender:
             self._send(bucket)
 
     def _send(self, bucket: Bucket) -> None:
-        # With members the counts can leave only when theirs are here; without, `open` has sent them already.
+        # With members, counts can be sent only when the members' have arrived; without, `open` has sent them already.
         if self._counts:
             self._send_counts(self._joint_counts())
         own: Arriving = [(node.leaves, bucket.of(node.gradient_N), None) for node in self._tree.subtrees()]
@@ -131,7 +131,7 @@ class GradientSender:
             buffer = torch.empty(rows, 4, dtype=torch.float64)
             with operation(self._ctx, "counts"):
                 self._counts.append((buffer, self._ctx.irecv(buffer, source=rank, tag=COUNTS)))
-        # All at once: each node of a member has a buffer for the whole vector, so no receive has to wait for room.
+        # All receives begin at once, because each node of a member has a buffer for the whole vector.
         for bucket in buckets:
             self._arriving[bucket.index] = [
                 irecv_bucket(self._ctx, box_N, bucket, source=rank, tag=GRADIENTS)
@@ -139,7 +139,7 @@ class GradientSender:
             ]
 
     def _joint_counts(self) -> Tensor:
-        """Counts of the nodes that this rank's and its members' make together."""
+        """Return the counts of the nodes that this rank's block and its members' blocks make together."""
         for _, message in self._counts:
             message.wait()
         rows = torch.cat([counts_of(self._tree), *(buffer for buffer, _ in self._counts)])

@@ -1,7 +1,7 @@
 """The ranks of one worker, one for each of its devices: what they share, and which of them sends to the aggregator.
 
 With `device_config.enable_ddp`, `enable_tp` or both a worker has as many ranks as `mesh_shape` has devices, else one.
-They are a grid, row by row:
+The picture shows the ranks of a worker as a grid of rows:
 
     enable_tp, [1, 2]:  0 1      enable_ddp, [1, 2]:  0      both, [2, 2]:  0 1
                                                       1                     2 3
@@ -36,8 +36,8 @@ class WorkerGroup:
     """One worker.
 
     Attributes:
-        rows: Its ranks.
-        blocks: Micro-batches of a step of each row.
+        rows: Its ranks; the ranks of a row split a model.
+        blocks: The micro-batches of a step that each row computes.
     """
 
     rows: Sequence[Sequence[Rank]]
@@ -45,7 +45,7 @@ class WorkerGroup:
 
     @property
     def first(self) -> Rank:
-        """The rank that sends the aggregator losses."""
+        """The rank that sends losses to the aggregator."""
         return self.rows[0][0]
 
     @property
@@ -58,7 +58,7 @@ class WorkerGroup:
         return next(block for row, block in zip(self.rows, self.blocks, strict=True) if rank in row)
 
     def row_of(self, rank: Rank) -> Sequence[Rank]:
-        """The ranks that split a model with this one."""
+        """Return the ranks that split a model with this rank, itself included."""
         return next(row for row in self.rows if rank in row)
 
     def server_of(self, rank: Rank, *, aggregator: Rank) -> Rank:
@@ -66,24 +66,25 @@ class WorkerGroup:
         return aggregator if rank in self.rows[0] else self.rows[0][self.row_of(rank).index(rank)]
 
     def members_of(self, rank: Rank) -> dict[Rank, range]:
-        """The ranks whose sums a rank adds to its own, with their blocks: its column for the first row, none for others."""
+        """Return the ranks whose sums a rank adds to its own, with their blocks: its column below, if it is in the first row."""
         if rank not in self.rows[0]:
             return {}
         column = self.rows[0].index(rank)
         return {row[column]: block for row, block in zip(self.rows[1:], self.blocks[1:], strict=True)}
 
     def share_of(self, ctx: RankContext) -> ModelShare | None:
-        """This rank's share of the model; None where it has all of it."""
+        """Return this rank's share of the model; None if it has the whole model."""
         return share_of(ctx, self.row_of(ctx.rank))
 
 
 def worker_groups(cfg: TrainingFile, ctx: RankContext) -> list[WorkerGroup]:
-    """All workers, in the order of their ranks."""
+    """Return all workers, in the order of their ranks."""
     workers, device = ctx.ranks("worker"), cfg.device_config
-    rows = [workers[at : at + device.split_ranks] for at in range(0, len(workers), device.split_ranks)]
+    rows = [workers[start : start + device.split_ranks] for start in range(0, len(workers), device.split_ranks)]
     blocks = contiguous_blocks(cfg.training_config.micro_batches, len(rows))
     height = device.local_ranks // device.split_ranks
-    return [WorkerGroup(rows[at : at + height], blocks[at : at + height]) for at in range(0, len(rows), height)]
+    starts = range(0, len(rows), height)
+    return [WorkerGroup(rows[start : start + height], blocks[start : start + height]) for start in starts]
 
 
 def own_group(cfg: TrainingFile, ctx: RankContext) -> WorkerGroup:
@@ -92,13 +93,13 @@ def own_group(cfg: TrainingFile, ctx: RankContext) -> WorkerGroup:
 
 
 def ranks_of_share(cfg: TrainingFile, ctx: RankContext) -> tuple[Rank, ...]:
-    """The worker ranks that have this rank's share of the model: together they have each micro-batch of a step once."""
+    """Return the worker ranks that have this rank's share of the model; together they compute each micro-batch once."""
     workers, width = ctx.ranks("worker"), cfg.device_config.split_ranks
     return workers[workers.index(ctx.rank) % width :: width]
 
 
 def build_aggregator(cfg: TrainingFile, ctx: RankContext, model: Model) -> GradientAggregator | SplitGradientAggregator:
-    """Build the aggregator that adds up what workers send of their blocks of micro-batches, whole or in shares."""
+    """Build the aggregator of the workers' gradients, of the whole model or, where ranks split it, of its shares."""
     groups, width = worker_groups(cfg, ctx), cfg.device_config.split_ranks
     followers, size = ctx.ranks("optimizer"), cfg.multihost_config.bucket_megabytes
     if width > 1:
@@ -115,14 +116,14 @@ def build_aggregator(cfg: TrainingFile, ctx: RankContext, model: Model) -> Gradi
 
 
 def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: Rank) -> None:
-    """Evaluate this rank's share of a validation, send the losses up with those of its members, and wait for the decision to go on.
+    """Evaluate this rank's share of a validation, send its losses and its members' to `dest`, and wait for the decision.
 
     All ranks of a row know its losses, and the first of them sends them.
 
     Args:
-        cfg: Sizes.
+        cfg: The training configuration.
         ctx: Every worker rank must call, after the same step.
-        model: All of it, or the rank's share.
+        model: The whole model, or the rank's share.
         dest: The rank that takes this rank's sums.
 
     Cost: from the first rank of each row one message of 8 bytes (float64) for each micro-batch of its share and its
@@ -145,12 +146,12 @@ def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: 
 
 
 def receive_validation(cfg: TrainingFile, ctx: RankContext, step: int) -> None:
-    """Report the mean of what all workers send after `step`, and send them the decision whether training goes on.
+    """Report the mean of the losses that workers send after `step`, and send them the decision whether training continues.
 
     Args:
-        cfg: Sizes.
+        cfg: The training configuration.
         ctx: Only the rank that aggregates calls it.
-        step: The one just done.
+        step: The step just done.
 
     Cost: from each worker one message of 8 bytes (float64) for each micro-batch of its share; an `agree` to workers and
         optimizer.

@@ -8,9 +8,8 @@
         loss.backward()
         optimizer.step()
 
-With micro-batches, `expect()` before the backward pass of each and `accumulate()` after it; then gradients are
-sent while the last of these passes still computes others. With `model`, the next forward pass begins before all weights have
-arrived.
+With several micro-batches, call `expect()` before the backward pass of each and `accumulate()` after it: the last pass then
+sends gradients while it still computes others. With `model`, the next forward pass begins before all weights have arrived.
 
 Shapes: N = values of the flat vectors, padding included.
 """
@@ -32,12 +31,11 @@ from ttlaunch.runtime.world import Rank
 class RemoteOptimizer:
     """Used in a worker's loop like a local optimizer; its only state is the sums of gradients.
 
-    At the other end is a `GradientAggregator`, or the worker that this one is a member of.
+    The other end is a `GradientAggregator`, or the `RemoteOptimizer` of the rank that this one is a member of.
 
-    Cost of a step: 2S bytes, S = 4N: the gradients (float32) to the rank that aggregates, the new weights back (one
-        further S for each further subtree if the worker's block of micro-batches is not a node of the reduction's
-        tree), each in as many messages as there are buckets. With a clipping norm no weights come back before the last
-        gradient has gone out.
+    Cost of a step: 2S bytes, S = 4N: the gradients (float32) to the rank that aggregates, and the new weights back, each
+        in as many messages as there are buckets. If the worker's block makes several nodes of the reduction's tree, each
+        further node costs S more. With a clipping norm no weights come back before the last gradient was sent.
     Order: that of the tree over micro-batches: the same bits for any number of workers.
     Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, with one server.
     """
@@ -57,17 +55,17 @@ class RemoteOptimizer:
 
         Args:
             parameters: The parameters of the local replica, float32; they become views of one flat vector.
-            aggregator_rank: Who takes gradients and gives weights.
-            ctx: How to reach it.
-            block: Micro-batches of a step that this rank differentiates, as the aggregating rank counts them.
-            model: The model whose forward passes wait for the weights that they read, part by part: its children, and
-                those of containers. It must read their parameters only by calling them. None: `step()` waits for all
+            aggregator_rank: The rank that receives gradients and sends weights.
+            ctx: The communicator of this rank.
+            block: The micro-batches of a step that this rank differentiates, as the aggregating rank numbers them.
+            model: The model whose parts wait for their weights before each forward pass. Parts are its children, and the
+                children of containers; their parameters must be read only by calling them. None: `step()` waits for all
                 weights.
             members: Ranks that have this one as their `aggregator_rank`, with their blocks, which follow this rank's.
-            shared: A state that comes with the weights, such as the model's loss scale.
+            shared: A state that arrives with the weights, such as the model's loss scale.
 
         Raises:
-            ValueError: No parameters, ones that are not float32, or an empty block.
+            ValueError: There are no parameters, one is not float32, or the block is empty.
         """
         if not block:
             raise ValueError("a worker needs at least one micro-batch of a step")
@@ -100,14 +98,14 @@ class RemoteOptimizer:
         self._flat.grads_N.zero_()
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
-        """Announce the backward pass of a micro-batch; during that of the block's last one gradients leave.
+        """Announce the backward pass of a micro-batch; in the pass of the block's last one, gradients are sent.
 
         Args:
             index: The micro-batch's index; calls go through the block's indices in order.
             tokens: The number of tokens that the micro-batch predicts.
-            loss: Summed over them.
+            loss: The sum of their losses.
 
-        Cost: none, but at the block's last micro-batch that of `GradientSender.open`.
+        Cost: none; at the block's last micro-batch that of `GradientSender.open`.
         """
         if index == self._block[-1]:
             self._open(index, tokens=tokens, loss=loss)
@@ -118,13 +116,13 @@ class RemoteOptimizer:
         Args:
             index: The micro-batch's index; calls go through the block's indices in order.
             tokens: The number of tokens that the micro-batch predicted.
-            loss: Summed over them.
+            loss: The sum of their losses.
 
-        Cost: none; at the block's last micro-batch that of `GradientSender.open`, if nobody has announced it.
+        Cost: none; at the block's last micro-batch that of `GradientSender.open`, if `expect` was not called for it.
         """
         self._accumulated += 1
         if self._is_open:
-            return  # they have been entered as they came
+            return  # the backward pass has already entered them, bucket by bucket
         if index == self._block[-1]:
             self._open(index, tokens=tokens, loss=loss)
             return
@@ -134,13 +132,13 @@ class RemoteOptimizer:
     def step(self) -> None:
         """Send the gradients, and begin to receive the updated weights.
 
-        If `accumulate()` was not called, the gradients as they stand count as one micro-batch of weight 1: then the
-        aggregating rank takes the plain mean over workers, as data-parallel training does with mean losses.
+        If `accumulate()` was not called, the present gradients count as one micro-batch of weight 1. The aggregating
+        rank then takes the plain mean over workers, as data-parallel training does with mean losses.
 
         Raises:
             ValueError: Only a part of the block was accumulated.
 
-        Cost: what is left of the step's gradients, and S bytes of weights (float32) in; see the class.
+        Cost: the remaining gradients of the step, and S bytes of weights (float32) in; see the class.
         """
         if not self._accumulated:
             self._accumulate_whole_block()
@@ -153,7 +151,7 @@ class RemoteOptimizer:
             self._receiver.wait()
 
     def _open(self, index: int, *, tokens: int, loss: float) -> None:
-        self._receiver.wait()  # for what no forward pass has read
+        self._receiver.wait()  # for weights that no forward pass has read
         self._sender.open(index, self._agreed.begin_step(), tokens=tokens, loss=loss)
         self._is_open = True
 

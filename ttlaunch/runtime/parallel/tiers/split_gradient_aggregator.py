@@ -1,7 +1,6 @@
 """The aggregator for workers that split the model: it receives shares of gradients, and passes on the whole gradient.
 
-So the optimizer updates whole matrices as if the model were not split, and the clipping norm and checkpoints are those of any other
-layout.
+So the optimizer updates whole matrices as if the model were not split, and neither the clipping norm nor checkpoints differ.
 """
 
 from collections import deque
@@ -24,11 +23,12 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 class SplitGradientAggregator:
     """Has the methods of `GradientAggregator`, and one such aggregator for each share of the model.
 
-    What all ranks have whole, such as norms, arrives with every share, with the same bits; the first share's counts.
+    Gradients of parameters that all ranks have whole, such as norms', arrive with every share, with the same bits. Those
+    of the first share are used.
 
     Cost of a step: that of the aggregators of its shares, and two copies of gradients and weights. Memory for all
-        shares beside the whole model. The mean goes on when all shares have come, and weights go out when all are
-        updated.
+        shares beside the whole model. The mean is complete when all shares have arrived, and weights are sent when all
+        are updated.
     Order: that of `GradientAggregator`, share by share: the same bits for any number of workers.
 
     Attributes:
@@ -47,9 +47,9 @@ class SplitGradientAggregator:
         """Make a model of each share; nothing is sent.
 
         Args:
-            cfg: Sizes.
-            model: The whole.
-            ctx: How to reach the workers.
+            cfg: The training configuration.
+            model: The whole model.
+            ctx: The communicator of this rank.
             workers: The ranks that send each share, as for `GradientAggregator`.
             followers: Ranks that need to know the buckets of the whole model.
         """
@@ -83,10 +83,10 @@ class SplitGradientAggregator:
             aggregator.send_first_weights()
 
     def begin_step(self) -> tuple[float, int]:
-        """Wait until every worker knows its loss; see `GradientAggregator`. Ranks that split a model know the same one.
+        """Wait until every worker has sent its loss, as `GradientAggregator` does; ranks that split a model send the same one.
 
         Raises:
-            CommunicationError: A worker brings other micro-batches than its block.
+            CommunicationError: A worker sends the sums of other micro-batches than its block.
 
         Cost: that of `GradientAggregator.begin_step` for each share; before the first step 16 bytes to each follower.
         """
@@ -94,18 +94,18 @@ class SplitGradientAggregator:
             send_bucket_size(self._ctx, torch.tensor([self._bucket_bytes, True]), self._followers)
             self._is_settled = True
         self._updated.clear()
-        for aggregator in self._aggregators:  # all before any loss, which ranks of a row find out together
+        for aggregator in self._aggregators:  # before any loss, since the ranks of a row compute it together
             aggregator.agree_on_buckets()
         first, *_ = [aggregator.receive_losses() for aggregator in self._aggregators]
         return first
 
     def mean_gradients(self) -> Iterator[Bucket]:
-        """Give each bucket of the whole model, after the gradients of all shares have been put together.
+        """Yield each bucket of the whole model, after the gradients of all shares have been joined.
 
         Cost: that of `GradientAggregator.mean_gradients` for each share.
         """
         for aggregator in self._aggregators:
-            deque(aggregator.mean_gradients(), maxlen=0)  # each bucket comes to be in the gradients of its share
+            deque(aggregator.mean_gradients(), maxlen=0)  # leaves each bucket in the gradients of its share
         self._model.take_gradients()
         for share in self._shares:
             share.take_gradients()
@@ -113,7 +113,7 @@ class SplitGradientAggregator:
         yield from self.buckets
 
     def send_weights(self, bucket: Bucket) -> None:
-        """Note that a bucket's weights are final; after the last one all shares of weights leave.
+        """Note that a bucket's weights are final; after the last bucket, send all shares of the weights.
 
         Cost: after the last bucket that of `GradientAggregator.send_weights` for all buckets of each share.
         """
@@ -126,7 +126,7 @@ class SplitGradientAggregator:
                 aggregator.send_weights(part)
 
     def end_step(self) -> None:
-        """Return when all workers have taken the weights."""
+        """Return when all sends of weights are complete."""
         for aggregator in self._aggregators:
             aggregator.end_step()
 

@@ -21,7 +21,7 @@ from ttlaunch.runtime.world import Rank
 class WeightReceiver:
     """Receives weights in the order in which a forward pass reads them, the last bucket of a backward pass first.
 
-    A rank with members hands each bucket on as soon as it has it.
+    A rank with members sends each bucket on to them when it has arrived.
 
     Cost of a step: S bytes in (float32), in a message for each bucket, and as much to each member.
     Order: the last bucket first; nothing is added up, so no bit changes.
@@ -56,7 +56,7 @@ class WeightReceiver:
         agree(self._ctx, self._shared, source=self._source, dests=self._members)
 
     def begin(self, buckets: Sequence[Bucket]) -> None:
-        """Begin to receive a step's weights; from now on weights that were not waited for may change.
+        """Begin to receive a step's weights, which may change at any moment until `wait` or `wait_for` has returned.
 
         Args:
             buckets: The buckets of the step, in the order of the backward pass.
@@ -67,20 +67,20 @@ class WeightReceiver:
             message = irecv_bucket(self._ctx, self._flat.weights_N, bucket, source=self._source, tag=WEIGHTS)
             self._arriving.append((bucket, message))
         if self._members:
-            self.wait()  # they compute too, and must not wait for this rank to reach a layer
+            self.wait()  # members compute too, and must not wait until this rank reaches a layer
         agree(self._ctx, self._shared, source=self._source, dests=self._members)
 
     def wait(self) -> None:
-        """Return when all weights are there.
+        """Return when all weights have arrived.
 
-        Cost: to each member the buckets that have come since the last wait.
+        Cost: to each member the buckets that have arrived since the last wait.
         """
         self.wait_for(len(self._flat.parameters))
 
     def wait_for(self, parameter: int) -> None:
-        """Return when this parameter, by its place, and all before it are there.
+        """Return when this parameter, by its place, and all before it have arrived.
 
-        Cost: to each member the buckets that have come since the last wait.
+        Cost: to each member the buckets that have arrived since the last wait.
         """
         while self._arriving and self._arriving[0][0].parameters.start <= parameter:
             bucket, message = self._arriving.popleft()
@@ -92,7 +92,7 @@ class WeightReceiver:
     def hold_back(self, model: nn.Module) -> None:
         """Let each part of a model wait for all its parameters before its forward pass.
 
-        Parts are the model's children, and the children of those that are mere containers.
+        Parts are the model's children, with a container replaced by its children.
         """
         places = {id(parameter): place for place, parameter in enumerate(self._flat.parameters)}
         held = [(model, model.parameters(recurse=False)), *((part, part.parameters()) for part in _parts(model))]
