@@ -1,1 +1,1 @@
-"""A model cut into stages: schedules, links between them, a rank's part."""
+"""A model cut into stages: the order of passes, the messages between stages, and a rank's part of the model."""

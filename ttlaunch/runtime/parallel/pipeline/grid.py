@@ -1,4 +1,4 @@
-"""Who is where in a pipeline: ranks arranged as replicas × stages × shares, and which parts of the model each stage has.
+"""The places of ranks in a pipeline, as replicas × stages × shares, and the parts of the model that each stage has.
 
     replica 0:   rank 0 (stage 0)   rank 1 (stage 1)   ...  rank p-1 (stage p-1)
     replica 1:   rank p             rank p+1           ...  rank 2p-1
@@ -6,7 +6,7 @@
 If several ranks split the matrices of a stage, each place in this picture stands for these ranks, which have consecutive numbers.
 
 The model is cut into `p * v` contiguous parts; part i lies on stage `i % p`, where it is chunk `i // p`. With one chunk
-a stage (v = 1) that is the plain pipeline: part i on stage i.
+a stage (v = 1), this is the plain pipeline: part i on stage i.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from ttlaunch.runtime.world import Rank
 
 @dataclass(frozen=True)
 class PipelineGrid:
-    """This rank's place.
+    """This rank's place in the pipelines.
 
     Attributes:
         stages: The ranks of its replica, from the first stage to the last; activations flow along them.
-        replicas: The ranks that have its stage, in the order of their micro-batches; they average their gradients.
+        replicas: The ranks with its parts of the model, in the order of their micro-batches; they average gradients.
         shares: The ranks that split the matrices of its stage, in its replica.
         pipeline: All ranks of its replica.
         reporter: The rank that reports losses: the first rank of the last stage, in the first replica.
@@ -55,15 +55,15 @@ class PipelineGrid:
 
     @property
     def is_reporting(self) -> bool:
-        """Whether this rank reports the loss, as one of the ranks that compute it."""
+        """Whether this rank is the one, among those that compute the loss, that reports it."""
         return self.rank == self.reporter
 
 
 def place_in_pipeline(ctx: RankContext, *, num_stages: int, ranks_per_stage: int = 1) -> PipelineGrid:
-    """This rank's place among the ranks of its role, which are numbered replica by replica, and within a replica stage by stage.
+    """Find this rank's place among the ranks of its role, which are numbered replica by replica, then stage by stage.
 
     Raises:
-        ValueError: They do not make whole replicas.
+        ValueError: The ranks do not make whole replicas.
     """
     ranks, width = ctx.ranks(ctx.role), num_stages * ranks_per_stage
     if len(ranks) % width:

@@ -28,10 +28,10 @@ _Pass = tuple[int, int]
 
 
 class PipelineLinks:
-    """The messages of one stage in one run through its passes.
+    """The messages of one stage for the passes of one step or validation.
 
-    Cost: for every forward pass but those of the model's last part, and for every backward pass but those of its first
-        part, one message of `4 * B * T * D` bytes (float32).
+    Cost: one message of `4 * B * T * D` bytes (float32) for every forward pass except of the model's last part, and for
+        every backward pass except of its first part.
     Order: between two stages the messages of each kind follow the order of the passes, which both ends know; nothing is
         added up.
     """
@@ -51,41 +51,39 @@ class PipelineLinks:
         Args:
             ctx: Every rank of the replica makes one, with the same micro-batches and chunks.
             grid: This rank's place.
-            order: Its passes; forward passes alone for a validation.
+            order: The passes of this rank; only forward passes for a validation.
             num_chunks: The number of chunks of a stage.
             shapes: (B, T, D) of each micro-batch.
-            device: Where activations are.
+            device: The device of activations.
         """
         self._communicator = ctx
         self._stages, self._stage, self._last_chunk = grid.stages, grid.stage, num_chunks - 1
         self._shapes, self._device = shapes, device
         self._trains = any(action.kind == "B" for action in order)
-        self._handed: dict[
-            tuple[str, _Pass], Tensor
-        ] = {}  # between chunks of this rank, where it has neighbouring parts
-        self._unread: dict[_Pass, tuple[Pending, Tensor]] = {}  # activations whose gradient has not come back
+        self._handed: dict[tuple[str, _Pass], Tensor] = {}  # between neighbouring parts on this rank
+        self._unread: dict[_Pass, tuple[Pending, Tensor]] = {}  # activations whose gradient has not arrived
         self._sends: deque[tuple[Pending, Tensor]] = deque()
         self._inputs = _Arrivals(self, order, "F")
         self._gradients = _Arrivals(self, order, "B")
 
     def receive_activations(self, action: Action) -> Tensor:
-        """Return the output of the part before, shape (B, T, D), a leaf; call for the forward passes in their order.
+        """Return the output of the previous part, shape (B, T, D), a leaf; call for the forward passes in their order.
 
         Raises:
             ValueError: The pass is not the next one in the order.
 
-        Cost: one message of `4 * B * T * D` bytes, or none where the part before is on this rank.
+        Cost: one message of `4 * B * T * D` bytes, or none where the previous part is on this rank.
         """
         return self._inputs.take(action).requires_grad_(self._trains)
 
     def send_activations(self, action: Action, out_BTD: Tensor) -> None:
-        """Hand the output of a forward pass to the part after.
+        """Send the output of a forward pass to the next part.
 
         Args:
-            action: The pass; passes in the order that the class was given.
-            out_BTD: Float32, contiguous; it must not change until its gradient has come back.
+            action: The pass; call for the passes in their order.
+            out_BTD: The output, float32, contiguous; it must not change until its gradient has arrived.
 
-        Cost: one message of `4 * B * T * D` bytes, or none where the part after is on this rank.
+        Cost: one message of `4 * B * T * D` bytes, or none where the next part is on this rank.
         """
         dest, chunk = self.after(action.chunk)
         if dest == self._communicator.rank:
@@ -100,27 +98,27 @@ class PipelineLinks:
             self._keep(sent)
 
     def receive_gradients(self, action: Action) -> Tensor:
-        """Return the gradient of a forward pass's output, shape (B, T, D), from the part after; call in the order of the passes.
+        """Return the gradient of a forward pass's output, shape (B, T, D), from the next part; call in the order of the passes.
 
         Raises:
             ValueError: The pass is not the next one in the order.
 
-        Cost: one message of `4 * B * T * D` bytes, or none where the part after is on this rank.
+        Cost: one message of `4 * B * T * D` bytes, or none where the next part is on this rank.
         """
         grad_BTD = self._gradients.take(action)
         sent = self._unread.pop((action.micro_batch, action.chunk), None)
         if sent is not None:
-            sent[0].wait()  # long since received: this is its answer
+            sent[0].wait()  # does not block: the gradient shows that the activations have arrived
         return grad_BTD
 
     def send_gradients(self, action: Action, grad_BTD: Tensor) -> None:
-        """Hand the gradient of a forward pass's input to the part before.
+        """Send the gradient of a forward pass's input to the previous part.
 
         Args:
-            action: The pass; passes in the order that the class was given.
-            grad_BTD: Float32, contiguous; it must not change until `finish`.
+            action: The pass; call for the passes in their order.
+            grad_BTD: The gradient, float32, contiguous; it must not change until `finish`.
 
-        Cost: one message of `4 * B * T * D` bytes, or none where the part before is on this rank.
+        Cost: one message of `4 * B * T * D` bytes, or none where the previous part is on this rank.
         """
         dest, chunk = self.before(action.chunk)
         if dest == self._communicator.rank:
@@ -130,21 +128,21 @@ class PipelineLinks:
             self._keep((self._communicator.isend(grad_BTD, dest=dest, tag=GRADIENTS), grad_BTD))
 
     def finish(self) -> None:
-        """Wait until all that was sent has been received."""
+        """Wait until all sends are complete."""
         while self._sends:
             self._sends.popleft()[0].wait()
 
     def before(self, chunk: int) -> tuple[Rank, int]:
-        """The rank that has the part before a chunk of this stage, and which of its chunks that is."""
+        """Return the rank that has the part before a chunk of this stage, and that part's chunk number there."""
         return self._stages[self._stage - 1], chunk - (self._stage == 0)
 
     def after(self, chunk: int) -> tuple[Rank, int]:
-        """The rank that has the part after a chunk of this stage, and which of its chunks that is."""
+        """Return the rank that has the part after a chunk of this stage, and that part's chunk number there."""
         is_last = self._stage == len(self._stages) - 1
         return self._stages[0 if is_last else self._stage + 1], chunk + is_last
 
     def source(self, action: Action) -> Rank | None:
-        """Which rank sends what a pass needs; None if it needs nothing."""
+        """Return the rank that computes the input of a pass; None if no rank does."""
         source, chunk = self.before(action.chunk) if action.kind == "F" else self.after(action.chunk)
         return source if 0 <= chunk <= self._last_chunk else None
 
@@ -181,7 +179,7 @@ class _Arrivals:
         self._posted = links.post(self._expected[0]) if self._expected else None
 
     def take(self, action: Action) -> Tensor:
-        """Wait for what `action` needs, and post the receive after it."""
+        """Wait for the message that `action` needs, and begin the next receive."""
         expected, posted = self._expected.popleft(), self._posted
         if expected != action:
             raise ValueError(f"pass {action} receives, but {expected} is next in the order")

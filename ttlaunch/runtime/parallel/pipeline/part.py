@@ -1,6 +1,6 @@
 """What one rank of a pipeline has: its chunks of the model, the tree of gradients of each, and the optimizer over them.
 
-Shapes: N = values of the flat vectors of all the rank's parameters, C = those of one chunk; a chunk's are contiguous.
+Shapes: N = values of the flat vectors of all the rank's parameters, C = values of one chunk, which are contiguous.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ class Chunk:
 
     Attributes:
         part: The chunk's number, counted through the whole model.
-        blocks: Its blocks.
-        is_first: It begins with the embedding, so it needs tokens.
-        is_last: It ends with the head, so it knows the loss.
-        parameters: Places of its parameters among those of the rank.
-        grads_C: Its part of the flat gradients.
+        blocks: The blocks of the chunk.
+        is_first: Whether it begins with the embedding, and so takes tokens.
+        is_last: Whether it ends with the head, and so computes the loss.
+        parameters: The places of its parameters among those of the rank.
+        grads_C: The chunk's part of the flat gradients.
         sums: The sums of its gradients over micro-batches.
         unsummed: Tokens and loss of the micro-batch whose gradients wait in `grads_C` for those of its sibling.
     """
@@ -55,14 +55,14 @@ class Chunk:
 
 
 class PipelinePart:
-    """A rank's chunks.
+    """A rank's part of the model, in chunks, with its optimizer.
 
     Attributes:
-        grid: Its place.
+        grid: The rank's place.
         schedule: The schedule of its passes; it may change as long as the number of chunks does not.
         chunks: The chunks in the order of the model.
-        model: All of them.
-        share: Its share of the matrices of its stage; None: it has all of them.
+        model: The model of all chunks.
+        share: The rank's share of its stage's matrices; None if it has whole matrices.
         optimizer: The optimizer of all chunks.
     """
 
@@ -104,16 +104,16 @@ class PipelinePart:
         )
 
     def add_gradients(self, chunk: Chunk, index: int, *, tokens: int, loss: float) -> None:
-        """Enter the gradients that the backward pass of one micro-batch has left.
+        """Enter the gradients that the backward pass of one micro-batch has computed.
 
-        Those of two siblings in the tree are added by the backward pass of the second, which adds to what is there: the
-        same addition, without passing over the memory four more times.
+        For two siblings in the tree, the second backward pass adds its gradients to the first one's: the same addition,
+        without four more passes over the memory.
 
         Args:
             chunk: The chunk that the backward pass went through.
             index: The micro-batch's index in the whole step.
             tokens: The number of tokens that it predicted.
-            loss: Summed over them; 0 where another rank knows it.
+            loss: The sum of their losses; 0 on a rank that does not compute it.
         """
         self.model.take_gradients()
         if index % 2 == 0 and index + 1 in self._block:
@@ -132,7 +132,7 @@ class PipelinePart:
         Every rank of the pipelines must call, once a step, when its passes are done.
 
         Returns:
-            Mean loss per token, which is right on the last stage; tokens of the whole step.
+            Mean loss per token, which is valid only on the last stage; tokens of the whole step.
 
         Cost: with several replicas an `all_reduce_mean` of each chunk's gradients among them; with tied embeddings one
             message each way between first and last stage, of the matrix's bytes; else no message.
@@ -185,7 +185,7 @@ class PipelinePart:
 
 
 def num_chunks(cfg: TrainingFile, schedule: ScheduleName) -> int:
-    """Chunks of a rank under a schedule."""
+    """Return the number of chunks of a rank under a schedule."""
     pipeline = cfg.multihost_config.pipeline_parallel_config
     return pipeline.chunks_per_rank if pipeline is not None and schedule == "interleaved" else 1
 

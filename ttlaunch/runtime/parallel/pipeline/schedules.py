@@ -1,4 +1,4 @@
-"""In which order a pipeline stage runs its forward and backward passes: pure functions, equal on every rank.
+"""The order in which a pipeline stage runs its forward and backward passes: pure functions, equal on every rank.
 
 A rank has one chunk of the model, or with the interleaved schedule several that are far apart in it: chunk c of the
 rank at stage s is part `c * p + s` of the model. A pass of a chunk needs what the part before (forward) or after
@@ -77,13 +77,12 @@ def one_f_one_b(stage: int, *, num_stages: int, num_micro_batches: int) -> list[
 def interleaved(stage: int, *, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[Action]:
     """Order the passes of one pipeline stage under the interleaved 1F1B schedule.
 
-    Micro-batches go in groups of p through the first chunks of all ranks, then through the second ones, and so on, so a
-    rank begins its backward passes after `1 / v` of what it would wait for else: the bubble is v times shorter. The
-    price is v times as many messages, and more in flight: a chunk of `2 * (p - stage - 1) + (v - 1) * p + 1`
-    micro-batches.
+    Micro-batches go in groups of p through the first chunks of all ranks, then through the second ones, and so on. A
+    rank then begins its backward passes after `1 / v` of the time, so the bubble is v times shorter. The price is v times as many
+    messages, and more activations in flight: those of `2 * (p - stage - 1) + (v - 1) * p + 1` passes through a chunk.
 
     Returns:
-        `2 * m * v` actions. Of each chunk, micro-batches come in their order.
+        `2 * m * v` actions. In each chunk, micro-batches follow in their order.
 
     Raises:
         ValueError: There is no such stage, or no micro-batch, or no chunk.
@@ -104,10 +103,10 @@ def interleaved(stage: int, *, num_stages: int, num_micro_batches: int, num_chun
 def order_of_passes(
     name: ScheduleName, stage: int, *, num_stages: int, num_micro_batches: int, num_chunks: int = 1
 ) -> list[Action]:
-    """The passes of a stage under the schedule of this name; see `gpipe`, `one_f_one_b` and `interleaved`.
+    """Return the passes of a stage under the schedule of this name: `gpipe`, `one_f_one_b` or `interleaved`.
 
     Raises:
-        ValueError: As they do, and for several chunks of a schedule that has one.
+        ValueError: The schedule's function refuses its arguments, or the schedule has one chunk and more are given.
     """
     if name == "interleaved":
         return interleaved(stage, num_stages=num_stages, num_micro_batches=num_micro_batches, num_chunks=num_chunks)
@@ -126,12 +125,12 @@ def _check(stage: int, *, num_stages: int, num_micro_batches: int, num_chunks: i
 
 
 def _groups(num_stages: int, num_micro_batches: int) -> list[range]:
-    """Groups of micro-batches that go through a chunk one after the other: each of at least p if there are enough, the largest first."""
+    """Divide micro-batches into groups that go through a chunk together: at least p each, if there are p; the largest first."""
     return contiguous_blocks(num_micro_batches, max(1, num_micro_batches // num_stages))
 
 
 def _passes(groups: Sequence[range], *, num_chunks: int) -> tuple[list[Action], list[Action]]:
-    """All forward passes and all backward passes, each in order."""
+    """Return all forward passes and all backward passes, each in order."""
     chunks = range(num_chunks)
     forwards = [Action("F", index, chunk) for group in groups for chunk in chunks for index in group]
     backwards = [Action("B", index, chunk) for group in groups for chunk in reversed(chunks) for index in group]
@@ -139,7 +138,7 @@ def _passes(groups: Sequence[range], *, num_chunks: int) -> tuple[list[Action], 
 
 
 def _one_by_one(forwards: list[Action], backwards: list[Action], *, warm_up: int) -> list[Action]:
-    """Some forward passes, then one forward and one backward in turn, then the backward passes that are left."""
+    """Order `warm_up` forward passes, then forward and backward passes in turn, then the remaining backward passes."""
     warm_up = min(warm_up, len(forwards))
     steady = [action for pair in zip(forwards[warm_up:], backwards, strict=False) for action in pair]
     return [*forwards[:warm_up], *steady, *backwards[len(backwards) - warm_up :]]

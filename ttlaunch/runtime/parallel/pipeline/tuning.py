@@ -32,10 +32,10 @@ TIMED_STEPS = 3
 
 
 class ScheduleChoice:
-    """Which schedule runs each step.
+    """Decides which schedule runs each step.
 
     Attributes:
-        now: The one of the next step.
+        now: The schedule of the next step.
     """
 
     def __init__(self, cfg: TrainingFile, ctx: RankContext, grid: PipelineGrid) -> None:
@@ -49,11 +49,11 @@ class ScheduleChoice:
         self._began = 0.0
         self.now = self._candidates[0]
         steps = ctx.data(cfg).total_steps - ctx.steps_done
-        if self._is_open and self._is_telling and steps > 0:
+        if self._is_open and self._is_reporting and steps > 0:
             ctx.result("schedule", self._undecided(steps))
 
     def begin_step(self, part: PipelinePart) -> PipelinePart:
-        """Give the part of the model that the step's schedule needs: this one, or one to which the blocks have moved.
+        """Return the part of the model that the step's schedule needs: `part`, or a new one to which blocks have moved.
 
         Every rank of the role must call before each step.
 
@@ -69,14 +69,14 @@ class ScheduleChoice:
         return part
 
     def end_step(self) -> None:
-        """Go on to the next schedule if this one has been measured, or to the quickest one after the last.
+        """Continue with the next schedule if this one has been measured; after the last one, with the fastest.
 
         Every rank of the role must call after each step.
 
         Cost: after the last measured step a `chain_all_gather` of a number for each schedule, and among replicas and
             among ranks that split a stage an `all_reduce`; else no message.
-        Order: of the measured times that of the stages, then the tree of `all_reduce`: all ranks see the same sums, so
-            all choose alike.
+        Order: measured times are added in the order of the stages, then along the tree of `all_reduce`. All ranks get
+            the same sums, so all choose the same schedule.
         """
         if not self._is_open:
             return
@@ -91,11 +91,11 @@ class ScheduleChoice:
         self._choose()
 
     @property
-    def _is_telling(self) -> bool:
+    def _is_reporting(self) -> bool:
         return self._grid.is_reporting
 
     def _undecided(self, steps: int) -> str:
-        """The note for a run that ends before the measurements do; the choice replaces it."""
+        """Return the result of a run that ends before the measurements do; a choice replaces it."""
         each = UNTIMED_STEPS + TIMED_STEPS
         needed = len(self._candidates) * each
         if steps >= needed:
@@ -118,7 +118,7 @@ class ScheduleChoice:
         # Equal sums on all ranks: ranks that chose by their own times might run different schedules, and hang.
         times_s = (total / summed).tolist()
         self.now = self._candidates[times_s.index(min(times_s))]
-        if self._is_telling:
+        if self._is_reporting:
             measured = ", ".join(
                 f"{name} {time_s * 1e3:.1f} ms" for name, time_s in zip(self._candidates, times_s, strict=True)
             )
@@ -129,7 +129,7 @@ class ScheduleChoice:
 
 
 def possible_schedules(cfg: TrainingFile) -> list[ScheduleName]:
-    """The schedule that a configuration asks for; for `auto`, all that its number of chunks allows."""
+    """Return the schedule that a configuration asks for; for `auto`, all that its number of chunks allows."""
     pipeline = cfg.multihost_config.pipeline_parallel_config
     assert pipeline is not None  # noqa: S101 - the recipe's checks have passed
     if pipeline.schedule != "auto":
@@ -143,18 +143,18 @@ _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 
 @torch.no_grad()
 def move_blocks(cfg: TrainingFile, ctx: Communicator, *, old: PipelinePart, new: PipelinePart) -> None:
-    """Fill the weights and the optimizer state of `new` with those that some rank's `old` has.
+    """Fill the weights and the optimizer state of `new` from the `old` parts of all ranks of the replica.
 
     Only blocks change ranks: embedding and head are on the first and the last stage under every schedule.
 
     Args:
-        cfg: Blocks of each stage.
+        cfg: The training configuration, with the blocks of each stage.
         ctx: Every rank of the replica must call, between two steps.
-        old: What this rank has; only read.
-        new: What it is to have; built for another number of chunks.
+        old: The part that this rank has; only read.
+        new: The part that this rank will have; built for another number of chunks.
 
-    Cost: one message of its bytes (float32) for each tensor of a block that changes ranks: weights, and two such of
-        AdamW's state.
+    Cost: one message (float32) for each tensor of a block that changes ranks: for each weight, and for each tensor of
+        the optimizer's state, such as AdamW's two moments.
     Order: block by block, then by name, on both ends; nothing is added up, so no bit changes.
     """
     new.model.loss_scaler.take(old.model.loss_scaler.values())
@@ -174,14 +174,14 @@ def move_blocks(cfg: TrainingFile, ctx: Communicator, *, old: PipelinePart, new:
 
 
 def _tensors(part: PipelinePart) -> Iterator[tuple[str, Tensor]]:
-    """Weights and state, block by block, so that two ranks name what they exchange in the same order."""
+    """Yield weights and state, block by block, so that two ranks exchange their tensors in the same order."""
     everything = [*part.model.named_parameters(), *part.optimizer.named_state()]
     named = [(name, tensor.detach()) for name, tensor in everything]
     yield from sorted(named, key=lambda pair: (_block(pair[0]), pair[0]))
 
 
 def _block(name: str) -> int:
-    """The block that a tensor belongs to; -1 for embedding and head."""
+    """Return the block that a tensor belongs to; -1 for embedding and head."""
     found = _BLOCK.search(name)
     return int(found[1]) if found else -1
 

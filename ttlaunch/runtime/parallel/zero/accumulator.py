@@ -20,7 +20,7 @@ class Receipt(StrEnum):
     """Whether a gradient that was sent was used, and if not why."""
 
     COUNTED = "counted"
-    DUPLICATE = "duplicate"  # the same sender has sent this parameter's for this step
+    DUPLICATE = "duplicate"  # the same sender has already sent this parameter's gradient for this step
     LATE = "late"  # the sum of this step, or of a later one, has been taken
     UNKNOWN_SENDER = "unknown sender"
     UNKNOWN_PARAMETER = "unknown parameter"
@@ -31,8 +31,8 @@ class _Sum:
     """One parameter's gradients of one step.
 
     Attributes:
-        senders: Places of those that have sent.
-        nodes: Sums over aligned senders, by the first of them and their number.
+        senders: The places of the senders whose gradients have arrived.
+        nodes: The sums over nodes of the tree, by the place of a node's first sender and its number of senders.
     """
 
     senders: set[int] = field(default_factory=set)
@@ -43,11 +43,11 @@ class GradientAccumulator:
     """Sums over senders, for each step and parameter; any number of threads may send at the same time.
 
     Whatever the order of arrival, gradients are added along one binary tree over the senders: two sums are added when
-    both halves of a node are there. So the bits do not depend on the order, and n senders take at most the memory of n
-    gradients, and half of that when neighbours come together.
+    both halves of a node have arrived. So the bits do not depend on the order. For n senders the sums take at most the
+    memory of n gradients, and less if neighbours' gradients arrive one after the other.
 
     Attributes:
-        receipts: How many gradients became what.
+        receipts: How many gradients had each `Receipt`.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], *, senders: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class GradientAccumulator:
             senders: Their names; the order is that of the sums.
 
         Raises:
-            ValueError: There is no sender, or one has the name of another.
+            ValueError: There is no sender, or two have the same name.
         """
         self._expected = {name: (parameter.shape, parameter.dtype) for name, parameter in parameters.items()}
         self._places = {name: place for place, name in enumerate(senders)}
@@ -73,18 +73,18 @@ class GradientAccumulator:
         """Count a gradient, unless it was counted before, comes too late, or is not expected at all.
 
         Args:
-            gradient: Copied, so that the sender may use its memory again.
-            step: Any; several may be under way.
-            parameter: Its name.
-            sender: Its name.
+            gradient: The gradient; copied, so that the sender may use its memory again.
+            step: The step that it belongs to; gradients of several steps may arrive at the same time.
+            parameter: The parameter's name.
+            sender: The sender's name.
 
         Returns:
-            What became of it; all but `COUNTED` leave everything as it was.
+            Whether the gradient was counted, and if not why; then no sum has changed.
 
         Raises:
-            ValueError: It has another shape or type than the parameter.
+            ValueError: The gradient has another shape or type than the parameter.
         """
-        refused = self._strangeness(parameter, sender)
+        refused = self._unknown(parameter, sender)
         if refused is None and (gradient.shape, gradient.dtype) != self._expected[parameter]:
             shape, dtype = self._expected[parameter]
             raise ValueError(
@@ -99,12 +99,12 @@ class GradientAccumulator:
         return receipt
 
     def is_ready(self, *, step: int, parameter: str) -> bool:
-        """Whether all senders have sent, and the sum has not been taken yet."""
+        """Return whether the gradients of all senders have arrived, and the sum has not been taken yet."""
         with self._changed:
             return self._is_ready(step, parameter)
 
     def missing(self, *, step: int, parameter: str) -> list[str]:
-        """The senders that have not sent, in order; none once the sum was taken."""
+        """Return the senders whose gradients are missing, in order; an empty list if the sum was taken."""
         with self._changed:
             if self._is_late(step, parameter):
                 return []
@@ -112,10 +112,10 @@ class GradientAccumulator:
             return [name for name, place in self._places.items() if place not in found]
 
     def take_sum(self, *, step: int, parameter: str, timeout_s: float = 0.0) -> Tensor:
-        """The sum over all senders, once; its memory is the caller's then, and what comes later for this step is late.
+        """Return the sum over all senders, once. It belongs to the caller; further gradients of this step are late.
 
         Raises:
-            TimeoutError: A sender was silent for that long; the message names it.
+            TimeoutError: A gradient is missing after `timeout_s`; the message names the sender.
             ValueError: The sum of this step or of a later one was taken before.
         """
         with self._changed:
@@ -140,7 +140,7 @@ class GradientAccumulator:
         return self.take_sum(step=step, parameter=parameter, timeout_s=timeout_s).div_(len(self._places))
 
     def drop(self, *, until: int) -> None:
-        """Forget all steps up to this one, such as those that a restart has made obsolete; what still comes is late."""
+        """Forget all steps up to `until`, such as those before a restart; their further gradients are late."""
         with self._changed:
             for parameter in self._expected:
                 self._taken[parameter] = max(until, self._taken.get(parameter, until))
@@ -153,7 +153,7 @@ class GradientAccumulator:
         with self._changed:
             return sum(node.nbytes for found in self._sums.values() for node in found.nodes.values())
 
-    def _strangeness(self, parameter: str, sender: str) -> Receipt | None:
+    def _unknown(self, parameter: str, sender: str) -> Receipt | None:
         if sender not in self._places:
             return Receipt.UNKNOWN_SENDER
         return None if parameter in self._expected else Receipt.UNKNOWN_PARAMETER

@@ -1,4 +1,4 @@
-"""Send the gradients of a layer to the ranks that own them, while the backward pass computes those of the layer before.
+"""Send the gradients of a layer to the ranks that own them, while the backward pass computes those of the previous layer.
 
 Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the gradient, k = the most nodes of
     the tree over micro-batches that one rank's block makes.
@@ -23,7 +23,7 @@ from ttlaunch.runtime.world import Rank
 
 _GRADIENTS = 30_032
 _LAG = 1
-"""Layers that may be under way before the oldest is waited for."""
+"""How many layers may be under way when the next one begins."""
 
 Counts = Sequence[tuple[int, float]]
 """Tokens and summed loss of each micro-batch of a rank's block."""
@@ -48,11 +48,11 @@ class _UnderWay:
 class ScatteredGradients:
     """The mean gradient of every layer, added up by the owners of its shards; at stage 0 all ranks then get all of it.
 
-    One layer at a time is differentiated for all of a rank's micro-batches, so partial sums are those of a layer or two
-    and not of the model.
+    One layer at a time is differentiated for all of a rank's micro-batches, so partial sums are needed for one or two
+    layers and not for the model.
 
-    Cost of a step: `k * (n - 1)` messages each way for each layer and `k * (n - 1) / n * S` bytes; at stage 0 once more
-        that with k = 1. Buffers for two layers' sums and for the shards that arrive.
+    Cost of a step: `k * (n - 1)` messages each way for each layer, and `k * (n - 1) / n * S` bytes in all; at stage 0,
+        `n - 1` messages a layer and `(n - 1) / n * S` bytes more. Buffers for two layers' sums and for arriving shards.
     Order: that of the tree over micro-batches, then one division: the bits of one process for any number of ranks.
     """
 
@@ -69,10 +69,10 @@ class ScatteredGradients:
 
         Args:
             parameters: The parameters of the whole model.
-            owned: What this rank has of it; the mean gradient ends there.
-            ctx: How to reach the others.
+            owned: The part of the model that this rank owns, which gets the mean gradient.
+            ctx: The communicator of this rank.
             among: The ranks that share a step, in the order of their blocks, which are contiguous.
-            micro_batches: M, of a step.
+            micro_batches: M, the micro-batches of a step.
         """
         self._parameters, self._owned, self._ctx, self._among = parameters, owned, ctx, among
         blocks = contiguous_blocks(micro_batches, len(among))
@@ -93,12 +93,12 @@ class ScatteredGradients:
 
     @contextmanager
     def of(self, layer: Layer, index: int) -> Iterator[None]:
-        """Enter the gradients of a layer that the backward pass in this block computes, for one micro-batch.
+        """Enter the gradients of a layer for one micro-batch, which the backward pass in this `with` block computes.
 
-        Those of two siblings in the tree are added by the backward pass of the second, which adds to what is there.
+        For two siblings in the tree, the second backward pass itself adds its gradients to the first one's.
 
         Args:
-            layer: All others' gradients stay as they are.
+            layer: The layer; gradients of other layers do not change.
             index: The micro-batch's index; calls go through the block's indices in order.
         """
         buffer = self._open if self._open is not None else self._buffer(layer)
@@ -116,13 +116,13 @@ class ScatteredGradients:
         self._give_back([sum_N for _, sum_N in before if id(sum_N) not in kept])
 
     def reduce(self, layer: Layer, counts: Counts) -> None:
-        """Send the shards of a layer's sums to their owners, and finish the layer before.
+        """Send the shards of a layer's sums to their owners, and finish the layer that was reduced before it.
 
         Every rank must call, for the layers in the same order.
 
         Args:
             layer: The layer that has been differentiated for the whole block.
-            counts: Of the block's micro-batches; those of the step's first layer count.
+            counts: Tokens and loss of the block's micro-batches; used only with the step's first layer.
 
         Cost: `k * (n - 1)` messages each way, `k * (n - 1) / n` of the layer's bytes (float32); with the step's first
             layer also one message of 16k bytes to each other rank.
@@ -147,11 +147,11 @@ class ScatteredGradients:
             self._finish(self._scattering.popleft())
 
     def finish(self) -> tuple[float, int]:
-        """Return when this rank's shards of the mean gradient are complete, with mean loss per token and tokens.
+        """Wait until this rank's shards of the mean gradient are complete; return mean loss per token and tokens.
 
         Every rank must call, once a step, after the last `reduce`.
 
-        Cost: at stage 0 `n - 1` messages each way for each layer, `(n - 1) / n` of its bytes; else no message of its
+        Cost: at stage 0, `n - 1` messages each way for each layer, with `(n - 1) / n` of its bytes; else no message of its
             own.
         """
         while self._scattering:
@@ -164,7 +164,7 @@ class ScatteredGradients:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the buffers for partial sums and for what arrives."""
+        """The bytes of the buffers for partial sums and for arriving shards."""
         return sum(one.untyped_storage().nbytes() for one in [*self._made.values(), *self._buffers.values()])
 
     def _exchange(self, counts: Counts) -> CountsExchange:
@@ -192,7 +192,7 @@ class ScatteredGradients:
         layer, mine = under_way.layer, self._owned.gradients(under_way.layer)
         if mine.numel():
             torch.div(add_up(under_way.arriving), max(1, self._tokens), out=mine)
-        for message in under_way.sends:  # their memory is where others' shards come
+        for message in under_way.sends:  # their buffers are used again, or receive other ranks' shards below
             message.wait()
         self._give_back(under_way.buffers)
         if self._owned.shares_state:
@@ -217,7 +217,7 @@ class ScatteredGradients:
             self._parameters[place].grad = view
 
     def _buffer(self, layer: Layer) -> Tensor:
-        """Return zeros for the gradients of a layer: the place where they stay, or else a buffer."""
+        """Return zeros for the gradients of a layer: their part of the flat gradient if that is free, else a buffer."""
         if not self._owned.shares_gradients and not self._sums:
             return self._owned.grads_N[layer.values.start : layer.values.stop].zero_()
         if not self._free:

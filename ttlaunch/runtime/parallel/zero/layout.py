@@ -26,14 +26,14 @@ from ttlaunch.runtime.training.norms import LEAF_VALUES, Part
 
 @dataclass(frozen=True)
 class Layer:
-    """A part of the model that is gathered, computed and freed at once: embedding, a block, or the head.
+    """A part of the model that is gathered, computed and freed as one: embedding, a block, or the head.
 
     Attributes:
         index: The layer's index in a forward pass.
-        parameters: Places of its parameters among the model's.
-        values: Where they are in the flat vector.
-        shards: What each rank owns of these values, in their order; may be empty. Of the place of a matrix's second use
-            it owns the gradient alone.
+        parameters: The places of its parameters among the model's.
+        values: The range of these parameters in the flat vector.
+        shards: The part of these values that each rank owns, in order; it may be empty. In the place of a matrix's second
+            use, a rank owns only gradients.
     """
 
     index: int
@@ -52,9 +52,9 @@ class Fragment:
 
     Attributes:
         name: The parameter's name.
-        rows: Along its first dimension.
+        rows: The rows, along the parameter's first dimension.
         shape: The shape of the whole parameter.
-        part: Their values in the flat vector.
+        part: The values of the rows in the flat vector.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Fragment:
 
 
 class ShardLayout:
-    """Layers, shards and fragments of a model for so many ranks; equal on all of them.
+    """Layers, shards and fragments of a model for a number of ranks; equal on all of them.
 
     Attributes:
         layers: The layers in the order of a forward pass.
         shapes: The shape of each parameter by name, in the model's order.
-        starts: Where each of them begins in the flat vector.
-        second_use: The values that stand for the second use of the embedding's matrix; at the end, empty if none is
-            shared.
+        starts: Where each parameter begins in the flat vector.
+        second_use: The values, at the end of the vector, that stand for the second use of the embedding's matrix; empty
+            if embedding and head share no matrix.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], *, ranks: int, second_use: Tensor | None = None) -> None:
@@ -84,8 +84,8 @@ class ShardLayout:
         Args:
             parameters: The parameters of the whole model by name, in its order, as views of its flat vector.
             ranks: The number of ranks that share them.
-            second_use: The place behind them all where the gradient of a shared matrix's second use is gathered, if one
-                is.
+            second_use: The place after all parameters for the gradient of a shared matrix's second use; None if no matrix
+                is shared.
         """
         if second_use is not None:
             parameters = {**parameters, HEAD: second_use}
@@ -113,7 +113,7 @@ class ShardLayout:
             self.layers.append(Layer(index, places, values, shards))
 
     def fragments(self, values: range) -> list[Fragment]:
-        """The parameters, or rows of them, that lie in a shard."""
+        """Return the parameters, or rows of them, that lie in a range of values."""
         found = []
         for place, name in enumerate(self._names):
             start, shape = self.starts[place], self.shapes[name]
@@ -125,7 +125,7 @@ class ShardLayout:
         return found
 
     def parameters_of(self, layer: Layer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-        """A layer's parameters, with their names."""
+        """Return a layer's parameters, with their names."""
         named = list(model.named_parameters())
         return named[layer.parameters.start : layer.parameters.stop]
 
@@ -142,7 +142,7 @@ class ShardLayout:
         return again, range(again.start + shift, again.stop + shift)
 
     def name(self, parameter: int) -> str:
-        """The name of the parameter at this position."""
+        """Return the name of the parameter at this place."""
         return self._names[parameter]
 
     def _end(self, place: int) -> int:
@@ -150,7 +150,7 @@ class ShardLayout:
         return self.starts[place] + -(-count // LEAF_VALUES) * LEAF_VALUES
 
     def _shards_of_second_use(self, values: range) -> tuple[range, ...]:
-        """Divide the last layer. A row of the second use belongs to its owner in the first layer, all else to the first rank."""
+        """Divide the last layer: its values before the second use go to the first rank, each row of that to the matrix row's owner."""
         matrix = range(self.starts[0], self.starts[0] + math.prod(self.shapes[EMBEDDING]))
         stops = [shard.stop for shard in self.layers[0].shards[:-1]]
         ends = [len(self.second_use) if stop >= matrix.stop else stop - matrix.start for stop in stops]
@@ -158,7 +158,7 @@ class ShardLayout:
         return tuple(range(start, stop) for start, stop in itertools.pairwise(borders))
 
     def _borders(self, places: range, values: range) -> list[int]:
-        """Where shards may begin and end, ascending."""
+        """Return the places where shards may begin and end, ascending."""
         found: list[int] = []
         for place in places:
             shape = self.shapes[self._names[place]]
@@ -174,7 +174,7 @@ def _nearest(borders: Sequence[int], target: int) -> int:
 
 
 def _layers(names: Sequence[str]) -> list[range]:
-    """Places of the parameters of each layer: those whose names begin alike."""
+    """Return the places of each layer's parameters; a layer's names begin with the same words."""
     found: list[range] = []
     before = None
     for place, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""What a rank keeps between steps, measured: the memory that its tensors really have, not what they should.
+"""Measures the memory that a rank keeps between steps, from its tensors and not from a formula.
 
 A view counts as all of the memory that it keeps alive, and memory that several tensors share counts once. So a shard
 that is a view of the whole vector counts as the whole one.
@@ -28,8 +28,8 @@ def report_memory(  # noqa: PLR0917  users' trainers call it so
     """Report for the summary how many bytes per parameter this rank keeps between steps, and how large its buffers are.
 
     Args:
-        ctx: The rank.
-        model: Its parameters count where they have memory of their own, which at stage 3 they share.
+        ctx: The context of this rank.
+        model: The model; its parameters count except at stage 3, where they only use the layers' buffers.
         owned: Parameters and gradients that the rank owns.
         optimizer: The optimizer of the owned parameters.
         buffer_bytes: The size of the buffers that layers use alternately.

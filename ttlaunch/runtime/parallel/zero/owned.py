@@ -3,7 +3,7 @@
 It stands in for the model where an optimizer is built and where checkpoints are written and read. `zero_stage` determines
 what a rank has for its shard only: from 1 on the optimizer state, from 2 on also the gradients, from 3 on also the parameters.
 
-Shapes: N = values of the flat vector of the whole model, n = of this rank's shards of all layers, one after the other.
+Shapes: N = values of the flat vector of the whole model, n = values of this rank's shards of all layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,14 @@ class OwnedParameters:
 
     Attributes:
         layout: Who owns what.
-        shares_state, shares_gradients, shares_parameters: What ranks have shards of: from stage 1, 2 and 3 on.
+        shares_state, shares_gradients, shares_parameters: Whether each rank has only its shard of the optimizer's state,
+            the gradients, the parameters: from stage 1, 2 and 3 on.
         place: This rank's position among those that share the model.
-        splits: Which rows of its parameters a rank has, by name; whole ones are not here.
-        weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own, of the gradients also
-            those of a matrix's second use. The model's parameters lie in `weights_N` up to stage 2; at stage 3 they
-            have no memory until they are given some.
-        copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
+        splits: The rows that this rank has of each parameter that it does not have whole, by name.
+        weights_N, grads_N: The flat vectors that this rank has: of the whole model, or its shards of all layers one after
+            the other. Only `grads_N` has values for a matrix's second use. Up to stage 2 the model's parameters are views
+            of `weights_N`; at stage 3 `GatheredWeights` gives them memory.
+        copies: Names of state that another rank saves: the optimizer's step of each parameter whose first row is there.
     """
 
     def __init__(self, model: Model, layout: ShardLayout, *, place: int, zero_stage: int) -> None:
@@ -55,29 +56,29 @@ class OwnedParameters:
         self.copies = frozenset(f"step.{one.name}" for one in cut if one.rows.start > 0)
 
     def weights(self, layer: Layer) -> Tensor:
-        """This rank's shard of a layer's parameters."""
+        """Return this rank's shard of a layer's parameters."""
         return self._of(self.weights_N, layer, self.layout.kept(layer, self.place), is_whole=not self.shares_parameters)
 
     def weights_again(self, layer: Layer) -> Tensor:
-        """What this rank owns of a matrix that a layer uses a second time; empty for all but the head."""
+        """Return this rank's rows of the matrix that a layer uses a second time; empty for all layers but the head."""
         _, matrix = self.layout.use_again(layer, layer.shards[self.place])
         return self._of(self.weights_N, self.layout.layers[0], matrix, is_whole=not self.shares_parameters)
 
     def gradients(self, layer: Layer) -> Tensor:
-        """This rank's shard of the gradients of a layer, of a second use too."""
+        """Return this rank's shard of the gradients of a layer, with those of a second use."""
         return self._of(self.grads_N, layer, layer.shards[self.place], is_whole=not self.shares_gradients)
 
     def count(self, layers: Sequence[Layer]) -> int:
-        """Values of this rank's shards of some layers, with those of a second use."""
+        """Count the values of this rank's shards of some layers, with those of a second use."""
         return sum(len(layer.shards[self.place]) for layer in layers)
 
     def count_again(self) -> int:
-        """Count the values of this rank's shards of some layers that belong to a second use."""
+        """Count the values of this rank's shards that belong to a second use."""
         again, _ = self.layout.use_again(self.layout.layers[-1], self.layout.layers[-1].shards[self.place])
         return len(again)
 
     def squared_norms(self) -> "list[SquaredNorms]":
-        """The sums that give the norm of the gradient: of each layer's shard, or of all that there is at stage 0."""
+        """Return, for each layer, the sums of squares over this rank's shard; at stage 0 over the whole layer."""
         whole = not self.shares_gradients
         found = []
         for layer in self.layout.layers:
@@ -92,15 +93,15 @@ class OwnedParameters:
         return [node for one in norms for node in one.nodes]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What this rank updates: parameters, or rows of them, with their gradients."""
+        """Yield the parameters, or rows of them, that this rank updates, with their gradients."""
         yield from ((fragment.name, parameter) for fragment, parameter in self._parameters)
 
     def names_of_whole(self) -> frozenset[str]:
-        """The names of the whole model's parameters."""
+        """Return the names of the whole model's parameters."""
         return self._model.names_of_whole()
 
     def take_gradients(self) -> Tensor:
-        """All gradients that this rank keeps."""
+        """Return all gradients that this rank keeps."""
         return self.grads_N
 
     @torch.no_grad()
@@ -128,7 +129,7 @@ class OwnedParameters:
         return vector_N[values.start + shift : values.stop + shift]
 
     def _shift(self, layer: Layer) -> int:
-        """Return the offset from places in the model's flat vector to places in this rank's own."""
+        """Return what to add to a place in the model's flat vector to get the place in this rank's own vector."""
         return self._starts[layer.index] - layer.shards[self.place].start
 
 
@@ -144,7 +145,7 @@ def _slice(values: range) -> slice:
 
 
 def _updated(layout: ShardLayout, values: range) -> list[Fragment]:
-    """The parameters, or rows of them, that are updated in these values; nothing for a second use."""
+    """Return the parameters, or rows of them, in a range of values; leave out the place of a second use, which has no update."""
     return [fragment for fragment in layout.fragments(values) if fragment.part.values.start not in layout.second_use]
 
 

@@ -1,9 +1,9 @@
-"""Forward and backward passes a layer at a time, each for all of a rank's micro-batches: so each layer is gathered twice in a step.
+"""Forward and backward passes a layer at a time, for all of a rank's micro-batches, so that a step gathers each layer twice.
 
-The usual order takes a micro-batch through all layers before the next one, and would gather every layer twice for
-each micro-batch. The price of this order is memory for the activations of all of a rank's micro-batches, as in one large batch; with
-`activation_checkpointing` only those between layers. It makes the same operations on the same operands, so the
-bits are the same.
+The usual order takes a micro-batch through all layers before the next one, and would gather every layer twice for each
+micro-batch. The price of the order here is memory for the activations of all micro-batches, as in one large batch; with
+`activation_checkpointing`, only for those between layers. Both orders make the same operations on the same operands, so
+the bits are the same.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
 Source: B. Pudipeddi et al., "Training Large Neural Networks with Constant Memory using a New Execution Algorithm",
@@ -29,32 +29,32 @@ class LayerPasses:
 
     Attributes:
         batches: The rank's micro-batches.
-        counts: Tokens and summed loss of each, as far as their backward passes have begun.
+        counts: Tokens and summed loss of each micro-batch whose backward pass has begun.
     """
 
     def __init__(self, model: Model, batches: Sequence[MicroBatch], *, step: int) -> None:
-        """Begin with the tokens."""
+        """Take the micro-batches of a step; no layer has run yet."""
         self.batches = batches
         self.counts: list[tuple[int, float]] = []
         self._model = model
         self._masks = [model.masks(step, index) for index, _, _ in batches]
-        self._into: list[list[Tensor]] = [[x_BT] for _, x_BT, _ in batches]  # by micro-batch, what each layer was given
-        self._out: list[list[Tensor]] = [[] for _ in batches]  # and what it made of it
-        self._gradients: list[Tensor | None] = [None] * len(batches)  # of what comes out of the next layer to go back
+        self._into: list[list[Tensor]] = [[x_BT] for _, x_BT, _ in batches]  # inputs, by micro-batch and layer
+        self._out: list[list[Tensor]] = [[] for _ in batches]  # outputs, by micro-batch and layer
+        self._gradients: list[Tensor | None] = [None] * len(batches)  # of the output of the layer to differentiate next
 
     def forward(self, layer: int) -> None:
-        """Run any layer but the last, after those before it."""
+        """Run a layer other than the last for all micro-batches, after the layers before it."""
         for place in range(len(self.batches)):
             out_BTD = self._model(self._into[place][layer], self._masks[place], layer=layer)
             self._out[place].append(out_BTD)
             self._into[place].append(out_BTD.detach().requires_grad_())
 
     def backward(self, layer: int, place: int) -> None:
-        """Differentiate a layer for one micro-batch, after those behind it; the last layer runs forward first.
+        """Differentiate a layer for one micro-batch, after the layers that follow it; the last layer runs forward first.
 
         Args:
             layer: The layer whose parameters get gradients of the *summed* loss, times the loss scale.
-            place: Place of the micro-batch; each in turn.
+            place: The place of the micro-batch; call for the micro-batches in order.
         """
         x = self._into[place].pop()
         if layer > len(self._out[place]) - 1:
@@ -77,7 +77,7 @@ def losses_by_layer(  # noqa: PLR0917  users' trainers call it so
     Every rank gathers every layer once, whatever its share is.
 
     Returns:
-        Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.
+        The summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is empty.
     """
     batches = list(validation_micro_batches(cfg, ctx, among=among))
     inputs, losses = [x_BT for _, x_BT, _ in batches], []

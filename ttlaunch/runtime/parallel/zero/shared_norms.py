@@ -1,4 +1,4 @@
-"""The norm of a gradient whose parts are on several ranks: the same number, to the bit, as on one."""
+"""The norm of a gradient whose parts are on several ranks, with the same bits as on one rank."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ _TAG = 30_033
 
 
 class SharedNorms:
-    """Squared norms of all parameters' gradients, from those of the shards that ranks own.
+    """Squared norms of all parameters' gradients, from the sums over the shards that ranks own.
 
-    Cost: a message of 8 bytes to each other rank for each whole node of the tree that this rank has, which is one for a
-        parameter that it has all of, and a few for one that it has a part of; at stage 0 none.
+    Cost: one message to each other rank, with 8 bytes for each complete node that this rank has of the trees over
+        parameters: one node for a whole parameter, and a few for a part of one; at stage 0 none.
     Order: that of `training/norms.py`.
     """
 
@@ -52,7 +52,7 @@ class SharedNorms:
 
         Every rank of `among` must call, once a step, after `ScatteredGradients.finish`.
 
-        Cost: a message of 8 bytes (float64) for each node of this rank to each other rank; at stage 0 none.
+        Cost: one message to each other rank, of 8 bytes (float64) for each node of this rank; at stage 0 none.
         """
         mine = self._buffers[self._place]
         mine.copy_(
@@ -78,5 +78,5 @@ class SharedNorms:
         return self._squares
 
     def layer_norms(self) -> dict[str, float]:
-        """The norm of the gradient of each layer of the whole model, from the last `squares`."""
+        """Return the norm of the gradient of each layer of the whole model, from the last `squares`."""
         return norms_of_layers(self._squares)

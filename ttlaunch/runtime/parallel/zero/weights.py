@@ -1,7 +1,7 @@
-"""Gathers the parameters of layers for the rank that computes with them, with versions, so that none is stale.
+"""Gathers the parameters of layers for the rank that computes with them, and checks by versions that none is stale.
 
 A version is the number of steps in which a shard was updated. Owners publish the version of their shards after each update. A pass
-reads one version. If a shard of a layer has another one, computing with that layer is an error and gives no result.
+reads one version. If a shard of a layer has another version, computing with that layer raises an error.
 
 Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the weights.
 """
@@ -32,16 +32,16 @@ class StaleShardError(TtlaunchError):
 
 
 class GatheredWeights:
-    """Whole layers, from the shards of all ranks, when they are needed.
+    """Gathers whole layers from the shards of all ranks.
 
     Up to stage 2 every rank has the whole model: owners send their shards right after the update, and a layer's first
-    use waits for it. At stage 3 there are two buffers, which the layers use alternately: one computes while the next
-    one comes. A matrix that embedding and head share is gathered for each of the two, as if there were two.
+    use waits for them. At stage 3 there are two buffers, which the layers use alternately: one layer computes while the
+    next one arrives. A matrix that embedding and head share is gathered for each of them, as if there were two matrices.
 
-    Cost: a gather of a layer is a message of each owner's shard to each other rank: `n - 1` messages and (n - 1)/n of
-        its bytes each way, as a ring. Stages 1 and 2 gather every layer once a step. Stage 3 does for a forward and for
-        a backward pass, which begins with the two layers that are still there. `publish` sends 8 bytes a layer to each
-        other rank.
+    Cost: to gather a layer, each owner sends its shard to each other rank: `n - 1` messages and (n - 1)/n of the layer's
+        bytes each way, as a ring. Stages 1 and 2 gather every layer once a step. Stage 3 gathers every layer for the
+        forward pass, and all but the last two, which are still there, for the backward pass. `publish` sends 8 bytes a
+        layer to each other rank.
     Order: every rank gathers the layers in the same order; nothing is added up.
     Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
         Models", SC 2020; prefetching one layer ahead as in Y. Zhao et al., "PyTorch FSDP", VLDB 2023.
@@ -55,8 +55,8 @@ class GatheredWeights:
 
         Args:
             model: The model whose passes are watched; `fetch` must have returned for each layer before it runs.
-            owned: What this rank has of it.
-            ctx: How to reach the others.
+            owned: The part of the model that this rank owns.
+            ctx: The communicator of this rank.
             among: The ranks that share the model.
         """
         self._ctx, self._among, self._owned = ctx, among, owned
@@ -64,7 +64,7 @@ class GatheredWeights:
         self._others = next_around(owned.place, len(among))
         self._versions = torch.zeros(len(among), len(self.layers), dtype=torch.int64)
         self._wanted = 0
-        self._has: dict[int, int] = {}  # layer to the version that is whole here
+        self._has: dict[int, int] = {}  # layer to the version that this rank has whole
         self._coming: dict[int, list[Pending]] = {}
         self._published: list[Pending] = []
         self._slots = self._share_memory(model) if owned.shares_parameters else []
@@ -72,7 +72,7 @@ class GatheredWeights:
         model.register_forward_pre_hook(self._check, with_kwargs=True)
 
     def publish(self, version: int) -> None:
-        """Announce that this rank's shards now have a version; before stage 3 they are sent at once.
+        """Announce the version of this rank's shards; at stages 1 and 2, also send the shards.
 
         Every rank must call, once a step, after its update.
 
@@ -101,15 +101,14 @@ class GatheredWeights:
             self._has.clear()
 
     def fetch(self, index: int, *, then: int | None) -> None:
-        """Return when a layer is whole here; begin to gather the one that comes `then`, at stage 3.
+        """Wait until this rank has a whole layer; at stage 3, also begin to gather the next one, `then`.
 
-        Every rank must call, for the layers in the same order. The buffers of all layers but these two may be used for
-        others from now on.
+        Every rank must call, for the layers in the same order. At stage 3 these two layers overwrite all others.
 
         Raises:
             StaleShardError: A rank has published another version than the pass reads.
 
-        Cost: at stage 3 a gather of each of the two layers that is not here; else no message of its own.
+        Cost: at stage 3 a gather of each of the two layers that this rank does not have; else no message of its own.
         """
         if self._owned.shares_parameters:
             for wanted in (index, then):
@@ -129,7 +128,7 @@ class GatheredWeights:
         self._has[index] = self._wanted
 
     def wait(self) -> None:
-        """Return when no message is under way, so that parameters may change; what was gathered then counts as old."""
+        """Return when no message is under way, so that parameters may change."""
         self._settle_versions()
         for messages in self._coming.values():
             for message in messages:
@@ -138,14 +137,14 @@ class GatheredWeights:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the two buffers that layers use alternately at stage 3."""
+        """The bytes of the two buffers that layers use alternately at stage 3."""
         return sum(slot.untyped_storage().nbytes() for slot in self._slots)
 
     def check(self, index: int) -> None:
         """Return if a layer has the parameters that the pass reads.
 
         Raises:
-            StaleShardError: It was not fetched, or is that of another step.
+            StaleShardError: The layer was not fetched, or has the parameters of another step.
         """
         has = self._has.get(index)
         if has != self._wanted:
@@ -165,7 +164,7 @@ class GatheredWeights:
         self._published.clear()
 
     def _gather(self, layer: Layer) -> None:
-        """Begin to gather a layer where its parameters lie."""
+        """Begin to gather a layer into the memory of its parameters."""
         layout, place = self._owned.layout, self._owned.place
         mine = [(layout.kept(layer, place), self._owned.weights(layer))]
         if self._slots:
