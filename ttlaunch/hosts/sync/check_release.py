@@ -73,7 +73,7 @@ def _explain_useless(line: UselessLine) -> Diagnostic:
 
 
 def check_links(entries: Iterable[Entry], *, into: bytes) -> Iterator[Diagnostic]:
-    """Report links out of the project, which lead to whatever a host has there."""
+    """Report links to places outside the project, where a host may have another file or none."""
     for entry in entries:
         if entry.kind != LINK:
             continue

@@ -34,7 +34,7 @@ class DataItem:
         return os.fspath(self.path) if self.path is not None and self.path.is_file() else None
 
     def chunks(self) -> Iterator[bytes]:
-        """The text, piece by piece."""
+        """Yield the text in pieces."""
         if self.path is not None and self.path.is_file():
             with self.path.open("rb") as file:
                 while chunk := file.read(_CHUNK):

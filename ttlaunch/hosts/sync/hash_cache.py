@@ -1,4 +1,4 @@
-"""What is known of files that have not changed since they were last read, so that an unchanged tree is not read again.
+"""A cache of what was found in files, so that files which have not changed since are not read again.
 
 A file counts as unchanged if size, both times and inode are the same, and if it was last written well before the
 cache was: what is written within the same tick of the clock looks unchanged. The cache is only an aid: without it, or
@@ -30,7 +30,7 @@ class FileContent(NamedTuple):
 
     Attributes:
         sha256: Its digest, in hexadecimal.
-        holds_key: Whether a private key stands in it.
+        holds_key: Whether the file contains a private key.
     """
 
     sha256: str

@@ -32,7 +32,7 @@ class News:
     Attributes:
         arguments: The arguments for `agent/receive.py`: the former tree hash, what to remove from and add to its
             manifest, and which contents come along; each record and path with one character for each of its bytes.
-        frame: Those contents as they travel; empty if there are none.
+        frame: The packed frame with these contents; empty if there are none.
     """
 
     arguments: dict[str, Any]

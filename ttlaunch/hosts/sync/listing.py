@@ -23,14 +23,14 @@ class Listing:
     Attributes:
         paths: Files and links to copy.
         ignored: Files that git would leave out; only looked for where a rule of ours may name one of them.
-        folders: Folders to make, also empty ones.
+        folders: Folders to make, including empty ones.
         special: Named pipes, sockets and devices, which are not copied.
         secrets: Files that are not copied because they look like secrets.
-        named: Files that an exception names, so that they are copied whatever they look like.
-        unreadable: What could not be listed, and why.
-        rules: Those of `.ttlaunchignore` files.
+        named: Files that an exception names, so that they are copied even if they look like secrets.
+        unreadable: Folders and rule files that could not be read, and why.
+        rules: The rules of `.ttlaunchignore` files.
         useless: Lines of rule files that are no pattern.
-        without_git: Git's message where it failed in a repository; None where it worked or was not needed.
+        without_git: Git's message if it failed in a repository; None if it worked or was not needed.
     """
 
     rules: IgnoreRules
@@ -166,7 +166,7 @@ def _read_rules(rules: IgnoreRules, folder: bytes, listing: Listing) -> None:
 
 
 def _empty_folders(root: bytes, folder: bytes) -> set[bytes]:
-    """A folder and those in it, if there is no file among them at any depth."""
+    """Return a folder and all folders in it; nothing if any of them has a file."""
     found = set()
     for inner, _, files in os.walk(os.path.join(root, folder)):
         if files:
@@ -192,7 +192,7 @@ class _Walk:
         self.git_rules = IgnoreRules(root, GIT_RULES)
 
     def folder(self, folder: bytes, *, ignored: bool) -> None:
-        """List what is in one folder, `ignored` if only what our own rules name is wanted of it."""
+        """List one folder; if it is `ignored`, only the paths that a `.ttlaunchignore` names are listed."""
         entries = _scan(self._root, folder, self._listing)
         names = {entry.name for entry in entries}
         if _VIRTUAL_ENVIRONMENT in names and folder:

@@ -25,8 +25,8 @@ class UnreadableError(TtlaunchError):
 
     Attributes:
         path: The file's path.
-        reason: The reason that the system gave.
-        changes: Whether it is because the file keeps being written.
+        reason: The system's message.
+        changes: Whether the file could not be read because it is written all the time.
     """
 
     def __init__(self, path: bytes, reason: str, *, changes: bool = False) -> None:
@@ -45,8 +45,8 @@ class FileReader:
     Attributes:
         bytes_read: The bytes read from all files together, known ones included.
         newest_ns: When the last of the files, links and folders changed.
-        vanished: Whether one of them was listed and then not there.
-        with_keys: The files, as absolute paths, in which a private key stands.
+        vanished: Whether a file was listed but did not exist any more when it was read.
+        with_keys: The absolute paths of files that contain a private key.
     """
 
     def __init__(self, cache: HashCache, *, on_progress: Callable[[int, int], None] | None = None) -> None:

@@ -9,7 +9,7 @@ _LONGEST = 200
 
 
 def explain_refusal(host: str, refusal: SyncRefusal) -> SyncError:
-    """The error that an `error` frame of `agent/receive.py` stands for."""
+    """Make the error that an `error` frame of `agent/receive.py` describes."""
     reason, path = refusal.reason, shown(refusal.path, longest=_LONGEST)
     match refusal.why:
         case "space":

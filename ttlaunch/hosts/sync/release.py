@@ -29,8 +29,8 @@ class Origin:
 
     Attributes:
         working_folder: The current folder, without links.
-        folder: `--folder`; None: the repository around the current folder, else that folder.
-        recipe: The recipe's folder, without links; None without one.
+        folder: `--folder`; None for the repository that has the current folder or, without one, the current folder.
+        recipe: The recipe's folder, without links; None if there is none.
         environment: The environment of the launching machine, which decides how git behaves and where the cache is.
     """
 
@@ -42,7 +42,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Release:
-    """The code that every host is to have.
+    """The code that every host is to receive.
 
     Attributes:
         project: Root of the project on the launching machine.
@@ -100,7 +100,7 @@ def make_release(
         working_folder: The current folder; it chooses the project unless `folder` does.
         folder: The project's root.
         recipe: The recipe's folder.
-        environment: The environment of the launching machine; None: this process's.
+        environment: The environment of the launching machine; None for that of this process.
         on_progress: Called with the number of files and of bytes read so far.
 
     Returns:
@@ -123,7 +123,7 @@ class _Tree:
         root: The project's root.
         recipe: Where the recipe lies in the release.
         entries: The release, without the folders above its parts.
-        problems: What is to be reported about it.
+        problems: Diagnostics about the files.
     """
 
     root: Path
@@ -187,7 +187,7 @@ def _read_tree(origin: Origin, project: tuple[Path, Listing], reader: FileReader
 def _read_part(
     reader: FileReader, source: Path, listing: Listing, *, into: str
 ) -> tuple[list[Entry], list[UnreadableError]]:
-    """Read the files of a listing; one that turns out to hold a private key becomes one of its secrets."""
+    """Read the files of a listing; a file that contains a private key is added to its secrets."""
     root = os.fsencode(source)
     folders = [b"", *sorted(listing.folders)]
     entries, errors = reader.read_all(root, sorted(listing.paths), folders=folders, into=into.encode())

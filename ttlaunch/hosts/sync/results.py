@@ -12,9 +12,9 @@ class Progress:
     """The progress of one host.
 
     Attributes:
-        sent: Bytes of content that are on their way to it.
-        total: Bytes of content that it lacks.
-        finished: Whether its last frame has arrived.
+        sent: The bytes of content sent to the host so far.
+        total: The bytes of content that the host lacks.
+        finished: Whether the host's last frame has arrived.
     """
 
     host: str
@@ -28,11 +28,11 @@ class Synced:
     """The result for a host that has the release.
 
     Attributes:
-        remote_folder: Absolute, on the host.
-        release: Absolute, on the host.
-        data: Absolute path of each text on the host, by SHA-256.
-        sent_bytes: What went over the network, compressed.
-        files: How many contents were sent.
+        remote_folder: The absolute path of the remote folder on the host.
+        release: The absolute path of the release on the host.
+        data: The absolute path of each text on the host, by SHA-256.
+        sent_bytes: The bytes sent over the network, compressed.
+        files: The number of contents sent.
         seconds: The time from the first message to the last.
         already_there: Whether nothing was missing and nothing damaged.
         pruned: Tree hashes of old releases that were removed.
@@ -59,8 +59,8 @@ class Planned:
     """The result of a dry run for a host.
 
     Attributes:
-        files: How many contents it lacks.
-        bytes: How large they are, before compression.
+        files: The number of contents that the host lacks.
+        bytes: The size of these contents, before compression.
         already_there: Whether nothing is missing and nothing damaged.
         pruned: Tree hashes of old releases that would be removed.
         repaired: Files of the release that have been changed on the host.
@@ -83,10 +83,10 @@ class Outcome:
     """The result of a sync.
 
     Attributes:
-        release: What was sent: made anew if files changed on the way.
-        hosts: The hosts in the order of the transports.
-        changed: Files that changed on the way.
-        problems: What is to be reported about a release that was made anew.
+        release: The release that was sent; a newer one if files changed during the sync.
+        hosts: The result of each host, in the order of the transports.
+        changed: Files that changed during the sync.
+        problems: Diagnostics about the newer release, if one was made.
     """
 
     release: Release

@@ -1,7 +1,7 @@
 """Which files look as if they held a password, a token or a private key; such files stay on the launching machine.
 
-Three rules decide: the names that secrets usually have, for some names also what stands in the file, and a private key
-at any place in any file.
+Three rules decide: names that secrets usually have; for some names, also the file's content; and a private key anywhere in
+any file.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def looks_secret(path: bytes) -> bool:
 
 
 def has_private_key(text: bytes) -> bool:
-    """Return whether a private key stands in a text."""
+    """Return whether a text contains a private key."""
     search = KeySearch()
     search.add(text)
     return search.found
@@ -85,7 +85,7 @@ class KeySearch:
     """Looks for a private key in the pieces of a file.
 
     Attributes:
-        found: Whether there is one in the pieces so far.
+        found: Whether the pieces so far contain a private key.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Bring a release to many hosts at once: each asks for what it lacks, and only that travels, compressed once for all.
+"""Send a release to many hosts at once: each requests what it lacks and receives only that, compressed once for all.
 
-A host ends with the whole new release, made current, or with exactly what it had before; so does every host when this
-process is killed. `agent/receive.py` lists the frames that host and launching machine exchange.
+In the end a host has the complete new release as its current one, or exactly what it had before, also if this process is
+killed. `agent/receive.py` lists the frames that host and launching machine exchange.
 """
 
 import os
@@ -54,15 +54,15 @@ def sync_release(
 
     Args:
         transports: The hosts; connected or not.
-        release: What they are to have.
-        data: Texts; one that is a file of the project is found there and not sent again.
-        remote_folder: On the hosts; `~/` at the start means the user's home there.
+        release: The release to send.
+        data: Training texts; a text that is a file of the project is found there and not sent again.
+        remote_folder: The folder for ttlaunch's files on the hosts; `~/` at the start means the user's home there.
         pythons: Interpreters to try first on the hosts.
-        interpreters: Being started already, by host; the first attempt uses them.
-        keep: How many releases stay on a host, the new one included; those in use stay besides.
-        dry_run: Only ask what is missing.
-        on_progress: Called from several threads.
-        timeout_s: Bounds the whole; silence is noticed much sooner.
+        interpreters: Interpreters that are being started already, by host; the first attempt uses them.
+        keep: How many releases stay on a host, including the new one; releases in use stay too.
+        dry_run: Whether to change nothing and only find out what is missing.
+        on_progress: Called with the progress of a host, from several threads.
+        timeout_s: The time allowed for the whole sync; a host that sends nothing is given up much sooner.
 
     Raises:
         SourceChangedError: If files kept changing while they were being sent, three times in a row.
@@ -229,8 +229,8 @@ class _SyncProtocol:
     """The exchange of frames with one host.
 
     Attributes:
-        sent_bytes: What went over the network.
-        files: How many contents the host lacked.
+        sent_bytes: The bytes sent over the network.
+        files: The number of contents that the host lacked.
     """
 
     def __init__(self, stream: FrameStream, task: _Task) -> None:
@@ -303,7 +303,7 @@ class _SyncProtocol:
             raise self._reason(error) from error
 
     def _reason(self, error: HostError) -> HostError:
-        """The host's own reason for taking nothing in any more, if it gave one: better than a broken connection."""
+        """Return the host's own reason for ending the sync, if it sent one, which says more than a broken connection."""
         if error.trouble is not Trouble.LOST:
             return error
         try:

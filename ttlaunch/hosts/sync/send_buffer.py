@@ -1,7 +1,7 @@
 """Contents on their way to hosts: read and compressed once, sent to any number of hosts at each one's own speed.
 
-What has been compressed lies in a temporary file, not in memory, so that a slow host neither delays the others nor
-makes this process grow.
+Compressed contents are kept in a temporary file, not in memory, so that a slow host neither delays the others nor makes
+this process grow.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class Content:
     """Something to send, known by its SHA-256.
 
     Attributes:
-        open: Gives the content piece by piece.
+        open: Returns an iterator over the pieces of the content.
     """
 
     sha256: str

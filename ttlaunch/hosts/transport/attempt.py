@@ -44,9 +44,9 @@ class Attempt:
 
     Attributes:
         phase: `settings`, `name`, `tcp`, `banner`, `keys`, `login`, in this order.
-        timeout_s: How long it may take altogether.
-        end: When that time is over, on the monotonic clock.
-        via: Name of the jump host that it is connecting to; empty at the host itself.
+        timeout_s: The time allowed for the whole attempt.
+        end: The attempt's deadline on the monotonic clock.
+        via: The jump host that the attempt is connecting to; empty once it connects to the host itself.
         proxy: The ProxyCommand, if there is one.
         kept: Whether the connection succeeded.
     """

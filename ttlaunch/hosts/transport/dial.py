@@ -117,7 +117,7 @@ class HostSocket(socket.socket):
     socket's own timeout; this class turns the former into a `ConnectionAbortedError`.
 
     Attributes:
-        unanswered: The kernel has given the host up.
+        unanswered: Whether the kernel has given the host up.
     """
 
     unanswered = False

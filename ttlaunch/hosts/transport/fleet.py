@@ -1,4 +1,4 @@
-"""Do the same on many hosts at once: bounded, in the order in which they finish, and never longer than the deadline."""
+"""Do the same work on many hosts at once, each host within a deadline; results come in the order in which hosts finish."""
 
 import queue
 import threading

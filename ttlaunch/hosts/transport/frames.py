@@ -48,8 +48,8 @@ class FrameStream:
         """Return the next frame, or None at the end of the stream.
 
         Args:
-            timeout_s: When the frame must have come whole.
-            largest_body: The longest body, in bytes, that is taken.
+            timeout_s: The time allowed until the frame has arrived completely.
+            largest_body: The longest body, in bytes, that is accepted.
 
         Raises:
             HostError: TIMED_OUT if the frame, or one before it, was not complete within `timeout_s`, LOST if the

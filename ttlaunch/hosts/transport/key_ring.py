@@ -21,8 +21,8 @@ class KeyFile:
 
     Attributes:
         key: The key to sign with; None if it cannot be used.
-        public: The public half, as it travels; None if even that is unknown.
-        problem: Why `key` is None, a clause with the path; empty for a file that simply is not there.
+        public: The public half in SSH's wire format; None if even that is unknown.
+        problem: Why `key` is None, as a clause with the path; empty if the file does not exist.
         locked: Whether it needs a passphrase that has not been given.
     """
 

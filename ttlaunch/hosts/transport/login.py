@@ -171,7 +171,7 @@ def _notes(tried: _Tried) -> tuple[str, ...]:
 
 
 class _Agent(AgentSSH):
-    """The user's ssh agent at a socket of our choice, which may not keep us waiting."""
+    """The user's SSH agent at a given socket; its answers are waited for only up to a timeout."""
 
     def __init__(self, path: Path | None, tried: _Tried, *, end: float) -> None:
         super().__init__()

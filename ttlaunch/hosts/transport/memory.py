@@ -51,7 +51,7 @@ class Faults:
 
 
 class Streams:
-    """What a program is given: its arguments and its standard streams.
+    """The arguments and the standard streams of a program.
 
     Attributes:
         arguments: The words of the command line after the program's name.
