@@ -106,7 +106,7 @@ def bomb(dice: random.Random, content: bytes) -> bytes:
     unit = dice.choice(
         ["[", '{"a":', "[],", "{},", "0,", '"",', '{"":0},', "9", '"', "\\ud800", "\U0001f600", "\n", "a\n", " "]
     )
-    flood = unit.encode() * (dice.choice((2_000, 200_000, 20_000_000)) // len(unit))
+    flood = unit.encode() * (dice.choice((2_000, 200_000, 20_000_000)) // len(unit.encode()))
     place = content.find(b":") + 1 if dice.random() < 0.7 else dice.randint(0, len(content))
     closed = b"[" + flood + b"0]" if unit.endswith(",") else flood
     return content[:place] + closed + content[place:]

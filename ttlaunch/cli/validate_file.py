@@ -23,7 +23,6 @@ from ttlaunch.diagnostics import (
 from ttlaunch.spec.topology.recognise import Kind, recognise
 
 _STANDARD_INPUT = "standard input"
-_LARGEST_FILE = 64 * 1024 * 1024
 _HOW_TO_SAY = "choose with `--kind hosts`, `mgd`, `bindings`, `cluster` or `train`"
 
 
@@ -128,15 +127,16 @@ def _check(target: str, kind: Kind | None, *, recipe: str | None, overrides: Seq
 
 def _read(target: str, path: Path) -> bytes | Diagnostic:
     from ttlaunch.diagnostics import did_you_mean
-    from ttlaunch.spec.located.source import ends_by_itself
+    from ttlaunch.spec.located.source import LARGEST_FILE_MIB, ends_by_itself
 
+    largest_file = LARGEST_FILE_MIB * 1024 * 1024
     try:
         if target != "-" and path.exists() and not path.is_dir() and not ends_by_itself(path):
             return usage_mistake(f"{shown(target, longest=300)} is not a regular file", code="P005")
         with contextlib.nullcontext(sys.stdin.buffer) if target == "-" else path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-        message = f"{_name(target)} is larger than 64 MiB, which none of these files ever is"
-        return data if len(data) <= _LARGEST_FILE else Diagnostic("T003", message)
+            data = file.read(largest_file + 1)
+        message = f"{_name(target)} is larger than {LARGEST_FILE_MIB} MiB, which none of these files ever is"
+        return data if len(data) <= largest_file else Diagnostic("T003", message)
     except FileNotFoundError:
         folder = path.parent
         beside = sorted({*os.listdir(folder)} - {path.name}) if folder.is_dir() else []  # noqa: PTH208 - names, not paths

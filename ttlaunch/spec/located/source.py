@@ -7,7 +7,9 @@ from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.located.codes import FileCodes
 
-_LARGEST_FILE = 64 * 1024 * 1024
+LARGEST_FILE_MIB = 16
+"""The largest description that is read: far more than a cluster of thousands of hosts needs."""
+_LARGEST_FILE = LARGEST_FILE_MIB * 1024 * 1024
 _LONGEST_NAME = 300
 _STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # the paths that a shell gives to `<(command)`
 _BOM = b"\xef\xbb\xbf"
@@ -38,8 +40,6 @@ def read_source(
         with path.open("rb") as file:
             # Reading one byte too many shows that the limit is exceeded: a pipe has no size to check first.
             data = file.read(_LARGEST_FILE + 1)
-        if len(data) > _LARGEST_FILE:
-            return None, [Diagnostic(codes.not_text, f"{name} is larger than 64 MiB, which {what} never is")]
     except FileNotFoundError:
         return None, [Diagnostic(codes.missing_file, f"{name} does not exist; {what} was expected")]
     except (OSError, ValueError) as error:
@@ -60,6 +60,10 @@ def source_from_bytes(data: bytes, *, codes: FileCodes, what: str, name: str) ->
     """Do the same as `read_source` for bytes that have already been read, such as standard input."""
     found: list[Diagnostic] = []
     name = shown(name, longest=_LONGEST_NAME)
+    if len(data) > _LARGEST_FILE:
+        return None, [
+            Diagnostic(codes.not_text, f"{name} is larger than {LARGEST_FILE_MIB} MiB, which {what} never is")
+        ]
     has_bom, data = data.startswith(_BOM), data.removeprefix(_BOM)
     hint = f"{what} is a text file; save it as UTF-8"
     if data.startswith(_UTF_16):
