@@ -348,7 +348,7 @@ def slow_workers_are_there(section: str) -> Check:
         if workers and missing:
             yield Problem(
                 "C061",
-                f"`slow_workers` slows worker {missing[0]}, and there are {counted(workers, 'worker')}",
+                f"`slow_workers` slows worker {missing[0]}, and the run has {counted(workers, 'worker')}",
                 f"{section}.slow_workers",
                 f"expected 0 to {workers - 1}" if workers > 1 else "expected 0",
             )

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from ttlaunch.diagnostics import Severity
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.spec.recipe.declare import Layout, Problem
 from ttlaunch.spec.recipe.sections import CompressionConfig
 from ttlaunch.spec.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Ranks, Traffic
@@ -170,7 +171,7 @@ def _compression_saves_bytes(config: Any, layout: Layout) -> Iterator[Problem]:
             "C087",
             f"`{cfg.kind}` moves no fewer bytes than `none` between {workers} workers",
             _KIND,
-            f"{workers - 1} payloads of {share:.1%} = {(workers - 1) * share:.0%} of the gradient to each worker",
+            f"{counted(workers - 1, 'payload')} of {share:.1%} = {(workers - 1) * share:.0%} of the gradient to each worker",
             others=(("multihost_config.num_workers", f"none: {2 * (workers - 1) / workers:.0%}"),),
             hints=("`--set compression_config.kind=none`",),
             severity=Severity.WARNING,
