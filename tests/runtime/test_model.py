@@ -1,5 +1,7 @@
 """The models: size by formula, parameters that do not depend on the stage, and that they learn."""
 
+import hashlib
+
 import pytest
 import torch
 from torch.nn import functional
@@ -8,6 +10,8 @@ from ttlaunch.runtime.model.dropout import Dropout, Masks
 from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.tensor.share import ModelShare
+from ttlaunch.stored_parts import parse_part
 from ttlaunch.train import build_model, build_optimizer, global_norm, summed_loss
 
 
@@ -73,6 +77,65 @@ def test_every_matrix_begins_with_draws_of_its_own_as_wide_as_promised(make_cfg,
                 made[seed, name] = tuple((parameter.flatten()[:4] / expected).tolist())
     assert len(made) >= 18
     assert len(made) == len({tuple(round(value, 3) for value in first) for first in made.values()})
+
+
+def test_a_matrix_is_drawn_from_the_hash_of_the_word_parameter_the_seed_and_its_name(make_cfg, make_context):
+    """Its numbers are those of an earlier version, and not those of a dropout mask, which is drawn from another word."""
+    cfg = make_cfg(training={"seed": 7})
+    matrices = {
+        name: value for name, value in build_model(cfg, make_context(cfg)).named_parameters() if value.dim() > 1
+    }
+    assert len(matrices) == 3 + 4 * 2
+    for name, parameter in matrices.items():
+        digest = hashlib.sha256(f"parameter\x007\x00{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        expected = torch.empty(parameter.shape).normal_(generator=generator) * deviation(name, parameter, blocks=2)
+        torch.testing.assert_close(expected, parameter.detach())
+
+
+@pytest.mark.parametrize("has_embedding", [False, True])
+@pytest.mark.parametrize("ties", [False, True])
+def test_named_parameters_takes_the_arguments_of_a_torch_module(make_cfg, ties, has_embedding):
+    """A shared matrix has the embedding's name once, behind a prefix, too, and also on a stage that has only the head."""
+    cfg = make_cfg(transformer={"tie_embeddings": ties})
+    model = Model(cfg, vocabulary=16, blocks=range(2), has_embedding=has_embedding, has_head=True)
+    names = [name for name, _ in model.named_parameters()]
+    assert ("head.output.weight" in names) is not ties
+    assert ("embedding.token.weight" in names) is (ties or has_embedding)
+    assert [] == list(model.named_parameters(recurse=False))
+    assert names == [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    assert [f"outer.{name}" for name in names] == [name for name, _ in model.named_parameters("outer")]
+
+
+@pytest.mark.parametrize("kind", ["gpt", "mlp", "conv"])
+def test_the_named_parts_of_ranks_that_split_matrices_are_the_whole_model(make_cfg, kind):
+    """Each part has the whole model's values at the places that its name shows, and no value is missing."""
+    cfg = make_cfg(training={"model_type": kind})
+    has_all = {"vocabulary": 16, "blocks": range(2), "has_embedding": True, "has_head": True}
+    whole = {name: value.detach() for name, value in Model(cfg, **has_all).named_parameters()}
+    joined = {name: torch.full_like(value, float("nan")) for name, value in whole.items()}
+    split = set()
+    for place in range(2):
+        for stored, values in Model(cfg, **has_all, layers=ModelShare(place, 2)).named_parts():
+            part = parse_part(stored)
+            if part is None:
+                joined[stored].copy_(values.detach())
+            else:
+                split.add(part.name)
+                joined[part.name][tuple(slice(places.start, places.stop) for places in part.places)] = values
+    assert all(torch.equal(value, joined[name]) for name, value in whole.items())
+    assert len(split) >= 2 * 3
+
+
+@pytest.mark.parametrize("kind", ["gpt", "mlp"])
+def test_a_model_run_in_two_chunks_of_its_blocks_has_the_logits_of_one_pass(make_cfg, make_context, kind):
+    cfg = make_cfg(training={"model_type": kind}, transformer={"num_blocks": 3})
+    ctx = make_context(cfg)
+    model = build_model(cfg, ctx)
+    _, x_BT, _ = ctx.data(cfg).training_batch(1, 0)
+    half_BTD = model(x_BT, blocks=range(1))
+    assert half_BTD.shape == (*x_BT.shape, cfg.transformer_config.embedding_dim)
+    assert torch.equal(model(x_BT), model(half_BTD, blocks=range(1, 3)))
 
 
 @pytest.mark.parametrize("kind", ["gpt", "mlp"])

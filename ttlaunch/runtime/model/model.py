@@ -133,11 +133,12 @@ class Model(nn.Module):
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Each parameter once, under its name in the whole model; a matrix that two layers share has the embedding's name."""
+        start = f"{prefix}." if prefix else ""
         for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
-            if not self.is_tied or name != prefix + HEAD:
+            if not self.is_tied or name != start + HEAD:
                 yield name, parameter
             elif self.embedding is None:
-                yield prefix + EMBEDDING, parameter
+                yield start + EMBEDDING, parameter
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:  # noqa: FBT001, FBT002  signature of nn.Module
         """Iterate over all that has a gradient; last comes the buffer for the head's gradient of a shared matrix."""
