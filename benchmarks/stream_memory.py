@@ -86,7 +86,8 @@ def supervise(path: Path) -> None:
         for _ in watch.records():
             pass
         merged.finish()
-    assert settle(path, json.loads((path / contract.PLAN_FILE).read_text()), watch.ranks, is_done=True) is not None
+    plan = json.loads((path / contract.PLAN_FILE).read_text())
+    assert settle(path, plan, watch.ranks, is_done=True, runs_recipe=True) is not None
     assert write_event_log(path) is not None
 
 

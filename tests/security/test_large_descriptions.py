@@ -72,6 +72,8 @@ FILES = {
     ),
     "a training file of 20 MB": ("train.yaml", " " * 20_000_000, "plan hierarchical_parallel -c train.yaml", 1),
     "a mesh graph of 20 MB": ("mgd.yaml", "\n" * 20_000_000, "validate mgd.yaml", 1),
+    "a number of 300,000 digits": ("mgd.textproto", "a: " + "9" * 300_000 + "_", "validate mgd.textproto", 1),
+    "a text in millions of pieces": ("mgd.textproto", "a: " + '""' * 8_000_000, "validate mgd.textproto", 1),
     "a message of 10,000 levels": ("mgd.textproto", "a { " * 10_000 + "}" * 10_000, "validate mgd.textproto", 1),
     "five megabytes behind one alias": (
         "train.yaml",

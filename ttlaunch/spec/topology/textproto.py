@@ -21,7 +21,7 @@ from ttlaunch.spec.located.nodes import ScalarNode
 _TOKEN = re.compile(
     r"""(?>[ \t\n\r\f\v]+|\#[^\n]*)*+(?:
     (?P<word>[A-Za-z_][A-Za-z0-9_]*)|
-    (?P<number>[-+]?(?:0[xX][0-9a-fA-F]+|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[fF]?(?![A-Za-z0-9_.]))|
+    (?P<number>[-+]?(?>0[xX][0-9a-fA-F]+|(?>[0-9]+\.?[0-9]*|\.[0-9]+)(?>[eE][-+]?[0-9]+)?)[fF]?+(?![A-Za-z0-9_.]))|
     (?P<mark>[{}<>\[\]:,;])|
     (?P<string>"(?>[^"\\\n]+|\\.)*+"|'(?>[^'\\\n]+|\\.)*+')|
     (?P<other>.))""",
@@ -35,7 +35,8 @@ _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v":
 _PLAIN |= {character: character for character in "\\'\"?"}
 _CLOSING = {"{": "}", "<": ">"}
 _DEEPEST = 60
-_MOST_VALUES = 1_000_000
+_MOST_VALUES = 500_000
+_MOST_TOKENS = 2_000_000
 _MOST_DIGITS = 300
 _LARGEST_CHARACTER = 0x10FFFF
 
@@ -99,7 +100,7 @@ class _Parser:
         self.values = 0
         self.line_starts = [0, *accumulate(len(line) + 1 for line in source.lines)]
         self.line, self.next_line = 1, 0
-        self.end = 0
+        self.end, self.tokens = 0, 0
         self.advance()
 
     def advance(self) -> None:
@@ -109,6 +110,12 @@ class _Parser:
             return
         self.kind, self.lexeme = match.lastgroup, match[match.lastgroup]
         self.start, self.end = match.start(match.lastgroup), match.end()
+        self.tokens += 1
+        if self.tokens > _MOST_TOKENS:  # pieces of one string are no values
+            span = self.span(self.start, len(self.lexeme))
+            raise _SyntaxError(
+                f"holds more than {_MOST_TOKENS} words, marks and pieces of texts", Label(span), is_format=True
+            )
 
     def next_is(self, marks: str) -> bool:
         """Return whether the next token is one of these marks."""
