@@ -84,8 +84,10 @@ def prepare(
     dialogue = TerminalDialogue(form, verbose=verbose)
     topology = load_cluster(on, hostfile, dialogue)
     locksmith = _locksmith(constraints, requirements)
+    # pip takes half a second to answer, so it is asked while the hosts are being connected to.
     threading.Thread(target=locksmith.ask_configuration, daemon=True).start()
     transports = reach_hosts(topology, dialogue)
+    # Hosts are prepared for the preferred engine.
     folder, engine = topology.cluster.remote_folder, ENGINES[0].signature
     try:
         with make_view([str(host.name) for host in topology.hosts], quiet=form is Format.JSON) as view:
@@ -132,11 +134,10 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
 
 
 def _words(answer: "EnvironmentAnswer", sent: int, seconds: float) -> str:
-
     mpi = f", {answer.mpi}" if answer.mpi else ""
     if not answer.made:
         return f"was ready: Python {answer.python}{mpi} in {answer.environment}"
-    carried = f"{render_size(sent)} sent" if sent else "of wheels that were there"
+    carried = f"{render_size(sent)} sent" if sent else "from wheels that the host already had"
     origin = "fetched from its index" if answer.from_index else carried
     return f"made in {seconds:.1f} s, {origin}: Python {answer.python}{mpi} in {answer.environment}"
 

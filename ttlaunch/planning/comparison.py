@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-_BETWEEN = re.compile(r",(?=[a-z_][a-z0-9_.]*=)")
+_COMMA_BEFORE_KEY = re.compile(r",(?=[a-z_][a-z0-9_.]*=)")
 _NAME = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
@@ -21,7 +21,7 @@ class Workload:
 
     @property
     def sets_steps(self) -> bool:
-        """Return whether an override sets another number of steps than `steps` does."""
+        """Return whether an override sets the number of steps, so that `steps` has no effect."""
         return any(one.partition("=")[0].strip() == "training_config.steps" for one in self.overrides)
 
     def settings(self) -> list[str]:
@@ -77,4 +77,4 @@ def parse_candidate(text: str) -> Candidate:
     recipe, colon, changes = text.partition(":")
     if not colon or not _NAME.match(changes):
         return Candidate(text)
-    return Candidate(recipe, tuple(_BETWEEN.split(changes)))
+    return Candidate(recipe, tuple(_COMMA_BEFORE_KEY.split(changes)))

@@ -53,8 +53,8 @@ class MpiCommunicator:
 
     Collective: every rank of `comm` must make one, in the same order. CUDA tensors travel through host memory.
 
-    Cost: 1 message of 80 bytes and the tensor's up to `INLINE_BYTES`; above, one of 80 bytes and one for each
-    `CHUNK_BYTES` of the tensor.
+    Cost: a tensor of up to `INLINE_BYTES` takes one message, of its bytes and an 80-byte header. A larger one takes a
+    message of 80 bytes, and one more for each `CHUNK_BYTES`.
     """
 
     def __init__(self, comm: MPI.Intracomm, *, world: World, rank: Rank) -> None:
@@ -138,7 +138,7 @@ class MpiCommunicator:
         return idle, sending
 
     def _begin_receive(self, layout: "_Layout", source: Rank, tag: int) -> "tuple[_HeaderBuffer, _Requests]":
-        """Start to receive a header, in a buffer with room for a small tensor behind it, and the messages that follow it."""
+        """Start to receive a message with a header and perhaps a small tensor, and for a large tensor also its chunks."""
         buffers = self._headers[source, tag]
         buffer = buffers.pop() if buffers else _HeaderBuffer(b"", INLINE_BYTES)
         if buffer.request is None:
@@ -158,7 +158,7 @@ class MpiCommunicator:
         """Wait for the header, then, if it matches, for the messages that follow it."""
         wait_for(buffer.request or MPI.REQUEST_NULL, self._oversubscribed)
         if not buffer.data.startswith(layout.header):
-            # What the peer sent will not fill these receives, and a later message must not.
+            # The chunks that these receives expect will not come; left open, the receives would take later messages.
             for request in chunks:
                 request.Cancel()
             sent = _described(bytes(buffer.data[: _HEADER.size]))
@@ -200,10 +200,9 @@ class _Layout:
         inline = bool(size) and not self.chunks
         self.view = memoryview(MPI.memory.fromaddress(address, size) if inline else bytearray())  # type: ignore[arg-type]
         self.size = len(self.view)
-        self.sends: defaultdict[_Route, list[_Sending]] = defaultdict(list)  # those that are idle
-        self.receives: defaultdict[_Route, list[_Requests]] = defaultdict(
-            list
-        )  # idle ones too, without those of headers
+        self.sends: defaultdict[_Route, list[_Sending]] = defaultdict(list)  # idle requests
+        # Idle requests for the chunks; those for headers are in `MpiCommunicator._headers`.
+        self.receives: defaultdict[_Route, list[_Requests]] = defaultdict(list)
 
     def free(self) -> None:
         """Free the idle requests of this buffer; transfers under way keep theirs."""

@@ -1,4 +1,4 @@
-"""Divides the micro-batches of a validation among several ranks.
+"""Divide the micro-batches of a validation among several ranks.
 
 Shapes: V = micro-batches of a validation. n = ranks that share it.
 """
@@ -32,8 +32,8 @@ def share_validation(
         ctx: Every rank of `among` must call, after the same step.
         step: The step after which the validation is made.
         among: Ranks that share the validation, each with a contiguous block of its micro-batches.
-        evaluate: Gives the summed losses of this rank's block in order, as `validation_losses` does; empty if the block
-            is.
+        evaluate: Returns the summed loss of each micro-batch of this rank's block, in order, as `validation_losses`
+            does; an empty tensor if the block is empty.
         reporter: The rank that writes the mean to its records; None: the first of `among`.
 
     Cost: an `all_gather` of 8 V bytes.

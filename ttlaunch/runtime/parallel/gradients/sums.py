@@ -4,8 +4,8 @@
 of them make the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks and
 blocks of any length.
 
-Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the most nodes of the tree that one
-rank's block makes: 1 if every block has the same power of two of micro-batches, else at most log2 of all micro-batches.
+Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the largest number of tree nodes
+into which a rank's block splits: 1 if every block has the same power of two of micro-batches, else at most log2 of all micro-batches.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ _COUNTS = 30_005
 def all_reduce_mean(
     ctx: Communicator, sums: GradientTree, out_N: Tensor, *, among: Sequence[Rank], micro_batches: int
 ) -> tuple[float, int]:
-    """Give every rank the gradient of the mean loss over all micro-batches, and start the tree afresh.
+    """Give every rank the gradient of the mean loss over all micro-batches, and clear `sums`.
 
     Args:
         ctx: Every rank of `among` must call, in the same step.
-        sums: The sums over all of this rank's block of `contiguous_blocks(micro_batches, n)`.
+        sums: Holds the sums over all micro-batches of this rank's block, from `contiguous_blocks(micro_batches, n)`.
         out_N: Gets the mean, shape `(N,)`, float32, contiguous.
         among: The ranks that share the micro-batches, in the order of their blocks.
         micro_batches: M, the micro-batches of the whole step.
@@ -57,11 +57,11 @@ def all_reduce_mean(
 def reduce_scatter_mean(
     ctx: Communicator, sums: GradientTree, *, among: Sequence[Rank], micro_batches: int
 ) -> tuple[Tensor, float, int]:
-    """Keep only this rank's shard of the mean gradient over all micro-batches, and start the tree afresh.
+    """Keep only this rank's shard of the mean gradient over all micro-batches, and clear `sums`.
 
     Args:
         ctx: Every rank of `among` must call, in the same step.
-        sums: The sums over all of this rank's block of `contiguous_blocks(micro_batches, n)`, float32.
+        sums: Holds the sums over all micro-batches of this rank's block, from `contiguous_blocks(micro_batches, n)`, float32.
         among: The ranks that share the micro-batches, in the order of their blocks.
         micro_batches: M, the micro-batches of the whole step.
 
@@ -95,7 +95,7 @@ def _reduce(
 
 
 class CountsExchange:
-    """Sends tokens and summed losses of all nodes to every rank, which adds them up as the tree does.
+    """Sends the tokens and the summed loss of this rank's nodes to every other rank, and adds up those of all ranks.
 
     Cost: one message of 16 bytes a node (float64) to each other rank.
     Order: that of the tree over micro-batches: the same bits on every rank.
