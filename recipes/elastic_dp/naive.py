@@ -1,4 +1,4 @@
-"""An asynchronous parameter server in its plainest form: the server serves the worker that pushes first, one at a time.
+"""An asynchronous parameter server in its plainest form: the server applies gradients one by one as they arrive.
 
     server -- number of a step, weights --> worker      the worker differentiates that step's data
     server <- mean gradient --------------- worker      the server updates at once; then the worker gets the next step

@@ -54,7 +54,7 @@ class Restart:
     Attributes:
         resume: The run from whose newest checkpoint the next attempt continues; None to begin as the first attempt did.
         excluded: Hosts that the last attempt lost and the next attempt does not use.
-        not_before: When the lost hosts must have ended their ranks, seconds since the epoch; 0 without lost hosts.
+        not_before: When all ranks of the lost hosts have ended for certain, seconds since the epoch; 0 without lost hosts.
         most_s: The longest time to wait for `not_before`, in case the clock is set back meanwhile.
     """
 

@@ -96,7 +96,7 @@ class _Targets:
         return [name for name, values in self._missing.items() if values]
 
     def lack(self, stored: str) -> list[str]:
-        """Return the targets that lack values that a stored tensor may have."""
+        """Return the incomplete targets that a stored tensor may help to fill."""
         part = parse_part(stored)
         names = self._names.get(name_of_whole(stored), [])
         return [

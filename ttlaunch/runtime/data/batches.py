@@ -14,9 +14,10 @@ from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 MicroBatch = tuple[int, Tensor, Tensor]
-"""What one forward pass sees: its index in the step, tokens, and what each is to be followed by; int64.
+"""The data of one forward pass: the index of the micro-batch in its step, the inputs and the targets; int64.
 
-Of a text the tokens and the next ones, (B, T); of images pixels, (B, T), and one label each, (B, 1). A target that does
+For text, the inputs are tokens and the targets are the tokens that follow them, both (B, T). For images, the inputs are
+pixels, (B, T), and the targets are labels, (B, 1). A target that does
 not count in the loss is `IGNORED` instead.
 """
 

@@ -1,4 +1,4 @@
-"""Join the descriptors of a run with sub-contexts, and the ranks that drive them, into one cluster.
+"""Join the descriptors of all sub-contexts of a run, and the ranks that drive their meshes, into one cluster.
 
 Ids are local to a descriptor. In the cluster, those of the first descriptor stay, and those of the others are increased so
 that no two meshes have the same id.
