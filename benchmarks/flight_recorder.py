@@ -16,7 +16,7 @@ from null_communicator import NullCommunicator
 from torch import Tensor
 
 from ttlaunch.runtime.comm.counting import CountingCommunicator
-from ttlaunch.runtime.parallel.gradients.replicas import Buckets
+from ttlaunch.runtime.parallel.gradients.replicas import AllReduceRecords
 from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 from ttlaunch.runtime.world import Rank
@@ -61,8 +61,8 @@ def _is_met(name: str, recorder: FlightRecorder) -> bool:
 def _is_met_of_torch(recorder: FlightRecorder) -> bool:
     """The same of an all-reduce of torch's, which is one operation and ends in a thread of torch's."""
     plain, boxed = (
-        Buckets(TrafficCounter(), [Rank(0), Rank(1)]),
-        Buckets(TrafficCounter(recorder=recorder), [Rank(0), Rank(1)]),
+        AllReduceRecords(TrafficCounter(), [Rank(0), Rank(1)]),
+        AllReduceRecords(TrafficCounter(recorder=recorder), [Rank(0), Rank(1)]),
     )
     without, adds = [], []
     for _ in range(ROUNDS):
@@ -79,7 +79,7 @@ def _report(name: str, without: list[float], adds: list[float], operations: int)
     return added <= LIMIT_US
 
 
-def _bucket_time_us(telemetry: Buckets) -> float:
+def _bucket_time_us(telemetry: AllReduceRecords) -> float:
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(torch.zeros(4))
     began = time.thread_time()

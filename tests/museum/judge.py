@@ -5,6 +5,7 @@ fit, and the counted traffic against the formula.
 """
 
 import json
+import os
 import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from ttlaunch import contract
 from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.readers.recorded import read_run
+from ttlaunch.running.runs.registry import find_registry
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
 from ttlaunch.spec.recipe.importing import import_recipe_module
@@ -105,6 +107,10 @@ class Judge:
         return []
 
     def _books(self, trained):
+        # Reading a run runs code of its recipe's folder only if the registry says that this user has started it.
+        plan = json.loads((trained.run_dir / contract.PLAN_FILE).read_text(encoding="utf-8"))
+        registry = find_registry(os.environ)
+        registry.enter(trained.run_dir.resolve(), name="museum", plan_hash=plan["hash"], ranks=len(plan["ranks"]))
         traffic = read_run(trained.run_dir).traffic
         told = [
             f"{edge.operation} {edge.source} -> {edge.dest}: {edge.ratio:.3f} of the formula"
