@@ -32,7 +32,7 @@ def test_the_feed_forward_model_has_as_many_parameters_as_the_formula_says(make_
 
 
 def test_the_classifier_of_images_has_as_many_parameters_as_the_formula_says(make_cfg):
-    """Of 5 classes: a 3 × 3 convolution, two layers a block, and the quarters' norm and scores."""
+    """The number of values of a network for 5 classes, counted layer by layer: convolutions, blocks, last norm and scores."""
     cfg = make_cfg(training={"model_type": "conv"})
     embedding, block, head = 9 * 16 + 16, 2 * 16 + (9 * 16**2 + 16) + (16**2 + 16), 2 * 4 * 16 + 4 * 16 * 5
     model = Model(cfg, vocabulary=5, blocks=range(2), has_embedding=True, has_head=True)

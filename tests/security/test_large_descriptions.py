@@ -13,7 +13,7 @@ from ttlaunch.spec.located.yaml import parse_yaml
 MANY = 8000
 MISSING = 30
 LONGEST_S = 20.0
-"""Of the processor; each took less than 4 s where this was written, and the first used to take minutes."""
+"""Seconds of processor time that a case may take. Each took less than 4 s; before its mend the first took minutes."""
 
 
 @pytest.fixture

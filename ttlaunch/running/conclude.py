@@ -32,7 +32,7 @@ class Ending:
         after_step: The step after which all ranks of a recipe stop, once they have agreed on it.
         outstayed: Ranks that were still running when their grace period ended, with the seconds since the order to stop.
         since: When the end began, on the monotonic clock; None while the run is not being ended.
-        terminated: When the engine was told to end, on the monotonic clock; None before.
+        terminated: When the engine was asked to end, on the monotonic clock; None before.
         killed: Whether the engine was sent SIGKILL.
         killing_since: When the supervisor began to kill the remaining processes, seconds since the epoch.
         failure: A failure that the supervisor itself found: a hang, or an unusable run folder.

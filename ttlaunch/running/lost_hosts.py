@@ -19,7 +19,7 @@ NEXT_STEP = "`ttlaunch doctor --on NAME` shows whether the host is back"
 RANK_WENT_WITH_HOST = "was on a host that was lost"
 """Why a rank of a lost host did not finish; the clause follows a subject such as "rank 3"."""
 RANKS_WENT_WITH_HOST = ("went with its host", "went with their host")
-"""The same clause for one rank and for several, where the report counts the failures that followed from another."""
+"""What a report adds about later failures, for one rank and for several: they followed from the lost host."""
 _CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
 """The supervisor's events about a host, and the state of the connection after each."""
 FENCE_S = 2.5

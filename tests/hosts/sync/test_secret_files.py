@@ -64,7 +64,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY---
         (".pgpass", "", True),
         ("kaggle.json", "", True),
         (".ssh/mykey", "", True),
-        (".ssh/work/mykey", "", True),
+        (".ssh/keys/mykey", "", True),
         (".ssh/config", "", True),
         (".ssh/known_hosts", "", False),
         (".ssh/mykey.pub", "", False),

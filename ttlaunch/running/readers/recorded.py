@@ -62,7 +62,7 @@ def read_run(path: Path) -> Recorded:
     report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
     watch = Watch(facts, RunFolder(path.name, path))
     for _ in watch.records():
-        pass  # the states keep what matters
+        pass  # reading a record updates the state of its rank in `watch`, which is all that is needed here
     is_done = report is not None and report.get("status") == "done"
     return Recorded(
         path=path,
