@@ -127,7 +127,7 @@ def test_plain_output_has_a_line_for_each_host_and_a_verdict(lab):
     assert ["node0: ready;", "node1: ready;"] == [" ".join(line.split()[:2]) for line in lines[:2]]
     assert [
         "network: 10.77.0.0/24 is the only network that all 2 hosts share",
-        "2 of 2 ways between hosts work",
+        "2 of 2 one-way connections between hosts work",
         "lab is ready: 2 hosts, 2 slots",
     ] == lines[2:]
 
@@ -559,7 +559,7 @@ def test_another_mtu_is_a_warning(lab, says):
           |
         2 | node1
           | ^^^^^ eth0 has MTU 1400
-          = note: messages between ranks pass, but may be slow; a switch that cannot cut packets up loses them
+          = note: messages between ranks pass, but may be slow; a switch that cannot fragment packets drops those that are too large
 
         hint: `ssh node1 sudo ip link set eth0 mtu 1500`
         """,

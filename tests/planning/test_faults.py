@@ -129,7 +129,7 @@ def test_a_mistake_is_shown_under_what_was_typed():
         " --> --plan:1:29\n"
         "  |\n"
         "1 | kill rank=2 at step=5; segv mpirun at 1s\n"
-        "  |                             ^^^^^^ it understands `kill`\n"
+        "  |                             ^^^^^^ this target understands `kill`\n"
         "\n"
         "hint: `segv` fits `rank`, `role` and `host`"
     ) == render(complaints("kill rank=2 at step=5; segv mpirun at 1s"))

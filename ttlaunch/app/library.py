@@ -66,7 +66,7 @@ class StartOptions(ClusterOptions, total=False):
         resume: `latest`, a run or a path; the new run continues from its newest complete checkpoint.
         trace_steps: The number of steps to trace, from the first one on.
         profile_steps: Steps that torch's profiler records, such as `5-7`.
-        grace: Seconds that ranks have to finish and save their step after a request to stop; 30 unless given.
+        grace: Seconds that ranks have to finish the current step and save a checkpoint after a request to stop; 30 unless given.
         hang_timeout: Seconds without progress of any rank after which the run counts as hung; unless given, ttlaunch derives it
             from the duration of steps.
         lease: Seconds after which ranks on another host end if they hear nothing from this machine; 15 unless given.

@@ -165,7 +165,7 @@ class Run:
         return self._report
 
     def stop(self, *, grace: float | None = None, now: bool = False) -> Report:
-        """End the run as Ctrl-C does, and wait for its end; ranks finish and save a step first.
+        """End the run as Ctrl-C does, and wait for its end; ranks finish the current step and save a checkpoint first.
 
         If the run has ended already, only return its report.
 

@@ -139,7 +139,7 @@ def render_pairs(pairs: Sequence[Pair]) -> list[str]:
     through = [pair for pair in pairs if pair.problem is None]
     if not pairs:
         return []
-    text = f"{len(through)} of {counted(len(pairs), 'way')} between hosts work"
+    text = f"{len(through)} of {counted(len(pairs), 'one-way connection')} between hosts work"
     measured = [
         (p.bytes_per_s, p.latency_s, p) for p in through if p.bytes_per_s is not None and p.latency_s is not None
     ]

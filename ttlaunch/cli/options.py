@@ -96,7 +96,7 @@ GraceSeconds = Annotated[
         "--grace",
         min=0,
         metavar="SECONDS",
-        help="How long ranks may take after Ctrl-C or SIGTERM to finish and save their step. 0 ends them at once.",
+        help="How long ranks may take after Ctrl-C or SIGTERM to finish the current step and save a checkpoint. 0 ends them at once.",
     ),
 ]
 LeaseSeconds = Annotated[

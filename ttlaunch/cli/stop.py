@@ -13,7 +13,7 @@ from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError
 
 EXAMPLES = """\
-[bold]ttlaunch stop latest[/bold]   the newest run; its ranks finish and save their step first
+[bold]ttlaunch stop latest[/bold]   the newest run; its ranks finish the current step and save a checkpoint first
 
 [bold]ttlaunch stop 3fa1 --grace 5[/bold]   end ranks by force after 5 seconds
 

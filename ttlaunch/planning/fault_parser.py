@@ -117,7 +117,7 @@ def _check_verb(verb: Verb, target: Target, word: _Word) -> None:
     fit = [str(other) for other in Verb if other in VERBS_FOR[target.kind]]
     targets = [str(kind) for kind in Kind if verb in VERBS_FOR[kind]]
     message, hint = f"`{verb}` does not fit `{shown(word.text)}`", f"`{verb}` fits {listed(targets, last='and')}"
-    raise _mistake(message, word, f"it understands {listed(fit, last='and')}", hint=hint, code="P036")
+    raise _mistake(message, word, f"this target understands {listed(fit, last='and')}", hint=hint, code="P036")
 
 
 def _parse_moment(word: _Word) -> AtStep | AtSecond:

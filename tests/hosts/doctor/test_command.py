@@ -69,11 +69,13 @@ def test_measured_pairs_end_with_the_slowest():
     pairs = [Pair("a", "b", 0.001, None, 0.00005, 1.25e9), Pair("b", "a", 0.001, None, 0.00006, 1.25e8)]
 
     expected = """\
-2 of 2 ways between hosts work
+2 of 2 one-way connections between hosts work
 from             to                  latency      bandwidth
 a                b                     50 us   10.00 Gbit/s
 b                a                     60 us    1.00 Gbit/s
 slowest: from b to a, 1.00 Gbit/s
 """
     assert expected.splitlines() == render_pairs(pairs)
-    assert ["1 of 2 ways between hosts work"] == render_pairs([Pair("a", "b", 0.1), Pair("b", "a", None, "no answer")])
+    assert ["1 of 2 one-way connections between hosts work"] == render_pairs(
+        [Pair("a", "b", 0.1), Pair("b", "a", None, "no answer")]
+    )

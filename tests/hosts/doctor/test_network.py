@@ -175,7 +175,7 @@ def test_a_host_behind_an_address_translation_leaves_daemons_the_networks_of_the
 
 
 def pairs(hosts, broken, problem="no answer"):
-    """Every way between hosts, of which these do not work."""
+    """Every one-way connection between hosts, of which these do not work."""
     ways = [(a, b) for a in hosts for b in hosts if a != b]
     return [Pair(a, b, None, problem) if (a, b) in broken else Pair(a, b, 0.001) for a, b in ways]
 
@@ -221,7 +221,7 @@ def test_a_host_that_is_cut_off_from_all_is_named_alone(three, topology):
 def test_some_ways_without_a_pattern_are_counted(three, topology):
     ways = pairs(three.addresses, {("metal-01", "metal-02"), ("metal-02", "metal-03")})
 
-    assert ["2 of 6 ways between hosts do not work on 10.0.0.0/24; nothing was started"] == [
+    assert ["2 of 6 one-way connections between hosts do not work on 10.0.0.0/24; nothing was started"] == [
         one.message for one in check_pairs(ways, three, topology=topology(3))
     ]
 
@@ -247,7 +247,7 @@ def test_another_mtu_on_one_host_is_a_warning(choose, topology, check):
           |
         1 | metal-01 slots=1
           | ^^^^^^^^ eth0 has MTU 9000
-          = note: messages between ranks pass, but may be slow; a switch that cannot cut packets up loses them
+          = note: messages between ranks pass, but may be slow; a switch that cannot fragment packets drops those that are too large
 
         hint: `ssh metal-01 sudo ip link set eth0 mtu 1500`
         """,

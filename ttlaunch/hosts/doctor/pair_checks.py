@@ -55,7 +55,9 @@ def check_mtu(choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
             "H029",
             f"{which} {'has' if len(other) == 1 else 'have'} MTU {sizes} on the chosen network, the others have {usual}",
             Label(hosts[first].span, f"{choice.interfaces[first].name} has MTU {other[first]}"),
-            notes=("messages between ranks pass, but may be slow; a switch that cannot cut packets up loses them",),
+            notes=(
+                "messages between ranks pass, but may be slow; a switch that cannot fragment packets drops those that are too large",
+            ),
             hints=(f"`ssh {first} sudo ip link set {choice.interfaces[first].name} mtu {usual}`",),
             severity=Severity.WARNING,
             blame=Blame.HOSTS,
@@ -88,7 +90,7 @@ def _explain(
         subject = f"{between.format(one=shown(first), other=shown(rest[0]))} on {where}"
     else:
         first, rest = ends[0], ends[1:]
-        subject = f"{len(failed)} of {len(pairs)} ways between hosts do not work on {where}"
+        subject = f"{len(failed)} of {len(pairs)} one-way connections between hosts do not work on {where}"
     details = {(pair.source, pair.target): pair.problem or "" for pair in failed}
     notes = [
         f"from {source} to {target}: {problem}" for (source, target), problem in list(details.items())[:_MOST_PAIRS]
