@@ -1,4 +1,4 @@
-"""Decide whether a failed run starts again: only if the failure need not recur, and while restarts make progress.
+"""Decide whether a failed run starts again: only if the same failure may not happen again, and while restarts make progress.
 
 A lost host may still run its ranks until its lease has ended. The next attempt waits until then, and does not use this
 host.
@@ -20,7 +20,7 @@ from ttlaunch.running.report import Report
 from ttlaunch.running.runs.files import read_object_if_any, write_whole
 
 _FOLLOW_UP = "restart.json"
-FRUITLESS = 2
+MOST_FRUITLESS = 2
 """The number of successive restarts without progress after which there is no further restart."""
 
 _STATUSES = {contract.STATUS_RANK_FAILED, contract.STATUS_HUNG, contract.STATUS_HOST_LOST}
@@ -94,7 +94,7 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = con
     if last.exit_status not in _STATUSES or last.comes_again or not most:
         return GiveUp()
     fruitless = _fruitless(attempts)
-    if fruitless >= FRUITLESS:
+    if fruitless >= MOST_FRUITLESS:
         return GiveUp(no_progress=fruitless)
     if len(attempts) > most:
         return GiveUp()
@@ -106,7 +106,7 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = con
 
 
 def wait_for_lease(decision: Restart, *, report: Callable[[str], None]) -> None:
-    """Wait until lost hosts must have ended their ranks by themselves.
+    """Wait until the ranks of lost hosts have certainly ended.
 
     Args:
         decision: The decision with the hosts and the time.
@@ -126,9 +126,10 @@ def write_follow_up(folder: Path, **values: Any) -> None:
 
     Args:
         folder: The folder of the run that has ended.
-        values: With a restart, in this order: `again`: true; `waiting`: a message, if the restart has to wait; `number`: the
-            number of the restart, `most`: the most restarts, `resume`: the name of the run from which it continues, or None,
-            and `change`: what is different; `next`: the folder of the next run. Without a restart: `no_progress`.
+        values: A restart adds values as it proceeds. First comes `again` (true). If the restart has to wait, `waiting` is a
+            message. Then come `number` (of the restart), `most` (the largest number of restarts), `resume` (the name of the
+            run from which it continues, or None) and `change` (what is different). The last one is `next` (the folder of the
+            next run). If restarts made no progress, there is only `no_progress`.
     """
     path = folder / _FOLLOW_UP
     with contextlib.suppress(OSError):

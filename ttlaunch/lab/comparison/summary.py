@@ -52,12 +52,17 @@ def summarise(attempts: Sequence[Attempt]) -> list[Row]:
     by_candidate: dict[Candidate, list[Attempt]] = {}
     for attempt in attempts:
         by_candidate.setdefault(attempt.candidate, []).append(attempt)
-    hashes = {one: {each.measured.sha256 for each in found if each.measured} for one, found in by_candidate.items()}
-    classes = class_names([text for found in hashes.values() if len(found) == 1 for text in found if text])
-    return [_row(str(one), found, hashes=hashes[one], classes=classes) for one, found in by_candidate.items()]
+    hashes = {
+        candidate: {attempt.measured.sha256 for attempt in own if attempt.measured}
+        for candidate, own in by_candidate.items()
+    }
+    letters = class_names([text for texts in hashes.values() if len(texts) == 1 for text in texts if text])
+    return [
+        _row(str(candidate), own, hashes=hashes[candidate], letters=letters) for candidate, own in by_candidate.items()
+    ]
 
 
-def _row(name: str, attempts: Sequence[Attempt], *, hashes: set[str | None], classes: dict[str, str]) -> Row:
+def _row(name: str, attempts: Sequence[Attempt], *, hashes: set[str | None], letters: dict[str, str]) -> Row:
     runs = tuple(one.measured for one in attempts if one.measured is not None)
     error = next((one.error for one in attempts if one.error is not None), None)
     ranks = ", ".join(f"{count} {role}" for role, count in (runs[0].ranks.items() if runs else ()))
@@ -71,7 +76,7 @@ def _row(name: str, attempts: Sequence[Attempt], *, hashes: set[str | None], cla
         bytes_per_step=_spread(runs, lambda run: run.bytes_per_step),
         memory_bytes=_spread(runs, lambda run: float(max(run.peak_memory_bytes, default=0)) or None),
         idle_share=_spread(runs, lambda run: run.idle_share),
-        bits=classes.get(next(iter(hashes)) or "") if len(hashes) == 1 else None,
+        bits=letters.get(next(iter(hashes)) or "") if len(hashes) == 1 else None,
         is_counted=all(run.is_counted for run in runs),
         error=error,
     )

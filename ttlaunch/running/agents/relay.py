@@ -23,7 +23,7 @@ from ttlaunch.hosts.transport.transport import Process, Transport
 from ttlaunch.planning.launch_plan import EngineNames
 
 _START_DAEMON_S = 30.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _NO_ANSWER = 255
 _SOCKET = "relay"
 _PROGRAM = "ssh"
@@ -48,7 +48,7 @@ class Relay:
             starts: How the engine's daemon is started, by host.
             engine: The engine that the daemons belong to.
             scratch: The folder for the socket and for the script that the engine calls in place of ssh.
-            is_lost: Returns whether a host counts as lost; until then, its daemon may be alive although its connection broke.
+            is_lost: Returns whether a host counts as lost; before that, its daemon may still run although its connection broke.
         """
         self._transports = transports
         self._engine = engine
@@ -124,7 +124,7 @@ class Relay:
 
         A daemon survives its connection, so the engine must not take it for ended before the host is lost.
         """
-        while not self._is_lost(host) and not _has_gone(connection, within_s=_LOOK_S):
+        while not self._is_lost(host) and not _has_closed(connection, within_s=_POLL_S):
             continue
 
 
@@ -132,11 +132,11 @@ def _output(process: Process, connection: socket.socket) -> Iterator[bytes]:
     """Yield what a command prints until it ends, or until the engine no longer waits for it."""
     while True:
         try:
-            part = process.read(timeout_s=_LOOK_S)
+            part = process.read(timeout_s=_POLL_S)
         except HostError as error:
             if error.trouble is not Trouble.TIMED_OUT:
                 raise
-            if _has_gone(connection):
+            if _has_closed(connection):
                 raise
             continue
         if not part:
@@ -144,7 +144,7 @@ def _output(process: Process, connection: socket.socket) -> Iterator[bytes]:
         yield part
 
 
-def _has_gone(connection: socket.socket, *, within_s: float = 0.0) -> bool:
+def _has_closed(connection: socket.socket, *, within_s: float = 0.0) -> bool:
     readable, _, _ = select.select([connection], [], [], within_s)
     return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
 

@@ -42,7 +42,7 @@ def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> 
 
 
 def _in_validation(state: RankState) -> _Bad | None:
-    """Return the first of the uninterrupted series of bad validations with which a rank ended; None without such a series."""
+    """Return the first validation after which a rank had only bad ones; None if its last validation was good or it had none."""
     bad = list(takewhile(lambda record: not math.isfinite(record.loss), reversed(state.validations)))
     if not bad:
         return None
@@ -50,7 +50,7 @@ def _in_validation(state: RankState) -> _Bad | None:
 
 
 def _in_training(state: RankState) -> _Bad | None:
-    """Return the first of the uninterrupted series of bad steps with which a rank ended; None without such a series."""
+    """Return the first step from which on a rank had only bad ones; None if its last step was good or it had none."""
     if state.diverged is None:
         return None
     step, loss = state.diverged
@@ -63,7 +63,11 @@ def _skips_overflows(config: Mapping[str, Any] | None) -> bool:
 
 
 def _weights_are_numbers(ranks: Sequence[RankState], found: Sequence[_Bad]) -> bool:
-    """Whether the weights are finite: a finite validation followed the bad steps, or only the very last step was bad."""
+    """Whether the weights are finite although the last steps were bad, in a run whose ranks skip the updates of bad steps.
+
+    They are if a finite validation followed the last step, or if only the last step was bad: its update was skipped, and
+    the loss of the step before was finite.
+    """
     if any(bad.is_validation for bad in found):
         return False
     last = max(state.step for state in ranks)

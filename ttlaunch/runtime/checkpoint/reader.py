@@ -21,7 +21,7 @@ _LONG = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE_NAMES.
 class CheckpointReadError(TtlaunchError):
     """The checkpoint or weights file that a run should begin from has gone, or does not fit the model."""
 
-    says_all = True
+    message_is_complete = True
 
 
 @torch.no_grad()
@@ -32,12 +32,12 @@ def read_tensors(
     known: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> None:
-    """Overwrite tensors with those of the same names, or with the parts of them that files have.
+    """Overwrite tensors of the same names from files that hold whole tensors or parts of them.
 
     Args:
         files: `path` and `sha256` of each, as the launcher found them.
-        into: By name, which may be that of a part; on any device. Nothing is converted but the dtype of weights, which
-            may be stored in a shorter one.
+        into: The tensors to overwrite, by name, on any device. A name may be that of a part. Weights may be stored in a
+            shorter dtype and are then converted; nothing else is.
         known: The names that files may contain, also for other ranks; None: any.
         optional: Names that they may lack; then the tensor stays as it is.
 
@@ -102,10 +102,11 @@ class _Targets:
         return [
             name
             for name in names
-            if self._missing[name] and (part is None or part.shape != self._parts[name].shape or self._new(name, part))
+            if self._missing[name]
+            and (part is None or part.shape != self._parts[name].shape or self._places_to_fill(name, part))
         ]
 
-    def _new(self, name: str, part: Part) -> tuple[range, ...] | None:
+    def _places_to_fill(self, name: str, part: Part) -> tuple[range, ...] | None:
         """Return where a stored part has values that a target lacks; None if it has none of them."""
         places = self._parts[name].overlap(part)
         return places if all(places) and places not in self._filled[name] else None
@@ -119,7 +120,7 @@ class _Targets:
                 told = (found.get_dtype(), part.shape), (DTYPE_NAMES[target.dtype], target_part.shape)
                 is_now, expected = (f"{_LONG.get(dtype, dtype)} {shape}" for dtype, shape in told)
                 raise CheckpointReadError(f"`{part.name}` of {path} is {is_now}, this model's is {expected}")
-            places = self._new(name, part)
+            places = self._places_to_fill(name, part)
             if places is not None:
                 target[target_part.within(places)].copy_(found[part.within(places)])
                 self._filled[name].add(places)

@@ -32,7 +32,7 @@ class CheckpointWriteError(TtlaunchError):
         reason: File and what is wrong with it.
     """
 
-    says_all = True
+    message_is_complete = True
 
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(f"step {step}: {reason}")

@@ -17,8 +17,8 @@ MicroBatch = tuple[int, Tensor, Tensor]
 """The data of one forward pass: the index of the micro-batch in its step, the inputs and the targets; int64.
 
 For text, the inputs are tokens and the targets are the tokens that follow them, both (B, T). For images, the inputs are
-pixels, (B, T), and the targets are labels, (B, 1). A target that does
-not count in the loss is `IGNORED` instead.
+pixels, (B, T), and the targets are labels, (B, 1). A target that does not count in the loss is
+`IGNORED` instead.
 """
 
 
@@ -45,10 +45,10 @@ class TrainingData(Protocol):
         """Where the data stands after a step: the next sample is number `sample` of epoch `epoch`, both from 0."""
 
     def training_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`, from 1."""
+        """Return micro-batch `index` of a step; steps are counted from 1, micro-batches from 0."""
 
     def validation_batch(self, index: int) -> MicroBatch:
-        """Micro-batch `index` of every validation: always the same sequences."""
+        """Return micro-batch `index` of a validation; every validation has the same sequences."""
 
     def validation_values(self, losses: Sequence[float], *, tokens: int) -> dict[str, float]:
         """Compute what a validation reports from the summed losses of its micro-batches: `loss`, and further values."""

@@ -51,9 +51,9 @@ class ProgressWriter:
 def print_error(error: BaseException) -> None:
     """Print on standard error why this rank ends, with the traceback where it helps.
 
-    An error whose `says_all` is true is about a file; its message names it, and no line of a program is at fault.
+    An error whose `message_is_complete` is true is about a file; its message names it, and no line of a program is at fault.
     """
-    if getattr(error, "says_all", False):
+    if getattr(error, "message_is_complete", False):
         print(f"error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(error)

@@ -36,7 +36,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 class StragglerError(TtlaunchError):
     """A worker's gradient did not come in time, and the configuration ends the run in this case."""
 
-    says_all = True
+    message_is_complete = True
 
 
 class Patience(NamedTuple):

@@ -30,7 +30,7 @@ class ParameterShard:
     both uses.
 
     Attributes:
-        weights_N: A copy of its part of the model's flat vector.
+        weights_N: A copy of its part of the model's flat vector; here N = values of the shard, not of the model.
         grads_N: The gradients, in the same layout. If the shard owns a shared matrix, the gradient of its second use
             follows them.
         traffic: The traffic counter of the rank that has the shard.
@@ -42,7 +42,11 @@ class ParameterShard:
     copies: frozenset[str] = frozenset()
 
     def __init__(self, model: Model, places: range) -> None:
-        """Copy the parameters at some places of a model; the model itself is not kept.
+        """Copy some of a model's parameters; the model itself is not kept.
+
+        Args:
+            model: The model that has the parameters.
+            places: Their indices in `model.named_parameters()`.
 
         Raises:
             ValueError: The range of places is empty.

@@ -28,7 +28,7 @@ _SLOTS = 2
 class StaleShardError(TtlaunchError):
     """A pass would have read parameters of another step than its own."""
 
-    says_all = True
+    message_is_complete = True
 
 
 class GatheredWeights:
