@@ -19,7 +19,7 @@ EXHIBIT = Path(__file__).parent / "exhibits" / "bug_30_heartbeat_beside_a_hang.p
 
 
 def test_a_rank_that_says_it_is_alive_and_does_nothing_is_caught(here):
-    """Progress counts, not a pulse: the run ends, and names the rank that the other one waits for."""
+    """A rank must make progress, not only send heartbeats: the run ends, and names the rank that the other one waits for."""
     (here / "mine").mkdir()
     (here / "mine/recipe.py").write_text(RECIPE)
     shutil.copy(EXHIBIT, here / "mine/trainer.py")

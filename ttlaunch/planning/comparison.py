@@ -25,7 +25,7 @@ class Workload:
         return any(one.partition("=")[0].strip() == "training_config.steps" for one in self.overrides)
 
     def settings(self) -> list[str]:
-        """Return the values of `--set`: whole sections, which replace those of a recipe's own training file."""
+        """Return the values of `--set`: whole sections, which replace a recipe's own, then the overrides of keys."""
         training = (
             f"{{seed: 0, steps: {self.steps}, batch_size: 16, micro_batch_size: 2, learning_rate: 5.0e-3, "
             f"validation_interval: {max(1000, self.steps)}, validation_sequences: 32}}"
@@ -63,7 +63,7 @@ class Candidate:
         return [self.recipe, *cluster, *(word for one in self.settings(workload) for word in ("--set", one))]
 
     def settings(self, workload: Workload) -> list[str]:
-        """Return the values of `--set`: whole sections, which replace those of a recipe's own training file."""
+        """Return the values of `--set`: those of the workload, then the overrides of this candidate."""
         return [*workload.settings(), *self.overrides]
 
 

@@ -139,9 +139,9 @@ def render_markdown(rows: Sequence[Row], workload: Workload, *, machine: str) ->
 
 _LEGEND = (
     "Medians over repeats, with minimum and maximum in brackets. steps/s: global batches per second, without the first quarter of the steps.",
-    "loss: of the validation after the last step. MB/step: sent by all ranks together; ≈: partly by the recipe's formula,",
-    "because another library sends it. peak memory: of the largest rank, all that its process held, torch's own libraries",
-    "included; `--profile-steps` counts what tensors take. idle: share of a step in which ranks that compute gradients",
+    "loss: of the validation after the last step. MB/step: sent by all ranks together; ≈: counted partly by the recipe's formula,",
+    "because another library sends some of the bytes. peak memory: what the process of the largest rank held, with torch's own libraries;",
+    "`--profile-steps` counts only the memory of tensors. idle: share of a step in which ranks that compute gradients",
     "could only wait. bits: equal letters, equal parameters to the last bit; –: the repeats of one recipe differ.",
 )
 

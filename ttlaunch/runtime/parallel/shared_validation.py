@@ -45,5 +45,6 @@ def share_validation(
     losses_V[block.start : block.stop] = evaluate()
     with operation(ctx, "all_gather"):  # the name in reports and in formulas of recipes
         all_gather(ctx, losses_V, among=among)
-    writes = among[0] if reporter is None else reporter
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=writes)
+    ctx.report_validation(
+        step, losses_V.tolist(), tokens=data.validation_tokens, reporter=among[0] if reporter is None else reporter
+    )

@@ -5,7 +5,8 @@ of them make the additions of the same tree, so the mean has the bits that one p
 blocks of any length.
 
 Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the largest number of tree nodes
-into which a rank's block splits: 1 if every block has the same power of two of micro-batches, else at most log2 of all micro-batches.
+into which a rank's block splits: 1 if every block has the same power of two of micro-batches, else at most
+2 log2(b) + 1 for a block of b micro-batches.
 """
 
 from collections.abc import Sequence
