@@ -83,8 +83,7 @@ def supervise(path: Path) -> None:
     watch = Watch(read_facts(path), RunFolder(path.name, path))
     with MergedWriter(path, watch) as merged:
         merged.poll()
-        for _ in watch.records():
-            pass
+        watch.read_all()
         merged.finish()
     plan = json.loads((path / contract.PLAN_FILE).read_text())
     assert settle(path, plan, watch.ranks, is_done=True, runs_recipe=True) is not None

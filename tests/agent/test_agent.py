@@ -19,6 +19,7 @@ from ttlaunch import contract
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.pushed import start_script
+from ttlaunch.running.agents.host_link import AGENT_MODULES
 
 DEADLINE_S = 60.0
 RUN = f"run-{os.getpid()}"
@@ -52,17 +53,7 @@ class Hosted:
 
     def join(self, script="bridge"):
         """Connect, and say how many pieces have come so far; returns the greeting."""
-        modules = (
-            "claims",
-            "run_processes",
-            "stop_marker",
-            "stack_dump",
-            "hosted_run",
-            "line",
-            "agent_server",
-            "bridge",
-        )
-        beside = modules if script == "start_agent" else ("claims", "stop_marker")
+        beside = AGENT_MODULES if script == "start_agent" else ("claims", "stop_marker")
         self.stream = start_script(
             self.transport, script, beside=beside, arguments=self.arguments, timeout_s=DEADLINE_S
         )

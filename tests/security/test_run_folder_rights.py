@@ -1,4 +1,4 @@
-"""Who may read the folder of a run: its user, and a group with which the user shares it. Files of the program follow its umask."""
+"""Only a run's user, and a group with which the user shares it, may read its folder; files of the program follow its umask."""
 
 import grp
 import os

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -187,6 +188,10 @@ class Watch:
         for state in self.ranks:
             state.is_asked_to_stop = is_asked_to_stop
             self._read_endings(state)
+
+    def read_all(self) -> None:
+        """Do what `records` does, for callers who need only the states."""
+        deque(self.records(), maxlen=0)
 
     def poll(self) -> list[tuple[RankState, AnyProgress]]:
         """Do what `records` does, and return the records of a run that is known to be short."""

@@ -35,7 +35,7 @@ from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 
 START_S = 10.0
 """The time that an agent may take to start."""
-_AGENT_MODULES = (
+AGENT_MODULES = (
     "claims",
     "run_processes",
     "stop_marker",
@@ -362,7 +362,7 @@ def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Se
         HostError: The script cannot be started, see `start_script`.
     """
     return start_script(
-        transport, "start_agent", beside=_AGENT_MODULES, arguments=arguments, pythons=pythons, timeout_s=START_S
+        transport, "start_agent", beside=AGENT_MODULES, arguments=arguments, pythons=pythons, timeout_s=START_S
     )
 
 

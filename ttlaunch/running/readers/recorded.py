@@ -61,8 +61,7 @@ def read_run(path: Path) -> Recorded:
     has_ended = (path / contract.REPORT_FILE).is_file()
     report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
     watch = Watch(facts, RunFolder(path.name, path))
-    for _ in watch.records():
-        pass  # reading a record updates the state of its rank in `watch`, which is all that is needed here
+    watch.read_all()
     is_done = report is not None and report.get("status") == "done"
     return Recorded(
         path=path,
