@@ -315,7 +315,8 @@ A rank gets the environment of its host and the following variables. Later entri
    `TT_MESH_HOST_RANK` if the binding gives one.
 3. `environment` of `cluster.yaml`, then `global_env` of `rank_bindings.yaml`.
 4. `env_overrides` of the rank's binding.
-5. `TTLAUNCH_RUN_ID`, `TTLAUNCH_RUN_DIR`, `TTLAUNCH_PLAN`, `TTLAUNCH_RANK`, `TTLAUNCH_LOCAL_RANK`,
+5. `--env` on the command line.
+6. `TTLAUNCH_RUN_ID`, `TTLAUNCH_RUN_DIR`, `TTLAUNCH_PLAN`, `TTLAUNCH_RANK`, `TTLAUNCH_LOCAL_RANK`,
    `TTLAUNCH_WORLD_SIZE`, `TTLAUNCH_ROLE`, `TTLAUNCH_HOST`; `TTLAUNCH_NETWORKS` where the engine named some; and `PYTHONFAULTHANDLER=1` unless it is set, so that a crash
    in compiled code shows the line of Python.
 
@@ -336,7 +337,8 @@ value travels beside the plan, in the environment of the processes that start ra
   `sh -c`. The program gets the value as it was typed. Another user of the host can see it there, in the list of processes.
   `--mpi-args` with a secret is refused (P015), because it would stand on mpirun's command line.
 
-A literal secret in a training file or in `--set` is kept as any other value; write `env:NAME` there. What ranks print is kept as
+The secrets of `--env` are kept nowhere either; type `--env HF_TOKEN` without a value, so that the list of processes does not show it
+beside `ttlaunch run`. A literal secret in a training file or in `--set` is kept as any other value; write `env:NAME` there. What ranks print is kept as
 it is. `ttlaunch repro` cannot repeat a program with a secret argument (P033).
 """
 

@@ -202,14 +202,16 @@ def test_no_secret_shows_on_a_command_line_in_a_log_or_in_a_file(make_cluster, t
     lab(cluster.hostfile(), environment={"HF_TOKEN": "env:LAB_TOKEN", "WANDB_API_KEY": f"{canary}-literal"})
     work = tmp_path / "work.py"
     work.write_text(
-        "import os, time\nprint(os.environ['TTLAUNCH_RANK'], len(os.environ['HF_TOKEN']), flush=True)\ntime.sleep(60)\n"
+        "import os, time\nprint(os.environ['TTLAUNCH_RANK'], os.environ['PLAIN'], len(os.environ['API_KEY']), len(os.environ['HF_TOKEN']), flush=True)\ntime.sleep(60)\n"
     )
-    secret = {"LAB_TOKEN": f"{canary}-shell", "TT_SECRET": f"{canary}-forwarded"}
+    secret = {"LAB_TOKEN": f"{canary}-shell", "TT_SECRET": f"{canary}-forwarded", "API_KEY": f"{canary}-env"}
     run = ttlaunch_on(cluster).start(
-        "run --on lab --ranks 2 -- python3 work.py", environment=secret, stdout=subprocess.PIPE
+        "run --on lab --ranks 2 --env API_KEY --env PLAIN=7 -- python3 work.py",
+        environment=secret,
+        stdout=subprocess.PIPE,
     )
     lines = []
-    while len([line for line in lines if line.endswith(f" {len(canary) + 6}\n")]) < 2:
+    while len([line for line in lines if line.endswith(f" 7 {len(canary) + 4} {len(canary) + 6}\n")]) < 2:
         lines.append(run.stdout.readline())
         assert lines[-1], (lines, run.stderr.read())
     shown = [words for host in ("launcher", *cluster.hosts) for words in cluster.pids(host).values()]

@@ -39,9 +39,9 @@ def environments(plan, here):
     (here / "lab/hosts.txt").write_text("a slots=1\nb slots=1\n")
     (here / "lab/mgd.yaml").write_text(DESCRIPTOR)
 
-    def make(*, shell=SHELL, inherited=None, bindings=BINDINGS):
+    def make(*, shell=SHELL, inherited=None, bindings=BINDINGS, env=()):
         (here / "lab/rank_bindings.yaml").write_text(bindings)
-        content = plan("fabric_minimal", on="lab", surroundings={"shell": shell}).as_json()
+        content = plan("fabric_minimal", on="lab", surroundings={"shell": shell}, shell=shell, env=env).as_json()
         return [
             rank_environment(content, row, inherited or {}, run_folder="RUN", plan_path="PLAN")
             for row in content["ranks"]
@@ -67,6 +67,17 @@ def test_a_managed_name_that_the_bindings_set_is_theirs(environments):
     first, second = environments(bindings=BINDINGS.replace("FREE: global", "TT_MESH_HOST_RANK: '3', TT_RUN_RANK: '7'"))
     assert (first["TT_RUN_RANK"], second["TT_RUN_RANK"]) == ("7", "7")
     assert (first["TT_MESH_HOST_RANK"], first["TTLAUNCH_RANK"], second["TTLAUNCH_RANK"]) == ("3", "0", "1")
+
+
+def test_env_on_the_command_line_beats_every_file_for_all_ranks(environments):
+    first, second = environments(env=("TT_LEVEL=typed", "OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2", "EMPTY=", "EQ=a=$b"))
+    typed = {"TT_LEVEL": "typed", "OMP_NUM_THREADS": "2", "EMPTY": "", "EQ": "a=$b"}
+    assert [typed, typed] == [{name: rank[name] for name in typed} for rank in (first, second)]
+
+
+def test_env_without_a_value_takes_that_of_the_shell(environments):
+    first, second = environments(env=("ARCH_NAME", "UNKNOWN=env:HOME"), inherited=SHELL)
+    assert [("wormhole_b0", "/home/ann")] * 2 == [(rank["ARCH_NAME"], rank["UNKNOWN"]) for rank in (first, second)]
 
 
 @pytest.mark.parametrize("name", sorted(MANAGED))

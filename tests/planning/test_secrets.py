@@ -149,6 +149,12 @@ def test_a_command_line_is_shown_with_stars():
     assert mask_arguments(words) == ["run", "--set", "a.api_key=***", "--", "prog", "--password", "***", "***"]
 
 
+def test_a_secret_within_an_option_of_assignments_is_starred_too():
+    assert ["--env=HF_TOKEN=***", "--env=OMP_NUM_THREADS=1"] == mask_arguments(
+        ["--env=HF_TOKEN=X", "--env=OMP_NUM_THREADS=1"]
+    )
+
+
 def test_an_argument_whose_secret_is_not_there_is_refused():
     with pytest.raises(LookupError, match="the value of `--key=env:TTLAUNCH_SECRET_7` in the command did not reach"):
         fill_command(["--key=env:TTLAUNCH_SECRET_7"], {})

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ttlaunch.cli.run import _without_secrets
+
 pytestmark = pytest.mark.mpi
 
 CANARY = "canary"
@@ -84,6 +86,46 @@ def test_ranks_get_secrets_that_nothing_keeps(planted, here, ends_with):
     shown = [answer.stdout + answer.stderr, *(ours(command.split(), here) for command in commands)]
     shown.append(ours(["plan", "work.py", "--on", "lab", "--format", "json", "--", *words], here))
     assert [] == [text for text in shown if CANARY in text]
+
+
+SNOOP = """
+import os, pathlib
+lines = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
+print("got", os.environ["HF_TOKEN"] == "canary" + "1", os.environ["DB"].endswith("@b"), os.environ["PLAIN"])
+print("shown", sum(b"canary1" in line for line in lines))
+"""
+
+
+def test_a_variable_of_the_command_line_reaches_ranks_and_its_secret_stays_out_of_files_and_process_lists(here):
+    (here / "snoop.py").write_text(SNOOP)
+    line = "run snoop.py --env HF_TOKEN --env=DB=postgres://a:canary2@b --env PLAIN=7"
+    environment = os.environ | {"HF_TOKEN": f"{CANARY}1", "XDG_STATE_HOME": str(here / "state")}
+    command = [sys.executable, "-m", "ttlaunch", *line.split()]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == answer.returncode, answer.stderr
+    assert "got True True 7" in answer.stdout
+    assert "shown 0" in answer.stdout
+    assert CANARY not in answer.stdout + answer.stderr
+    kept = [path for folder in ("runs", "state") for path in (here / folder).rglob("*") if path.is_file()]
+    assert len(kept) > 3
+    assert [] == [path for path in kept if CANARY.encode() in path.read_bytes()]
+
+
+def test_the_command_to_resume_leaves_the_value_of_a_secret_variable_to_the_shell():
+    words = [
+        "run",
+        "--env",
+        "HF_TOKEN=X",
+        "--env=DB=postgres://a:X@b",
+        "--env",
+        "PLAIN=7",
+        "--",
+        "x",
+        "--env",
+        "A_KEY=X",
+    ]
+    expected = ["run", "--env", "HF_TOKEN", "--env=DB", "--env", "PLAIN=7", "--", "x", "--env", "A_KEY=***"]
+    assert expected == _without_secrets(words)
 
 
 def test_a_run_with_secret_arguments_is_not_repeated_with_wrong_ones(planted, here):

@@ -45,6 +45,8 @@ class ClusterOptions(TypedDict, total=False):
         mpi_args: Further arguments for mpirun, as one text.
         args: Arguments of a script.
         naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
+        env: Variables for all ranks, such as `{"OMP_NUM_THREADS": "1"}`; or texts `NAME=VALUE`, and `NAME` for the value of
+            this process.
     """
 
     on: str | Path
@@ -56,6 +58,7 @@ class ClusterOptions(TypedDict, total=False):
     mpi_args: str | None
     args: Sequence[str]
     naive: bool
+    env: Mapping[str, str] | Sequence[str]
 
 
 class StartOptions(ClusterOptions, total=False):

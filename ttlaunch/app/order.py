@@ -52,7 +52,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found[name] = _checked(name, value)
         except (TypeError, ValueError, RecursionError) as error:
-            mistakes.append(_wrong(f"`{name}={shown(_repr(value))}`: {error}"))
+            text = "…" if name == "env" else shown(_repr(value))  # it may hold secrets
+            mistakes.append(_wrong(f"`{name}={text}`: {error}"))
     if mistakes:
         raise LaunchError(mistakes)
     return found
@@ -91,6 +92,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         trace_steps=options.get("trace_steps"),
         profile_steps=options.get("profile_steps"),
         naive=bool(options.get("naive", False)),
+        env=options.get("env", ()),
     )
 
 
@@ -129,6 +131,10 @@ def _checked(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return tuple(f"{_key(key)}={_yaml(one)}" for key, one in value.items())
         return tuple(_text(one, what="`KEY=VALUE`") for one in _list(value))
+    if name == "env":
+        if isinstance(value, Mapping):
+            return tuple(f"{_name(key)}={_text(one, what='a text as value')}" for key, one in value.items())
+        return tuple(_text(one, what="`NAME=VALUE`") for one in _list(value))
     return value
 
 
@@ -183,6 +189,12 @@ def _key(key: object) -> str:
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise ValueError(f"{shown(_repr(key))} is no key; one such as 'training_config.steps' was expected")
     return key
+
+
+def _name(name: object) -> str:
+    if "=" in (text := _text(name, what="a name")):
+        raise ValueError("a name without `=` was expected")
+    return text
 
 
 def _yaml(value: object) -> str:

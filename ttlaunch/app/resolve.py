@@ -108,6 +108,7 @@ def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: 
     """Read the topology that `--on` names, or the options `--hostfile`, `--rank-bindings` and `--mpi-args`."""
     from ttlaunch.spec.topology.discovery import find_configuration
     from ttlaunch.spec.topology.load import load_topology, load_topology_files
+    from ttlaunch.spec.topology.variables import given_variables
 
     files, mistakes = _named_files(request)
     result.diagnostics += mistakes
@@ -134,6 +135,10 @@ def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: 
 
         result.topology = leave_out(loaded.topology, request.excluded, max_ranks=request.ranks)
     result.diagnostics += loaded.diagnostics
+    variables, mistakes = given_variables(request.env, environment=os.environ)
+    result.diagnostics += mistakes
+    if result.topology is not None and variables:
+        result.topology = result.topology.with_variables(variables)
     result.files = [short_name(path, working_folder) for path in loaded.files]
     result.descriptor_found = loaded.descriptor_found
 

@@ -1,7 +1,7 @@
 """The specification of a run before any file is read: the same for the command line, Python and restarts."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ class RunSpec:
         excluded: Hosts of the hostfile that are not used, because they were lost or do not answer.
         replay: For each update of an asynchronous run that is repeated, the rank whose gradient made it.
         naive: Whether ranks run the recipe's `naive.py`.
+        env: Variables for all ranks as `NAME=VALUE`, or `NAME` for the value of the launching shell; may hold secrets.
     """
 
     target: str | None
@@ -47,6 +48,7 @@ class RunSpec:
     excluded: Collection[str] = ()
     replay: tuple[int, ...] = ()
     naive: bool = False
+    env: Sequence[str] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for another process of this version."""
@@ -56,7 +58,7 @@ class RunSpec:
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """Make the specification from what `as_json` returned."""
         paths = {name: Path(record[name]) for name in ("hostfile", "rank_bindings", "runs_dir") if record[name]}
-        tuples = {name: tuple(record[name]) for name in ("overrides", "arguments", "excluded", "replay")}
+        tuples = {name: tuple(record[name]) for name in ("overrides", "arguments", "excluded", "replay", "env")}
         return cls(**{**record, **paths, **tuples})
 
 

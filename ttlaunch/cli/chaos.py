@@ -40,7 +40,7 @@ EXAMPLES = """\
 _FILE = "@"
 
 
-@asks_for("target", "arguments", *CLUSTER, "runs_dir", "resume")
+@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume")
 def chaos(
     *,
     faults: Annotated[

@@ -46,6 +46,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. training_config.batch_size=16. Repeatable."),
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME[=VALUE]",
+        help="Set a variable for all ranks, also on hosts; without a value, to that of this shell. Repeatable.",
+    ),
+]
 Naive = Annotated[
     bool,
     typer.Option(
@@ -189,6 +197,7 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "overrides": (Overrides, None),
     "ranks": (Ranks, None),
     "naive": (Naive, False),
+    "env": (Env, None),
     "hostfile": (Hostfile, None),
     "rank_bindings": (RankBindings, None),
     "mpi_args": (MpiArgs, None),
@@ -224,7 +233,7 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
         @wraps(command)
         def run(**given: Any) -> None:
             values: dict[str, Any] = {"target": None, **{field: given.pop(field) for field in fields}}
-            for field in ("overrides", "arguments"):
+            for field in ("overrides", "arguments", "env"):
                 values[field] = values.get(field) or ()
             if "arguments" in fields:
                 values["is_command"] = is_command(given.pop("ctx"), values["target"], values["arguments"])

@@ -30,7 +30,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("on", "config_file", "overrides", "hostfile", "rank_bindings")
+@asks_for("on", "config_file", "overrides", "naive", "hostfile", "rank_bindings")
 def place(
     recipe: Annotated[
         str,

@@ -29,7 +29,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive")
+@asks_for("target", "arguments", *CLUSTER, "naive", "env")
 def plan(
     *,
     spec: RunSpec,

@@ -1,7 +1,7 @@
 """`ttlaunch run`: check everything, start the plan, show the run, and report its result."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -58,6 +58,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch run --hang-timeout 600 -- ./any_program[/bold]   end it when it prints nothing for ten minutes
 
+[bold]ttlaunch run data_parallel --env OMP_NUM_THREADS=1 --env HF_TOKEN[/bold]   set variables for the ranks; HF_TOKEN is this shell's
+
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program instead of a recipe
 
 [bold]ttlaunch run --rank-binding FILE --mpi-args="--host a,b" -- ./program[/bold]   a program written for tt-run
@@ -67,9 +69,10 @@ EXAMPLES = """\
 
 
 _TRACED_STEPS = 20
+_ENV = "--env="
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "runs_dir", "resume")
+@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume")
 def run(
     *,
     spec: RunSpec,
@@ -98,7 +101,6 @@ def run(
     from ttlaunch.app.restarts import run_with_restarts
     from ttlaunch.app.sinks import parse_sinks, with_sinks
     from ttlaunch.cli.plan import show_plan
-    from ttlaunch.planning.secrets import mask_arguments
 
     steps = trace_steps or (_TRACED_STEPS if trace else None)
     spec = replace(spec, trace_steps=steps, profile_steps=profile_steps)
@@ -110,8 +112,7 @@ def run(
     if dry_run:
         show_plan(prepared.plan, form=form)
         exit_with(contract.STATUS_DONE)
-    # Masked: it is printed, and what is printed is kept in the run's folder.
-    typed = ("ttlaunch", *mask_arguments(sys.argv[1:]))
+    typed = ("ttlaunch", *_without_secrets(sys.argv[1:]))
     options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease, share_with=group)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
@@ -120,6 +121,22 @@ def run(
         return run_with_restarts(prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
 
     _start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose)
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """Mask secrets in what was typed, since it is printed, and what is printed is kept in the run's folder.
+
+    A secret of `--env` is left out instead: without a value, the option takes that of the shell.
+    """
+    from ttlaunch.planning.secrets import mask_arguments
+
+    masked = mask_arguments(words)
+    end = words.index("--") if "--" in words else len(words)
+    for number, word in enumerate(words[:end]):
+        option = _ENV if word.startswith(_ENV) else ""
+        if masked[number] != word and (option or words[number - 1 : number] == ["--env"]):
+            masked[number] = option + word.removeprefix(option).partition("=")[0]
+    return masked
 
 
 def _start_and_watch(

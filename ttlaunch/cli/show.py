@@ -25,7 +25,7 @@ EXAMPLES = """\
 _NARROWEST, _WIDEST = 80, 120
 
 
-@asks_for("config_file", "overrides", "ranks", "hostfile", "rank_bindings")
+@asks_for("config_file", "overrides", "ranks", "naive", "hostfile", "rank_bindings")
 def show(
     configuration: Annotated[
         str,

@@ -28,7 +28,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("on", "config_file", "overrides", "ranks", "naive")
+@asks_for("on", "config_file", "overrides", "ranks", "naive", "env")
 def simulate(
     target: Annotated[
         str,

@@ -1,8 +1,9 @@
 """The environment each rank receives, compatible with programs written for the vendor's launcher.
 
 In ascending precedence: variables of the launching shell with a vendor prefix, the managed variables, the `global_env` of
-the cluster and of the bindings, a rank's own `env_overrides`. A rank keeps the variables that it inherits on its host,
-except managed ones: a `TT_MESH_ID` that is still set in a user's shell must never reach a rank.
+the cluster and of the bindings, a rank's own `env_overrides`, and `--env`, which the topology already contains. A rank
+keeps the variables that it inherits on its host, except managed ones: a `TT_MESH_ID` that is still set in a user's shell
+must never reach a rank.
 """
 
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ _ABOUT_A_SECRET = re.compile(
 )
 """Names such as `AWS_ACCESS_KEY_ID` and `PASSWORD_FILE`, whose values are not secret."""
 _PLAIN = re.compile(
-    r"(?:\A|_)(?:(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|START|END|SPECIAL|PER)_TOKEN"
+    r"(?:\A|_)(?:(?:PAD|EOS|BOS|UNK|SEP|CLS|_MASK|STOP|START|END|SPECIAL|PER)_TOKEN"
     r"|(?:SORT|PRIMARY|FOREIGN|CACHE|GROUP|PARTITION|PUBLIC|ROW)_KEY)\Z"
 )
 _SECRET_VALUE = re.compile(
@@ -78,6 +78,9 @@ def _split(argument: str, previous: str) -> tuple[str, str]:
     assigned = _ASSIGNED.fullmatch(argument)
     if assigned and is_secret_name(assigned[1]):
         return argument[: assigned.start(2)], assigned[2]
+    nested = _ASSIGNED.fullmatch(assigned[2]) if assigned else None  # `--env=HF_TOKEN=…`
+    if assigned and nested and is_secret_name(nested[1]):
+        return argument[: assigned.start(2) + nested.start(2)], nested[2]
     parts = argument.split()  # a command for `bash -c`
     inside = len(parts) > 1 and any(secret for _, secret in map(_split, parts, ["", *parts[:-1]]))
     return ("", argument) if inside or _SECRET_VALUE.search(argument) else (argument, "")

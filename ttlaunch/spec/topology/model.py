@@ -6,7 +6,7 @@ so no code after `load.py` checks that again. Every part has its place in its fi
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NewType
@@ -205,6 +205,15 @@ class Topology:
     def world_size(self) -> int | None:
         """Return how many ranks the bindings have; None if the files leave the number open."""
         return len(self.bindings) or None
+
+    def with_variables(self, variables: Mapping[str, str]) -> "Topology":
+        """Return the cluster with these variables for every rank, in place of what its files set for all or for one."""
+        others = (
+            {name: value for name, value in binding.environment.items() if name not in variables}
+            for binding in self.bindings
+        )
+        bindings = tuple(replace(one, environment=rest) for one, rest in zip(self.bindings, others, strict=True))
+        return replace(self, bindings=bindings, global_environment={**self.global_environment, **variables})
 
     @cached_property
     def subcontext_sizes(self) -> tuple[int, ...]:

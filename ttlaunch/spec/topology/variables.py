@@ -1,4 +1,4 @@
-"""Check the names of environment variables in topology files, and expand `$VAR` in their values.
+"""Check the names of environment variables in topology files and `--env`, and expand `$VAR` in the values of files.
 
 `$VAR` and `${VAR}` stand for the launching machine's value. An undefined variable is an error, because a rank would
 otherwise get a path that begins with a dollar sign. `env:NAME` stands for a secret value, which is not written anywhere; it
@@ -6,10 +6,11 @@ is an error too if the machine has no such variable.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ttlaunch import contract
-from ttlaunch.diagnostics.diagnostic import Severity
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Severity
+from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.diagnostics.suggest import closest, shown
 from ttlaunch.spec.located.findings import Findings
 from ttlaunch.spec.located.nodes import Key, MapNode, node_at
@@ -83,6 +84,39 @@ def expand_variables(
             lambda match: environment.get(match["braced"] or match["plain"] or "", match.group()), value
         )
     return expanded
+
+
+def given_variables(texts: Iterable[str], *, environment: Mapping[str, str]) -> tuple[dict[str, str], list[Diagnostic]]:
+    """Read the variables of `--env`; a value is taken as it stands, and no message shows one.
+
+    Args:
+        texts: `NAME=VALUE` each, or `NAME` for the launching machine's value; later ones take precedence.
+        environment: The variables of the launching machine.
+    """
+    given: dict[str, str] = {}
+    found: list[Diagnostic] = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        referred = contract.referred_variable(value) if equals else name
+        if not _NAME.match(name):
+            message = f"`--env {shown(name)}` does not name an environment variable"
+            hint = "`--env NAME=VALUE`; a name has letters, digits and `_`, and does not begin with a digit"
+            found.append(usage_mistake(message, hint, code=codes.VARIABLE_NAME))
+        elif name.startswith(contract.PREFIX):
+            message = f"`--env {shown(name)}` has no effect: ttlaunch itself sets the variables `{contract.PREFIX}…`"
+            found.append(usage_mistake(message, "choose another name"))
+        elif referred is not None and referred not in environment:
+            hint = f"`export {referred}=…`" + ("" if equals else f", or `--env {name}=VALUE`")
+            message = f"`--env {name}` takes the value of `{referred}`, which is not defined in this shell"
+            found.append(usage_mistake(message, hint, code=codes.UNDEFINED_VARIABLE))
+        else:
+            given[name] = value if equals else environment[name]
+            meant = misspelled(name)
+            if meant:
+                message = f"nothing is known to read the variable `{shown(name)}`"
+                hints = (f"did you mean `{meant}`?",)
+                found.append(Diagnostic(codes.KNOWN_VARIABLE, message, hints=hints, severity=Severity.WARNING))
+    return given, found
 
 
 def misspelled(name: str) -> str | None:
