@@ -263,6 +263,13 @@ class Cluster:
         key = self.state / accounts.KEY
         accounts.write_ssh_folder(home / ".ssh", key=key, known_hosts=self.known_hosts, owner=number)
 
+    def set_login_shell(self, host, shell):
+        """Give root on a host another login shell."""
+        passwd = Path(self._machines[host].spec["etc"], "passwd")
+        rows = [row.split(":") for row in passwd.read_text(encoding="utf-8").splitlines()]
+        changed = [[*row[:-1], shell] if row[0] == "root" else row for row in rows]
+        accounts.write(passwd, "".join(":".join(row) + "\n" for row in changed))
+
     def hide(self, host, path):
         """Put an empty file that cannot be run over a program."""
         self.replace(host, path, "", mode=0o644)

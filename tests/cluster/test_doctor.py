@@ -95,6 +95,26 @@ def put_program(cluster, host, path, text):
     place.chmod(0o755)
 
 
+def test_a_login_shell_that_runs_nothing_is_named_at_its_host(lab, says):
+    cluster, ttlaunch = lab()
+    cluster.set_login_shell("node1", "/bin/false")
+    says(
+        ttlaunch,
+        """
+        error[H013]: host `node1` did not answer our questions to the end; nothing was started
+         --> lab/hosts.txt:2:1
+          |
+        2 | node1
+          | ^^^^^ the login shell runs no commands, ends with status 1 and prints nothing
+          = note: node0 answered within … s
+
+        hint: `getent passwd USER` on the host names the login shell: /bin/false and nologin run nothing; `usermod --shell /bin/bash USER` sets another
+
+        hint: or look at `ForceCommand` of its sshd
+        """,
+    )
+
+
 def test_healthy_hosts_are_ready_and_every_way_between_them_works(lab):
     cluster, ttlaunch = lab(hosts=3)
 

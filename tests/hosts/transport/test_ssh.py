@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.keeper import wait_until
 from tests.hosts.transport.listener import keep_open, listener
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import run
 
 # What keeps a connection from coming about
@@ -182,6 +183,37 @@ def test_a_host_that_runs_something_else_instead_is_quoted(start_sshd, reach):
         run(transport, "true", timeout_s=10)
     assert caught.value.trouble is Trouble.SCRIPT
     assert caught.value.evidence == "the login shell runs no commands and prints `This account is closed.`"
+
+
+@pytest.mark.parametrize("ask", ["a command", "a script"])
+@pytest.mark.parametrize(
+    ("shell", "how"),
+    [
+        ("/bin/false", ", ends with status 1 and prints nothing"),
+        ("/bin/true", ", ends with status 0 and prints nothing"),
+        ("/usr/sbin/nologin", " and prints `This account is currently not available.`"),
+    ],
+)
+def test_a_login_shell_that_runs_nothing_is_named_with_what_to_do(start_sshd, reach, shell, how, ask):
+    transport = reach(start_sshd(ForceCommand=f"exec {shell}"))
+    transport.connect()
+
+    def answer():
+        if ask == "a command":
+            return run(transport, "true", timeout_s=10)
+        return start_script(transport, "probe", timeout_s=10).expect(timeout_s=10)
+
+    with pytest.raises(HostError) as caught:
+        answer()
+    assert caught.value.trouble is Trouble.SCRIPT
+    assert caught.value.evidence == f"the login shell runs no commands{how}"
+    assert caught.value.hints == (
+        (
+            "`getent passwd USER` on the host names the login shell: /bin/false and nologin run nothing; "
+            "`usermod --shell /bin/bash USER` sets another"
+        ),
+        "or look at `ForceCommand` of its sshd",
+    )
 
 
 # A connection that ends

@@ -124,16 +124,26 @@ class SshProcess:
         """Distinguish the end of a command's output from that of the connection, and from a greeting that never ran it."""
         if not self._channel.eof_received and not self._killed:
             raise HostError(self._host, Trouble.LOST, self._why_lost())
-        if not self._stdout.passed and self._stdout.noise.strip():
+        if not self._stdout.passed and not self._killed:
             raise self._answered_by_another()
 
     def _answered_by_another(self) -> HostError:
+        """Return the error of a login shell, or a program in its place, that has ended without running the command."""
         lines = self._stdout.noise.decode("utf-8", "replace").strip().splitlines()
+        how = f" and prints `{lines[0][:_SHOWN]}`" if lines else " and prints nothing"
+        if not lines and self._channel.status_event.wait(_MOMENT_S) and self._channel.exit_status >= 0:
+            how = f", ends with status {self._channel.exit_status} and prints nothing"
         return HostError(
             self._host,
             Trouble.SCRIPT,
-            f"the login shell runs no commands and prints `{lines[0][:_SHOWN]}`",
-            hints=("look at the user's shell on the host and at `ForceCommand` of its sshd",),
+            f"the login shell runs no commands{how}",
+            hints=(
+                (
+                    "`getent passwd USER` on the host names the login shell: /bin/false and nologin run nothing; "
+                    "`usermod --shell /bin/bash USER` sets another"
+                ),
+                "or look at `ForceCommand` of its sshd",
+            ),
         )
 
     def _no_longer_reads(self, error: Exception) -> NoReturn:
@@ -141,12 +151,15 @@ class SshProcess:
         # The command has ended if the host closed the channel; if the channel closed with the connection, the host is lost.
         closed_here = self._killed or not self._channel.closed
         alive = closed_here or getattr(self._channel, "closed_by_host", False)
-        reason = (
-            "the command no longer reads its input"
-            if alive and self._channel.get_transport().is_active()
-            else self._why_lost()
-        )
-        raise HostError(self._host, Trouble.LOST, reason) from error
+        if not alive or not self._channel.get_transport().is_active():
+            raise HostError(self._host, Trouble.LOST, self._why_lost()) from error
+        if not closed_here:
+            with self._reading:  # what came before the channel closed shows whether the command ever ran
+                while not self._stdout.passed and (data := self._channel.recv(CHUNK)):
+                    self._pending += self._stdout.feed(data)
+                if not self._stdout.passed:
+                    raise self._answered_by_another() from error
+        raise HostError(self._host, Trouble.LOST, "the command no longer reads its input") from error
 
     def _let_the_end_show(self) -> None:
         """Wait a moment for why a write failed: a channel may close, and fail, before all of its connection has."""
