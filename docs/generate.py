@@ -234,7 +234,9 @@ def _type_name(annotation: Any) -> str:
     if origin is Annotated:
         inner, *metadata = get_args(annotation)
         bounds = [b for item in metadata for b in _bounds(item)]
-        return f"{_type_name(inner)}{' ' + ', '.join(bounds) if bounds else ''}"
+        kind, of, items = _type_name(inner).partition(" of ")
+        name = f"{kind}{_length(metadata)}{of}{items}"
+        return f"{name}{' ' + ', '.join(bounds) if bounds else ''}"
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in get_args(annotation))
     if origin in (Union, types.UnionType):
@@ -242,7 +244,8 @@ def _type_name(annotation: Any) -> str:
     if origin is list:
         return f"list of {_type_name(get_args(annotation)[0])}"
     if origin is dict:
-        return "keys and values"
+        key, value = get_args(annotation)
+        return "keys and values" if value is Any else f"{{{_type_name(key)}: {_type_name(value)}}}"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
     names = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "any"}
@@ -252,7 +255,20 @@ def _type_name(annotation: Any) -> str:
 def _bounds(metadata: Any) -> list[str]:
     metadata = getattr(metadata, "metadata", [metadata])
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    return [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in signs.items() if hasattr(m, name)]
+    return [f"{sign} {_number(getattr(m, name))}" for m in metadata for name, sign in signs.items() if hasattr(m, name)]
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+def _length(metadata: Any) -> str:
+    """Return in parentheses how many items a list has, or that it is not empty; empty if any length is accepted."""
+    items = [item for one in metadata for item in getattr(one, "metadata", [one])]
+    least, most = (max((getattr(i, end, None) or 0 for i in items), default=0) for end in ("min_length", "max_length"))
+    if least == most:
+        return f" ({least} items)" if least else ""
+    return " (not empty)" if (least, most) == (1, 0) else f" ({least} to {most} items)"
 
 
 def _section_in(annotation: Any) -> type[Section] | None:

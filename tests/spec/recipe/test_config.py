@@ -50,6 +50,49 @@ def test_a_resolved_pipeline_of_any_length_agrees_with_itself(load):
     assert [] == check_config(recipe, again, recipe.layouts[-1])
 
 
+PIPELINE_OF_SIX = "multihost_config: {pipeline_parallel_config: {num_blocks: 6, blocks_per_rank: [4, 2]}}\n"
+
+
+def mistakes(loaded):
+    recipe = declared("pipeline_parallel")
+    return [one.code for one in [*loaded.diagnostics, *check_config(recipe, loaded, recipe.layouts[-1])]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PIPELINE_OF_SIX,
+        PIPELINE_OF_SIX + "transformer_config: {embedding_dim: 32}\n",
+        PIPELINE_OF_SIX + "transformer_config: {num_blocks: 6}\n",
+        "transformer_config: {num_blocks: 6}\n" + PIPELINE_OF_SIX.replace("num_blocks: 6, ", ""),
+        "transformer_config: {num_blocks: 6}\n" + PIPELINE_OF_SIX.replace("num_blocks: 6", "num_blocks: null"),
+    ],
+)
+def test_the_number_of_blocks_needs_one_of_its_two_keys(load, text):
+    loaded = load(text, recipe="pipeline_parallel")
+    assert ([], 6) == (mistakes(loaded), loaded.checked.transformer_config.num_blocks)
+    again = load(render_resolved(declared("pipeline_parallel"), loaded), recipe="pipeline_parallel")
+    assert ([], 6) == (mistakes(again), again.checked.transformer_config.num_blocks)
+
+
+def test_two_numbers_of_blocks_contradict_each_other_wherever_they_are_written(load):
+    both = load(PIPELINE_OF_SIX + "transformer_config: {num_blocks: 4}\n", recipe="pipeline_parallel")
+    option = load(PIPELINE_OF_SIX, "transformer_config.num_blocks=4", recipe="pipeline_parallel")
+    assert ["C015"] == mistakes(both) == mistakes(option)
+
+
+def test_the_blocks_of_a_model_come_from_the_line_that_gives_them(load):
+    loaded = load(PIPELINE_OF_SIX, recipe="pipeline_parallel")
+    assert "train.yaml:1" == loaded.origin("transformer_config.num_blocks")
+    assert "default" == load("", recipe="pipeline_parallel").origin("transformer_config.num_blocks")
+
+
+def test_the_blocks_of_the_built_in_pipeline_are_changed_with_two_values(load):
+    text = find_recipe("pipeline_parallel", working_folder=Path("/")).train_file.read_text()
+    changes = ("transformer_config.num_blocks=6", f"{STAGES}.blocks_per_rank=[3, 3]")
+    assert [] == mistakes(load(text, *changes, recipe="pipeline_parallel"))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipes_own_file_has_no_mistakes(load, recipe):
     found = find_recipe(recipe, working_folder=Path("/"))

@@ -42,6 +42,7 @@ def a_micro_batch_fits_the_step(config: TrainingFile, _layout: Layout) -> Iterat
             f"`micro_batch_size` is {training.micro_batch_size} but a step has {sequences}",
             "training_config.micro_batch_size",
             f"{training.gradient_accumulation_steps} × {training.batch_size} = {sequences}",
+            others=(("training_config.batch_size", "sequences of one accumulation"),),
         )
 
 
@@ -185,23 +186,15 @@ def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Pr
 
 def _blocks_of_stages(pipeline: PipelineParallelConfig, *, model_blocks: int) -> Iterator[Problem]:
     blocks = pipeline.blocks
-    for stage, count in enumerate(blocks):
-        if count == 0:
-            yield Problem(
-                "C014",
-                f"stage {stage} has no blocks",
-                _BLOCKS_PER_RANK,
-                f"stage {stage} has 0 blocks; every stage needs one",
-                hints=(f"leave the stage out; {counted(len(blocks) - blocks.count(0), 'rank')} will do",),
-            )
     if pipeline.num_blocks not in (None, model_blocks):
         yield Problem(
             "C015",
             f"the pipeline splits {counted(pipeline.num_blocks, 'block')} but the model has {model_blocks} of them",
             "multihost_config.pipeline_parallel_config.num_blocks",
             others=((_MODEL_BLOCKS, "the model's size"),),
+            hints=("one of both keys suffices; remove the wrong one",),
         )
-    if sum(blocks) != model_blocks:
+    if sum(blocks) not in (model_blocks, pipeline.num_blocks):  # if it is one of two numbers, C015 is the mistake
         total = " + ".join(str(count) for count in blocks)
         yield Problem(
             "C012",
@@ -209,6 +202,9 @@ def _blocks_of_stages(pipeline: PipelineParallelConfig, *, model_blocks: int) ->
             _BLOCKS_PER_RANK,
             f"{total} = {counted(sum(blocks), 'block')}" if len(blocks) > 1 else counted(sum(blocks), "block"),
             others=((_MODEL_BLOCKS, f"the model has {counted(model_blocks, 'block')}"),),
+            hints=()
+            if pipeline.num_blocks
+            else (f"`--set {_MODEL_BLOCKS}={sum(blocks)}`, or change `blocks_per_rank`",),
         )
 
 

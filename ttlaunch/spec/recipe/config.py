@@ -15,7 +15,7 @@ from ttlaunch.spec.located.source import read_source, source_from_bytes
 from ttlaunch.spec.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
 from ttlaunch.spec.recipe.checks import GENERAL, num_workers_counts_the_stages
 from ttlaunch.spec.recipe.declare import Layout, NeedsProcesses, Problem, Recipe
-from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
+from ttlaunch.spec.recipe.sections import SAID_BY, ConfigFile, TrainingFile
 
 _WHAT = "a training file"
 _SET = "--set"
@@ -50,9 +50,11 @@ class LoadedConfig:
         return self.config
 
     def span(self, key: str) -> Span | None:
-        """Return where the user wrote this dotted key, or None if its value is the default."""
+        """Return where the user wrote this dotted key, or the key that stands for it; None if its value is the default."""
         path = tuple(key.split("."))
-        return span_of(self.root, path) if node_at(self.root, path) is not None else None
+        if node_at(self.root, path) is not None:
+            return span_of(self.root, path)
+        return self.span(SAID_BY[key]) if key in SAID_BY else None
 
     def label(self, key: str, text: str = "") -> Label | None:
         """Return a label at the place of a dotted key; None if its value is the default."""

@@ -4,9 +4,9 @@ The names are those of the vendor's training files where they exist. The referen
 generated from here. A batch is defined once, in `TrainingConfig`, and never depends on the number of workers.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.bits import Bits, ReadOnlyWith
@@ -163,12 +163,13 @@ class TransformerConfig(Section):
 class PipelineParallelConfig(Section):
     """How the model's blocks are divided among pipeline stages, in which order these compute, and the number of pipelines."""
 
-    num_blocks: Positive | None = Field(
-        None, description="number of the model's blocks; must agree with transformer_config if given"
+    num_blocks: Size | None = Field(
+        None,
+        description="number of the model's blocks; null: that of transformer_config; needed in one of both sections",
     )
-    blocks_per_rank: Annotated[list[NonNegative], Field(min_length=1)] | dict[NonNegative, NonNegative] = Field(
-        description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks"
-    )
+    blocks_per_rank: (
+        Annotated[list[Size], Field(min_length=1)] | Annotated[dict[NonNegative, Size], Field(min_length=1)]
+    ) = Field(description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks")
     schedule: Literal["gpipe", "1f1b", "interleaved", "auto"] = Field(
         "1f1b", description="order of the passes; auto: the fastest of the others, measured in the first steps"
     )
@@ -304,6 +305,10 @@ class CheckpointConfig(Section):
     )
 
 
+SAID_BY = {"transformer_config.num_blocks": "multihost_config.pipeline_parallel_config.num_blocks"}
+"""Keys that take the value of another key, if only that one is written."""
+
+
 class ConfigFile(Section):
     """The sections that every recipe's training file has, so that ttlaunch can plan and start any recipe."""
 
@@ -322,3 +327,13 @@ class TrainingFile(ConfigFile):
     scheduler_config: SchedulerConfig = SchedulerConfig()
     loss_scale_config: LossScaleConfig = LossScaleConfig()
     checkpoint_config: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _take_the_pipelines_blocks(self) -> Self:
+        """Give the model as many blocks as the pipeline splits, if the file names their number only there."""
+        pipeline, model = self.multihost_config.pipeline_parallel_config, self.transformer_config
+        if pipeline is not None and pipeline.num_blocks is not None and "num_blocks" not in model.model_fields_set:
+            # Assigned in place: pydantic ignores another object that a validator returns when a section is constructed.
+            changed = model.model_copy(update={"num_blocks": pipeline.num_blocks})
+            object.__setattr__(self, "transformer_config", changed)
+        return self
