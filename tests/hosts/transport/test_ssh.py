@@ -254,6 +254,22 @@ def test_a_lost_connection_can_be_made_anew(start_sshd, reach):
     assert run(transport, "echo again", timeout_s=10).stdout == b"again\n"
 
 
+def test_a_connection_that_breaks_while_a_command_is_sent_is_lost_and_not_silently_replaced(start_sshd, reach):
+    """The sender notices before the thread that reads: it can no longer send, and nothing has arrived yet."""
+    sshd = start_sshd()
+    transport = reach(sshd)
+    transport.connect()
+    session = _ancestor(int(run(transport, "echo $PPID", timeout_s=10).stdout), below=sshd)
+    (connection,) = transport._connections
+    os.kill(session, signal.SIGSTOP)
+    connection.transport.sock.shutdown(socket.SHUT_WR)
+    try:
+        with pytest.raises(HostError, match="the connection broke"):
+            run(transport, "true", timeout_s=10)
+    finally:
+        os.kill(session, signal.SIGKILL)
+
+
 def _ancestor(pid, *, below):
     """The sshd of a session: going up from a process, the last one before the sshd that listens."""
     while True:

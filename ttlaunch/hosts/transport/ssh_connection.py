@@ -80,9 +80,15 @@ class Connection:
             return None
         try:
             return self.transport.open_session(timeout=timeout_s)
-        except (OSError, EOFError, paramiko.SSHException):
+        except paramiko.ChannelException:  # the host's own answer
             self._full_until = time.monotonic() + _FULL_S
-            return None
+        except (OSError, EOFError) as error:  # paramiko's reading thread may notice the loss only later
+            with self._lock:
+                self._reason = self._reason or _reason_of_loss(error)
+            close_all(self._held)
+        except paramiko.SSHException:  # no answer in time, or the reading thread has ended the connection
+            pass
+        return None
 
     def why_lost(self) -> str:
         """The reason for the loss of the connection, as a clause for `HostError.evidence`."""
