@@ -9,7 +9,17 @@ import typer
 
 from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
-from ttlaunch.diagnostics import Diagnostic, Format, counted, did_you_mean, exit_status, has_errors
+from ttlaunch.diagnostics import (
+    Diagnostic,
+    Format,
+    counted,
+    did_you_mean,
+    exit_status,
+    has_errors,
+    listed,
+    shown,
+    usage_error,
+)
 
 if TYPE_CHECKING:
     from ttlaunch.app.examine import Examination
@@ -70,11 +80,10 @@ def _chosen_hosts(topology: "Topology", names: str | None) -> "Topology":
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in known:
-            hint = did_you_mean(name, known)
-            meant = f"; {hint[0]}" if hint else ""
-            raise typer.BadParameter(f"there is no host `{name}` in {topology.name}{meant}", param_hint="--hosts")
+            hints = did_you_mean(name, known) or (f"{topology.name} has {listed(known, last='and')}",)
+            raise usage_error(f"`--hosts`: there is no host `{shown(name)}` in {topology.name}", *hints)
     if not wanted:
-        raise typer.BadParameter("no host is named", param_hint="--hosts")
+        raise usage_error(f"`--hosts {shown(names)}` names no host")
     return replace(topology, hosts=tuple(host for host in topology.hosts if host.name in wanted), bindings=())
 
 

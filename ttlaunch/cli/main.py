@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -44,10 +44,10 @@ from ttlaunch.cli import (
     validate,
     weights,
 )
-from ttlaunch.cli.console import print_lines, reports_errors
+from ttlaunch.cli.console import print_lines, reporting_errors, reports_errors
 from ttlaunch.cli.last_resort import status_of
+from ttlaunch.cli.mistakes import describe, format_of, is_mistake
 from ttlaunch.cli.options import CommandAfterDashes
-from ttlaunch.diagnostics.terminal_text import clean
 
 
 def _paragraphs(function: Callable[..., None]) -> str:
@@ -56,25 +56,27 @@ def _paragraphs(function: Callable[..., None]) -> str:
 
 
 class _Commands(TyperGroup):
-    """The subcommands; their messages about wrong arguments make control characters in these visible."""
+    """The subcommands; mistakes in what was typed are diagnostics, in the format that was asked for."""
 
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with _cleaning_mistakes():
-            return super().make_context(*arguments, **options)
+    def make_context(self, info_name: str | None, args: list[str], *arguments: Any, **options: Any) -> Any:
+        self._words = list(args)
+        with _describing_mistakes(self._words):
+            return super().make_context(info_name, args, *arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _cleaning_mistakes():
+        with _describing_mistakes(self._words):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _cleaning_mistakes() -> Iterator[None]:
+def _describing_mistakes(words: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if hasattr(error, "format_message") and isinstance(getattr(error, "message", None), str):  # an error of click
-            error.message = clean(error.message)  # type: ignore[attr-defined]  # typer has a private copy of the class
-        raise
+        if not is_mistake(error):
+            raise
+        with reporting_errors(form=format_of(words)):
+            raise describe(error, words) from error
 
 
 app = typer.Typer(

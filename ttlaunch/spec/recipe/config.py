@@ -7,6 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from pydantic.fields import FieldInfo
+
 from ttlaunch.diagnostics import Blame, Diagnostic, KeyMistake, Label, Source, Span, has_errors, shown
 from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.spec.located.codes import CONFIGURATION
@@ -231,16 +233,23 @@ def _unread(recipe: Recipe, loaded: LoadedConfig) -> list[str]:
     return unread
 
 
-def _meanings(model: type[Section], prefix: str = "") -> dict[str, str]:
-    """Return the description of every dotted key, and of a section the first line of its docstring."""
-    found = {}
+def keys_of(model: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo, type[Section] | None]]:
+    """Yield every dotted key of a training file with its field, and its section if it is the name of one."""
     for name, field in model.model_fields.items():
         key, section = f"{prefix}{field.alias or name}", section_in(field.annotation)
+        yield key, field, section
+        if section is not None:
+            yield from keys_of(section, f"{key}.")
+
+
+def _meanings(model: type[Section]) -> dict[str, str]:
+    """Return the description of every dotted key, and of a section the first line of its docstring."""
+    found = {}
+    for key, field, section in keys_of(model):
         choices = [str(one) for one in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
         about = (section.__doc__ or "").partition("\n")[0] if section else field.description or ""
         names_choices = all(re.search(rf"\b{re.escape(choice)}\b", about) for choice in choices)
         found[key] = about if names_choices else f"{', '.join(choices)}: {about}"
-        found |= _meanings(section, f"{key}.") if section else {}
     return found
 
 
