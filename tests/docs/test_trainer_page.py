@@ -44,6 +44,7 @@ def test_ranks_may_differ_in_what_they_report_under_names_of_their_own(recipe):
     accepted = ttlaunch.simulate("circle", ranks=2, set=STEPS)
 
     assert ["R009"] == [diagnostic.code for diagnostic in refused.diagnostics]
+    assert ["docs/how-to/write-your-own-trainer.md"] == [hint.split()[-1] for hint in refused.diagnostics[0].hints]
     assert ("done", ()) == (accepted.status, accepted.diagnostics)
 
 

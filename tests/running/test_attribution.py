@@ -180,12 +180,42 @@ def test_ranks_that_agree_on_what_they_share_have_one_digest():
     assert combine_digests([{}]) == (None, True)
 
 
-def test_ranks_with_other_bits_in_a_shared_parameter_are_named():
-    ranks = states(r0={"digests": {"w": "1", "b": "2"}}, r2={"digests": {"w": "3"}})
-    assert combine_digests([state.digests for state in ranks])[1] is False
-    failure = different_parameters(ranks)
-    said = "rank 2 (aggregator, box) ended with other bits in `w` than rank 0 (worker)"
-    assert (failure.code, failure.message) == ("R009", said)
+def differing(*digests):
+    """The failure of ranks that ended with these digests of their parameters."""
+    ranks = states(**{f"r{rank}": {"digests": of_rank} for rank, of_rank in enumerate(digests)})
+    return different_parameters(SimpleNamespace(ranks=[state.row for state in ranks], program=None), ranks)
+
+
+def test_the_rank_that_two_others_contradict_is_named_also_if_it_is_the_first():
+    failure = differing({"w": "3", "b": "2"}, {"w": "1", "b": "2"}, {"w": "1"})
+    said = "rank 0 (worker, box) ended with other bits in `w` than ranks 1 and 2"
+    assert ("R009", 0, "replicas_differ", said) == (failure.code, failure.rank, failure.kind, failure.message)
+
+
+def test_of_two_copies_that_differ_both_are_named_and_neither_is_blamed():
+    failure = differing({"w": "3"}, {"w": "1"}, {"b": "2"})
+    said = "rank 0 (worker, box) and rank 1 (worker, box) ended with different bits in `w`"
+    assert ("R009", None, said) == (failure.code, failure.rank, failure.message)
+    assert ("no side has a majority, so nothing shows which one is right",) == failure.evidence
+
+
+def test_two_sides_of_two_ranks_are_both_named():
+    failure = differing({"w": "3"}, {"w": "1"}, {"w": "3"}, {"w": "1"})
+    assert (None, "ranks 0 and 2 and ranks 1 and 3 ended with different bits in `w`") == (failure.rank, failure.message)
+
+
+def test_a_tensor_with_a_majority_decides_if_another_one_that_differs_has_none():
+    failure = differing({"a": "1", "w": "1"}, {"a": "2", "w": "2"}, {"w": "2"})
+    assert (0, "1 further tensor with different bits: `a`") == (failure.rank, failure.evidence[-1])
+
+
+def test_every_rank_that_the_majority_contradicts_is_named():
+    failure = differing({"w": "1"}, {"w": "1"}, {"w": "1"}, {"w": "5"})
+    assert "rank 3 (optimizer, box) ended with other bits in `w` than ranks 0, 1 and 2" == failure.message
+
+
+def test_ranks_that_hold_equal_bits_have_no_failure():
+    assert differing({"w": "1"}, {"w": "1", "b": "2"}, {}) is None
 
 
 def test_records_are_read_as_they_grow_and_half_a_line_waits(tmp_path):

@@ -113,7 +113,12 @@ def _concluded(tmp_path, *, returncode, exits, lost=()):
         seen.ranks[rank].exit = RankExit(**record)
     ending = Ending(lost_shims=dict.fromkeys(lost, 5.0))
     return find_failure(
-        RunFolder("test", tmp_path), seen, ending, engine=ENGINES[0].never_started(), returncode=returncode
+        RunFolder("test", tmp_path),
+        seen,
+        ending,
+        plan=_Plan,
+        engine=ENGINES[0].never_started(),
+        returncode=returncode,
     )
 
 

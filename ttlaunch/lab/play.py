@@ -21,7 +21,7 @@ from ttlaunch.running.failures.attribution import first_failure
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
-from ttlaunch.running.report import Report, combine_digests, make_report
+from ttlaunch.running.report import Report, make_report
 from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder, write_plan
 from ttlaunch.running.watch import Phase, RankState, Watch
@@ -121,7 +121,7 @@ def _conclude(
 ) -> Played:
     written = _read(folder, watch)
     findings = written.findings
-    failure = _failure(watch, broken, findings, returncode=returncode)
+    failure = _failure(plan, watch, broken, findings=findings, returncode=returncode)
     if failure is None and not findings:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     report = make_report(
@@ -178,15 +178,19 @@ def _update_view(
 
 
 def _failure(
-    watch: Watch, broken: Failure | None, findings: tuple[SimulatedFinding, ...], *, returncode: int
+    plan: LaunchPlan,
+    watch: Watch,
+    broken: Failure | None,
+    *,
+    findings: tuple[SimulatedFinding, ...],
+    returncode: int,
 ) -> Failure | None:
     """Find the first rank that failed by itself, or another reason why the simulation failed."""
     failure = first_failure(watch.ranks, lost_shims={}, stopped=False) or broken
     if failure is None and not findings and returncode != 0:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
         failure = Failure(code="R003", cause=f"the process of all ranks {how}", time=time.time())
-    if failure is None and not combine_digests([state.digests for state in watch.ranks])[1]:
-        failure = different_parameters(watch.ranks)
+    failure = failure or different_parameters(plan, watch.ranks)
     for state in watch.ranks:
         if state.phase is not Phase.DONE and state.error is None:
             state.phase = Phase.STOPPED

@@ -178,7 +178,8 @@ def _diagnostics(played: Played, programs: Sequence[Path]) -> list[Diagnostic]:
         found += traffic_diagnostics(played.report.traffic, [rank["role"] for rank in played.report.ranks])
     found += checkpoint_diagnostics(played.report)
     failure = failure_diagnostic(played.report, RunFolder(played.report.run_id, Path()), programs=programs)
-    return found + ([replace(failure, hints=())] if failure else [])
+    next_step = played.report.failure.next_step if played.report.failure else None
+    return found + ([replace(failure, hints=(next_step,) if next_step else ())] if failure else [])
 
 
 def _diagnostic(finding: SimulatedFinding, programs: Sequence[Path]) -> Diagnostic:

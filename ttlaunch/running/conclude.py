@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ttlaunch import contract
@@ -9,12 +10,14 @@ from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.difference import replica_failure
 from ttlaunch.running.failures.divergence import divergence
-from ttlaunch.running.failures.failure import Failure, rank_failure
+from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.stderr_tail import read_stderr_tail
 from ttlaunch.running.logs.output import FROM_A_RANK
 from ttlaunch.running.lost_hosts import Losses, LostHost
-from ttlaunch.running.report import Report, combine_digests, make_report
+from ttlaunch.running.replicas import find_difference
+from ttlaunch.running.report import Report, make_report
 from ttlaunch.running.runs.files import read_text_if_any
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, Watch
@@ -73,7 +76,7 @@ def conclude(
     """Make the report of a run whose processes have all ended."""
     # A program that was sent SIGTERM may end in any way, so no ending of its ranks counts as a failure.
     obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
-    failure = None if obeyed else find_failure(folder, watch, ending, engine=engine, returncode=returncode)
+    failure = None if obeyed else find_failure(folder, watch, ending, plan=plan, engine=engine, returncode=returncode)
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     status, exit_status = "done", contract.STATUS_DONE
@@ -100,7 +103,9 @@ def conclude(
     return replace(report, lost_hosts={host: lost.last_heard for host, lost in ending.lost_hosts.items()})
 
 
-def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Engine, returncode: int) -> Failure | None:
+def find_failure(
+    folder: RunFolder, watch: Watch, ending: Ending, *, plan: LaunchPlan, engine: Engine, returncode: int
+) -> Failure | None:
     """Find the failure to name: of a rank, the run folder, the engine, or of ranks whose parameters differ.
 
     If the run hung, the verdict on the hang is the failure: the supervisor itself ended the ranks.
@@ -123,9 +128,7 @@ def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Eng
     unfinished = [state for state in watch.ranks if state.exit is None]
     if returncode != 0 or unfinished:
         return _engine_failure(folder, engine, returncode, unfinished=unfinished)
-    if not combine_digests([rank.digests for rank in watch.ranks])[1]:
-        return different_parameters(watch.ranks)
-    return None
+    return different_parameters(plan, watch.ranks)
 
 
 def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], *, engine: Engine) -> Witnesses:
@@ -169,16 +172,10 @@ def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
             state.phase = Phase.STOPPED
 
 
-def different_parameters(ranks: list[RankState]) -> Failure:
-    """Return the failure of ranks that finished with different bits in a parameter that both have."""
-    first: dict[str, tuple[RankState, str]] = {}
-    for state in ranks:
-        for name, digest in state.digests.items():
-            other, known = first.setdefault(name, (state, digest))
-            if known != digest:
-                cause = f"ended with other bits in `{name}` than rank {other.row.rank} ({other.row.role})"
-                return rank_failure(state.row, code="R009", cause=cause, time=time.time(), comes_again=True)
-    raise AssertionError("called although all parameters agree")
+def different_parameters(plan: LaunchPlan, ranks: Sequence[RankState]) -> Failure | None:
+    """Return the failure of ranks that finished with different bits in a parameter that several have; None if they agree."""
+    difference = find_difference({state.row.rank: state.digests for state in ranks})
+    return None if difference is None else replica_failure(difference, plan)
 
 
 def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, *, unfinished: list[RankState]) -> Failure:

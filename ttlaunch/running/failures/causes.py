@@ -30,6 +30,7 @@ class Cause(StrEnum):
     DAEMON_LOST = "daemon_lost"  # the engine's own process on a host was killed, and shims and ranks with it
     HOST_LOST = "host_lost"
     HUNG = "hung"  # no rank made progress
+    DIFFERS = "replicas_differ"  # ranks hold the same tensor with different bits
     OTHER = "other"  # the run failed, not a rank: its folder, the engine, diverged losses
     LOST_PEER = "lost_peer"  # ended because another rank had gone
     FENCED = "fenced"  # its host was cut off, so the agent there ended it

@@ -40,7 +40,7 @@ class Failure:
         code: The diagnostic's code, one of the `R` codes.
         kind: The class of the failure.
         rank: The rank that failed; None if a host, the run folder or the engine did.
-        role, host, step: The role, host and step of the rank; None if unknown or if no rank failed.
+        role, host, step: The role, host and step of the rank; None if unknown. Without a rank, only the step may be known.
         cause: A clause whose subject is the rank, such as "raised ValueError"; without a rank, a sentence.
         when: The time of the failure if no step can express it, such as "while it was starting".
         place: `file:line` of the user's code, None if unknown.
@@ -131,12 +131,12 @@ def render_cascade(followers: Sequence[Follower]) -> str | None:
 def _clause(group: Sequence[Follower]) -> str:
     """Describe ranks with one cause in a clause, such as `rank 0 and 2 lost their peer`."""
     one, several = _CLAUSES.get(group[0].kind, (group[0].cause, group[0].cause))
-    return f"{_named(member.rank for member in group)} {one if len(group) == 1 else several}"
+    return f"{name_ranks(member.rank for member in group)} {one if len(group) == 1 else several}"
 
 
-def _named(ranks: Iterable[int]) -> str:
-    """List ranks as `rank 0, 1 and 3`; above a limit, only count them."""
+def name_ranks(ranks: Iterable[int], *, noun: str = "rank") -> str:
+    """List several ranks as `rank 0, 1 and 3`, with this noun; above a limit, only count them."""
     names = [str(rank) for rank in sorted(ranks)]
     if len(names) > _MOST_NAMED:
         return f"{len(names)} ranks"
-    return f"rank {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"rank {names[0]}"
+    return f"{noun} {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"rank {names[0]}"
