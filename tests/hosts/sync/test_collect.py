@@ -178,7 +178,7 @@ def test_variables_of_git_that_mean_another_repository_change_nothing(repository
     assert b"project/a.py" in {entry.path for entry in release.manifest.entries}
 
 
-@pytest.mark.parametrize("line", ["!", "! ", "\\", "!***\\", "***\\", "\\/!", "!\\  "])
+@pytest.mark.parametrize("line", ["!", "! ", "\\", "!***\\", "***\\", "\\/!", "a[", "[[:no:]]"])
 @pytest.mark.parametrize("kind", ["project", "repository"])
 def test_a_line_of_ours_that_is_no_pattern_is_an_error_at_its_place(kind, line, request, surroundings):
     folder = request.getfixturevalue(kind)

@@ -5,11 +5,12 @@ Paths are bytes relative to the folder, as the system has them; a name need not 
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ttlaunch.hosts.sync.ignore import GIT_RULES, OWN_RULES, IgnoreRules, UselessLine
-from ttlaunch.hosts.sync.repository import GitError, Repository, is_in_repository, open_repository
+from ttlaunch.hosts.sync.repository import GitError, Repository, open_repository, top_of_repository
 from ttlaunch.hosts.sync.secret_files import looks_secret
 
 _NEVER = {b".git", b"__pycache__"}
@@ -65,21 +66,15 @@ def collect(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True
 def _list_files(root: bytes, *, environment: Mapping[str, str], ask_git: bool) -> Listing:
     """List a folder; in a git repository tracked files and those that are neither tracked nor ignored."""
     listing = Listing(IgnoreRules(root, OWN_RULES))
-    if ask_git and is_in_repository(root):
+    top = top_of_repository(root) if ask_git else None
+    if top is not None:
         try:
             with open_repository(root, environment=environment) as repository:
-                listing.paths = _ask_git(repository, root, environment=environment)
-                _look_around(root, listing, repository)
-                listing.useless = listing.rules.useless
-                if listing.rules.has_exceptions:
-                    ignored = _ask_git(repository, root, "--others", "--ignored", environment=environment)
-                    listing.ignored = ignored - listing.paths
+                _look_around(root, listing, _Git(repository, root, environment))
                 return listing
         except GitError as error:
             listing = Listing(IgnoreRules(root, OWN_RULES), without_git=str(error))
-    walk = _Walk(root, listing)
-    walk.folder(b"", ignored=False)
-    listing.useless = [*walk.git_rules.useless, *listing.rules.useless]
+    _look_around(root, listing, _Walk(root, listing, top=root if top is None else top))
     return listing
 
 
@@ -96,7 +91,7 @@ def folders_of(paths: Iterable[bytes]) -> set[bytes]:
 
 def _ask_git(repository: Repository, root: bytes, *which: str, environment: Mapping[str, str]) -> set[bytes]:
     """The paths that git lists below a folder, including those of repositories inside it."""
-    answer = repository.ask("ls-files", "-z", "--exclude-standard", *(which or ("--cached", "--others")))
+    answer = repository.ask("ls-files", "-z", "--exclude-standard", *which)
     listed = {path.rstrip(b"/") for path in answer.split(b"\0")}
     # The index of a stranger's repository may list `../x`, or `link/x` where `link` leads out of the folder.
     reachable = {b""}
@@ -122,8 +117,19 @@ def _ask_git(repository: Repository, root: bytes, *which: str, environment: Mapp
     return paths
 
 
-def _look_around(root: bytes, listing: Listing, repository: Repository) -> None:
-    """Find what git does not list: rules of ours, empty folders, special files, environments."""
+class _Lister(Protocol):
+    """Knows which files and folders git ignores."""
+
+    def files(self, *, ignored: bool = False) -> set[bytes]:
+        """Return the files that git does not ignore, or those that it does."""
+
+    def ignored_among(self, folders: Iterable[bytes]) -> set[bytes]:
+        """Return those of some folders that git ignores."""
+
+
+def _look_around(root: bytes, listing: Listing, lister: _Lister) -> None:
+    """List a folder, with what git does not list: rules of ours, empty folders, special files, environments."""
+    listing.paths = lister.files()
     known = {b"", *folders_of(listing.paths)}
     empty: set[bytes] = set()
     environments = []
@@ -131,19 +137,23 @@ def _look_around(root: bytes, listing: Listing, repository: Repository) -> None:
         for entry in _scan(root, folder, listing):
             path = folder + b"/" + entry.name if folder else entry.name
             if entry.name == OWN_RULES:
-                _read_rules(listing.rules, folder, listing)
+                _read_rules(listing.rules.read, folder, listing)
             elif entry.name == _VIRTUAL_ENVIRONMENT and folder:
                 environments.append(folder + b"/")
             elif entry.is_dir(follow_symlinks=False):
                 empty |= set() if path in known else _empty_folders(root, path)
             elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
                 listing.special.add(path)
-    listing.folders = known - {b""} | empty - _ignored_by_git(repository, empty)
+    listing.folders = known - {b""} | empty - lister.ignored_among(empty)
+    listing.useless += listing.rules.useless
+    if listing.rules.has_exceptions:
+        listing.ignored = lister.files(ignored=True) - listing.paths
 
     def belongs(path: bytes) -> bool:
         return not _NEVER.intersection(path.split(b"/")) and not (path + b"/").startswith(tuple(environments))
 
     listing.paths = {path for path in listing.paths if belongs(path)}
+    listing.ignored = {path for path in listing.ignored if belongs(path)}
     listing.folders = {path for path in listing.folders if belongs(path)}
 
 
@@ -158,9 +168,9 @@ def _scan(root: bytes, folder: bytes, listing: Listing) -> list[os.DirEntry[byte
         return []
 
 
-def _read_rules(rules: IgnoreRules, folder: bytes, listing: Listing) -> None:
+def _read_rules(read: Callable[[bytes], None], folder: bytes, listing: Listing) -> None:
     try:
-        rules.read(folder)
+        read(folder)
     except OSError as error:
         listing.unreadable[os.fsencode(error.filename or folder)] = error
 
@@ -175,48 +185,82 @@ def _empty_folders(root: bytes, folder: bytes) -> set[bytes]:
     return found
 
 
-def _ignored_by_git(repository: Repository, folders: Iterable[bytes]) -> set[bytes]:
-    asked = b"\0".join(folder + b"/" for folder in folders)
-    try:
-        answer = repository.ask("check-ignore", "-z", "--stdin", stdin=asked) if asked else b""
-    except GitError:  # its exit status is 1 if it ignores none of them
-        return set()
-    return {path.rstrip(b"/") for path in answer.split(b"\0")}
+@dataclass(frozen=True)
+class _Git:
+    """Asks git."""
+
+    repository: Repository
+    root: bytes
+    environment: Mapping[str, str]
+
+    def files(self, *, ignored: bool = False) -> set[bytes]:
+        which = ("--others", "--ignored") if ignored else ("--cached", "--others")
+        return _ask_git(self.repository, self.root, *which, environment=self.environment)
+
+    def ignored_among(self, folders: Iterable[bytes]) -> set[bytes]:
+        asked = b"\0".join(folders)  # without a slash at the end, which git would compare with the rules too
+        try:
+            answer = self.repository.ask("check-ignore", "-z", "--stdin", stdin=asked) if asked else b""
+        except GitError:  # its exit status is 1 if it ignores none of them
+            return set()
+        return {path.rstrip(b"/") for path in answer.split(b"\0")}
+
+
+def _is_repository(root: bytes, folder: bytes) -> bool:
+    git = os.path.join(root, folder, b".git")
+    return os.path.isfile(git) or os.path.lexists(os.path.join(git, b"HEAD"))
 
 
 class _Walk:
-    """Walks through a folder by the rules of its `.gitignore` files."""
+    """Walks through a folder and reads its rules as git does; no file counts as tracked, and the user's settings of git as not made.
 
-    def __init__(self, root: bytes, listing: Listing) -> None:
+    Args:
+        top: The root of the folder's repository, whose rules count; the folder itself if it is in none.
+    """
+
+    def __init__(self, root: bytes, listing: Listing, *, top: bytes) -> None:
         self._root, self._listing = root, listing
-        self.git_rules = IgnoreRules(root, GIT_RULES)
+        self._rules = IgnoreRules(top, GIT_RULES)
+        self._above = b"" if root == top else os.path.relpath(root, top)
+        self._enter(b"", is_repository=True)
+        for folder in sorted(folders_of([self._above])):
+            self._enter(folder)
 
-    def folder(self, folder: bytes, *, ignored: bool) -> None:
-        """List one folder; if it is `ignored`, only the paths that a `.ttlaunchignore` names are listed."""
-        entries = _scan(self._root, folder, self._listing)
-        names = {entry.name for entry in entries}
-        if _VIRTUAL_ENVIRONMENT in names and folder:
-            self._listing.folders.discard(folder)
-            return
-        for rules, name in ((self.git_rules, GIT_RULES), (self._listing.rules, OWN_RULES)):
-            if name in names:
-                _read_rules(rules, folder, self._listing)
-        if folder and self.git_rules.verdict(os.path.join(folder, b"anything")):
-            self._listing.folders.discard(folder)  # it ignores itself, as run folders do
-        for entry in entries:
-            if entry.name not in _NEVER:
-                self._entry(entry, os.path.join(folder, entry.name), ignored=ignored)
+    def files(self, *, ignored: bool = False) -> set[bytes]:
+        found: set[bytes] = set()
+        folders = [b""]
+        while folders:
+            folder = folders.pop()
+            entries = _scan(self._root, folder, self._listing)
+            names = {entry.name for entry in entries}
+            if not self._is_ignored(folder, is_folder=True):  # git reads no rules in a folder that it ignores
+                self._enter(self._in_top(folder), is_repository=b".git" in names and _is_repository(self._root, folder))
+            for entry in entries:
+                path = os.path.join(folder, entry.name)
+                is_folder = entry.is_dir(follow_symlinks=False)
+                is_ignored = self._is_ignored(path, is_folder=is_folder)
+                # Nothing of an environment is copied, so its mark stands for all that git would list there.
+                if entry.name == b".git" or (folder and _VIRTUAL_ENVIRONMENT in names - {entry.name}):
+                    continue
+                if is_folder:
+                    folders += [path] if ignored or not is_ignored else []
+                elif is_ignored is ignored and (entry.is_symlink() or entry.is_file()):
+                    found.add(path)
+        return found
 
-    def _entry(self, entry: os.DirEntry[bytes], path: bytes, *, ignored: bool) -> None:
-        is_folder = entry.is_dir(follow_symlinks=False)
-        ignored = ignored or self.git_rules.verdict(path, is_folder=is_folder) is True
-        if is_folder:
-            if not ignored:
-                self._listing.folders.add(path)
-            if not ignored or self._listing.rules.has_exceptions:
-                self.folder(path, ignored=ignored)
-        elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode) and not entry.is_symlink():
-            if not ignored:
-                self._listing.special.add(path)
-        else:
-            (self._listing.ignored if ignored else self._listing.paths).add(path)
+    def ignored_among(self, folders: Iterable[bytes]) -> set[bytes]:
+        return {folder for folder in folders if self._is_ignored(folder, is_folder=True)}
+
+    def _is_ignored(self, path: bytes, *, is_folder: bool) -> bool:
+        return self._rules.verdict(self._in_top(path), is_folder=is_folder) is True
+
+    def _in_top(self, path: bytes) -> bytes:
+        return os.path.join(self._above, path) if path else self._above
+
+    def _enter(self, folder: bytes, *, is_repository: bool = False) -> None:
+        if is_repository:
+            _read_rules(self._rules.enter_repository, folder, self._listing)
+        if os.path.lexists(os.path.join(self._rules.root, folder, GIT_RULES)):
+            _read_rules(self._rules.read, folder, self._listing)
+        self._listing.useless += self._rules.useless
+        self._rules.useless.clear()

@@ -26,10 +26,11 @@ class GitError(Exception):
     """Git cannot answer; the text is its message."""
 
 
-def is_in_repository(folder: bytes) -> bool:
-    """Return whether a folder or one above it has a `.git`."""
+def top_of_repository(folder: bytes) -> bytes | None:
+    """Return the nearest folder with a `.git`: this one or one above it; None if there is none."""
     here = Path(os.fsdecode(folder))
-    return any(os.path.lexists(above / ".git") for above in (here, *here.parents))
+    tops = (above for above in (here, *here.parents) if os.path.lexists(above / ".git"))
+    return next((os.fsencode(top) for top in tops), None)
 
 
 class Repository:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ttlaunch import __version__, contract
 from ttlaunch.diagnostics import Blame, Diagnostic, Severity, shown
-from ttlaunch.hosts.sync.repository import GitError, Repository, is_in_repository, open_repository
+from ttlaunch.hosts.sync.repository import GitError, Repository, open_repository, top_of_repository
 from ttlaunch.hosts.sync.secret_files import has_private_key, holds_private_key, looks_secret
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.run_folder import RunFolder, abandon, write_environment, write_plan
@@ -87,7 +87,7 @@ def _describe_recipe(plan: LaunchPlan) -> dict[str, Any]:
 def describe_commit(folder: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Describe the commit and the uncommitted changes of a folder in a repository, without running what the repository names."""
     unknown: dict[str, Any] = {"commit": None, "diff": None, "withheld": []}
-    if not is_in_repository(os.fsencode(folder)):
+    if top_of_repository(os.fsencode(folder)) is None:
         return unknown, []
     try:
         with open_repository(os.fsencode(folder), environment=os.environ) as repository:
