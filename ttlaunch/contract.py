@@ -220,8 +220,12 @@ START_FILE = "start"
 # Kinds of progress records; each also carries `time` (seconds since the epoch, float).
 KIND_STARTED = "started"  # the shim started the rank's process: pid
 KIND_READY = "ready"  # the runtime has the world and calls the role: total_steps
-KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens, grad_norm, learning_rate, …
-KIND_VALIDATION = "validation"  # step, loss, tokens, perplexity or accuracy
+KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens or samples, grad_norm, learning_rate, …
+COUNTED = (
+    "tokens",
+    "samples",
+)  # in a step or a validation, what counts in the loss: tokens of texts, or images and other samples
+KIND_VALIDATION = "validation"  # step, loss, tokens or samples, perplexity or accuracy
 ARRIVED_FROM = "arrived_from"  # in a step that applied one gradient, in order of arrival: the rank that sent it
 KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
 KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not write its shard, and training goes on

@@ -79,6 +79,7 @@ def make_run(here):
         steps=10,
         program=False,
         last=None,
+        counts="tokens",
     ):
         recipe = here / "recipes" / f"r{len(list(here.glob('recipes/*')))}"
         recipe.mkdir(parents=True)
@@ -95,9 +96,7 @@ def make_run(here):
             run.resolve(), name="two", plan_hash="h", ranks=2
         )  # else its recipe is not asked
         for rank in range(2):
-            records = [
-                {"kind": "step", "time": 100.0 + step, "step": step, "tokens": 50} for step in range(1, steps + 1)
-            ]
+            records = [{"kind": "step", "time": 100.0 + step, "step": step, counts: 50} for step in range(1, steps + 1)]
             validated = [{"kind": "validation", "time": 99.0, "step": step, "loss": 2.0} for step in (0, 10)]
             lines = [json.dumps(record) + "\n" for record in records + (validated if rank else [])]
             (run / contract.progress_file(rank)).write_text("".join(lines))
@@ -142,6 +141,13 @@ def test_the_newest_run_is_taken_and_others_are_found_by_id_and_by_path(ttlaunch
         for words in ("", "latest", "2026-01-01T00-00-00-aaaa", "runs/2026-01-01T00-00-00-aaaa")
     ]
     assert ["2026-01-02T00-00-00-bbbb"] * 2 + ["2026-01-01T00-00-00-aaaa"] * 2 == found
+
+
+def test_the_speed_of_training_on_images_is_in_samples(ttlaunch, make_run):
+    make_run("a", counts="samples")
+    assert "  speed       50 samples/s" in ttlaunch("report").stdout.splitlines()
+    report = json.loads(ttlaunch("report --format json").stdout)
+    assert (None, 50.0) == (report["tokens_per_s"], report["samples_per_s"])
 
 
 def test_a_program_gets_numbers_by_rank(ttlaunch, make_run):

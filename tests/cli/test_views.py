@@ -31,11 +31,11 @@ def ranks_of(*roles):
     return [RankState(RankRow(rank, "box", rank, role)) for rank, role in enumerate(roles)]
 
 
-def steps(state, *, upto, total=4, tokens=100):
+def steps(state, *, upto, total=4, counts="tokens"):
     """The records of a rank that steps once a second."""
     yield {"kind": "ready", "time": 0.0, "total_steps": total}
     for step in range(1, upto + 1):
-        yield {"kind": "step", "time": float(step), "step": step, "loss": 4.0 / step, "tokens": tokens}
+        yield {"kind": "step", "time": float(step), "step": step, "loss": 4.0 / step, counts: 100}
 
 
 def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
@@ -151,6 +151,19 @@ def test_loss_step_time_speed_gradient_norm_and_connection_are_shown_by_rank(cap
     assert (
         "rank 0 worker | step 4/4 loss 1.0000 gradient norm 2 1,000 ms/step 100 tokens/s\n" == capsys.readouterr().out
     )
+
+
+def test_the_speed_of_training_on_images_is_shown_in_samples(capsys):
+    (worker,) = ranks_of("worker")
+    view = PlainView()
+    for record in steps(worker, upto=4, counts="samples"):
+        fold(worker, progress(record))
+        view.record(worker, progress(record))
+    assert drawn([worker]).splitlines()[:2] == [
+        "rank   role     host   step     loss   ms/step   samples/s   state",
+        "   0   worker   box       4   1.0000     1,000         100   running",
+    ]
+    assert capsys.readouterr().out.endswith("step 4/4 loss 1.0000 1,000 ms/step 100 samples/s\n")
 
 
 def test_a_host_that_does_not_answer_is_seen_at_its_ranks(tmp_path):

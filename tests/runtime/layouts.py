@@ -54,7 +54,8 @@ class Trained:
         for record in whole:
             most[record["step"]].append(record)
         chosen = {
-            step: max(records, key=lambda r: (r.get("tokens", 0), "grad_norm" in r)) for step, records in most.items()
+            step: max(records, key=lambda r: (r.get("tokens", r.get("samples", 0)), "grad_norm" in r))
+            for step, records in most.items()
         }
         return {step: record[key] for step, record in sorted(chosen.items())}
 

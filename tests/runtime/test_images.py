@@ -41,10 +41,13 @@ def test_every_layout_classifies_digits_with_the_same_bits(tmp_path, alone, layo
     """D18: parameters, losses and accuracy; 5 micro-batches make ragged blocks."""
     run = train(layout, tmp_path / "run", IMAGES, data=Path(DIGITS))
     assert alone.sha256 == run.sha256
-    for key in ("loss", "tokens", "accuracy"):
+    for key in ("loss", "samples", "accuracy"):
         assert alone.by_step(contract.KIND_VALIDATION, key) == run.by_step(contract.KIND_VALIDATION, key)
     assert [0, 3, 4] == list(run.by_step(contract.KIND_VALIDATION, "accuracy"))
-    assert {12} == set(run.by_step(contract.KIND_VALIDATION, "tokens").values())
+    assert {12} == set(run.by_step(contract.KIND_VALIDATION, "samples").values())
+    assert {10} == set(run.by_step(contract.KIND_STEP, "samples").values())
+    kinds = (contract.KIND_STEP, contract.KIND_VALIDATION)
+    assert [] == [record for kind in kinds for record in run.records(kind) if "tokens" in record]
 
 
 def test_digits_are_learned(tmp_path):
@@ -76,7 +79,7 @@ def test_accuracy_is_the_share_of_right_answers(make_cfg):
         logits_BV = model(x_BT)[:, 0]
         right += int((logits_BV.argmax(1) == y_B1[:, 0]).sum())
         loss += functional.cross_entropy(logits_BV, y_B1[:, 0], reduction="sum").item()
-    assert {"loss": loss / 8, "tokens": 8, "accuracy": pytest.approx(right / 8)} == found | {
+    assert {"loss": loss / 8, "samples": 8, "accuracy": pytest.approx(right / 8)} == found | {
         "loss": pytest.approx(loss / 8)
     }
 

@@ -9,6 +9,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, render
 from ttlaunch.diagnostics.html import facts_html, text_html
+from ttlaunch.running.watch import render_speed
 
 DONE = "done"
 
@@ -27,8 +28,9 @@ class Report:
         steps: The last optimizer step that was done; 0 for a program.
         parameters_sha256: The hash over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
-        first_validation, last_validation: Mean loss per token in nats; None if none was measured.
+        first_validation, last_validation: Mean loss per token, or per image, in nats; None if none was measured.
         tokens_per_s: The throughput of the fastest rank that counts tokens; None if no rank does.
+        samples_per_s: The throughput of the fastest rank that counts samples, such as images; None if no rank does.
         results: The values that the recipe added to the summary, by name.
         diagnostics: The diagnostics of the run; after a failure, its cause comes first.
         earlier: The reports of the starts before this one, oldest first; empty without restarts.
@@ -49,6 +51,7 @@ class Report:
     first_validation: float | None
     last_validation: float | None
     tokens_per_s: float | None
+    samples_per_s: float | None
     results: Mapping[str, Any]
     diagnostics: tuple[Diagnostic, ...]
     earlier: "tuple[Report, ...]"
@@ -89,6 +92,7 @@ class Report:
             first_validation=report.first_validation,
             last_validation=report.last_validation,
             tokens_per_s=report.tokens_per_s,
+            samples_per_s=report.samples_per_s,
             results=report.results,
             diagnostics=found,
             earlier=tuple(cls.of([one]) for one in before),
@@ -123,7 +127,7 @@ class Report:
             "ranks": self.world_size,
             "steps": self.steps or None,
             "validation loss": self.last_validation,
-            "tokens/s": None if self.tokens_per_s is None else f"{self.tokens_per_s:,.0f}",
+            "speed": render_speed(self) or None,
             "seconds": f"{self.duration_s:.1f}",
             "parameters": self.parameters_sha256,
             **self.results,

@@ -76,7 +76,7 @@ def compare(
     """
     from ttlaunch.cli.compare_picture import draw_comparison
     from ttlaunch.lab.comparison.repeats import Comparison
-    from ttlaunch.lab.comparison.summary import HEADING, cells, render_json, render_markdown, summarise
+    from ttlaunch.lab.comparison.summary import HEADING, cells, heading, render_json, render_markdown, summarise
 
     workload = Workload(steps, tuple(overrides or ()))
     candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()
@@ -99,7 +99,7 @@ def compare(
         print_lines(tabbed(cells(row)) for row in rows)
     else:
         written = f"written: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg"
-        print_lines([*render_table([HEADING, *map(cells, rows)], right=range(2, len(HEADING))), "", written])
+        print_lines([*render_table([heading(rows), *map(cells, rows)], right=range(2, len(HEADING))), "", written])
     show_diagnostics(failures, form=form)
     exit_with(contract.STATUS_RANK_FAILED if failures else contract.STATUS_DONE)
 

@@ -22,8 +22,9 @@ def draw_comparison(content: Mapping[str, Any]) -> str:
         found = tuple(_measurement(row, key, form=form, scale=scale) for row in rows)
         return Panel(title, note, found, begins_at_zero=begins_at_zero, ends=form)
 
+    counts = "samples" if any(row.get("samples_per_s") for row in rows) else "tokens"
     panels = [
-        panel("speed", "tokens/s, higher is better", "tokens_per_s", form="{:,.0f}"),
+        panel("speed", f"{counts}/s, higher is better", f"{counts}_per_s", form="{:,.0f}"),
         panel("loss", "validation, lower is better", "loss", form="{:.3f}", begins_at_zero=False),
         panel("traffic", "MB per step, all ranks", "bytes_per_step", form="{:.2f}", scale=1e-6),
         panel("memory", "peak MB, largest rank", "memory_bytes", form="{:.0f}", scale=1e-6),

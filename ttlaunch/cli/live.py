@@ -14,7 +14,7 @@ from ttlaunch.running.logs.fold import ShownOutput
 from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import Phase, RankState, steps_done
+from ttlaunch.running.watch import Phase, RankState, render_speed, steps_done
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +24,7 @@ _REDRAW_S = 0.25
 _LINE_EVERY_S = 2.0
 _MOST_ROWS = 24
 _LONGEST_NOTE = 1000
-_COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "state")
+_COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "samples/s", "state")
 
 
 @contextmanager
@@ -134,8 +134,8 @@ class PlainView:
         )  # from the record, because the rank's state may already be some steps further
         norm = _number(record.grad_norm, " gradient norm {:.3g}")
         time_of_step = "" if state.step_s is None else f" {state.step_s * 1e3:,.0f} ms/step"
-        speed = "" if state.tokens_per_s is None else f" {state.tokens_per_s:,.0f} tokens/s"
-        return f"step {record.step}{total}{loss}{norm}{time_of_step}{speed}"
+        speed = render_speed(state)
+        return f"step {record.step}{total}{loss}{norm}{time_of_step}{f' {speed}' if speed else ''}"
 
 
 class TableView:
@@ -179,6 +179,8 @@ class TableView:
         optional = {  # programs report neither value, and not every rank knows the gradient norm
             "grad norm": any(state.grad_norm is not None for state in ranks),
             "ms/step": any(state.step_s is not None for state in ranks),
+            "tokens/s": not any(state.samples_per_s for state in ranks),
+            "samples/s": any(state.samples_per_s for state in ranks),
         }
         shown_columns = [name for name in _COLUMNS if optional.get(name, True)]
         for heading in shown_columns:
@@ -226,6 +228,7 @@ def _cells(state: RankState) -> dict[str, Any]:
         "grad norm": "" if state.grad_norm is None else f"{state.grad_norm:.3g}",
         "ms/step": "" if state.step_s is None else f"{state.step_s * 1e3:,.0f}",
         "tokens/s": "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
+        "samples/s": "" if state.samples_per_s is None else f"{state.samples_per_s:,.0f}",
     }
 
 

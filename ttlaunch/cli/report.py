@@ -98,14 +98,16 @@ def _read(where: str, runs_dir: Path) -> "Recorded":
 def _heading(recorded: "Recorded") -> list[str]:
     """Render the lines with the run's name and how it ended."""
     from ttlaunch.app.run_spec import short_name
+    from ttlaunch.running.watch import render_speed
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
     steps = max((state.step for state in recorded.ranks), default=0)
     lines = [f"{recorded.status}: {recorded.name}{layout}, {counted(len(recorded.ranks), 'rank')}, {steps} steps"]
     ended_by = _ended_by(recorded)
     lines += [f"  {'ended by' if recorded.report else 'state':12}{ended_by}"] if ended_by else []
-    speeds = [state.tokens_per_s for state in recorded.ranks if state.tokens_per_s]
-    lines += [f"  {'speed':12}{max(speeds):,.0f} tokens/s"] if speeds else []
+    fastest = max(recorded.ranks, key=lambda state: state.tokens_per_s or state.samples_per_s or 0, default=None)
+    speed = render_speed(fastest) if fastest is not None else ""
+    lines += [f"  {'speed':12}{speed}"] if speed else []
     lines.append(f"  {'run folder':12}{short_name(recorded.path, Path.cwd())}")
     return lines
 
@@ -211,6 +213,7 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
         "ended_by": _ended_by(recorded),
         "steps": max((state.step for state in recorded.ranks), default=0),
         "tokens_per_s": max((state.tokens_per_s or 0 for state in recorded.ranks), default=0) or None,
+        "samples_per_s": max((state.samples_per_s or 0 for state in recorded.ranks), default=0) or None,
         "ranks": [
             {
                 "rank": state.row.rank,

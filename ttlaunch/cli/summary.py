@@ -16,6 +16,7 @@ from ttlaunch.profiling import profile_file
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import render_speed
 
 
 def print_result(
@@ -64,8 +65,8 @@ def show_summary(report: RecordedReport, facts: RunFacts, folder: RunFolder, *, 
         )
     if report.last_perplexity is not None:
         lines.append(f"  perplexity       {report.last_perplexity:,.4g}")
-    if report.tokens_per_s:
-        lines.append(f"  speed            {report.tokens_per_s:,.0f} tokens/s")
+    if speed := render_speed(report):
+        lines.append(f"  speed            {speed}")
     width = max(16, *(len(name) for name in report.results)) if report.results else 0
     lines += [f"  {name:{width}} {_plain(value)}" for name, value in report.results.items()]
     if report.parameters_sha256:

@@ -79,10 +79,11 @@ class StepDone:
         return self.values.get("grad_norm")
 
     @property
-    def tokens(self) -> int:
-        """The tokens of the step; 0 for a rank that counts none."""
-        tokens = self.values.get("tokens", 0)
-        return int(tokens) if math.isfinite(tokens) else 0
+    def counted(self) -> tuple[str, int]:
+        """What the rank counts, tokens or samples, and how many the step had; 0 tokens for a rank that counts neither."""
+        name = next((name for name in contract.COUNTED if name in self.values), contract.COUNTED[0])
+        number = self.values.get(name, 0)
+        return name, int(number) if math.isfinite(number) else 0
 
     @property
     def arrived_from(self) -> int | None:
@@ -93,7 +94,7 @@ class StepDone:
 
 @record
 class Validation:
-    """A validation after a step; `values` has its mean loss, its tokens, and perplexity or accuracy."""
+    """A validation after a step; `values` has its mean loss, its tokens or samples, and perplexity or accuracy."""
 
     time: Time
     step: Step

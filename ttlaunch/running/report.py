@@ -20,7 +20,15 @@ from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, steps_done
 
 _NOT_FINITE = {"inf", "-inf", "nan"}
-_MEASURED = ("first_validation", "last_validation", "last_perplexity", "tokens_per_s", "layer_grad_norms", "results")
+_MEASURED = (
+    "first_validation",
+    "last_validation",
+    "last_perplexity",
+    "tokens_per_s",
+    "samples_per_s",
+    "layer_grad_norms",
+    "results",
+)
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,9 @@ class Report:
 
     Attributes:
         status: "done", "failed", "hung", "interrupted" or "terminated".
-        first_validation, last_validation: Mean loss per token in nats, None if none was measured.
+        first_validation, last_validation: Mean loss per token, or per image, in nats, None if none was measured.
         last_perplexity: The perplexity of the last validation: the exponential of its loss.
+        tokens_per_s, samples_per_s: The speed of the fastest rank, in what ranks count; None in the other.
         layer_grad_norms: The norm of each layer's gradient in the last step that reported them; empty if none did.
         parameters_sha256: The hash over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
@@ -56,6 +65,7 @@ class Report:
     last_validation: float | None
     last_perplexity: float | None
     tokens_per_s: float | None
+    samples_per_s: float | None
     layer_grad_norms: Mapping[str, Any]
     parameters_sha256: str | None
     parameters_agree: bool
@@ -94,7 +104,7 @@ class Report:
             "lost_checkpoints": {one["step"]: one["reason"] for one in record["lost_checkpoints"]},
             "ranks": tuple(record["ranks"]),
         }
-        measured = {name: _number(record[name]) for name in _MEASURED}
+        measured = {name: _number(record.get(name)) for name in _MEASURED}
         return cls(**{**record, **measured, **parts})
 
 
@@ -113,7 +123,6 @@ def make_report(
     """Make the report from the last states of all ranks and the files in the run's folder."""
     validations = sorted((v for state in ranks for v in state.validations), key=lambda v: v.step)
     digest, agree = combine_digests([state.digests for state in ranks if state.digests])
-    speeds = [state.tokens_per_s for state in ranks if state.tokens_per_s]
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
     end = failure.time if failure else None
     last = {} if status == "done" else last_operations(folder.path, ranks, end=end)
@@ -130,7 +139,8 @@ def make_report(
         first_validation=validations[0].loss if validations else None,
         last_validation=validations[-1].loss if validations else None,
         last_perplexity=validations[-1].perplexity if validations else None,
-        tokens_per_s=max(speeds) if speeds else None,
+        tokens_per_s=max((state.tokens_per_s or 0 for state in ranks), default=0) or None,
+        samples_per_s=max((state.samples_per_s or 0 for state in ranks), default=0) or None,
         layer_grad_norms=_layer_norms(ranks),
         parameters_sha256=digest,
         parameters_agree=agree,

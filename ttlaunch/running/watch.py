@@ -60,7 +60,8 @@ class RankState:
 
     Attributes:
         step: The last optimizer step that the rank reported.
-        tokens: The sum of the tokens of all reported steps.
+        counts: What the rank counts: tokens or samples.
+        counted: The sum of the tokens or samples of all reported steps.
         layer_norms: The gradient norm of each layer that the rank updates, in the last step that reported these norms.
         grad_norm: The gradient's norm in the last step that reported one.
         connection: `silent` or `lost` if the connection to the rank's host is; else empty.
@@ -83,9 +84,10 @@ class RankState:
     grad_norm: float | None = None
     connection: str = ""
     diverged: tuple[int, float] | None = None
-    tokens: int = 0
+    counts: str = contract.COUNTED[0]
+    counted: int = 0
     first_step: int = 0
-    first_step_tokens: int = 0
+    first_step_counted: int = 0
     first_step_time: float | None = None
     last_step_time: float | None = None
     validations: list[Validation] = field(default_factory=list)
@@ -117,11 +119,19 @@ class RankState:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second, not counting the first reported step; None for a rank that counts no tokens."""
-        if not self.tokens:
+        return self._per_second("tokens")
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second, not counting the first reported step; None for a rank that counts no samples."""
+        return self._per_second("samples")
+
+    def _per_second(self, counts: str) -> float | None:
+        if not self.counted or self.counts != counts:
             return None
         if self.first_step_time is None or self.last_step_time is None or self.last_step_time <= self.first_step_time:
             return None
-        return (self.tokens - self.first_step_tokens) / (self.last_step_time - self.first_step_time)
+        return (self.counted - self.first_step_counted) / (self.last_step_time - self.first_step_time)
 
     @property
     def step_s(self) -> float | None:
@@ -129,6 +139,24 @@ class RankState:
         if self.first_step_time is None or self.last_step_time is None or self.step <= self.first_step:
             return None
         return (self.last_step_time - self.first_step_time) / (self.step - self.first_step)
+
+
+class HasSpeed(Protocol):
+    """A rank or a run whose speed is measured; at least one of the two numbers is None."""
+
+    @property
+    def tokens_per_s(self) -> float | None: ...
+
+    @property
+    def samples_per_s(self) -> float | None: ...
+
+
+def render_speed(measured: HasSpeed) -> str:
+    """Render a speed with its unit, such as `1,234 tokens/s`; empty if there is none."""
+    for unit in contract.COUNTED:
+        if speed := getattr(measured, f"{unit}_per_s"):
+            return f"{speed:,.0f} {unit}/s"
+    return ""
 
 
 class HasRanks(Protocol):
@@ -282,9 +310,12 @@ def _fold_step(state: RankState, record: StepDone) -> None:
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
     if record.grad_norm is not None:
         state.grad_norm = float(record.grad_norm)
-    state.tokens += record.tokens
+    counts, number = record.counted
+    if number:
+        state.counts = counts
+    state.counted += number
     if state.first_step_time is None:
-        state.first_step, state.first_step_time, state.first_step_tokens = state.step, record.time, state.tokens
+        state.first_step, state.first_step_time, state.first_step_counted = state.step, record.time, state.counted
     state.last_step_time = record.time
 
 

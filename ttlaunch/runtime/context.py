@@ -262,19 +262,22 @@ class RankContext:
         """Report that a step is done, with its loss and other numbers.
 
         `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm` and
-        the like.
+        the like. A trainer with data of its own gives `samples` in place of `tokens`. Images count as samples.
 
         Raises:
             TypeError: A value is not a number.
-            ValueError: The step is not a whole number from 1, or the number of tokens is negative.
+            ValueError: The step is not a whole number from 1, or the number of tokens or samples is negative.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
             raise ValueError(f"step {step!r} is not a whole number from 1")
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{name}={value!r} is not a number; convert a tensor with `.item()`")
-        if values.get("tokens", 0) < 0:
-            raise ValueError(f"tokens={values['tokens']} is less than none")
+        for name in contract.COUNTED:
+            if values.get(name, 0) < 0:
+                raise ValueError(f"{name}={values[name]} is less than none")
+        if self._data is not None:  # for images, loops and recipes count in `tokens` what are samples
+            values = {self._data.counts if name == "tokens" else name: value for name, value in values.items()}
         self.traffic.end_step()
         self._records.write(contract.KIND_STEP, step=step, **values)
 

@@ -22,6 +22,7 @@ FIRST = Measured(
     ranks={"worker": 2, "server": 1},
     steps_per_s=10.0,
     tokens_per_s=10240.0,
+    samples_per_s=None,
     first_loss=5.5,
     loss=2.5,
     samples=128.0,
@@ -38,7 +39,9 @@ def tried(candidate, *runs, error=None):
     return [*found, Attempt(Candidate(candidate), len(runs) + 1, None, error, "ttlaunch run …")] if error else found
 
 
-def a_run(path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=8, server_reports=True, times=None):
+def a_run(
+    path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=8, server_reports=True, counts="tokens"
+):
     """A run of two workers that see half of a step's 64 tokens each, a step every 0.5 s after a slow first fourth.
 
     The first step is only waited for: connections are opened.
@@ -63,8 +66,8 @@ def a_run(path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=
         for step in range(1, steps + 1):
             time = 100.0 + (step * 2.0 if step <= 2 else 4.0 + (step - 2) * 0.5)
             if role == "worker" or server_reports:
-                tokens = 32 if role == "worker" else 64
-                lines.append(contract.record_line({"kind": "step", "time": time, "step": step, "tokens": tokens}))
+                number = 32 if role == "worker" else 64
+                lines.append(contract.record_line({"kind": "step", "time": time, "step": step, counts: number}))
         (path / contract.progress_file(rank)).write_text("".join(lines))
         spent = [["step", {str(step): 1000 for step in range(1, steps + 1)}]]
         spent += [["forward", {str(step): 400 for step in range(1, steps + 1)}]] if role == "worker" else []
@@ -93,6 +96,27 @@ def test_a_run_is_measured_after_its_warm_up(tmp_path):
     assert (5.0, 2.0, 8 * 64 / 16) == (found.first_loss, found.loss, found.samples)
     assert {"worker": 2, "server": 1} == found.ranks
     assert (1000, 1001, 1002) == found.peak_memory_bytes
+
+
+def test_a_run_on_images_is_measured_in_samples(tmp_path):
+    """64 images each half second; a step of the workload has 4 of them, whatever the number of their pixels."""
+    found = measure_run(a_run(tmp_path / "run", counts="samples"))
+
+    assert (None, 128.0) == (found.tokens_per_s, found.samples_per_s)
+    assert (128.0 / 4, 8 * 64) == (found.steps_per_s, found.samples)
+
+
+def test_a_comparison_on_images_names_samples_in_its_table_and_picture():
+    rows = summarise(tried("sync_ps", replace(FIRST, tokens_per_s=None, samples_per_s=1234.0)))
+
+    page = render_markdown(rows, WORKLOAD, machine="m")
+    assert "| samples/s |" in page
+    assert "| 1,234 |" in page
+    assert "tokens/s" not in page
+    picture = draw_comparison(render_json(rows, WORKLOAD, machine="m", repeats=1))
+    assert "samples/s, higher is better" in picture
+    assert "1,234" in picture
+    assert "tokens/s" not in picture
 
 
 def test_bytes_are_those_within_steps_and_idle_time_that_of_ranks_that_compute(tmp_path):

@@ -37,6 +37,15 @@ def test_a_step_says_how_long_it_took_and_how_many_tokens_a_second(finished):
     assert "step_time_s" not in steps[0].values
 
 
+def test_a_step_on_images_says_how_many_samples_a_second(written):
+    run = written()
+    for step in (1, 2):
+        run.record(0, kind="step", time=100 + step * 0.25, step=step, samples=50)
+    steps = [event for event in EventLog(run.path).poll() if event.kind == "step"]
+
+    assert {"samples": 50, "step_time_s": 0.25, "samples_per_s": 200.0} == steps[1].values
+
+
 def test_books_become_times_and_traffic_of_each_step(finished):
     events = EventLog(finished.path).poll()
     times = [event for event in events if event.kind == "times"]

@@ -1,6 +1,6 @@
 """Measure a completed run, from its folder alone, in numbers that can be compared between recipes.
 
-Speed is counted in tokens, because steps are not the same thing everywhere: where a server updates after every worker's
+Speed is counted in tokens or images, because steps are not the same thing everywhere: where a server updates after every worker's
 gradient, a worker's step is a part of what others call one. `steps_per_s` are steps of the workload's global batch.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.records.ranks import StepDone
 from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry
@@ -28,7 +29,8 @@ class Measured:
     Attributes:
         ranks: The number of ranks of each role.
         steps_per_s: Global batches per second, after the warm-up.
-        tokens_per_s: Tokens per second, after the warm-up.
+        tokens_per_s: Tokens per second, after the warm-up; None for images.
+        samples_per_s: Images per second, after the warm-up; None for texts.
         first_loss, loss: The losses of the validations before the first step and after the last.
         samples: The number of sequences that were trained on.
         bytes_per_step: The bytes that all ranks together send in a step.
@@ -44,6 +46,7 @@ class Measured:
     ranks: Mapping[str, int]
     steps_per_s: float | None
     tokens_per_s: float | None
+    samples_per_s: float | None
     first_loss: float | None
     loss: float | None
     samples: float
@@ -64,19 +67,21 @@ def measure_run(path: Path) -> Measured:
     recorded = read_run(path)
     report, training = recorded.report or {}, recorded.plan["config"]["training_config"]
     length = recorded.plan["config"]["transformer_config"]["max_sequence_length"]
-    per_step = training["batch_size"] * training.get("gradient_accumulation_steps", 1) * length
-    reports = _token_reports(recorded)
-    speed = _tokens_per_s(reports)
+    counts, reports = _reports(recorded)
+    per_sample = length if counts == "tokens" else 1
+    per_step = training["batch_size"] * training.get("gradient_accumulation_steps", 1) * per_sample
+    speed = _per_second(reports)
     size, is_counted = _bytes_per_step(recorded)
     roles = [state.row.role for state in recorded.ranks]
     return Measured(
         run_id=path.name,
         ranks={role: roles.count(role) for role in dict.fromkeys(roles)},
         steps_per_s=speed / per_step if speed else None,
-        tokens_per_s=speed,
+        tokens_per_s=speed if counts == "tokens" else None,
+        samples_per_s=speed if counts == "samples" else None,
         first_loss=report.get("first_validation"),
         loss=report.get("last_validation"),
-        samples=sum(tokens for _, _, tokens in reports) / length,
+        samples=sum(number for _, _, number in reports) / per_sample,
         bytes_per_step=size,
         is_counted=is_counted,
         peak_memory_bytes=tuple(row.get("peak_memory_bytes") or 0 for row in report["ranks"]),
@@ -85,26 +90,30 @@ def measure_run(path: Path) -> Measured:
     )
 
 
-def _token_reports(recorded: Recorded) -> list[tuple[float, int, int]]:
-    """Return time, step and tokens of the reports of one role, the one with the most tokens: other roles report the same ones."""
+def _reports(recorded: Recorded) -> tuple[str, list[tuple[float, int, int]]]:
+    """Return what ranks count, and time, step and count of the reports of one role.
+
+    It is the role with the highest count: other roles report the same tokens or samples.
+    """
     by_role: dict[str, list[tuple[float, int, int]]] = {}
+    counts = contract.COUNTED[0]
     for state in recorded.ranks:
         for record in progress_of(recorded.path, state.row.rank):
-            if isinstance(record, StepDone) and record.tokens:
-                entry = (record.time, record.step, record.tokens)
-                by_role.setdefault(state.row.role, []).append(entry)
-    found = max(by_role.values(), key=lambda reports: sum(tokens for _, _, tokens in reports), default=[])
-    return sorted(found)
+            if isinstance(record, StepDone) and record.counted[1]:
+                counts, number = record.counted
+                by_role.setdefault(state.row.role, []).append((record.time, record.step, number))
+    found = max(by_role.values(), key=lambda reports: sum(number for _, _, number in reports), default=[])
+    return counts, sorted(found)
 
 
-def _tokens_per_s(reports: Sequence[tuple[float, int, int]]) -> float | None:
+def _per_second(reports: Sequence[tuple[float, int, int]]) -> float | None:
     last = max((step for _, step, _ in reports), default=0)
     warm = max(1, last // _WARM_UP_DIVISOR)
     since = min((time for time, step, _ in reports if step >= warm), default=0.0)
-    timed = [(time, tokens) for time, _, tokens in reports if time > since]
+    timed = [(time, number) for time, _, number in reports if time > since]
     if not timed or timed[-1][0] <= since:
         return None
-    return sum(tokens for _, tokens in timed) / (timed[-1][0] - since)
+    return sum(number for _, number in timed) / (timed[-1][0] - since)
 
 
 def _bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:

@@ -38,6 +38,7 @@ class Row:
     ranks: str
     steps_per_s: Spread | None
     tokens_per_s: Spread | None
+    samples_per_s: Spread | None
     loss: Spread | None
     bytes_per_step: Spread | None
     memory_bytes: Spread | None
@@ -72,6 +73,7 @@ def _row(name: str, attempts: Sequence[Attempt], *, hashes: set[str | None], let
         ranks=ranks,
         steps_per_s=_spread(runs, lambda run: run.steps_per_s),
         tokens_per_s=_spread(runs, lambda run: run.tokens_per_s),
+        samples_per_s=_spread(runs, lambda run: run.samples_per_s),
         loss=_spread(runs, lambda run: run.loss),
         bytes_per_step=_spread(runs, lambda run: run.bytes_per_step),
         memory_bytes=_spread(runs, lambda run: float(max(run.peak_memory_bytes, default=0)) or None),
@@ -90,8 +92,14 @@ def _spread(runs: Sequence[Measured], value: Callable[[Measured], float | None])
 HEADING = ("recipe", "ranks", "steps/s", "tokens/s", "loss", "MB/step", "peak memory", "idle", "bits")
 
 
+def heading(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the heading over these rows: the speed of training on images is in samples."""
+    has_samples = any(row.samples_per_s for row in rows)
+    return tuple("samples/s" if has_samples and name == "tokens/s" else name for name in HEADING)
+
+
 def cells(row: Row) -> tuple[str, ...]:
-    """Render the cells of a row, under `HEADING`."""
+    """Render the cells of a row, under `heading`."""
     if row.error is not None and not row.runs:
         return (row.name, "failed", *["–"] * (len(HEADING) - 2))
     sign = "" if row.is_counted else "≈ "
@@ -99,7 +107,7 @@ def cells(row: Row) -> tuple[str, ...]:
         row.name,
         row.ranks,
         _text(row.steps_per_s, "{:.1f}", with_spread=True),
-        _text(row.tokens_per_s, "{:,.0f}"),
+        _text(row.tokens_per_s or row.samples_per_s, "{:,.0f}"),
         _text(row.loss, "{:.3f}"),
         sign + _text(row.bytes_per_step, "{:.2f}", scale=1e-6),
         _text(row.memory_bytes, "{:.0f} MB", scale=1e-6),
@@ -119,7 +127,7 @@ def _text(spread: Spread | None, form: str, *, scale: float = 1.0, with_spread: 
 
 def render_markdown(rows: Sequence[Row], workload: Workload, *, machine: str) -> str:
     """Render the comparison as a page: what was run, the table, and the meaning of its columns."""
-    table = [HEADING, tuple("---" for _ in HEADING), *map(cells, rows)]
+    table = [heading(rows), tuple("---" for _ in HEADING), *map(cells, rows)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
     failed = [f"- {row.name}: {row.error}" for row in rows if row.error is not None]
     return "\n".join(

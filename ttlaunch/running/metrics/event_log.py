@@ -50,6 +50,7 @@ _OF_REPORT = (
     "last_validation",
     "last_perplexity",
     "tokens_per_s",
+    "samples_per_s",
     "parameters_sha256",
     "parameters_agree",
     "results",
@@ -197,8 +198,8 @@ class EventLog:
             if before is not None and before[0] < step and before[1] < time:
                 step_time_s = round((time - before[1]) / (step - before[0]), 9)
                 values["step_time_s"] = step_time_s
-                if step_time_s and "tokens" in record.values:
-                    values["tokens_per_s"] = record.values["tokens"] / step_time_s
+                counted = [name for name in contract.COUNTED if step_time_s and name in record.values]
+                values |= {f"{name}_per_s": record.values[name] / step_time_s for name in counted}
         return Event(time, kind_of(record), rank, step_of(record), values)
 
     def _of_telemetry(self, rank: int) -> Iterator[Event]:

@@ -31,8 +31,10 @@ class TrainingData(Protocol):
         validation_micro_batches: The number of micro-batches of one validation.
         validation_tokens: Targets that count in one validation.
         total_steps: Steps until `steps` are done or `num_epochs` are used up, whatever comes first.
+        counts: What reports call the targets that count in the loss: "tokens", or "samples" if each sample has one.
     """
 
+    counts: str
     vocabulary: int
     validation_sequences: int
     validation_tokens: int

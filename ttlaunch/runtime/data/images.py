@@ -27,6 +27,8 @@ class ImageData:
     Pixels are scaled to 0 to 255, from 0 to the largest of all.
     """
 
+    counts = "samples"
+
     def __init__(self, corpus: Corpus, cfg: TrainingFile) -> None:
         """Parse the rows.
 
@@ -69,7 +71,7 @@ class ImageData:
         half = len(losses) // 2
         loss = mean_per_token(sum(losses[:half]), tokens)
         accuracy = 1 - mean_per_token(sum(losses[half:]), tokens)
-        return {"loss": loss, "tokens": tokens, "accuracy": accuracy}
+        return {"loss": loss, "samples": tokens, "accuracy": accuracy}
 
     def _batch(self, index: int, samples: Sequence[int]) -> MicroBatch:
         places = np.array(samples)

@@ -71,6 +71,8 @@ class SyntheticData:
         training_sequences: The number of sequences in one epoch.
     """
 
+    counts = "tokens"
+
     def __init__(self, corpus: Corpus, cfg: TrainingFile) -> None:
         """Draw the chain.
 

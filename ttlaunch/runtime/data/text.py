@@ -32,6 +32,8 @@ class TextData:
         total_steps: Steps until `steps` are done or `num_epochs` are used up, whatever comes first.
     """
 
+    counts = "tokens"
+
     def __init__(self, corpus: Corpus, cfg: TrainingFile) -> None:
         """Tokenize.
 
