@@ -87,6 +87,7 @@ ENVIRONMENT_FILE = "environment.json"
 CODE_FILE = "code.json"
 LAUNCHER_FILE = "launcher.json"  # which process watches the run, see `running/runs/launcher.py`
 EVENTS_FILE = "events.jsonl"
+EVENT_CLOCK = "clock"  # host, offset_s: by how much a host's clock is ahead of this machine's
 METRICS_FILE = "metrics.jsonl"  # all that the run measured, an event a line; see `running/metrics/event_log.py`
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
@@ -219,6 +220,7 @@ START_FILE = "start"
 
 # Kinds of progress records; each also carries `time` (seconds since the epoch, float).
 KIND_STARTED = "started"  # the shim started the rank's process: pid
+KIND_STARTING = "starting"  # stage: one of `START_STAGES`, which the rank begins before its role is called
 KIND_READY = "ready"  # the runtime has the world and calls the role: total_steps
 KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens or samples, grad_norm, learning_rate, …
 COUNTED = (
@@ -234,6 +236,9 @@ KIND_NOTE = "note"  # text: a line worth showing to the user
 KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name
 KIND_DONE = "done"  # the role's function returned
+
+START_STAGES = ("joining the other ranks", "reading the data", "importing torch", "connecting the ranks")
+"""What a rank of a recipe does between its start and the call of its role, in this order."""
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 

@@ -10,6 +10,7 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.running.checkpoints.complete import complete_checkpoints
 
+from .screen import Terminal
 from .tensor_files import tensor_file
 
 
@@ -69,3 +70,17 @@ def trained(here, ttlaunch):
         return run
 
     return make
+
+
+@pytest.fixture
+def terminal(here):
+    """`terminal(*arguments, width=…, NAME=…)`: ttlaunch under a pseudo-terminal, with these environment variables."""
+    started = []
+
+    def start(*arguments, **options):
+        started.append(Terminal(here, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()

@@ -5,8 +5,10 @@ import signal
 import pytest
 
 from tests.records.written import progress
+from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_diagnostics import failure_diagnostic
-from ttlaunch.cli.summary import show_summary
+from ttlaunch.cli.summary import print_result, show_summary
+from ttlaunch.diagnostics import Format
 from ttlaunch.diagnostics.render import render
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit
@@ -111,13 +113,42 @@ def test_steps_are_updates_and_not_data_that_was_handed_out():
 def test_results_of_long_names_stand_in_one_column_and_one_validation_is_not_two(here, capsys):
     known = dict.fromkeys(Report.__dataclass_fields__)
     known |= {"name": "mine", "status": "done", "world_size": 1, "duration_s": 2.0, "steps": 3, "ranks": ()}
-    known |= {"first_validation": 5.5, "last_validation": 5.5, "results": {"staleness average": 1.5, "stale": "2 of 9"}}
+    known |= {
+        "startup_s": 0.5,
+        "first_validation": 5.5,
+        "last_validation": 5.5,
+        "results": {"staleness average": 1.5, "stale": "2 of 9"},
+    }
     show_summary(Report(**known), RunFacts("mine", "local", (), is_recipe=True), RunFolder("a", here / "runs/a"))
     assert capsys.readouterr().out.splitlines() == [
         "done: mine on local, 1 rank, 2.0 s",
+        "  time             0.5 s start-up, 1.5 s training",
         "  steps            3",
         "  validation loss  5.5000",
         "  staleness average 1.5",
         "  stale             2 of 9",
         "  run folder       runs/a",
     ]
+
+
+def test_a_good_run_ends_with_the_commands_that_read_it_next(trained, here, capsys):
+    known = {**dict.fromkeys(Report.__dataclass_fields__), "name": "mine", "world_size": 1, "duration_s": 1666.0}
+    known |= {"ranks": (), "results": {}, "lost_checkpoints": {}, "lost_hosts": {}, "exit_status": 0, "status": "done"}
+
+    def last_lines(name, *, status="done", is_recipe=True):
+        facts, folder = RunFacts("mine", "local", (), is_recipe=is_recipe), RunFolder(name, here / "runs" / name)
+        print_result(Outcome(Report(**{**known, "status": status}), facts, folder), form=Format.FULL)
+        lines = capsys.readouterr().out.splitlines()
+        return lines[0], lines[lines.index(f"  run folder       runs/{name}") + 1 :]
+
+    trained("one-3fa1", 8)
+    first, following = last_lines("one-3fa1")
+    assert "done: mine on local, 1 rank, 27 min 46 s" == first
+    assert following == [
+        "  next             ttlaunch report 3fa1",
+        "                   ttlaunch weights export 3fa1 weights.safetensors",
+    ]
+    trained("two-3fa1")
+    assert ["  next             ttlaunch report runs/two-3fa1"] == last_lines("two-3fa1")[1]
+    assert ["  next             ttlaunch logs runs/two-3fa1"] == last_lines("two-3fa1", is_recipe=False)[1]
+    assert [] == last_lines("one-3fa1", status="interrupted")[1]

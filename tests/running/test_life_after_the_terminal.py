@@ -298,10 +298,11 @@ def test_a_backlog_that_nobody_wants_to_see_is_cut_short(here, until):
     stdout, stderr = process.communicate(timeout=20)
     (folder,) = here.glob("runs/*/")
     assert (0, f"the rest of what ranks printed is in runs/{folder.name}/logs/\n") == (process.returncode, stderr)
-    *shown, done, where = stdout.splitlines()
+    *shown, done, where, following = stdout.splitlines()
     assert 20_000 > len(shown)
     assert done.startswith("done: work on local, 1 rank, ")
     assert f"  run folder       runs/{folder.name}" == where
+    assert f"  next             ttlaunch logs {folder.name[-4:]}" == following
 
 
 def _waiting(pipe):

@@ -4,11 +4,12 @@ import errno
 import json
 import os
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Severity, file_error, render, shown, usage_error
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
@@ -121,8 +122,8 @@ def tabbed(values: Iterable[object]) -> str:
 
 
 def print_progress(text: str) -> None:
-    """Replace the text on the last line of the terminal; do nothing if stderr is not a terminal."""
-    if sys.stderr.isatty():
+    """Replace the text on the last line of the terminal; do nothing if stderr shows no pictures that change."""
+    if can_redraw(sys.stderr):
         width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
         sys.stderr.write("\r" + clean(text)[:width].ljust(min(width, 40)) + "\r")
         sys.stderr.flush()
@@ -157,7 +158,9 @@ def rich_console(stream: TextIO) -> "Console":
                 text = segment.text
                 yield segment if segment.control else segment._replace(text="\n".join(map(clean, text.split("\n"))))
 
-    return CleanConsole(file=stream, highlight=False, markup=False, emoji=False, no_color=not use_colour(stream))
+    # Without a colour system rich writes no bold or underlined text either; `no_color` alone would leave these.
+    system: Literal["auto"] | None = "auto" if use_colour(stream) else None
+    return CleanConsole(file=stream, highlight=False, markup=False, emoji=False, color_system=system)
 
 
 def exit_with(status: int) -> NoReturn:
@@ -170,3 +173,44 @@ def exit_with(status: int) -> NoReturn:
 def use_colour(stream: Any) -> bool:
     """Return whether to colour a stream: it is a terminal that is not dumb, and `NO_COLOR` is not set."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def can_redraw(stream: Any) -> bool:
+    """Return whether pictures that change can be drawn on a stream, in place of lines that follow each other.
+
+    Neither a dumb terminal nor the log of a CI system, which sets `CI`, can replace what it has shown.
+    """
+    is_ci = os.environ.get("CI", "").lower() not in {"", "0", "false"}
+    return bool(stream.isatty()) and not is_ci and os.environ.get("TERM") not in {"dumb", "unknown"}
+
+
+@contextmanager
+def keeping_whole(stream: TextIO) -> Iterator[None]:
+    """Keep what is typed from tearing a picture that is redrawn on a terminal.
+
+    Typed characters would move the cursor, so the terminal does not echo them. At Ctrl-C it would drop output that it has not
+    shown yet, such as the rest of a redraw; it keeps this output instead.
+    """
+    try:
+        before = termios.tcgetattr(stream)
+        during = [*before]
+        during[_LOCAL_MODES] = before[_LOCAL_MODES] & ~termios.ECHO | termios.NOFLSH
+        _set_modes(stream, during)
+    except (termios.error, OSError):  # no terminal, or not this process's own
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(termios.error, OSError):
+            _set_modes(stream, before)
+
+
+_LOCAL_MODES = 3
+"""The index of the local modes in what `tcgetattr` returns."""
+
+
+def _set_modes(stream: TextIO, modes: list[Any]) -> None:
+    """Set a terminal's modes, unless this process is in the background, where the attempt would stop it."""
+    if os.tcgetpgrp(stream.fileno()) == os.getpgrp():
+        termios.tcsetattr(stream, termios.TCSANOW, modes)

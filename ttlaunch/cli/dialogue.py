@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Answered
-from ttlaunch.cli.console import rich_console, show_diagnostics
+from ttlaunch.cli.console import can_redraw, rich_console, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size
 from ttlaunch.diagnostics.terminal_text import clean
 
@@ -31,7 +31,7 @@ class TerminalDialogue:
 
     @property
     def _is_drawn(self) -> bool:
-        return self._form is not Format.JSON and sys.stderr.isatty()
+        return self._form is not Format.JSON and can_redraw(sys.stderr)
 
     def warn(self, diagnostics: Sequence[Diagnostic]) -> None:
         show_diagnostics(diagnostics, form=self._form, verbose=self._verbose)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ttlaunch.app.examine import Examination
-from ttlaunch.cli.console import rich_console
+from ttlaunch.cli.console import can_redraw, keeping_whole, rich_console
 from ttlaunch.diagnostics import counted
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.engines.choose import ENGINES
@@ -53,12 +53,12 @@ class View:
 @contextmanager
 def make_view(*, quiet: bool) -> Iterator[View]:
     """Return a view that draws a table if stdout is a terminal; with `quiet`, it draws nothing."""
-    if quiet or not sys.stdout.isatty():
+    if quiet or not can_redraw(sys.stdout):
         yield View()
         return
     from rich.live import Live
 
-    with Live(console=rich_console(sys.stdout), refresh_per_second=8) as live:
+    with keeping_whole(sys.stdout), Live(console=rich_console(sys.stdout), refresh_per_second=8) as live:
         yield View(live)
 
 

@@ -1,20 +1,29 @@
-"""Views of a run while it runs: a table on a terminal, plain lines with rank and role everywhere else."""
+"""Views of a run while it runs: a table on a terminal that can redraw it, else plain lines with rank and role."""
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from ttlaunch.cli.console import discarding_unwritable, print_lines, print_output, rich_console
-from ttlaunch.diagnostics import counted, shown
+from ttlaunch.cli.console import (
+    can_redraw,
+    discarding_unwritable,
+    keeping_whole,
+    print_lines,
+    print_output,
+    rich_console,
+)
+from ttlaunch.contract import START_STAGES
+from ttlaunch.diagnostics import counted, listed, render_duration, shown
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
-from ttlaunch.running.logs.fold import ShownOutput
+from ttlaunch.running.logs.fold import ShownOutput, render_ranks
 from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.runs.facts import RunFacts
+from ttlaunch.running.runs.overview import start_time
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import Phase, RankState, render_speed, steps_done
+from ttlaunch.running.watch import Phase, RankState, render_speed, start_up_end, steps_done
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,14 +31,22 @@ if TYPE_CHECKING:
 
 _REDRAW_S = 0.25
 _LINE_EVERY_S = 2.0
+_SLOW_START_S = 5.0
 _MOST_ROWS = 24
+_ROWS_BESIDE = 6
+"""The rows that a terminal needs besides the rows of ranks: headings, progress, and the line of the prompt."""
+_BAR, _SHORTEST_BAR = 30, 8
 _LONGEST_NOTE = 1000
 _COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "samples/s", "state")
+_LEAVE = ("grad norm", "ms/step", "host", "tokens/s", "samples/s", "loss")
+"""The columns that a narrow terminal does without, the first one first."""
+_APART = (3, 2, 1)
+"""The numbers of cells between columns, tried in this order."""
 
 
 @contextmanager
 def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[View]:
-    """Return a table if stdout is a terminal, else a view that prints lines.
+    """Print the run's id, and return a table if stdout is a terminal that can redraw it, else a view that prints lines.
 
     Args:
         facts: The facts about the run.
@@ -38,15 +55,21 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
     """
     if quiet:
         yield SilentView()
-    elif sys.stdout.isatty():
+        return
+    began = start_time(run_id) or time.time()
+    first = f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}"
+    with discarding_unwritable(sys.stdout):
+        print_lines([first])
+    if can_redraw(sys.stdout):
         from rich.live import Live
 
-        with Live(console=rich_console(sys.stdout), auto_refresh=False, transient=False) as live:
-            yield TableView(live, reports_ready=facts.is_recipe)
+        with (
+            keeping_whole(sys.stdout),
+            Live(console=rich_console(sys.stdout), auto_refresh=False, transient=False) as live,
+        ):
+            yield TableView(live, began=began, reports_ready=facts.is_recipe)
     else:
-        with discarding_unwritable(sys.stdout):
-            print_lines([f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}"])
-        yield PlainView()
+        yield PlainView(began=began, reports_ready=facts.is_recipe)
 
 
 @contextmanager
@@ -94,9 +117,18 @@ class FollowingView:
 class PlainView:
     """Prints the lines of the ranks as they come, and every few seconds a line about the progress."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, began: float, reports_ready: bool) -> None:
+        """Prepare to print.
+
+        Args:
+            began: When the run began, seconds since the epoch.
+            reports_ready: Whether ranks report when their role is called, see `RankState.condition`.
+        """
+        self._began = began
+        self._reports_ready = reports_ready
         self._last_line = 0.0
         self._lead: int | None = None
+        self._reason = ""
 
     def output(self, stream: str, line: bytes) -> None:
         self._write(sys.stdout if stream == "stdout" else sys.stderr, line)
@@ -112,7 +144,12 @@ class PlainView:
             print_output([line], to=stream)
 
     def tick(self, ranks: list[RankState]) -> None:
-        """Do nothing: printed lines need no redrawing."""
+        """After some seconds of start-up, print what it waits for, and again when that changes."""
+        waited = time.time() - self._began
+        reason = slow_start(ranks, reports_ready=self._reports_ready) if waited >= _SLOW_START_S else ""
+        if reason and reason != self._reason:
+            self._write(sys.stdout, f"start-up, {render_duration(waited)}: {reason}".encode())
+        self._reason = reason
 
     def _text(self, state: RankState, record: AnyProgress) -> str | None:
         if isinstance(record, Validation):
@@ -141,16 +178,17 @@ class PlainView:
 class TableView:
     """Draws a table with one row per rank a few times a second; the ranks' output is printed above it."""
 
-    def __init__(self, live: "Live", *, reports_ready: bool) -> None:
+    def __init__(self, live: "Live", *, began: float, reports_ready: bool) -> None:
         """Make an empty table.
 
         Args:
             live: The display on the terminal.
-            reports_ready: Whether ranks report when their packages are imported, see `RankState.condition`.
+            began: When the run began, seconds since the epoch.
+            reports_ready: Whether ranks report when their role is called, see `RankState.condition`.
         """
         self._live = live
+        self._began = began
         self._reports_ready = reports_ready
-        self._started = time.monotonic()
         self._last_drawn = 0.0
 
     def output(self, stream: str, line: bytes) -> None:  # noqa: ARG002 - both streams scroll by in one place
@@ -175,45 +213,114 @@ class TableView:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-        optional = {  # programs report neither value, and not every rank knows the gradient norm
-            "grad norm": any(state.grad_norm is not None for state in ranks),
-            "ms/step": any(state.step_s is not None for state in ranks),
-            "tokens/s": not any(state.samples_per_s for state in ranks),
-            "samples/s": any(state.samples_per_s for state in ranks),
-        }
-        shown_columns = [name for name in _COLUMNS if optional.get(name, True)]
-        for heading in shown_columns:
-            table.add_column(heading, justify="left" if heading in {"role", "host", "state"} else "right")
-        for state in ranks[:_MOST_ROWS]:
+        console = self._live.console
+        most = max(1, min(_MOST_ROWS, console.height - _ROWS_BESIDE))
+        rows = [_cells(state) | {"state": state.condition(reports_ready=self._reports_ready)} for state in ranks]
+        columns, apart = fitting_columns(rows, width=console.width)
+        table = Table(box=None, pad_edge=False, padding=(0, apart, 0, 0))
+        for heading in columns:
+            side: Literal["left", "right"] = "left" if heading in {"role", "host", "state"} else "right"
+            table.add_column(heading, justify=side, no_wrap=True)
+        for state, cells in zip(ranks[:most], rows, strict=False):
             style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
-            cells = _cells(state) | {"state": Text(state.condition(reports_ready=self._reports_ready), style=style)}
-            table.add_row(*(cells[name] for name in shown_columns))
-        rest = len(ranks) - _MOST_ROWS
+            table.add_row(*(Text(cells[name], style=style if name == "state" else "") for name in columns))
+        rest = len(ranks) - most
         more = [Text(f"… and {counted(rest, 'more rank')}")] if rest > 0 else []
-        return Group(table, *more, self._progress(ranks))
+        return Group(table, *more, *self._progress(ranks, width=console.width))
 
-    def _progress(self, ranks: list[RankState]) -> "RenderableType":
+    def _progress(self, ranks: list[RankState], *, width: int) -> "list[RenderableType]":
+        """Render the progress below the table, in as many lines as its parts need."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
-        total = max((state.total_steps or 0 for state in ranks), default=0)
-        done = steps_done(ranks)
+        total, done = max((state.total_steps or 0 for state in ranks), default=0), steps_done(ranks)
         validations = [v for state in ranks for v in state.validations]
+        parts = [f"{done}/{total}", _left(ranks, done, total)] if total else []
+        parts += [self._times(ranks), *map(_validation, validations[-1:])]
+        first, *others = _filled([part for part in parts if part], width=width)
+        bar = min(_BAR, width - len(first) - 2)
+        if not total or bar < _SHORTEST_BAR:
+            return [Text(line) for line in (first, *others)]
         line = Table.grid(padding=(0, 2, 0, 0))
-        elapsed = time.monotonic() - self._started
-        cells: list[Any] = [f"{elapsed:.0f} s"]
-        if total:
-            cells = [
-                ProgressBar(total=total, completed=done, width=30),
-                f"{done}/{total}",
-                *cells,
-                _left(ranks, done, total),
-            ]
-        if validations:
-            cells.append(_validation(validations[-1]))
-        line.add_row(*cells)
-        return line
+        line.add_row(ProgressBar(total=total, completed=done, width=bar), Text(first))
+        return [line, *map(Text, others)]
+
+    def _times(self, ranks: list[RankState]) -> str:
+        """Render how long the start-up took and the time since, and what a start-up that still lasts waits for."""
+        ends = [state.exit.time for state in ranks if state.exit]
+        end = max(ends) if len(ends) == len(ranks) else time.time()
+        up = start_up_end(ranks, reports_ready=self._reports_ready)
+        start = f"start-up {render_duration(max(0.0, (up or end) - self._began))}"
+        if up is not None:
+            return f"{start}, {'training' if self._reports_ready else 'running'} {render_duration(max(0.0, end - up))}"
+        reason = slow_start(ranks, reports_ready=self._reports_ready)
+        return f"{start}: {reason}" if reason and len(ends) < len(ranks) else start
+
+
+def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
+    """Describe what the start-up waits for: ranks that are not started, or the stage of those that are least far.
+
+    Args:
+        ranks: The states of all ranks.
+        reports_ready: Whether ranks report when their role is called, see `RankState.condition`.
+
+    Returns:
+        Such as `waiting for host b` or `importing torch (rank 0-3)`; empty once every rank is up or one has ended.
+    """
+    begun = {Phase.WAITING, Phase.STARTING, Phase.RUNNING}
+    if start_up_end(ranks, reports_ready=reports_ready) is not None or any(s.phase not in begun for s in ranks):
+        return ""
+    hosts = list(dict.fromkeys(clean(state.row.host) for state in ranks))
+    missing = list(dict.fromkeys(clean(state.row.host) for state in ranks if state.phase is Phase.WAITING))
+    if missing:
+        noun = "host" if len(missing) == 1 else "hosts"
+        return (
+            "starting the ranks" if len(hosts) == 1 else f"waiting for {noun} {listed(missing, last='and', quote='')}"
+        )
+    progress = {stage: number for number, stage in enumerate(START_STAGES)}
+    starting = [state for state in ranks if state.ready_time is None]
+    least = min(progress.get(state.stage, -1) for state in starting)
+    behind = [state for state in starting if progress.get(state.stage, -1) == least]
+    where = list(dict.fromkeys(clean(state.row.host) for state in behind))
+    on_host = f" on {where[0]}" if len(where) == 1 < len(hosts) else ""
+    what = START_STAGES[least] if least >= 0 else "starting Python"
+    return f"{what} (rank {render_ranks([state.row.rank for state in behind])}{on_host})"
+
+
+def fitting_columns(rows: Sequence[Mapping[str, str]], *, width: int) -> tuple[list[str], int]:
+    """Choose the columns of the table of ranks, and how many cells apart they stand.
+
+    Columns that say nothing are left out first: those without values, and the host if all ranks are on one. Then the columns move
+    together, and on a narrow terminal those of `_LEAVE` go.
+
+    Args:
+        rows: The cells of each rank by column.
+        width: The width of the terminal.
+    """
+    from rich.cells import cell_len
+
+    columns = [name for name in _COLUMNS if any(row[name] for row in rows)]
+    if len({row["host"] for row in rows}) == 1:
+        columns.remove("host")
+    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in columns}
+    left = [None, *(name for name in _LEAVE if name in columns)]
+    for apart, name in [*((apart, None) for apart in _APART), *((1, name) for name in left[1:])]:
+        columns = [column for column in columns if column != name]
+        if sum(widths[column] + apart for column in columns) - apart <= width:
+            break
+    return columns, apart
+
+
+def _filled(parts: Sequence[str], *, width: int) -> list[str]:
+    """Put parts into lines of at most a width, two spaces apart; a part that is too wide has a line of its own."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(part)
+    return lines
 
 
 def _cells(state: RankState) -> dict[str, Any]:
@@ -257,4 +364,4 @@ def _left(ranks: list[RankState], done: int, total: int) -> str:
     begun = min((state.first_step for state in ranks if state.first_step), default=0)
     if first is None or last is None or done <= begun or done >= total:
         return ""
-    return f"{(last - first) / (done - begun) * (total - done):.0f} s left"
+    return f"{render_duration((last - first) / (done - begun) * (total - done))} left"

@@ -141,6 +141,10 @@ def _root(
 def main() -> None:
     """Run the command line."""
     _make_streams_usable()
+    if os.environ.get("NO_COLOR"):
+        from typer import rich_utils
+
+        rich_utils.COLOR_SYSTEM = None  # else help texts would keep bold and dim text
     sys.exit(status_of(_run_app))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ttlaunch.cli.console import print_lines, rich_console
+from ttlaunch.cli.console import can_redraw, keeping_whole, print_lines, rich_console
 from ttlaunch.diagnostics import render_size
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
     """Return bars if stderr is a terminal, else a view that prints lines; `quiet` shows nothing (for JSON)."""
     if quiet:
         yield QuietView()
-    elif sys.stderr.isatty():
+    elif can_redraw(sys.stderr):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
@@ -44,7 +44,8 @@ def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
             TextColumn("{task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=rich_console(sys.stderr), transient=True, refresh_per_second=4) as progress:
+        bars = Progress(*columns, console=rich_console(sys.stderr), transient=True, refresh_per_second=4)
+        with keeping_whole(sys.stderr), bars as progress:
             yield BarView(progress, hosts)
     else:
         yield PlainView()

@@ -1,6 +1,7 @@
 """Print the result of a run in a few lines."""
 
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,14 @@ from ttlaunch.app.report import Report
 from ttlaunch.app.run_diagnostics import lost_steps
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.cli.console import discarding_unwritable, print_json, print_lines, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, counted
+from ttlaunch.diagnostics import Diagnostic, Format, counted, render_duration
 from ttlaunch.profiling import profile_file
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import render_speed
+
+_EXACT_S = 60.0
 
 
 def print_result(
@@ -44,16 +47,14 @@ def print_result(
         timeline = folder.file(contract.TRACE_FILE)
         with discarding_unwritable(sys.stdout):
             show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None)
+            if report.status == "done" and form is Format.FULL:
+                print_lines(_next_steps(facts, folder))
         show_diagnostics(told.diagnostics, form=form)
 
 
 def show_summary(report: RecordedReport, facts: RunFacts, folder: RunFolder, *, timeline: Path | None = None) -> None:
     """Print the summary of a run."""
-    layout = f" ({report.layout})" if report.layout else ""
-    lines = [
-        f"{report.status}: {report.name}{layout} on {facts.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
-    ]
-    lines += [*_steps(report), *_render_stop(report)]
+    lines = [*_heading(report, facts), *_steps(report), *_render_stop(report)]
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""
@@ -87,6 +88,36 @@ def show_summary(report: RecordedReport, facts: RunFacts, folder: RunFolder, *, 
         lines.append(f"  torch's profile  {place}{more}, for https://ui.perfetto.dev")
     lines.append(f"  run folder       {short_name(folder.path, Path.cwd())}")
     print_lines(lines)
+
+
+def _next_steps(facts: RunFacts, folder: RunFolder) -> list[str]:
+    """Render the commands that a user may want after a run that has completed."""
+    from ttlaunch.running.checkpoints.complete import newest_step
+    from ttlaunch.running.runs.facts import matching_runs, run_folders
+
+    end = folder.run_id.rpartition("-")[2]
+    is_enough = matching_runs(end, run_folders(Path("runs").absolute())) == [folder.path]
+    run = shlex.quote(end if is_enough else short_name(folder.path, Path.cwd()))
+    steps = [f"ttlaunch report {run}"] if facts.is_recipe else [f"ttlaunch logs {run}"]
+    if newest_step(folder.path) is not None:
+        steps.append(f"ttlaunch weights export {run} weights.safetensors")
+    return [f"  {'' if number else 'next':16} {step}" for number, step in enumerate(steps)]
+
+
+def _heading(report: RecordedReport, facts: RunFacts) -> list[str]:
+    """Render how the run ended and how long it took."""
+    layout = f" ({report.layout})" if report.layout else ""
+    lines = [
+        f"{report.status}: {report.name}{layout} on {facts.topology}, {counted(report.world_size, 'rank')}, {_lasted(report.duration_s)}"
+    ]
+    if facts.is_recipe and report.startup_s is not None:
+        training_s = max(0.0, report.duration_s - report.startup_s)
+        lines.append(f"  time             {_lasted(report.startup_s)} start-up, {_lasted(training_s)} training")
+    return lines
+
+
+def _lasted(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < _EXACT_S else render_duration(seconds)
 
 
 def _steps(report: RecordedReport) -> list[str]:

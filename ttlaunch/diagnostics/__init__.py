@@ -4,7 +4,7 @@ A `Diagnostic` has a stable code (`T011`), a first line that makes sense alone, 
 hints. Checks yield diagnostics; nobody below `cli/` prints them. `explain` has a page for every code.
 """
 
-from ttlaunch.diagnostics.count import counted, render_size
+from ttlaunch.diagnostics.count import counted, render_duration, render_size
 from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, Label, Severity, exit_status, has_errors
 from ttlaunch.diagnostics.launch_error import LaunchError, file_error, usage_error, usage_mistake
 from ttlaunch.diagnostics.render import Format, render, render_json
@@ -29,6 +29,7 @@ __all__ = [
     "has_errors",
     "listed",
     "render",
+    "render_duration",
     "render_json",
     "render_size",
     "shown",

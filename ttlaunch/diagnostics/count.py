@@ -1,4 +1,6 @@
-"""Numbers as they stand in sentences: counts with their nouns, such as `4 ranks`, and sizes, such as `3.4 MB`."""
+"""Numbers as they stand in sentences: counts with their nouns (`4 ranks`), sizes (`3.4 MB`) and times (`27 min 46 s`)."""
+
+from itertools import pairwise
 
 
 def counted(count: int, noun: str) -> str:
@@ -12,3 +14,13 @@ def render_size(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return counted(size, "byte")
+
+
+def render_duration(seconds: float) -> str:
+    """Write a time in its two largest units, rounded to seconds: `12 s`, `27 min 46 s`, `3 h 5 min`, `2 d 4 h`."""
+    whole = round(seconds)
+    for (unit, size), (small, part) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"

@@ -53,6 +53,14 @@ class Started:
 
 
 @record
+class Starting:
+    """The rank has begun a stage of its start-up, such as the import of torch."""
+
+    time: Time
+    stage: Text
+
+
+@record
 class Ready:
     """The rank has joined the others, and the runtime calls the role's function."""
 
@@ -182,7 +190,18 @@ class OtherProgress:
 
 if TYPE_CHECKING:
     Progress = Union[  # noqa: UP007 - Python 3.9
-        Started, Ready, StepDone, Validation, LayerNorms, LostCheckpoint, Stopping, Note, Parameters, Result, Done
+        Started,
+        Starting,
+        Ready,
+        StepDone,
+        Validation,
+        LayerNorms,
+        LostCheckpoint,
+        Stopping,
+        Note,
+        Parameters,
+        Result,
+        Done,
     ]
     AnyProgress = Union[Progress, OtherProgress]  # noqa: UP007 - likewise
 else:
@@ -190,6 +209,7 @@ else:
 
 _PROGRESS = {
     contract.KIND_STARTED: Started,
+    contract.KIND_STARTING: Starting,
     contract.KIND_READY: Ready,
     contract.KIND_STEP: StepDone,
     contract.KIND_VALIDATION: Validation,

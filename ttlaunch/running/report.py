@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from ttlaunch.running.flight_recorders import LastOperation, last_operations
 from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.files import read_object, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import RankState, steps_done
+from ttlaunch.running.watch import RankState, start_up_end, steps_done
 
 _NOT_FINITE = {"inf", "-inf", "nan"}
 _MEASURED = (
@@ -37,6 +38,7 @@ class Report:
 
     Attributes:
         status: "done", "failed", "hung", "interrupted" or "terminated".
+        duration_s, startup_s: Seconds from the start of the engine to the end, and until every rank was up; None if one never was.
         first_validation, last_validation: Mean loss per token, or per image, in nats, None if none was measured.
         last_perplexity: The perplexity of the last validation: the exponential of its loss.
         tokens_per_s, samples_per_s: The speed of the fastest rank, in what ranks count; None in the other.
@@ -78,6 +80,7 @@ class Report:
     lost_checkpoints: Mapping[int, str] = field(default_factory=dict)
     stopped: Mapping[str, Any] | None = None
     lost_hosts: Mapping[str, float] = field(default_factory=dict)
+    startup_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `report.json`."""
@@ -125,6 +128,7 @@ def make_report(
     digest, agree = combine_digests([state.digests for state in ranks if state.digests])
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
     end = failure.time if failure else None
+    up = start_up_end(ranks, reports_ready=recipe is not None)
     last = {} if status == "done" else last_operations(folder.path, ranks, end=end)
     return Report(
         run_id=folder.run_id,
@@ -152,6 +156,7 @@ def make_report(
         traffic=settle(
             folder.path, plan.as_json(), ranks, is_done=status == "done", runs_recipe=True, complain=complain
         ),
+        startup_s=None if up is None else round(min(duration_s, max(0.0, up - time.time() + duration_s)), 3),
     )
 
 

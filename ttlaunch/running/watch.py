@@ -25,6 +25,7 @@ from ttlaunch.records.ranks import (
     Ready,
     Result,
     Started,
+    Starting,
     StepDone,
     Stopping,
     Validation,
@@ -59,6 +60,8 @@ class RankState:
     """The state of one rank, as its records describe it.
 
     Attributes:
+        stage: What the rank does in its start-up, one of `contract.START_STAGES`; empty before it reports and afterwards.
+        ready_time: When the rank's role was called, seconds since the epoch; None before, and for a program.
         step: The last optimizer step that the rank reported.
         counts: What the rank counts: tokens or samples.
         counted: The sum of the tokens or samples of all reported steps.
@@ -78,6 +81,8 @@ class RankState:
 
     row: RankRow
     phase: Phase = Phase.WAITING
+    stage: str = ""
+    ready_time: float | None = None
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None
@@ -270,13 +275,28 @@ def steps_done(ranks: Sequence[RankState]) -> int:
     return max(updating or [state.step for state in ranks], default=0)
 
 
+def start_up_end(ranks: Sequence[RankState], *, reports_ready: bool) -> float | None:
+    """Return when the last rank was up, seconds since the epoch; None while one is not.
+
+    Args:
+        ranks: The states of all ranks.
+        reports_ready: Whether ranks report when their role is called, as in `RankState.condition`; others are up once started.
+    """
+    started = [state.started.time if state.started else None for state in ranks]
+    times = [state.ready_time for state in ranks] if reports_ready else started
+    return max((time for time in times if time is not None), default=None) if None not in times else None
+
+
 def fold(state: RankState, record: AnyProgress) -> None:
     """Update the state of a rank by one of its progress records."""
     match record:
         case Started():
             state.started, state.phase = record, Phase.STARTING
+        case Starting():
+            state.stage = record.stage
         case Ready():
             state.phase, state.total_steps = Phase.RUNNING, record.total_steps
+            state.stage, state.ready_time = "", record.time
         case StepDone():
             _fold_step(state, record)
         case LostCheckpoint():

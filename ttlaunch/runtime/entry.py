@@ -73,17 +73,28 @@ class _RankRun:
         self.plan_file = Path(environment[contract.ENV_PLAN])
         self.recipe_folder: Path | None = None
         self.context: Any = None
+        self.records: ProgressWriter
 
     def run(self) -> None:
         world = read_world(self.plan_file)
         self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
         recorder = open_flight_recorder(os.environ, rank=self.rank)
+        self.records = ProgressWriter(self.run_dir, self.rank)
+        joining, reading, importing, _ = contract.START_STAGES
+        self._begin(joining)
         with recorder.meeting("MPI_Init"):
             comm = _join_world(world, self.rank)
         recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
         cfg = read_config(recipe, world.config)
+        if recipe.uses_data:
+            self._begin(reading)
         corpus = read_checked_corpus(recipe, world)
+        self._begin(importing)
         self._call_role(world, comm, cfg, corpus=corpus, recorder=recorder)
+
+    def _begin(self, stage: str) -> None:
+        """Report a stage of the start-up, so that the launcher can say what a slow start waits for."""
+        self.records.write(contract.KIND_STARTING, stage=stage)
 
     def _call_role(
         self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, *, corpus: Corpus | None, recorder: FlightRecorder
@@ -100,9 +111,10 @@ class _RankRun:
         function = getattr(trainer, self.role, None)
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
+        self._begin(contract.START_STAGES[-1])
         with recorder.meeting("opening of the transport"):
             communicator = _open_communicator(cfg, comm, world, rank=self.rank, device=device)
-        records, profile = ProgressWriter(self.run_dir, self.rank), open_profile(self.run_dir, rank=self.rank)
+        records, profile = self.records, open_profile(self.run_dir, rank=self.rank)
         trace = open_trace(self.run_dir, self.rank)
         counted = self.run_dir / contract.traffic_file(self.rank)
         self.context = RankContext(

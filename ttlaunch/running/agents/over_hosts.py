@@ -19,7 +19,7 @@ from ttlaunch.planning.on_host import HostPlaces, plan_on_host
 from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents, start_agents
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay
-from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Watch
 
 
@@ -92,6 +92,7 @@ def start_controller(
         return failed
     for link in links:
         watch.set_clock(link.host, link.clock_offset_s)
+        append_event(run.folder, contract.EVENT_CLOCK, host=link.host, offset_s=round(link.clock_offset_s, 3))
     transports = {host.transport.host: host.transport for host in hosts}
     over = {link.host: link.over for link in links}
     starts = {host.transport.host: _daemon_start(run, host) for host in hosts}

@@ -46,17 +46,19 @@ class FollowedRun:
 
     def poll(self) -> None:
         """Show what is new."""
+        self._read_events()  # first: it corrects the clocks of the records that follow
         for state, record in self._watch.look():
             self._view.record(state, record)
-        self._update_connections()
         for stream, line in chain(self._printed.poll(), self.messages()):
             self._view.output(stream, line)
         self._view.tick(self._watch.ranks)
 
-    def _update_connections(self) -> None:
-        """Mark the ranks of silent and lost hosts, from the supervisor's events."""
+    def _read_events(self) -> None:
+        """Mark the ranks of silent and lost hosts and learn the hosts' clocks, from the supervisor's events."""
         for line in self._events.read():
             event = contract.read_record(line) or {}
+            if event.get("event") == contract.EVENT_CLOCK:
+                self._watch.set_clock(str(event.get("host")), float(event.get("offset_s") or 0.0))
             connection = connection_after(str(event.get("event")))
             if connection is None:
                 continue

@@ -85,7 +85,7 @@ def _summary(folder: Path, with_processes: frozenset[str]) -> RunSummary:
         total_steps=total,
         loss=loss,
         ranks=ranks,
-        started=_started(folder),
+        started=start_time(folder.name),
         ended=_ended(folder) if state != "running" else None,
         machine=launcher.machine if launcher else None,
     )
@@ -127,10 +127,10 @@ def _records(lines: list[bytes]) -> list[AnyProgress]:
     return [record for record in found if not isinstance(record, BadRecord)]
 
 
-def _started(folder: Path) -> float | None:
-    """Return the start time that the run's id contains."""
+def start_time(run_id: str) -> float | None:
+    """Return the start time that a run's id contains, in seconds since the epoch; None if it contains none."""
     try:
-        return datetime.strptime("-".join(folder.name.split("-")[:5]), _STAMP).replace(tzinfo=UTC).timestamp()
+        return datetime.strptime("-".join(run_id.split("-")[:5]), _STAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
 
