@@ -293,7 +293,7 @@ def test_devices_that_cannot_share_the_heads_are_refused(refused):
 
 def test_a_world_that_is_too_small_for_the_devices_of_workers_is_refused(refused):
     text = "device_config:\n  enable_tp: true\n  mesh_shape: [1, 2]\n"
-    refused(f"{RUN} --ranks 4", files={"train.yaml": text}, status=3)
+    refused(f"{RUN} --ranks 4 --set multihost_config.num_workers=2", files={"train.yaml": text}, status=3)
 
 
 def test_a_key_that_the_recipe_does_not_read_is_refused(refused):

@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -45,6 +47,19 @@ def test_a_naive_form_is_planned_with_its_own_layout_and_without_checkpoints(ttl
     assert (0, "naive", True) == (answer.status, plan["layout"], plan["naive"])
     assert plan["config"]["checkpoint_config"]["interval"] is None
     assert "naive" not in json.loads(ttlaunch("plan data_parallel --format json").stdout)
+
+
+def test_a_recipe_is_shown_with_its_naive_form(ttlaunch):
+    said = ttlaunch("recipes show hierarchical_parallel").stdout.splitlines()
+    assert "naive form, with --naive: worker × multihost_config.num_workers, aggregator × 1, optimizer × 1" in said
+    shown = json.loads(ttlaunch("recipes show hierarchical_parallel --format json").stdout)
+    assert {"naive": {"worker": "multihost_config.num_workers", "aggregator": 1, "optimizer": 1}} == shown["naive"]
+    assert json.loads(ttlaunch("recipes show fabric_minimal --format json").stdout)["naive"] is None
+
+
+@pytest.mark.parametrize("command", ["show local --recipe data_parallel", "place data_parallel --on 2loudboxes"])
+def test_commands_that_arrange_ranks_know_the_naive_form(ttlaunch, command):
+    assert "data_parallel (naive)" in ttlaunch(f"{command} --naive").stdout
 
 
 def test_naive_of_a_recipe_without_a_naive_form_is_refused(refused):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ttlaunch.planning.roles import RoleLayout
     from ttlaunch.spec.named_folders import NamedFolder
     from ttlaunch.spec.recipe.config import LoadedConfig
+    from ttlaunch.spec.recipe.declare import Recipe
     from ttlaunch.spec.topology.model import Topology
 
 
@@ -52,6 +53,7 @@ class ResolvedSpec:
         files: The files of the topology that were read.
         descriptor_found: A text that says where the mesh graph descriptor was found.
         mpi_args: Further arguments for the engine's command.
+        remarks: What the options changed besides what they name, for the plan that is shown.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -63,6 +65,7 @@ class ResolvedSpec:
     files: list[str] = field(default_factory=list)
     descriptor_found: str | None = None
     mpi_args: tuple[str, ...] = ()
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -207,7 +210,6 @@ def _check_hiding(found: "NamedFolder") -> list[Diagnostic]:
 def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path, *, dialogue: Dialogue) -> None:
     from ttlaunch.app.find_start import find_start
     from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
-    from ttlaunch.spec.recipe.config import load_config, naive_config
     from ttlaunch.spec.recipe.discovery import find_recipe, load_naive, load_recipe
 
     found = find_recipe(str(request.target), working_folder=working_folder)
@@ -221,12 +223,7 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
     if request.arguments:
         message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
         result.diagnostics.append(usage_mistake(message, "`--set KEY=VALUE` configures a recipe"))
-    path, name, standard_input = _config_source(request, found.train_file, working_folder)
-    loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
-    result.diagnostics += loaded.diagnostics
-    if request.naive:
-        loaded, mistakes = naive_config(found.name, recipe, loaded)
-        result.diagnostics += mistakes
+    loaded = _configure(result, request, recipe, found=found, working_folder=working_folder)
     undefined = _undefined_references(loaded)
     result.diagnostics += undefined
     data = None
@@ -243,6 +240,33 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
     if result.topology is not None:
         result.layout, mistakes = check_recipe(result.choice, result.topology, ranks=request.ranks)
         result.diagnostics += mistakes
+
+
+def _configure(
+    result: ResolvedSpec, request: RunSpec, recipe: "Recipe", *, found: "NamedFolder", working_folder: Path
+) -> "LoadedConfig":
+    """Read the recipe's configuration, and apply what `--set`, `--ranks` and `--naive` change."""
+    from ttlaunch.planning.given_ranks import set_ranks
+    from ttlaunch.spec.recipe.config import load_config, naive_config, unused_by_naive
+
+    path, name, standard_input = _config_source(request, found.train_file, working_folder)
+    loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
+    result.diagnostics += loaded.diagnostics
+    cluster = result.topology
+    if (
+        request.ranks is not None
+        and cluster is not None
+        and not cluster.bindings
+        and request.ranks <= len(cluster.slots)
+    ):
+        loaded, remark = set_ranks(recipe, loaded, request.ranks)
+        result.remarks += [remark] if remark else []
+    if request.naive:
+        remark = unused_by_naive(loaded)
+        result.remarks += [remark] if remark else []
+        loaded, mistakes = naive_config(found.name, recipe, loaded)
+        result.diagnostics += mistakes
+    return loaded
 
 
 def _undefined_references(loaded: "LoadedConfig") -> list[Diagnostic]:

@@ -63,7 +63,13 @@ Naive = Annotated[
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", "-n", min=1, metavar="N", help="World size, if the cluster does not fix it."),
+    typer.Option(
+        "--ranks",
+        "-n",
+        min=1,
+        metavar="N",
+        help="World size, if the cluster does not fix it. Sets the number of workers where only one number fits.",
+    ),
 ]
 HangTimeout = Annotated[
     float | None,

@@ -1,6 +1,7 @@
 """`ttlaunch plan`: show what would be started, rank by rank, and write the files that start it by hand."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,15 +45,15 @@ def plan(
     from ttlaunch.cli.dialogue import TerminalDialogue
 
     prepared = prepare(spec, TerminalDialogue(form, verbose=verbose))
-    show_plan(prepared.plan, form=form)
+    show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
     if write is not None:
         _write(prepared.plan, write, form)
 
 
-def show_plan(plan: "LaunchPlan", *, form: Format) -> None:
-    """Print the plan: a table, one line per rank, or JSON."""
+def show_plan(plan: "LaunchPlan", *, form: Format, remarks: Sequence[str]) -> None:
+    """Print the plan: a table, one line per rank, or JSON; and what options changed besides what they name."""
     if form is Format.JSON:
-        print_json(plan.as_json())
+        print_json({**plan.as_json(), "remarks": list(remarks)})
         return
     if form is Format.CONCISE:
         for row in plan.ranks:
@@ -71,6 +72,7 @@ def show_plan(plan: "LaunchPlan", *, form: Format) -> None:
                 for source, target, pattern in plan.flows
             ),
             *(f"link  mesh {a} — mesh {b}, {counted(channels, 'channel')}" for a, b, channels in plan.links),
+            *(f"note  {remark}" for remark in remarks),
             f"plan  {plan.hash[:16]}",
         ]
     )

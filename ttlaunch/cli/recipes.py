@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, file_error, us
 
 if TYPE_CHECKING:
     from ttlaunch.spec.named_folders import NamedFolder
-    from ttlaunch.spec.recipe.declare import Recipe
+    from ttlaunch.spec.recipe.declare import Layout, Recipe
 
 app = typer.Typer(help="List, show and copy recipes.", no_args_is_help=True)
 
@@ -50,7 +51,7 @@ def list_(*, form: PlainFormat = Format.FULL) -> None:
 @app.command()
 def show(name: _Name, *, form: PlainFormat = Format.FULL) -> None:
     """Show a recipe's layouts, flows and training file."""
-    from ttlaunch.spec.recipe.declare import Pattern, Per
+    from ttlaunch.spec.recipe.declare import Pattern
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(name, working_folder=Path.cwd())
@@ -59,10 +60,7 @@ def show(name: _Name, *, form: PlainFormat = Format.FULL) -> None:
     recipe = load_recipe(found)
     if isinstance(recipe, Diagnostic):
         raise _refusal(recipe)
-    layouts = {
-        layout.name: {role: str(n) if isinstance(n, Per) else n or "any number" for role, n in layout.roles.items()}
-        for layout in recipe.layouts
-    }
+    layouts, naive = _layouts(recipe.layouts), None if recipe.naive is None else _layouts(recipe.naive.layouts)
     flows = [
         f"{flow.source} - {flow.target}" + (f" ({flow.pattern})" if flow.pattern is not Pattern.ALL else "")
         for flow in recipe.flows_in([r for x in layouts.values() for r in x])
@@ -74,13 +72,16 @@ def show(name: _Name, *, form: PlainFormat = Format.FULL) -> None:
                 "summary": recipe.summary,
                 "folder": str(found.folder),
                 "layouts": layouts,
+                "naive": naive,
                 "flows": flows,
             }
         )
         return
     print_lines([f"{found.name}: {recipe.summary}", f"folder: {found.folder}"])
     for layout_name, roles in layouts.items():
-        print_lines([f"layout {layout_name}: {', '.join(f'{role} × {count}' for role, count in roles.items())}"])
+        print_lines([f"layout {layout_name}: {_counts(roles)}"])
+    for roles in (naive or {}).values():
+        print_lines([f"naive form, with --naive: {_counts(roles)}"])
     print_lines([f"flow {flow}" for flow in flows])
     if found.train_file.is_file():
         text = _every_key(recipe, found) if found.built_in else found.train_file.read_text(encoding="utf-8")
@@ -112,6 +113,19 @@ def copy(
     except OSError as error:
         raise file_error(folder, error) from error
     print_lines([f"copied {found.name} to {folder}", f"run it with: ttlaunch run {shlex.quote(str(folder))}"])
+
+
+def _layouts(layouts: "Sequence[Layout]") -> dict[str, dict[str, str | int]]:
+    from ttlaunch.spec.recipe.declare import Per
+
+    return {
+        layout.name: {role: str(n) if isinstance(n, Per) else n or "any number" for role, n in layout.roles.items()}
+        for layout in layouts
+    }
+
+
+def _counts(roles: Mapping[str, str | int]) -> str:
+    return ", ".join(f"{role} × {count}" for role, count in roles.items())
 
 
 def _every_key(recipe: "Recipe", found: "NamedFolder") -> str:

@@ -110,7 +110,7 @@ def run(
     prepared = prepare(spec, dialogue)
     chosen = chosen_ranks(only or (), prepared.plan.ranks)
     if dry_run:
-        show_plan(prepared.plan, form=form)
+        show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
         exit_with(contract.STATUS_DONE)
     typed = ("ttlaunch", *_without_secrets(sys.argv[1:]))
     options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease, share_with=group)

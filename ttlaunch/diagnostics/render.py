@@ -17,6 +17,7 @@ _TAB = "    "
 _SOURCES_WITHOUT_FILE = {
     "--set",
     "--plan",
+    "--ranks",
     "--hosts",
     "--mpi-args",
     "--mpi-args --host",

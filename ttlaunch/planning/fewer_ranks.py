@@ -5,32 +5,17 @@ If a key of the configuration decides the size of a layout, a smaller value of t
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ttlaunch.diagnostics import has_errors
+from ttlaunch.planning.given_ranks import World, amounts_of, divided, resized
 from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
 from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.spec.recipe.config import LoadedConfig, override_config
-from ttlaunch.spec.recipe.declare import Layout, Per, Recipe
-from ttlaunch.spec.recipe.sections import ConfigFile
+from ttlaunch.spec.recipe.declare import Recipe
 from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.without_hosts import leave_out
-
-_WORKERS = "multihost_config.num_workers"
-
-
-@dataclass(frozen=True)
-class World:
-    """A number of ranks with which a recipe runs.
-
-    Attributes:
-        overrides: The values of `--set` that give this number of ranks.
-    """
-
-    ranks: int
-    overrides: tuple[str, ...]
-    layout: str
 
 
 def largest_world(choice: RecipeChoice, topology: Topology, *, most: int, before: str | None = None) -> World | None:
@@ -62,7 +47,7 @@ def _is_allowed(world: World, choice: RecipeChoice, topology: Topology) -> bool:
 def _worlds(recipe: Recipe, loaded: LoadedConfig, most: int) -> Iterator[World]:
     """Yield every size of every layout, including those that smaller values of its keys give."""
     for layout in recipe.layouts:
-        for overrides, config in [((), loaded.checked), *_smaller(layout, loaded)]:
+        for overrides, config in [((), loaded.checked), *resized(layout, loaded, _smaller_values)]:
             sizes = [None] if layout.any_size is None else range(1, most + 1)
             for size in sizes:
                 counts = layout.counts(config, world_size=size)
@@ -70,47 +55,10 @@ def _worlds(recipe: Recipe, loaded: LoadedConfig, most: int) -> Iterator[World]:
                     yield World(sum(counts.values()), overrides, layout.name)
 
 
-def _smaller(layout: Layout, loaded: LoadedConfig) -> Iterator[tuple[tuple[str, ...], ConfigFile]]:
-    """Yield configurations in which a key that decides the number of ranks is smaller, with the values of `--set`."""
-    config = loaded.checked
-    numbers = [count for count in layout.roles.values() if isinstance(count, Per)]
-    for key in dict.fromkeys(key for count in numbers for key in (*count.times, count.key)):
-        for text, value in _smaller_values(_value(config, key)):
-            smaller = _with_value(config, key.split("."), value)
-            if smaller is None:
-                break
-            overrides = [f"{key}={text}"]
-            if (
-                key != _WORKERS and loaded.span(_WORKERS) is not None
-            ):  # if the file gives it, it must match the new size
-                overrides.append(f"{_WORKERS}={max(count(smaller) for count in numbers)}")
-            yield tuple(overrides), smaller
-
-
 def _smaller_values(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield smaller numbers; for a list of numbers, yield shorter lists with the same sum, divided as equally as possible."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield from ((str(number), number) for number in range(value - 1, 0, -1))
         return
-    amounts = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(amounts, list) or not all(type(amount) is int for amount in amounts):
-        return
-    for parts in range(len(amounts) - 1, 0, -1):
-        each, more = divmod(sum(amounts), parts)
-        split = [each + (part < more) for part in range(parts)]
-        yield f"[{', '.join(map(str, split))}]", split
-
-
-def _value(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part, None)
-    return config
-
-
-def _with_value(config: Any, parts: list[str], value: Any) -> Any:
-    """Return an unchecked copy with one value changed; None if the name is a derived value instead of a key."""
-    name = parts[0]
-    if config is None or name not in type(config).model_fields:
-        return None
-    inner = value if len(parts) == 1 else _with_value(getattr(config, name), parts[1:], value)
-    return None if inner is None else config.model_copy(update={name: inner})
+    amounts = amounts_of(value)
+    yield from (divided(amounts, parts) for parts in range(len(amounts) - 1, 0, -1))

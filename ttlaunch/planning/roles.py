@@ -1,13 +1,15 @@
 """Choose the layout of a recipe, and give each rank its role: ranks take roles in layout order."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, listed
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.planning.given_ranks import worlds_of
 from ttlaunch.spec.recipe.config import LoadedConfig
-from ttlaunch.spec.recipe.declare import Flow, Layout, Pattern, Per, Recipe, per
+from ttlaunch.spec.recipe.declare import Flow, Layout, Pattern, Per, Recipe
 from ttlaunch.spec.topology.model import Rank, Topology
 
 
@@ -127,30 +129,23 @@ def _wrong_size(
         labels[0] if labels else None,
         tuple(labels[1:]),
         notes=tuple(notes),
-        hints=_resizing_hints(recipe, loaded, right, world_size=world_size, is_fixed=bool(topology.bindings)),
+        hints=_resizing_hints(recipe, loaded, topology, right=right, world_size=world_size or 0),
     )
 
 
 def _resizing_hints(
-    recipe: Recipe, loaded: LoadedConfig, right: list[int], *, world_size: int | None, is_fixed: bool
+    recipe: Recipe, loaded: LoadedConfig, topology: Topology, *, right: list[int], world_size: int
 ) -> tuple[str, ...]:
     """Suggest how to make roles and world agree: another value of the key that sizes a layout, or another world size."""
     hints = []
     config = loaded.checked
     if not config.multihost_config.enabled:
         hints.append("`--set multihost_config.enabled=true` uses several ranks")
-    for layout in reversed(recipe.layouts if config.multihost_config.enabled else ()):
-        scaled = [(role, count) for role, count in layout.roles.items() if isinstance(count, Per)]
-        counts = layout.counts(config)
-        if len(scaled) == 1 and scaled[0][1].key.endswith("num_workers"):
-            role, key = scaled[0]
-            each = key(config) // per(key.key)(config)
-            needed, rest = divmod((world_size or 0) - (sum(counts.values()) - counts[role]), each)
-            possible = getattr(getattr(config, "training_config", None), "micro_batches", needed)
-            if not rest and 1 <= needed <= possible // each:
-                hints.append(f"`--set {key.key}={needed}` makes layout `{layout.name}` fit")
-                break
-    if not is_fixed and right:
+    worlds = worlds_of(recipe, loaded, world_size) if world_size <= len(topology.slots) else []
+    for world in worlds:
+        settings = " ".join(f"--set {shlex.quote(text)}" for text in world.overrides)
+        hints.append(f"`{settings}` makes layout `{world.layout}` fit")
+    if not topology.bindings and right:
         hints.append(f"`--ranks {right[-1]}` fits without another change")
     return tuple(hints)
 

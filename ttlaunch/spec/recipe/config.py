@@ -32,6 +32,9 @@ _NAIVE_ONLY = {
 """The values that every naive form requires: several ranks, no loss scale, no use of validations, no weights from a file."""
 
 
+_NAIVE_UNUSED = ("checkpoint_config.interval", "training_config.validation_interval")
+
+
 @dataclass(frozen=True)
 class LoadedConfig:
     """A checked configuration, with the places of its values for later diagnostics.
@@ -93,11 +96,11 @@ class LoadedConfig:
         return found
 
     def origin(self, key: str) -> str:
-        """Return where the value of a dotted key came from: `train.yaml:7`, `--set` or `default`."""
+        """Return where the value of a dotted key came from: `train.yaml:7`, `--set`, `--ranks` or `default`."""
         span = self.span(key)
         if span is None:
             return "default"
-        return _SET if span.source.name == _SET else f"{span.source.name}:{span.line}"
+        return span.source.name if span.source.name.startswith("--") else f"{span.source.name}:{span.line}"
 
 
 def load_config(
@@ -124,9 +127,11 @@ def load_config(
     return _checked(recipe, root, found) if is_readable else LoadedConfig(None, root, tuple(found))
 
 
-def override_config(recipe: Recipe, loaded: LoadedConfig, overrides: Sequence[str]) -> LoadedConfig:
-    """Return the configuration with further `KEY=VALUE`, checked again."""
-    root, found = _merge_overrides(recipe, loaded.root, overrides)
+def override_config(
+    recipe: Recipe, loaded: LoadedConfig, overrides: Sequence[str], *, option: str = _SET
+) -> LoadedConfig:
+    """Return the configuration with further `KEY=VALUE`, which follow from an option, checked again."""
+    root, found = _merge_overrides(recipe, loaded.root, overrides, option=option)
     return _checked(recipe, root, found)
 
 
@@ -136,10 +141,12 @@ def _checked(recipe: Recipe, root: MapNode, found: list[Diagnostic]) -> LoadedCo
     return LoadedConfig(None if has_errors(found) else config, root, tuple(found))
 
 
-def _merge_overrides(recipe: Recipe, root: MapNode, overrides: Sequence[str]) -> tuple[MapNode, list[Diagnostic]]:
+def _merge_overrides(
+    recipe: Recipe, root: MapNode, overrides: Sequence[str], *, option: str = _SET
+) -> tuple[MapNode, list[Diagnostic]]:
     found = []
     for text in overrides:
-        merged = _merge_override(root, text)
+        merged = _merge_override(root, text, option)
         mistakes = [merged] if isinstance(merged, Diagnostic) else _unknown_keys(recipe, text)
         found += mistakes
         if isinstance(merged, MapNode) and not mistakes:
@@ -180,6 +187,20 @@ def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[Loade
     unsaved = loaded.config.checkpoint_config.model_copy(update={"interval": None})
     config = loaded.config.model_copy(update={"checkpoint_config": unsaved})
     return replace(loaded, config=None if found else config), found
+
+
+def unused_by_naive(loaded: LoadedConfig) -> str:
+    """Say which keys that the user has set have no effect in a naive form, which saves and validates nothing; or ""."""
+    unused = [
+        f"`{key}={_as_yaml(_value(loaded, key), bare=True)}` ({loaded.origin(key)})"
+        for key in _NAIVE_UNUSED
+        if loaded.span(key) is not None and _value(loaded, key) is not None
+    ]
+    return (
+        f"`--naive` saves no checkpoints and makes no validations: {' and '.join(unused)} without effect"
+        if unused
+        else ""
+    )
 
 
 def _not_naive(name: str, key: str, loaded: LoadedConfig, *, only: Any) -> Problem:
@@ -305,16 +326,16 @@ def _no_keys() -> MapNode:
     return MapNode(Source("defaults", "").span(1, 1), {}, {})
 
 
-def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
+def _merge_override(root: MapNode, text: str, option: str = _SET) -> MapNode | Diagnostic:
     key, equals, value = text.partition("=")
-    source = Source(_SET, text)
+    source = Source(option, text)
     parts = key.strip().split(".")
     if not equals or not all(parts):
         message = f"`--set {shown(text)}` is not KEY=VALUE"
         hints = ("write the key with its section: `--set training_config.batch_size=16`",)
         place = Label(source.span(1, 1, max(1, len(text))))
         return Diagnostic("C017", message, place, hints=hints, blame=Blame.COMMAND_LINE)
-    value_source = Source(_SET, " " * (len(key) + 1) + (value or "~"))
+    value_source = Source(option, " " * (len(key) + 1) + (value or "~"))
     node, mistakes = parse_yaml(value_source, codes=CONFIGURATION)
     if node is None or has_errors(mistakes):
         message = f"the value of `--set {shown(text)}` is not YAML"
