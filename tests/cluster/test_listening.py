@@ -1,47 +1,110 @@
-"""What listens on the hosts of a run: Open MPI, on all interfaces whatever its settings say, and nothing of ttlaunch's own."""
+"""What listens on the machines of a run: the chosen network and the loopback interface, and nothing beyond."""
 
+import ipaddress
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import LAUNCHER, PROGRAMS
 from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab  # noqa: F401 - a fixture
 from tests.security.listeners import addresses_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
-WAITS = """\
-import time
+MEETS_TWICE = """\
+import pathlib, time
 from mpi4py import MPI
-MPI.COMM_WORLD.allgather(bytes(100_000))
-print("up", flush=True)
-time.sleep(600)
+world = MPI.COMM_WORLD
+world.sendrecv(bytes(100_000), dest=(world.rank + 1) % world.size, source=(world.rank - 1) % world.size)
+print("up", world.rank, flush=True)
+while not pathlib.Path("/root/go").exists():
+    time.sleep(0.05)
+print("sum", sum(map(len, world.alltoall([bytes(100_000)] * world.size))), world.rank, flush=True)
+world.Barrier()
 """
-OF_MPI = ("prted", "mpi4py")
+MEETS_WITHOUT_MPI4PY = """\
+import ctypes, os, pathlib, time
+mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
+mpi.MPI_Init(None, None)
+print("up", os.environ["TTLAUNCH_RANK"], flush=True)
+while not pathlib.Path("/root/go").exists():
+    time.sleep(0.05)
+assert mpi.MPI_Barrier(ctypes.byref(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world"))) == 0
+mpi.MPI_Finalize()
+"""
+OF_MPI = ("prted", "orted", "work.py")
 """In the command lines of daemons, and of ranks."""
 
 
-def test_no_agent_shim_or_script_of_ttlaunch_listens_on_a_host_of_a_run(
-    make_cluster,
-    ttlaunch_on,
-    lab,  # noqa: F811 - a fixture
-    tmp_path,
-):
-    cluster = make_cluster(hosts=2, networks=2)
-    lab(cluster.hostfile())
-    (tmp_path / "work.py").write_text(WAITS)
-    printed = tmp_path / "printed"
-    with printed.open("wb") as file:
-        run = ttlaunch_on(cluster).start("run work.py --on lab --ranks 2", stdout=file, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: "up" in printed.read_text(), what="the ranks have met")
-        processes = [(pid, words) for host in cluster.hosts for pid, words in cluster.pids(host).items()]
-        ours = [pid for pid, words in processes if "sshd" not in words and not any(name in words for name in OF_MPI)]
-        of_mpi = [pid for pid, words in processes if any(name in words for name in OF_MPI)]
-        assert len(of_mpi) >= 4, processes
-        assert any("shim.py" in words for _, words in processes), processes
-        assert addresses_of(ours) == []
-        assert addresses_of(of_mpi), "the test sees who listens there"
-    finally:
+@pytest.fixture
+def started(make_cluster, lab, tmp_path):  # noqa: F811 - a fixture
+    """`started(script, …)`: starts a script with a rank on each of four hosts; returns the cluster, the run and what it prints."""
+    runs = []
+
+    def start(script, *words, command, environment, **settings):
+        cluster = make_cluster(hosts=4, networks=2)
+        lab(cluster.hostfile(), **settings)
+        (tmp_path / "work.py").write_text(script)
+        with (tmp_path / "printed").open("wb") as file:
+            runs.append(
+                cluster.popen(
+                    LAUNCHER,
+                    [*command, "run", "--on", "lab", "--ranks", "4", *words, "work.py"],
+                    cwd=tmp_path,
+                    env=cluster.environment(LAUNCHER) | {"COLUMNS": "160"} | environment,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        return cluster, runs[-1], tmp_path / "printed"
+
+    yield start
+    for run in runs:
         run.terminate()
         run.wait(60)
+
+
+def listens_on_the_chosen_network_alone(cluster, run, printed):
+    """Check the sockets of all machines, and that ranks that have not met before find each other."""
+    wait_until(lambda: all(f"up {rank}" in printed.read_text() for rank in range(4)), what="all ranks use MPI")
+    machines = (LAUNCHER, *cluster.hosts)
+    wait_until(lambda: not any(beyond(cluster, name) for name in machines), what="no socket is open to other networks")
+    for host in cluster.hosts:
+        processes = {pid: words for pid, words in cluster.pids(host).items() if "sshd" not in words}
+        of_mpi = [pid for pid, words in processes.items() if any(name in words for name in OF_MPI)]
+        assert any("shim.py" in words for words in processes.values()), processes
+        assert addresses_of(processes.keys() - of_mpi) == [], "agents and shims do not listen"
+        own = ipaddress.ip_address(cluster.ip(host))
+        assert addresses_of(of_mpi).count(own) == 2, "one of the daemon, one of the rank"
+        cluster.path(host, "/root/go").touch()
+    assert run.wait(60) == 0, printed.read_text()
+    assert "refused" not in printed.read_text()
+    assert "accept" not in printed.read_text()
+
+
+def test_daemons_and_ranks_listen_on_the_chosen_network_alone_and_still_find_each_other(started):
+    command = [sys.executable, "-m", "ttlaunch"]
+    listens_on_the_chosen_network_alone(*started(MEETS_TWICE, command=command, environment={}))
+
+
+def test_daemons_and_ranks_of_open_mpi_4_listen_on_the_chosen_network_alone(started, bare_python, skip_or_fail):
+    if not Path("/usr/bin/orted").exists():
+        skip_or_fail("no Open MPI 4 in /usr/bin")
+    python, environment = bare_python()
+    changed = {"PYTHONPATH": environment["PYTHONPATH"], "PATH": PROGRAMS}
+    settings = {"python": "/usr/bin/python3", "mpi_prefix": "/usr"}
+    words = ["--", "/usr/bin/python3"]
+    command = [python, "-m", "ttlaunch"]
+    run = started(MEETS_WITHOUT_MPI4PY, *words, command=command, environment=changed, **settings)
+    listens_on_the_chosen_network_alone(*run)
+
+
+def beyond(cluster, name):
+    """The addresses of a machine's processes, but for sshd, that neither the first network nor loopback has."""
+    own = ipaddress.ip_address(cluster.ip(name))
+    processes = [pid for pid, words in cluster.pids(name).items() if "sshd" not in words]
+    return [address for address in addresses_of(processes) if not address.is_loopback and address != own]

@@ -21,7 +21,8 @@ OPEN_MPI_4 = (
     '   /usr/bin/orted --daemonize -mca orte_hnp_uri "16.0;tcp://192.0.2.2:56577"'
 )
 ENGINE = OpenMpi("mpirun", (5, 0, 11), generation_of((5, 0, 11)))
-START = DaemonStart("/srv/open mpi", "/srv/env/bin", {"TTLAUNCH_RUN_ID": "r1"}, {"A_TOKEN": "it's \n hush"})
+STARTER = ("/srv/env/bin/python", "-S", "/srv/my code/start_daemon.py")
+START = DaemonStart("/srv/open mpi", "/srv/env/bin", {"TTLAUNCH_RUN_ID": "r1"}, STARTER, {"A_TOKEN": "it's \n hush"})
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def host(tmp_path):
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text('#!/bin/sh\nprintf "%s|" "$TTLAUNCH_RUN_ID" "$A_TOKEN" "$0" "$@"\n')
         program.chmod(0o755)
-    return DaemonStart(str(tmp_path / "mpi"), "/srv/env/bin", START.environment, START.secrets)
+    return DaemonStart(str(tmp_path / "mpi"), "/srv/env/bin", START.environment, STARTER, START.secrets)
 
 
 @pytest.fixture
@@ -48,12 +49,23 @@ def test_the_hosts_own_daemon_gets_mpiruns_arguments():
     command = ENGINE.adapt_daemon(OPEN_MPI_5, START)
     assert "/opt/here" not in command
     assert command.endswith(
-        "exec '/srv/open mpi/bin/prted' --daemonize --prtemca prte_hnp_uri \"prterun-vm@0.0;tcp://192.0.2.2:48665:64\""
+        "exec '/srv/open mpi'/bin/prted --daemonize --prtemca prte_hnp_uri \"prterun-vm@0.0;tcp://192.0.2.2:48665:64\""
     )
 
 
+@pytest.mark.parametrize(
+    ("version", "setting"),
+    [((5, 0, 11), '--prtemca prte_if_include "10.0.0.0/24"'), ((4, 1, 4), "-mca oob_tcp_if_include 10.0.0.0/24")],
+)
+def test_a_daemon_that_is_told_its_networks_is_started_by_whoever_keeps_it_there(version, setting):
+    engine = OpenMpi("mpirun", version, generation_of(version))
+    command = engine.adapt_daemon(f"/opt/here/bin/prted --daemonize {setting}", START)
+    starter = "/srv/env/bin/python -S '/srv/my code/start_daemon.py' 10.0.0.0/24"
+    assert command.endswith(f"; exec {starter} '/srv/open mpi'/bin/prted --daemonize {setting}")
+
+
 def test_open_mpi_of_the_system_keeps_its_libraries():
-    command = ENGINE.adapt_daemon(OPEN_MPI_4, DaemonStart("/usr", "/usr/bin", {}))
+    command = ENGINE.adapt_daemon(OPEN_MPI_4, DaemonStart("/usr", "/usr/bin", {}, STARTER))
     assert "LD_LIBRARY_PATH" not in command
     assert "PREFIX" not in command
     assert command.endswith('exec /usr/bin/orted --daemonize -mca orte_hnp_uri "16.0;tcp://192.0.2.2:56577"')

@@ -10,8 +10,8 @@ import pytest
 from tests.running.conftest import start_run, until  # noqa: F401 - fixtures
 from tests.security.listeners import addresses_of
 from ttlaunch import contract
+from ttlaunch.agent.listeners import LOOPBACK, move_until_it_has_children
 from ttlaunch.agent.run_processes import run_processes
-from ttlaunch.engines.loopback import keep_on_loopback
 
 pytestmark = pytest.mark.mpi
 
@@ -64,7 +64,7 @@ def test_both_generations_of_open_mpi_go_on_undisturbed_when_their_sockets_are_m
         [*words, "sh", "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        keep_on_loopback(engine.pid)
+        assert move_until_it_has_children(engine.pid, LOOPBACK)
         deadline = time.monotonic() + WITHIN_S
         while len(list(tmp_path.glob("up-*"))) < 2:
             assert time.monotonic() < deadline

@@ -177,7 +177,7 @@ def test_a_bridge_gives_nothing_to_a_socket_of_another_user(as_root, open_folder
 
 
 def test_another_user_who_reaches_the_relay_runs_no_command_on_a_host(as_root, open_folder):
-    start = DaemonStart("/usr", "/usr/bin", {})
+    start = DaemonStart("/usr", "/usr/bin", {}, ("python3",))
     engine = OpenMpi("/usr/bin/mpirun", (5, 0, 11), generation_of((5, 0, 11)))
     transports = {"box": LocalTransport("box")}
     relay = Relay(transports, {"box": start}, engine=engine, scratch=open_folder, is_lost=lambda _: True)

@@ -125,7 +125,8 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
     rank = row["rank"]
     records = RankRecords(run_folder, plan, rank)
     try:
-        process = _start(plan, rank_environment(plan, row, os.environ, run_folder=run_folder, plan_path=plan_path))
+        environment = rank_environment(plan, row, os.environ, run_folder=run_folder, plan_path=plan_path)
+        process = _start(plan, environment)
     except (OSError, LookupError) as error:
         wrong = getattr(error, "filename", None) or plan["rank_command"][0]
         text = f"{error.strerror or error}: {wrong}" if isinstance(error, OSError) else str(error)
@@ -135,6 +136,7 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
     records.started(process.pid)
     output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ)
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
+    _keep_listeners_on_networks(plan, process.pid, environment.get(contract.ENV_NETWORKS))
     _, wait_status, usage = os.wait4(process.pid, 0)
     # The time of the end is taken before anything else is waited for: the order of endings decides who failed first.
     ending = records.ending(process.pid, wait_status, usage)
@@ -150,6 +152,18 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
     if ending.signal:
         return 128 + ending.signal
     return _LEFT_EARLY if ending.left_early else ending.status or 0
+
+
+def _keep_listeners_on_networks(plan: Record, pid: int, networks: str | None) -> None:
+    """Until the rank ends, move the sockets on which its messaging library listens from all interfaces to the chosen networks.
+
+    It stops the rank for a moment when it moves a socket, and no other thread of this process may wait for the rank meanwhile.
+    """
+    options = plan["engine"]["names"].get("rank_listeners")
+    if networks and options:
+        from ttlaunch.agent.listeners import move_until_it_ends  # noqa: PLC0415 - only runs over hosts pay for it
+
+        move_until_it_ends(pid, networks, options)
 
 
 def _join(threads: list[threading.Thread], timeout_s: float) -> None:

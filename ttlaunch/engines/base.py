@@ -61,12 +61,15 @@ class DaemonStart:
         prefix: The engine's folder on the host, whose `bin` contains the daemon.
         programs: The folder of the ranks' interpreter, which comes first in their PATH.
         environment: Variables for the daemon and all processes that it starts.
+        starter: The first words of a command that starts a daemon and keeps its listening sockets on networks; the networks,
+            separated by commas, and the daemon's own command follow.
         secrets: Variables whose values appear on no command line and in no output.
     """
 
     prefix: str
     programs: str
     environment: Mapping[str, str]
+    starter: tuple[str, ...]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

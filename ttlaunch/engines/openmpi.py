@@ -8,16 +8,18 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.agent import listeners
 from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
-from ttlaunch.engines.loopback import keep_on_loopback
 from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
@@ -167,8 +169,12 @@ class OpenMpi:
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         process = start_process(command.argv, folder=folder, environment=with_home(environment))
-        if command.by_hand is None:
-            keep_on_loopback(process.pid)
+        # Only daemons on other hosts connect to mpirun. Its own children use the loopback interface in any case.
+        addresses = listeners.LOOPBACK
+        if command.by_hand is not None:
+            addresses = listeners.addresses_in(_setting(command.argv, self.generation.daemon_networks) or "")
+        if addresses:
+            listeners.move_until_it_has_children(process.pid, addresses)
         return process
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
@@ -185,8 +191,10 @@ class OpenMpi:
             lines.append("export LD_LIBRARY_PATH")
         lines.append(f"PATH={shlex.quote(start.programs)}:{shlex.quote(start.prefix)}/bin:$PATH; export PATH")
         lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-        daemon = shlex.quote(f"{start.prefix}/bin/{match['name']}")
-        return "; ".join([*lines, f"exec {daemon}{match['arguments']}"])
+        daemon = f"{shlex.quote(start.prefix)}/bin/{match['name']}{match['arguments']}"
+        networks = _setting(shlex.split(match["arguments"]), self.generation.daemon_networks)
+        starter = "" if networks is None else f"{shlex.join([*start.starter, networks])} "
+        return "; ".join([*lines, f"exec {starter}{daemon}"])
 
     def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:
         return EngineReport(_gave_up(output, statuses), _killed_shims(output), _LOST_DAEMON in output)
@@ -209,7 +217,13 @@ def _names(generation: Generation) -> EngineNames:
         daemons=("prted", "orted", "mpirun", "prterun", "prte"),
         folders=("prte.*", "ompi.*", "openmpi-sessions-*", "pmix-*"),
         segments=("sm_segment.*", "vader_segment.*"),
+        rank_listeners=_LISTENS,
     )
+
+
+def _setting(words: Sequence[str], name: str) -> str | None:
+    """Return the value of a setting on a command line of Open MPI; None if it is not set there."""
+    return next((value for word, value in pairwise(words) if word == name), None)
 
 
 def _settings(generation: Generation, over_hosts: OverHosts | None) -> list[tuple[str, ...]]:
@@ -234,6 +248,8 @@ def _between_hosts(generation: Generation, over_hosts: OverHosts) -> list[tuple[
     ]
     if over_hosts.networks and not over_hosts.has_rdma:
         settings.append(("--mca", "btl_tcp_if_include", ",".join(over_hosts.networks)))
+        # The kernel chooses ports. A socket with a port that its process chose could not be moved to the chosen network.
+        settings += [("--mca", f"btl_tcp_port_min_{family}", "0") for family in ("v4", "v6")]
     if over_hosts.control_networks:
         settings.append((daemon, generation.daemon_networks, ",".join(over_hosts.control_networks)))
     return settings
@@ -252,6 +268,12 @@ def _host_command(over_hosts: OverHosts) -> list[str]:
     return [*("-x", contract.ENV_RUN_ID), *("-x", contract.ENV_START), *("--wdir", "/"), "sh", "-c", choose]
 
 
+# Ranks' sockets for messages: without delay, also where they listen, and never shared. Servers share theirs, to be restarted.
+_LISTENS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_REUSEADDR, 0),
+    (socket.SOL_SOCKET, socket.SO_REUSEPORT, 0),
+)
 _DAEMON = re.compile(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
 _SYSTEM_PREFIXES = {"/usr", "/usr/local"}
 _LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d{1,9})")

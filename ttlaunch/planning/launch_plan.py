@@ -84,6 +84,8 @@ class EngineNames:
         daemons: Names of its processes, which are ended after the ranks.
         folders: Patterns of its folders for temporary files, which a run must not leave behind.
         segments: Patterns of its files in shared memory, which a run must not leave behind.
+        rank_listeners: Socket options (level, name, value) that tell sockets on which its library listens in ranks from those
+            on which the ranks' own programs listen; empty if its library does not listen.
     """
 
     launcher: str
@@ -94,6 +96,7 @@ class EngineNames:
     daemons: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     segments: tuple[str, ...] = ()
+    rank_listeners: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

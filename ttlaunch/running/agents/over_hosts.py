@@ -126,4 +126,5 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
 def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
     scratch = str(run.scratch)
     environment = {contract.ENV_RUN_ID: run.folder.run_id, contract.ENV_SCRATCH: scratch, "TMPDIR": scratch}
-    return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, run.secrets)
+    starter = (host.python, "-I", "-S", f"{host.release}/{contract.PACKAGE_DIR}/ttlaunch/agent/start_daemon.py")
+    return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, starter, run.secrets)
