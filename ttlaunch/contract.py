@@ -303,7 +303,7 @@ def release_lock(tree_hash: str) -> str:
     return f"{RELEASES_DIR}/{tree_hash}.lock"
 
 
-AGENT_VERSION = 1
+AGENT_VERSION = 2
 """Raised when the frames between launcher and agent change; each refuses the frames of another version.
 
 A launcher starts agents of its own version, but the package may be upgraded while both run."""

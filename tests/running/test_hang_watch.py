@@ -7,6 +7,7 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.flight_recorder import COLLECTIVE, DONE, GROUP
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
+from ttlaunch.records.agents import StoppedHelper
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -23,15 +24,15 @@ class RankController:
 
     def __init__(self, folder):
         self.recordings = self.folder = folder
-        self.stopped, self.faults = frozenset(), {}
+        self.stopped, self.faults, self.helpers = frozenset(), {}, ()
         self.signals, self.looks, self.dumped = [], [], []
         self.late = 0
 
-    def snapshot(self, ranks, *, since):
+    def snapshot(self, ranks, *, since, closely=False):
         self.looks.append(since)
         if len(self.looks) <= self.late:
             return None
-        return ProcessSnapshot(self.stopped, self.faults)
+        return ProcessSnapshot(self.stopped, self.faults, self.helpers)
 
     def signal_ranks(self, ranks, number, *, marker=None):
         self.signals.append(number)
@@ -243,6 +244,19 @@ def test_processes_that_end_have_two_minutes_for_it(run):
     failure = told_after(one, least=1, most=6)
     assert (failure.code, failure.rank) == ("R014", 0)
     assert failure.cause.startswith("has returned from its role, and its process has not ended for 12")
+
+
+def test_processes_that_end_are_not_waited_for_while_one_beside_them_is_stopped(run):
+    one = run(timeout_s=7.0)
+    for state, box in zip(one.ranks, one.boxes, strict=True):
+        state.phase = Phase.DONE
+        box.announce(DONE)
+    one.controller.helpers = (("", StoppedHelper(rank=None, pid=12, name="prted", is_shim=False)),)
+    failure = told_after(one, least=7, most=13)
+    assert (failure.code, failure.host) == ("R064", "box")
+    assert failure.cause.startswith(
+        "`prted` (process 12) on this machine, a process of the launcher of ranks, was stopped "
+    )
 
 
 def test_a_program_that_is_silent_is_judged_only_where_that_was_asked_for(run, tmp_path):

@@ -167,7 +167,7 @@ def test_a_rank_that_never_comes_to_mpi_init_is_named(start_recipe, here, monkey
     assert run.report["failure"]["rank"] == 1
     assert re.match(
         r"error\[R014\]: rank 1 \(peer, localhost\) has not moved for \d+ s: 1 rank waits for it, and it waits for none, "
-        r"(and did not report where it is|in `<module>` at sitecustomize.py:5) while it was starting\n",
+        r"(and runs `python[0-9.]*` without a Python stack|in `<module>` at sitecustomize.py:5) while it was starting\n",
         run.stderr,
     )
     assert "rank 0 (peer)  waits for rank 1  MPI_Init" in run.stderr
@@ -189,6 +189,86 @@ def test_a_program_is_judged_by_its_output_if_a_timeout_is_named(here, start_run
     (here / "work.py").write_text("import time\nprint('begins', flush=True)\ntime.sleep(600)\n")
     run = start_run("work.py", "-n", "2", "--hang-timeout", str(TIMEOUT_S))
     assert run.ends(within_s=40) == 6
-    assert "error[R017]: no rank has printed anything for SECONDS s\n" in rounded(run.stderr)
+    said = "no rank has printed anything for SECONDS s, and all of them are at the same place\n"
+    assert f"error[R017]: {said}" in rounded(run.stderr)
     assert run.report["failure"]["code"] == "R017"
+    assert run.processes() == []
+
+
+RING = """\
+import ctypes, os, pathlib, signal, sys, threading, time
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+
+
+def load():
+    raise ValueError("shard 7 is short")
+
+
+def main():
+    for step in range(400):
+        if step == 30 and comm.rank == 1:
+            match sys.argv[1]:
+                case "another program":
+                    os.execvp("sleep", ["sleep", "600"])
+                case "finalize":
+                    return
+                case "holds the interpreter":
+                    ctypes.PyDLL(None).sleep(600)
+                case "another collective":
+                    comm.bcast(1, root=0)
+                case "thread":
+                    threading.Thread(target=load, name="loader").start()
+                    threading.Event().wait()
+                case "stopped child":
+                    child = os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
+                    os.kill(child, signal.SIGSTOP)
+                    os.waitpid(child, 0)
+                case "stopped shim":
+                    os.kill(os.getppid(), signal.SIGSTOP)
+                case "stopped launcher":
+                    os.kill(int(pathlib.Path("launcher").read_text()), signal.SIGSTOP)
+        comm.allreduce(1)
+
+
+pathlib.Path(f"up-{comm.rank}").write_text("up")
+while sys.argv[1] == "stopped launcher" and not pathlib.Path("launcher").exists():
+    time.sleep(0.05)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        ("another program", "R017", "runs `sleep` without a Python stack and sleeps in "),
+        ("finalize", "R017", "has left its program and waits while it exits, as in MPI_Finalize, apart from the "),
+        ("holds the interpreter", "R017", "is in `main` at ring.py:20, apart from the other 3 ranks; no rank has "),
+        ("another collective", "R017", "is in `main` at ring.py:22, apart from the other 3 ranks; no rank has "),
+        ("thread", "R017", "its thread `loader` had raised `ValueError: shard 7 is short`"),
+        ("stopped child", "R013", "cannot go on: its child `sleep` (process "),
+        ("stopped shim", "R013", "cannot go on: its shim (process "),
+    ],
+)
+def test_the_rank_of_a_program_that_holds_up_the_others_is_named(here, start_run, kind, code, said):
+    pytest.importorskip("mpi4py")
+    (here / "ring.py").write_text(RING)
+    run = start_run("ring.py", "-n", "4", "--hang-timeout", str(TIMEOUT_S), "--", kind)
+    assert run.ends(within_s=60) == 6, run.stderr
+    failure = run.report["failure"]
+    assert (code, 1, "hung") == (failure["code"], failure["rank"], failure["class"])
+    assert said in failure["cause"]
+    assert run.processes() == []
+
+
+def test_a_stopped_mpirun_is_named_when_its_ranks_cannot_exit(here, start_run):
+    (here / "ring.py").write_text(RING)
+    run = start_run("ring.py", "-n", "2", "--hang-timeout", str(TIMEOUT_S), "--", "stopped launcher")
+    run.wait_for_file("up-1")
+    (here / "launcher").write_text(str(run.mpirun()))
+    assert run.ends(within_s=60) == 6, run.stderr
+    failure = run.report["failure"]
+    assert ("R064", None, "localhost") == (failure["code"], failure["rank"], failure["host"])
+    assert f"(process {run.mpirun()}) on this machine" in failure["cause"]
     assert run.processes() == []

@@ -15,7 +15,8 @@ import signal
 import time
 
 from ttlaunch import contract
-from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
+from ttlaunch.agent.process_facts import look_at_processes
+from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
 from ttlaunch.agent.stop_marker import leave_farewell, leave_stop_marker
 
@@ -87,9 +88,8 @@ class HostedRun:
                 self.lost_shims[rank] = time.time()
 
     def processes(self) -> dict[str, Any]:
-        """Return which ranks' processes are stopped, and how many page faults each process has had."""
-        stopped = [rank for rank, pid in self._ranks.items() if is_stopped(pid)]
-        return {"stopped": stopped, "faults": [[rank, page_faults(pid)] for rank, pid in self._ranks.items()]}
+        """Return what the ranks' processes do, and which processes of the run are stopped."""
+        return look_at_processes(self._id, ranks=self._ranks, shims=self._shims, closely=True)
 
     def dump_stacks(self, ranks: list[int]) -> None:
         """Read the stacks of ranks with py-spy, if this host has it; takes a few seconds at most."""

@@ -107,21 +107,28 @@ def belongs_to(pid: int, run_id: str) -> bool:
 
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, even if its parent has not waited for it yet."""
-    return _state(pid) in {"", "Z", "X"}
+    return process_state(pid) in {"", "Z", "X"}
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal or a debugger has stopped a process, so that it could be continued."""
-    return _state(pid) in {"T", "t"}
+    return process_state(pid) in {"T", "t"}
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
     """Return the kernel's letter for the state of a process; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def process_variable(pid: int, name: str) -> str:
+    """Return the value of a variable in a process's environment; empty if it is not set or we may not read it."""
+    start = f"{name}=".encode()
+    values = (entry[len(start) :] for entry in _environment(pid).split(b"\0") if entry.startswith(start))
+    return next(values, b"").decode("utf-8", "replace")
 
 
 def _environment(pid: int) -> bytes:

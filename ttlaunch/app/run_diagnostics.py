@@ -73,8 +73,8 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     notes = [] if label else [*filter(None, [failure.place])]
     notes += failure.evidence[1:] if label and not is_hung else failure.evidence
     hints = [failure.next_step] if failure.next_step else []
-    if is_hung and failure.rank is None and folder.file(contract.STACKS_DIR).is_dir():
-        hints.append(_stacks_hint(folder))
+    if is_hung and folder.file(contract.STACKS_DIR).is_dir():
+        hints.append(f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/")
     if failure.rank is not None:
         last = report.ranks[failure.rank].get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
@@ -84,13 +84,8 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
         notes += [] if is_complete else _stderr_tail(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
-        hints += [_stacks_hint(folder)] if is_hung else []
         hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{contract.stderr_file(failure.rank)}")
     return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
-
-
-def _stacks_hint(folder: RunFolder) -> str:
-    return f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/"
 
 
 def _source_label(place: str | None, evidence: Sequence[str], *, programs: Sequence[Path]) -> Label | None:

@@ -13,7 +13,9 @@ from ttlaunch.profiling import profile_file
 from ttlaunch.records.parser import (
     BadRecord,
     Count,
+    FilePath,
     Flag,
+    Pid,
     Rank,
     Size,
     Text,
@@ -81,6 +83,41 @@ class AgentAlive:
 
 
 @record
+class RankProcess:
+    """What the kernel says about the process of one rank.
+
+    Attributes:
+        name: The process's name.
+        program: The path of the program that it runs; empty if that cannot be read.
+        does: What it did for a moment: `polls` (many system calls, as while it waits in MPI), `computes` or `waits`.
+        waits_in: The function of the kernel that it sleeps in; empty if it does not sleep or the kernel does not say.
+        catches_crashes: Whether it has a handler for SIGSEGV, as Python has while its fault handler is enabled.
+    """
+
+    rank: Rank
+    name: Word
+    program: FilePath
+    does: Word
+    waits_in: Word
+    catches_crashes: Flag
+
+
+@record
+class StoppedHelper:
+    """A process of a run that is no rank and that a signal has stopped.
+
+    Attributes:
+        rank: The rank whose shim or child it is; None for a process of the engine.
+        name: The process's name; empty for a shim.
+    """
+
+    rank: Rank | None
+    pid: Pid
+    name: Word
+    is_shim: Flag
+
+
+@record
 class ProcessReport:
     """The state of the processes of the host's ranks; files that the agent had sent by then have arrived.
 
@@ -88,11 +125,29 @@ class ProcessReport:
         question: The number of the launcher's request.
         stopped: The ranks that a signal has stopped.
         faults: The ranks, each with the number of its page faults so far.
+        helpers: The stopped processes of the run that are no ranks.
+        processes: What each rank's process is and does; empty unless the request was to look closely.
+        unacknowledged: Ranks whose peer at an address has not acknowledged what was sent, each with the address and the number
+            of attempts.
+        addresses: The host's addresses, by which other hosts' reports name it.
     """
 
     question: Count
     stopped: tuple[Rank, ...]
     faults: tuple[tuple[Rank, Size], ...]
+    helpers: tuple[StoppedHelper, ...] = ()
+    processes: tuple[RankProcess, ...] = ()
+    unacknowledged: tuple[tuple[Rank, Word, Count], ...] = ()
+    addresses: tuple[Word, ...] = ()
+
+
+@record
+class FolderGone:
+    """The message that a folder of the run no longer exists on the host; `what` names its purpose."""
+
+    what: Word
+    path: FilePath
+    time: Time
 
 
 @record
@@ -119,7 +174,7 @@ class AgentEnded:
 
 if TYPE_CHECKING:
     AgentFrame = Union[  # noqa: UP007 - Python 3.9
-        FilePiece, ShimLost, ProcessReport, AgentReady, AgentAlive, AgentGone, AgentEnded
+        FilePiece, ShimLost, FolderGone, ProcessReport, AgentReady, AgentAlive, AgentGone, AgentEnded
     ]
 else:
     AgentFrame = object
@@ -131,6 +186,7 @@ _FRAMES: dict[str, type] = {
     "refused": AgentGone,
     "file": FilePiece,
     "lost_shim": ShimLost,
+    "folder_gone": FolderGone,
     "looked": ProcessReport,
     "ended": AgentEnded,
 }
@@ -195,4 +251,8 @@ def _ranks_of(said: AgentFrame) -> list[int]:
     """Return the ranks about which a frame reports."""
     if isinstance(said, ShimLost):
         return [said.rank]
-    return [*said.stopped, *(rank for rank, _ in said.faults)] if isinstance(said, ProcessReport) else []
+    if not isinstance(said, ProcessReport):
+        return []
+    named = [said.stopped, [one.rank for one in said.processes], [one.rank for one in said.helpers]]
+    named += [[rank for rank, _ in said.faults], [rank for rank, *_ in said.unacknowledged]]
+    return [rank for ranks in named for rank in ranks if rank is not None]

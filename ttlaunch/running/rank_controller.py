@@ -1,14 +1,18 @@
 """Watch and signal the processes of a run's ranks: one protocol for this machine and for other hosts."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
+from ttlaunch.agent.process_facts import look_at_processes
+from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
 from ttlaunch.planning.launch_plan import EngineNames
+from ttlaunch.records.agents import ProcessReport, RankProcess, StoppedHelper
+from ttlaunch.records.parser import parse
 from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.watch import RankState
 
@@ -20,10 +24,35 @@ class ProcessSnapshot:
     Attributes:
         stopped: The ranks whose process was stopped by a signal.
         page_faults: The page faults of each rank's process so far; they grow while a rank loads libraries.
+        helpers: The stopped processes of the run that are no ranks, each with its host; "" for this machine.
+        processes: What each rank's process is and does, as far as it was asked and can be read.
+        cuts: Pairs of hosts of which the first gets no acknowledgement from the second, each with the most attempts.
     """
 
     stopped: frozenset[int]
     page_faults: Mapping[int, int]
+    helpers: tuple[tuple[str, StoppedHelper], ...] = ()
+    processes: Mapping[int, RankProcess] = field(default_factory=dict)
+    cuts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+def merge_reports(reports: Mapping[str, ProcessReport]) -> ProcessSnapshot:
+    """Combine the reports of hosts, by host, into one snapshot."""
+    known = Counter(address for report in reports.values() for address in report.addresses)
+    # An address that several hosts have, such as that of a container bridge, names none of them.
+    homes = {address: host for host, one in reports.items() for address in one.addresses if known[address] == 1}
+    cuts: dict[tuple[str, str], int] = {}
+    for host, report in reports.items():
+        for _, address, attempts in report.unacknowledged:
+            pair = host, homes.get(address, address)
+            cuts[pair] = max(attempts, cuts.get(pair, 0))
+    return ProcessSnapshot(
+        frozenset(rank for report in reports.values() for rank in report.stopped),
+        {rank: count for report in reports.values() for rank, count in report.faults},
+        tuple((host, helper) for host, report in reports.items() for helper in report.helpers),
+        {process.rank: process for report in reports.values() for process in report.processes},
+        cuts,
+    )
 
 
 class RankController(Protocol):
@@ -39,11 +68,16 @@ class RankController(Protocol):
     @property
     def recordings(self) -> Path: ...
 
-    def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot | None:
+    def snapshot(self, ranks: Sequence[RankState], *, since: float, closely: bool = False) -> ProcessSnapshot | None:
         """Return the state of the ranks' processes; None until every host has answered.
 
         Call it again with the same `since` (monotonic clock) until it answers; a later `since` requests a new snapshot.
         When it answers, the ranks' recordings are at least as new as the snapshot.
+
+        Args:
+            ranks: All ranks of the run.
+            since: When the caller first asked for this snapshot.
+            closely: Whether to look at everything, which takes a fraction of a second; else only at what is cheap.
         """
 
     def dump_stacks(self, ranks: Sequence[RankState]) -> None:
@@ -115,10 +149,8 @@ class LocalRankController:
         for pid in _living(ranks).values():
             signal_process(pid, number, run_id=self._run_id)
 
-    def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot:  # noqa: ARG002 - it is always fresh
-        pids = _living(ranks)
-        stopped = frozenset(rank for rank, pid in pids.items() if is_stopped(pid))
-        return ProcessSnapshot(stopped, {rank: page_faults(pid) for rank, pid in pids.items()})
+    def snapshot(self, ranks: Sequence[RankState], *, since: float, closely: bool = False) -> ProcessSnapshot:  # noqa: ARG002 - it is always fresh
+        return merge_reports({"": look_at_ranks(self._run_id, ranks, closely=closely)})
 
     def dump_stacks(self, ranks: Sequence[RankState]) -> None:
         """Read the stacks now, which takes a few seconds at most."""
@@ -131,6 +163,16 @@ class LocalRankController:
 
     def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - there is no host to wait for
         return len(kill_run_processes(self._run_id, daemons=self._daemons))
+
+
+def look_at_ranks(run_id: str, ranks: Sequence[RankState], *, closely: bool) -> ProcessReport:
+    """Look at the processes of a run on this machine."""
+    running = [(state.row.rank, state.started) for state in ranks if state.started and state.exit is None]
+    shims = {rank: started.shim_pid for rank, started in running if started.shim_pid}
+    found = look_at_processes(run_id, ranks=_living(ranks), shims=shims, closely=closely)
+    report = parse(ProcessReport, {"question": 0, **found})
+    assert isinstance(report, ProcessReport), report  # noqa: S101 - what our own code returns
+    return report
 
 
 def _living(ranks: Sequence[RankState]) -> dict[int, int]:

@@ -15,11 +15,11 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineNames
-from ttlaunch.records.agents import FilePiece
+from ttlaunch.records.agents import FilePiece, ProcessReport
 from ttlaunch.running.agents.host_link import START_S, HostLink
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.lost_hosts import Losses
-from ttlaunch.running.rank_controller import ProcessSnapshot
+from ttlaunch.running.rank_controller import ProcessSnapshot, look_at_ranks, merge_reports
 from ttlaunch.running.runs.files import write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
@@ -95,6 +95,7 @@ class AgentRankController:
 
     def __init__(self, links: Sequence[HostLink], relay: Relay, folder: RunFolder) -> None:
         self.recordings = folder.path
+        self._run_id = folder.run_id
         self._links = links
         self._relay = relay
 
@@ -129,14 +130,17 @@ class AgentRankController:
             raise ValueError(f"no rank of this run is on a host {host}")
         found[0].cut()
 
-    def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot | None:
+    def snapshot(self, ranks: Sequence[RankState], *, since: float, closely: bool = False) -> ProcessSnapshot | None:
         hosts = {state.row.host for state in ranks if state.exit is None}
         asked = [link for link in self._links if link.host in hosts]
-        answers = [answer for link in asked if (answer := link.snapshot(int(since * 1000))) is not None]
+        answers = {link.host: answer for link in asked if (answer := link.snapshot(int(since * 1000))) is not None}
         if len(answers) < len(asked):
             return None
-        stopped = frozenset(rank for answer in answers for rank in answer.stopped)
-        return ProcessSnapshot(stopped, {rank: count for answer in answers for rank, count in answer.faults})
+        # The engine runs on this machine, where no agent looks unless it is also a host of the run.
+        here = look_at_ranks(self._run_id, [], closely=closely)
+        known = {helper.pid for answer in answers.values() for helper in answer.helpers}
+        helpers = tuple(helper for helper in here.helpers if helper.pid not in known)
+        return merge_reports({**answers, "": ProcessReport(question=0, stopped=(), faults=(), helpers=helpers)})
 
     def dump_stacks(self, ranks: Sequence[RankState]) -> None:
         """Ask the agents for the stacks of their ranks, and return at once."""

@@ -38,6 +38,7 @@ START_S = 10.0
 AGENT_MODULES = (
     "claims",
     "run_processes",
+    "process_facts",
     "stop_marker",
     "stack_dump",
     "hosted_run",

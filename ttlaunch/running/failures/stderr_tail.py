@@ -20,6 +20,7 @@ _FATAL = re.compile(r"Fatal Python error: (.+)")
 _THREAD = re.compile(
     r"(?P<thread>(?:Current thread|Thread) 0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])?.* \(most recent call first\):"
 )
+_IN_THREAD = re.compile(r"Exception (?:ignored )?in thread (?:started by: )?(?P<name>.*?):?$")
 _NATIVE_FRAME = re.compile(r"\[[^\]]+:\d+\] (?:\[ ?\d+\]|\*\*\* End of error)|Extension modules: ")
 _NOT_OWN = ("/site-packages/", "/dist-packages/", "/lib/python3", "/ttlaunch/runtime/", "<frozen ")
 
@@ -39,6 +40,14 @@ class Raised:
     file: str | None
     line: int | None
     chain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ThreadError:
+    """An exception that ended a thread while the process went on, as `threading` prints it."""
+
+    thread: str
+    raised: Raised
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,14 @@ def read_stderr_tail(log: Path) -> StderrTail:
         return StderrTail()
 
 
+def read_thread_error(log: Path) -> ThreadError | None:
+    """Find the last exception near the end of a log that ended a thread of the process and not the process."""
+    try:
+        return parse_thread_error(read_tail(log, most=_TAIL_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return None
+
+
 def parse_stderr_tail(text: str) -> StderrTail:
     """Find the last lines, the exception and the crash in the end of a log."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
@@ -101,6 +118,24 @@ def parse_raised(lines: list[str]) -> Raised | None:
     frames = _frames(lines[start + 1 : lines.index(below[0], start)])
     file, line = _own_frame(frames[::-1])
     return Raised(found["type"].rpartition(".")[2], found["message"] or "", file, line, chained(lines[:start]))
+
+
+def parse_thread_error(text: str) -> ThreadError | None:
+    """Find the last exception in a log that ended a thread of the process and not the process."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    headers = [(index, found) for index, line in enumerate(lines) if (found := _IN_THREAD.match(line))]
+    if not headers:
+        return None
+    start, header = headers[-1]
+    # The traceback ends at its first line that is not indented: later lines are other output of the process.
+    end = next((at for at in range(start + 2, len(lines)) if not lines[at].startswith(" ")), len(lines))
+    raised = parse_raised(lines[start + 1 : end + 1])
+    return None if raised is None else ThreadError(header["name"], raised)
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a file of a stack is the user's own code, and not the interpreter's, a package's or ttlaunch's."""
+    return not any(part in file for part in _NOT_OWN)
 
 
 def chained(lines: list[str]) -> tuple[str, ...]:
@@ -133,5 +168,5 @@ def _frames(lines: list[str]) -> list[tuple[str, int]]:
 
 def _own_frame(innermost_first: list[tuple[str, int]]) -> tuple[str | None, int | None]:
     """Return the innermost frame of the user's own code, or the innermost of all frames if there is none."""
-    own = [frame for frame in innermost_first if not any(part in frame[0] for part in _NOT_OWN)]
+    own = [frame for frame in innermost_first if is_own_file(frame[0])]
     return next(iter(own or innermost_first), (None, None))

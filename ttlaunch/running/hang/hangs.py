@@ -8,7 +8,7 @@ user set a timeout. In both cases a hang is also reported if the engine does not
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ttlaunch import contract
@@ -17,9 +17,12 @@ from ttlaunch.flight_recorder import DONE, Recording
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.flight_recorders import read_recorders, short_place
+from ttlaunch.running.failures.stderr_tail import read_thread_error
+from ttlaunch.running.flight_recorders import read_recorders
+from ttlaunch.running.hang.obstacles import find_obstacle
+from ttlaunch.running.hang.odd_one import describe_crowd, describe_place, find_odd_one
 from ttlaunch.running.hang.stacks import frame_to_report, parse_main_stack
-from ttlaunch.running.hang.verdict import judge
+from ttlaunch.running.hang.verdict import judge, with_thread_error
 from ttlaunch.running.hang.waits import Seen
 from ttlaunch.running.rank_controller import ProcessSnapshot, RankController
 from ttlaunch.running.runs.files import read_text_if_any, size_of
@@ -35,6 +38,7 @@ _ANSWER_S = 10.0  # the longest time to wait for a host's answer; its link decid
 _STACKS_S = 2.0
 _BETWEEN_LOOKS_S = 2.0
 _MOST_DUMPED = 16
+_PY_SPY = '`pip install "ttlaunch[hangs]"` beside the interpreter of the ranks lets a report name the line of each rank'
 
 
 @dataclass
@@ -136,28 +140,30 @@ class HangWatch:
         Each call does one of these steps and returns at once, because the supervisor also has to do its other work. If
         anything changes between two calls, `check` drops the suspicion.
         """
-        timeout_s = self._timeout(recordings)
-        if self._is_recipe and all(state.phase is Phase.DONE for state in ranks):
-            timeout_s = max(FIRST_TIMEOUT_S, timeout_s)  # processes that are exiting have no counters
-        if not self._may_judge(ranks, recordings) or self._quiet.seconds < timeout_s:
+        if not self._may_judge(ranks, recordings) or self._quiet.seconds < self._timeout(recordings):
             return None
         case = self._suspicion = self._suspicion or _Suspicion(now)
         if case.snapshot is None:
-            case.snapshot = self._controller.snapshot(ranks, since=case.since)
+            case.snapshot = self._controller.snapshot(ranks, since=case.since, closely=True)
             if case.snapshot is None and now - case.since > _ANSWER_S:
                 case.snapshot = ProcessSnapshot(frozenset(), {})
             # Hosts send fresh flight recorders before the answer: the next call must read these before it judges.
             return None
         if case.asked_at is None and self._is_loading(case, ranks, recordings=recordings, now=now):
             return None
-        # A rank that announced a long phase, such as a checkpoint, may take its time, unless a signal has stopped a rank.
-        if self._is_granted(recordings) and not case.snapshot.stopped:
+        # A rank that announced a long phase, such as a checkpoint, may take its time, and so may processes that are exiting,
+        # which have no counters; unless a signal has stopped one of the run's processes.
+        is_exiting = self._is_recipe and all(state.phase is Phase.DONE for state in ranks)
+        granted = self._is_granted(recordings) or (is_exiting and self._quiet.seconds < FIRST_TIMEOUT_S)
+        if granted and not (case.snapshot.stopped or case.snapshot.helpers):
             if now - case.since > _ANSWER_S:
                 self._suspicion = None
             return None
         if not self._has_stacks(ranks, case, now):
             return None
-        seen = [self._seen_one(state, recordings.get(state.row.rank), case.snapshot.stopped) for state in ranks]
+        seen = [self._seen_one(state, recordings.get(state.row.rank), case.snapshot) for state in ranks]
+        if not case.snapshot.stopped and (failure := find_obstacle(case.snapshot, ranks, quiet_s=self._quiet.seconds)):
+            return failure
         if self._is_recipe or case.snapshot.stopped:
             return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
         return _silent(seen, self._quiet.seconds)
@@ -251,7 +257,7 @@ class HangWatch:
     def _stack_sizes(self) -> dict[int, int]:
         return {rank: size_of(self._folder.file(contract.stacks_file(rank))) for rank in range(self._world_size)}
 
-    def _seen_one(self, state: RankState, recording: Recording | None, stopped: frozenset[int]) -> Seen:
+    def _seen_one(self, state: RankState, recording: Recording | None, snapshot: ProcessSnapshot) -> Seen:
         row = state.row
         idle_s = None
         if recording and recording.operations:
@@ -262,11 +268,13 @@ class HangWatch:
             role=row.role,
             host=row.host,
             recording=recording,
-            is_stopped=row.rank in stopped,
+            is_stopped=row.rank in snapshot.stopped,
             stack=parse_main_stack(read_text_if_any(self._folder.file(contract.stacks_file(row.rank)))),
             idle_s=idle_s,
             is_starting=self._is_recipe and state.phase is Phase.STARTING,
             has_left=state.exit is not None,
+            process=snapshot.processes.get(row.rank),
+            thread_error=read_thread_error(self._folder.file(contract.stderr_file(row.rank))),
         )
 
 
@@ -287,10 +295,29 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
 
 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
-    """Make the failure of a hanging program that is no recipe, with the line of each rank whose stack could be read."""
-    cause = f"no rank has printed anything for {quiet_s:.0f} s"
-    frames = [(one, frame_to_report(one.stack)) for one in ranks]
-    places = tuple(
-        f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
+    """Make the failure of a hanging program that is no recipe: of the rank that stands apart, if there is one."""
+    silence = f"no rank has printed anything for {quiet_s:.0f} s"
+    one = find_odd_one(ranks)
+    is_python = any(other.process and other.process.catches_crashes for other in ranks)
+    failure = Failure(
+        code="R017",
+        kind=Cause.HUNG,
+        cause=silence,
+        time=time.time(),
+        evidence=tuple(f"rank {other.rank} {describe_place(other)}" for other in ranks[:_MOST_DUMPED]),
+        next_step=_PY_SPY if is_python and not any(other.stack for other in ranks) else None,
     )
-    return Failure(code="R017", kind=Cause.HUNG, cause=cause, time=time.time(), evidence=places[:_MOST_DUMPED])
+    if one is None:
+        return replace(failure, cause=", and ".join(filter(None, [silence, describe_crowd(ranks)])))
+    others = {1: "", 2: ", apart from the other rank"}
+    apart = others.get(len(ranks), f", apart from the other {len(ranks) - 1} ranks")
+    frame = frame_to_report(one.stack)
+    named = replace(
+        failure,
+        rank=one.rank,
+        role=one.role,
+        host=one.host,
+        cause=f"{describe_place(one)}{apart}; {silence}",
+        place=frame.place if frame else None,
+    )
+    return with_thread_error(named, one)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ttlaunch.running.failures.stderr_tail import is_own_file
+
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)\Z')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _ENTRY = "/ttlaunch/runtime/entry.py"
@@ -61,7 +63,12 @@ def recipe_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def frame_to_report(stack: Sequence[Frame]) -> Frame | None:
-    """Return the frame to report: the recipe's, or for a program that is no recipe, the innermost frame in a file."""
+    """Return the frame to report: the recipe's, or for a program that is no recipe, the innermost of the user's own code."""
     if any(frame.file.endswith(_ENTRY) for frame in stack):
         return recipe_frame(stack)
-    return next((frame for frame in stack if not frame.file.startswith("<")), None)
+    return next(iter(own_frames(stack)), next((frame for frame in stack if not frame.file.startswith("<")), None))
+
+
+def own_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames of the user's own code, innermost first; code of the interpreter, packages and ttlaunch is left out."""
+    return tuple(frame for frame in stack if is_own_file(frame.file))

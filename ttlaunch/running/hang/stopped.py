@@ -1,4 +1,4 @@
-"""Inform the user of ranks that a signal has stopped, before the run counts as hung: other ranks may still make progress.
+"""Inform the user of ranks and shims that a signal has stopped, before the run counts as hung: other ranks may still make progress.
 
 This is done only if all ranks are on this machine. Other hosts are only asked for stopped ranks when a hang is suspected.
 """
@@ -37,25 +37,26 @@ class StoppedWatch:
         self._looked = now
         snapshot = self._controller.snapshot(ranks, since=0.0)
         stopped = snapshot.stopped if snapshot else frozenset()
+        shims = {one.rank for _, one in snapshot.helpers if one.is_shim} if snapshot else set()
         for state in ranks:
-            if state.row.rank in stopped:
-                self._notice_stopped(state, now)
+            rank, started = state.row.rank, state.started
+            if rank in stopped:
+                pid = started.pid if started else None
+                self._notice_stopped(state, now, f"was stopped by a signal; `kill -CONT {pid}` continues it")
+            elif rank in shims:
+                pid = started.shim_pid if started else None
+                text = f"cannot end or print: its shim was stopped by a signal; `kill -CONT {pid}` continues it"
+                self._notice_stopped(state, now, text)
             else:
                 self._notice_moving(state, now)
 
-    def _notice_stopped(self, state: RankState, now: float) -> None:
+    def _notice_stopped(self, state: RankState, now: float, text: str) -> None:
         rank = state.row.rank
         since = self._since.setdefault(rank, now)
         if rank in self._reported or now - since < PATIENCE_S:
             return
         self._reported.add(rank)
-        pid = state.started.pid if state.started else None
-        self._report(
-            "rank_stopped",
-            state,
-            seconds=now - since,
-            text=f"was stopped by a signal; `kill -CONT {pid}` continues it",
-        )
+        self._report("rank_stopped", state, seconds=now - since, text=text)
 
     def _notice_moving(self, state: RankState, now: float) -> None:
         since = self._since.pop(state.row.rank, now)

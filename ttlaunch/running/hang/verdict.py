@@ -5,6 +5,7 @@ ranks. The functions are pure: they judge one snapshot, taken when no rank had m
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ttlaunch.diagnostics.count import counted, render_size
@@ -13,6 +14,7 @@ from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.flight_recorders import describe_collective, short_place
 from ttlaunch.running.hang.mismatch import find_mismatch
+from ttlaunch.running.hang.odd_one import describe_place, find_odd_one
 from ttlaunch.running.hang.stacks import frame_to_report
 from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, waiters
 
@@ -37,7 +39,7 @@ def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
         now: Seconds since the epoch.
     """
     code, one, cause = _verdict(ranks, quiet_s)
-    return Failure(
+    failure = Failure(
         code=code,
         rank=one.rank,
         role=one.role,
@@ -49,6 +51,20 @@ def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
         evidence=_wait_table(ranks),
         kind=Cause.HUNG,
         when="while it was starting" if one.is_starting else None,
+    )
+    return with_thread_error(failure, one)
+
+
+def with_thread_error(failure: Failure, one: Seen) -> Failure:
+    """Add to the failure of a rank that hangs the exception that ended one of its threads, if there was one."""
+    if one.thread_error is None:
+        return failure
+    raised = one.thread_error.raised
+    what = f"`{raised.type}: {raised.message}`" if raised.message else f"`{raised.type}`"
+    return replace(
+        failure,
+        cause=f"{failure.cause}; its thread `{one.thread_error.thread}` had raised {what}",
+        place=f"{raised.file}:{raised.line}" if raised.file else failure.place,
     )
 
 
@@ -62,13 +78,20 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
     if stopped:
         cause = f"was stopped by a signal, and nobody resumed it within {quiet_s:.0f} s"
         return Verdict("R013", min(stopped, key=order), cause)
-    not_waiting = min((one for one in ranks if not one.is_done and not peers_of(one, ranks)), key=order, default=None)
+    idle = [one for one in ranks if not one.is_done and not peers_of(one, ranks)]
+    not_waiting, odd = min(idle, key=order, default=None), None
+    # Ranks that call MPI or torch directly wait for nobody that is known. If they are equally far, the odd place decides.
+    if not_waiting is not None and not waiting[not_waiting.rank] and len({_steps(one) for one in idle}) == 1:
+        odd = find_odd_one(idle)
+        not_waiting = odd or not_waiting
     cycle = find_cycle(ranks)
     if not_waiting is not None and (waiting[not_waiting.rank] or not cycle):
         return Verdict(
             "R014",
             not_waiting,
-            _describe_idle(not_waiting, ranks, waiters_of_it=len(waiting[not_waiting.rank]), quiet_s=quiet_s),
+            _describe_idle(
+                not_waiting, ranks, waiters_of_it=len(waiting[not_waiting.rank]), is_odd=bool(odd), quiet_s=quiet_s
+            ),
         )
     if cycle:
         return Verdict(*find_mismatch(ranks, cycle))
@@ -78,8 +101,13 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
 
 def _progress(one: Seen) -> tuple[float, ...]:
     """Return a sort key: least progress first; with equal progress, the longest time in the present operation first."""
+    return (*_steps(one), -(one.idle_s or 0.0), one.rank)
+
+
+def _steps(one: Seen) -> tuple[int, ...]:
+    """Return how far a rank has come."""
     steps, passes = (one.recording.steps, one.recording.passes) if one.recording else (0, 0)
-    return (not one.is_starting, steps, passes, -(one.idle_s or 0.0), one.rank)
+    return (not one.is_starting, steps, passes)
 
 
 def _step(one: Seen) -> int | None:
@@ -90,16 +118,17 @@ def _step(one: Seen) -> int | None:
     return (one.waiting.step if one.waiting else max(last, one.recording.steps + bool(one.recording.steps))) or None
 
 
-def _describe_idle(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, quiet_s: float) -> str:
+def _describe_idle(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, is_odd: bool, quiet_s: float) -> str:
     still = f"has not moved for {quiet_s:.0f} s"
     frame = frame_to_report(one.stack)
     where = f", in `{frame.function}` at {short_place(frame.place)}" if frame else ""
     if not one.stack:
-        where = ", and did not report where it is"
+        where = f", and {describe_place(one)}" if one.process else ", and did not report where it is"
     if len(ranks) == 1:
         return f"{still}{where}"
     if not waiters_of_it:
-        return f"{still}, nor has any other rank, and it is the furthest behind{where}"
+        apart = "stands apart from them" if is_odd else "is the furthest behind"
+        return f"{still}, nor has any other rank, and it {apart}{where}"
     others = counted(waiters_of_it, "rank")
     wait = f"{others} {'waits' if waiters_of_it == 1 else 'wait'} for it, and it waits for none"
     return f"{still}: {wait}{where}"

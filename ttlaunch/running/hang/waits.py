@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ttlaunch.flight_recorder import DONE, GROUP, WORLD, Operation, Recording
+from ttlaunch.records.agents import RankProcess
+from ttlaunch.running.failures.stderr_tail import ThreadError
 from ttlaunch.running.hang.stacks import Frame, frame_to_report
 
 
@@ -18,6 +20,8 @@ class Seen:
         idle_s: Seconds since the last operation began or ended; None if there is none.
         is_starting: Whether the role's function has not been called yet.
         has_left: Whether the process has ended.
+        process: What the kernel says about the process; None if it is not known.
+        thread_error: The exception that ended one of the rank's threads; None if there was none.
     """
 
     rank: int
@@ -29,6 +33,8 @@ class Seen:
     idle_s: float | None = None
     is_starting: bool = False
     has_left: bool = False
+    process: RankProcess | None = None
+    thread_error: ThreadError | None = None
 
     @property
     def name(self) -> str:
