@@ -18,7 +18,10 @@ SMALL = {
 }
 SGD = {"training_config": {"optimizer": "sgd", "learning_rate": 0.05}}
 TIED = {"transformer_config": {"tie_embeddings": True}}
-PIPELINE = {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [1, 1, 0]}}}
+PIPELINE = {
+    "multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [1, 1, 1]}},
+    "transformer_config": {"num_blocks": 3},
+}
 
 SAME_BITS = [
     ("data_parallel", {"worker": 3}, {}),

@@ -19,10 +19,14 @@ from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError, write_durably
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.dropout import seeded_generator
 from ttlaunch.runtime.model.flat import digest
+from ttlaunch.runtime.telemetry.records import ProgressWriter
 from ttlaunch.runtime.training.optimizers import build_optimizer
 from ttlaunch.runtime.training.rank_model import build_model
+from ttlaunch.runtime.world import Rank, World
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
 STATE = {"data": {"epoch": 0, "sample": 24}, "loss_scaler": None}
@@ -347,6 +351,49 @@ def test_data_at_another_position_is_refused(make_part, make_checkpoints, save):
     other = {"data": {"epoch": 1, "sample": 0}, "loss_scaler": None}
     with pytest.raises(CheckpointReadError, match="next sample is"):
         make_checkpoints(0, start=start).restore(*make_part([4], 0), state=other)
+
+
+class WithoutSplits:
+    """A model that was wrapped without what checkpoints need."""
+
+    copies = frozenset()
+
+    def __init__(self, model):
+        self.named_parameters = model.named_parameters
+
+
+def test_a_model_that_cannot_be_saved_ends_the_run_at_its_start(make_part, make_checkpoints):
+    model, optimizer = make_part([4], 0, seed=1)
+    message = "checkpoints need `splits` and `names_of_whole` of WithoutSplits, which has no such attribute"
+    with pytest.raises(TypeError, match=message):
+        make_checkpoints(0).restore(WithoutSplits(model), optimizer, state=STATE)
+    with pytest.raises(
+        TypeError, match="`named_state`, `wait_before_update`, `scaler_state` and `restore_scaler` of SGD"
+    ):
+        make_checkpoints(0).restore(model, torch.optim.SGD(model.parameters()), state=STATE)
+
+
+def test_a_model_that_cannot_be_saved_ends_its_first_step_and_not_its_hundredth(
+    make_part, make_checkpoints, make_cfg, corpus, tmp_path
+):
+    model, optimizer = make_part([4], 0, seed=1)
+    ctx = RankContext(
+        world=World(tmp_path, "single", ("trainer",), ("here",), (0,), {}, None, None),
+        rank=Rank(0),
+        communicator=InProcessWorld(["trainer"]).communicator(0),
+        records=ProgressWriter(tmp_path, 0),
+        device=torch.device("cpu"),
+        corpus=corpus,
+        checkpoints=make_checkpoints(0, interval=100),
+    )
+    ctx.data(make_cfg())
+    with pytest.raises(TypeError, match="checkpoints need `splits`"):
+        ctx.checkpoint(1, WithoutSplits(model), optimizer)
+
+
+def test_a_run_without_checkpoints_needs_no_model_that_can_be_saved(make_part, make_checkpoints):
+    model, optimizer = make_part([4], 0, seed=1)
+    make_checkpoints(0, interval=None).restore(WithoutSplits(model), optimizer, state=STATE)
 
 
 def test_initial_weights_leave_the_optimizer_as_it_is(make_part, make_checkpoints, tmp_path):

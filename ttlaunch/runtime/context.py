@@ -226,6 +226,8 @@ class RankContext:
         """
         is_last = self.early_stop.is_over or self.should_stop()
         last_step = step if is_last else self._required_data().total_steps
+        if self._checkpoints is not None:
+            self._checkpoints.check_saveable(model, optimizer)
         if self._checkpoints is not None and self._checkpoints.is_due(step, last_step=last_step):
             owners = owners or self.ranks(self.role)
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}

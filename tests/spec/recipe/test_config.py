@@ -291,7 +291,8 @@ def about_absent_stages(_config, _layout):
     yield Problem("C015", "no stages", f"{STAGES}.replicas", "here", others=(("own_config.rate", "that"),))
 
 
-OWN = Recipe(summary="", config=ConfigOfOwn, layouts=[Layout("a", trainer=1)], checks=[about_absent_stages])
+LAYOUT = Layout("a", trainer=1)
+OWN = Recipe(summary="", config=ConfigOfOwn, layouts=[LAYOUT], checks=[about_absent_stages])
 
 
 @pytest.mark.parametrize(
@@ -326,13 +327,25 @@ def test_a_problem_with_a_key_of_an_absent_section_points_at_the_other_key():
     ],
 )
 def test_a_key_that_nothing_reads_is_marked_at_any_depth_where_it_is_given(key, text, column):
-    recipe = replace(OWN, unread=[key, "own_config.other", "data_config.seed.deeper"])
+    recipe = replace(OWN, unread=[key, "data_config.seed"])
     (found,) = [one for one in load_config(recipe, None, standard_input=text).diagnostics if one.code == "C018"]
     assert (f"nothing in this recipe reads `{key}`", (f"remove `{key.rpartition('.')[2]}`",)) == (
         found.message,
         found.hints,
     )
     assert ("set, but without effect", column) == (found.primary.text, found.primary.span.column)
+
+
+def test_a_check_that_names_a_key_of_no_section_is_reported_with_its_line():
+    def misspelled(_config, _layout):
+        yield Problem("C015", "too many", "own_config.rates", "here", others=(("own_config", "all"),))
+
+    recipe = replace(OWN, checks=[misspelled])
+    problem, mistake = check_config(recipe, load_config(OWN, None, standard_input=b"own_config: {rate: 4}"), LAYOUT)
+    assert ("C015", "too many") == (problem.code, problem.message)
+    key = "a check of the recipe names `own_config.rates`, which is no key of the configuration"
+    assert ("P006", f"{key}; did you mean `own_config.rate`?") == (mistake.code, mistake.message)
+    assert (f"the check is `misspelled`, {__file__}:{misspelled.__code__.co_firstlineno}",) == mistake.notes
 
 
 def test_the_naive_form_has_the_same_configuration_without_checkpoints():

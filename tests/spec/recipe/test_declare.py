@@ -21,6 +21,45 @@ def test_each_helper_declares_its_pattern_with_all_that_it_is_given():
     assert Flow("peer", "peer", Pattern.ALL, 1.0) == all_pairs("peer")
 
 
+OWN_KEYS = {
+    "unread": {"unread": ["training_config.step"]},
+    "unread section": {"unread": ["training"]},
+    "same_on_resume": {"same_on_resume": ["multihost_config.num_worker"]},
+    "per": {"layouts": [Layout("all", worker=per("multihost_config.workers"))]},
+    "times": {"layouts": [Layout("all", worker=per("multihost_config.num_workers", times="device_config.rank"))]},
+    "row": {"flows": [chain("worker", row=per("multihost_config.width"))]},
+    "stride": {"flows": [chain("worker", stride=per("multihost_config.width"))]},
+    "needs_processes": {"needs_processes": [NeedsProcesses("training_config.x", value=1, instead=2, because="it")]},
+    "only": {"naive": Naive([Layout("naive", worker=1)], only={"training_config.x": 1})},
+    "naive layout": {"naive": Naive([Layout("naive", worker=per("training_config.x"))])},
+}
+
+
+@pytest.mark.parametrize("declared", OWN_KEYS.values(), ids=OWN_KEYS)
+def test_a_declaration_names_only_keys_of_its_configuration(declared):
+    given = {"summary": "", "config": TrainingFile, "layouts": [Layout("all", worker=ROW)]}
+    Recipe(**given)
+    with pytest.raises(ValueError, match=r"` names `[a-z_.]+`, which is no key of the configuration"):
+        Recipe(**{**given, **declared})
+
+
+def test_a_misspelled_key_of_a_declaration_says_which_was_meant():
+    with pytest.raises(ValueError, match=r"did you mean `training_config\.steps`"):
+        Recipe(summary="", config=TrainingFile, layouts=[Layout("all", worker=ROW)], unread=["training_config.step"])
+
+
+@pytest.mark.parametrize("key", ["training_config.learning_rate", "training_config.optimizer", "training_config"])
+def test_a_number_of_ranks_is_read_from_a_key_that_can_be_one(key):
+    with pytest.raises(ValueError, match=f"cannot read a number of ranks from `{key}`"):
+        Recipe(summary="", config=TrainingFile, layouts=[Layout("all", worker=per(key))])
+
+
+def test_a_number_of_ranks_may_be_computed_by_a_property_of_a_section():
+    layout = Layout("all", worker=per("device_config.local_ranks"))
+    recipe = Recipe(summary="", config=TrainingFile, layouts=[layout])
+    assert {"worker": 1} == recipe.layouts[0].counts(TrainingFile())
+
+
 @pytest.mark.parametrize("weight", [0, -1.0, float("inf"), float("nan")])
 def test_the_weight_of_a_flow_is_a_positive_number(weight):
     with pytest.raises(ValueError, match=f"the weight of a flow is a positive number, not {weight!r}"):

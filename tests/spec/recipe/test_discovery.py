@@ -1,5 +1,8 @@
 """Which recipe a name means, and that its code is loaded from its own folder."""
 
+import subprocess
+import sys
+
 import pytest
 
 from ttlaunch.diagnostics import Blame, Diagnostic, render
@@ -113,6 +116,75 @@ def test_a_recipe_that_cannot_be_used_is_reported_at_its_line(here, declaration,
     assert expected == found.replace(f"{(here / 'mine').resolve()}/", "").rstrip("\n")
     if message.startswith("cannot be read: NameError"):
         assert 1 == refusal.primary.span.length  # of a line with one letter; a picture shows no more of it anyway
+
+
+IMPORTS = {
+    "own module": ("from .recipe import Config", "Config", ".recipe", 21, "ConfigFile"),
+    "own module, misspelled": ("from .recipe import RECIPEE", "RECIPEE", ".recipe", 21, "Recipe"),
+    "no such module": ("from .data import load", "load", ".data", 19, ""),
+    "no such file": ("from . import data", "data", ".", 15, ""),
+    "ttlaunch.train": ("from ttlaunch.train import RankContxt", "RankContxt", "ttlaunch.train", 28, "RankContext"),
+    "ttlaunch.recipe": ("from ttlaunch.recipe import (\n    Recipee,\n)", "Recipee", "ttlaunch.recipe", 5, "Recipe"),
+    "no such part": ("from ttlaunch.trian import agree", "agree", "ttlaunch.trian", 28, ""),
+    "in a function": ("def f():\n    from .recipe import Config", "Config", ".recipe", 25, "ConfigFile"),
+}
+
+
+@pytest.mark.parametrize(("text", "name", "module", "column", "near"), IMPORTS.values(), ids=IMPORTS)
+def test_a_trainer_imports_only_names_that_are_there(here, text, name, module, column, near):
+    make_recipe(here / "mine")
+    (here / "mine/trainer.py").write_text(f"{ROLE}{text}\n")
+    refusal = load_recipe(find_recipe("mine", working_folder=here))
+    assert f"recipe `mine` cannot be read: there is no `{name}` in `{module}`" == refusal.message
+    assert (column, len(name)) == (refusal.primary.span.column, refusal.primary.span.length)
+    assert ((f"did you mean `{near}`?",) if near else ()) == refusal.hints
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from .recipe import RECIPE, Layout",
+        "from . import data, recipe, more",
+        "from .data import ROWS, pixels, Label",
+        "from .more import one\nfrom .more.two import deep",
+        "from .lazy import whatever",
+        "from .stars import anything",
+        "from ttlaunch.train import RankContext, SyncLink as Link",
+        "from ttlaunch import train, recipe\nimport ttlaunch.train\nfrom ttlaunch.recipe import *",
+        "try:\n    from .recipe import Config\nexcept ImportError:\n    Config = None",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .recipe import Config",
+        "import nowhere\nfrom nowhere.else_ import name",
+    ],
+)
+def test_a_trainer_may_import_what_is_there_and_what_only_a_rank_can_tell(here, text):
+    make_recipe(here / "mine")
+    (here / "mine/data.py").write_text("import os.path\nfor ROWS, pixels in []: ...\nclass Label: ...\n")
+    (here / "mine/lazy.py").write_text("def __getattr__(name): return 1\n")
+    (here / "mine/stars.py").write_text("from math import *\n")
+    (here / "mine/more").mkdir()
+    (here / "mine/more/__init__.py").write_text("one = 1\n")
+    (here / "mine/more/two.py").write_text("deep = 2\n")
+    (here / "mine/trainer.py").write_text(f"{ROLE}{text}\n")
+    assert isinstance(load_recipe(find_recipe("mine", working_folder=here)), Recipe)
+
+
+@pytest.mark.parametrize("package", ["torch", "mpi4py"])
+@pytest.mark.parametrize("text", ["import {0}", "from {0} import any_name", "import helper"])
+def test_a_declaration_is_read_without_the_packages_of_ranks(here, package, text):
+    make_recipe(here / "mine")
+    (here / "helper.py").write_text(f"import {package}.part\n")
+    path = here / "mine/recipe.py"
+    path.write_text(f"{text.format(package)}\n{path.read_text()}")
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom ttlaunch.diagnostics import render\n"
+        "from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe\n"
+        "print(render([load_recipe(find_recipe('mine', working_folder=Path.cwd()))]), 'torch' in sys.modules)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    reason = f"ImportError: `recipe.py` is read without {package}; import it in `trainer.py`"
+    assert f"error[P006]: recipe `mine` cannot be read: {reason}\n" in found
+    assert f"{path.resolve()}:1:1\n" in found
+    assert found.endswith("False\n")
 
 
 def test_a_recipe_without_a_trainer_that_can_be_read_is_reported_without_a_line(here):

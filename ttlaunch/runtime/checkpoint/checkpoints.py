@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
@@ -79,6 +80,24 @@ class Checkpoints:
         self._writer = ShardWriter(run_dir)
         self._image: ShardImage | None = None
         self._imaged: HasParameters | None = None
+        self._checked: tuple[object, object] | None = None
+
+    def check_saveable(self, model: HasParameters, optimizer: HasState) -> None:
+        """Check that both have what checkpoints use, so that a run does not end at its first checkpoint, hours later.
+
+        Raises:
+            TypeError: One of them lacks an attribute.
+        """
+        if self._checked == (model, optimizer) or self._cfg.interval is None:
+            return
+        for one, protocol in ((model, HasParameters), (optimizer, HasState)):
+            missing = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(one, name)]
+            if missing:
+                kind = type(one).__name__
+                raise TypeError(
+                    f"checkpoints need {listed(missing, last='and')} of {kind}, which has no such attribute"
+                )
+        self._checked = model, optimizer
 
     def is_due(self, step: int, *, last_step: int) -> bool:
         """Whether a checkpoint follows a step: at every interval, and after the last."""
@@ -95,7 +114,9 @@ class Checkpoints:
 
         Raises:
             CheckpointReadError: The files are not what the launcher found, or lack something.
+            TypeError: The model or the optimizer lacks an attribute that checkpoints use.
         """
+        self.check_saveable(model, optimizer)
         if self._start is None:
             return
         wanted = dict(_stored(_tensors(model, optimizer if self.steps_done else None), model))

@@ -214,6 +214,19 @@ def _section_at(model: type[Section], path: tuple[Key, ...]) -> type[Section]:
     return current
 
 
+def key_types(
+    model: type[Section], *, prefix: str = "", above: frozenset[type[Section]] = frozenset()
+) -> dict[str, Any]:
+    """Return the annotation of every dotted key and section of a file, without those of a section inside its own kind."""
+    found: dict[str, Any] = {}
+    for name, annotation in _fields(model).items():
+        section = section_in(annotation)
+        found[f"{prefix}{name}"] = annotation
+        if section is not None and section not in above:
+            found |= key_types(section, prefix=f"{prefix}{name}.", above=above | {model, section})
+    return found
+
+
 def section_in(annotation: Any) -> type[Section] | None:
     """Return the section that a field holds, alone, in a list or as an alternative to null; None if it holds none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):

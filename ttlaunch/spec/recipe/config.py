@@ -12,11 +12,11 @@ from pydantic.fields import FieldInfo
 from ttlaunch.diagnostics import Blame, Diagnostic, KeyMistake, Label, Source, Span, has_errors, shown
 from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.spec.located.codes import CONFIGURATION
-from ttlaunch.spec.located.schema import Section, check_schema, section_in
+from ttlaunch.spec.located.schema import Section, check_schema, key_types, section_in
 from ttlaunch.spec.located.source import read_source, source_from_bytes
 from ttlaunch.spec.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
 from ttlaunch.spec.recipe.checks import GENERAL, num_workers_counts_the_stages
-from ttlaunch.spec.recipe.declare import Layout, NeedsProcesses, Problem, Recipe
+from ttlaunch.spec.recipe.declare import Check, Layout, NeedsProcesses, Problem, Recipe, unknown_key
 from ttlaunch.spec.recipe.sections import SAID_BY, ConfigFile, TrainingFile
 
 _WHAT = "a training file"
@@ -159,8 +159,20 @@ def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[D
     if loaded.config is None:
         return []
     general = GENERAL if isinstance(loaded.config, TrainingFile) else ()
-    problems = [problem for check in (*general, *recipe.checks) for problem in check(loaded.config, layout)]
-    return [_diagnose(problem, loaded) for problem in problems]
+    problems = [(check, problem) for check in (*general, *recipe.checks) for problem in check(loaded.config, layout)]
+    wrong = [one for check, problem in problems for one in _unknown_keys_of(problem, check, recipe)]
+    return [*(_diagnose(problem, loaded) for _, problem in problems), *wrong]
+
+
+def _unknown_keys_of(problem: Problem, check: Check, recipe: Recipe) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each key of a problem that the recipe lacks: its report could not point at any place."""
+    known = key_types(recipe.config)
+    for key in (problem.key, *(key for key, _ in problem.others)):
+        if key not in known:
+            message = f"a check of the recipe names `{shown(key)}`, {unknown_key(recipe.config, key)}"
+            code = getattr(check, "__code__", None)
+            place = (f"the check is `{check.__name__}`, {code.co_filename}:{code.co_firstlineno}",) if code else ()
+            yield Diagnostic("P006", message, notes=place)
 
 
 def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) -> list[Diagnostic]:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from ttlaunch.diagnostics.diagnostic import Severity
+from ttlaunch.diagnostics.suggest import closest
+from ttlaunch.spec.located.schema import key_types, section_in
 from ttlaunch.spec.recipe.sections import ConfigFile
 from ttlaunch.spec.recipe.traffic import Formula
 
@@ -258,6 +260,7 @@ class Recipe:
         if unknown:
             raise ValueError(f"flows name roles that no layout has: {', '.join(sorted(unknown))}")
         object.__setattr__(self, "_flows", flows)
+        _check_keys(self, flows)
 
     def flows_in(self, roles: Sequence[str], config: ConfigFile | None = None) -> tuple[Flow, ...]:
         """Return the flows between these roles; with a configuration, only those that it has, with its numbers of ranks."""
@@ -273,3 +276,47 @@ class Recipe:
         if flows is None:
             flows = [flow for flow in self._flows if {flow.source, flow.target} <= roles]
         return replace(self, layouts=naive.layouts, flows=flows, traffic=None, needs_processes=())
+
+
+def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
+    """Check that every key that a declaration names is one of its configuration, and that a `per` reads a number of ranks.
+
+    Raises:
+        ValueError: A key is unknown, or the value of one cannot be a number of ranks.
+    """
+    types = key_types(recipe.config)
+    layouts = [*recipe.layouts, *(recipe.naive.layouts if recipe.naive else ())]
+    counts = [count for layout in layouts for count in layout.roles.values()]
+    counts += [count for flow in flows for count in (flow.row, flow.stride)]
+    pers = [key for count in counts if isinstance(count, Per) for key in (count.key, *count.times)]
+    named = [("unread", key) for key in recipe.unread] + [("same_on_resume", key) for key in recipe.same_on_resume]
+    named += [("needs_processes", need.key) for need in recipe.needs_processes]
+    named += [("only", key) for key in (recipe.naive.only if recipe.naive else ())]
+    named += [("per", key) for key in pers if not _is_property(recipe.config, key)]
+    for place, key in named:
+        if key not in types:
+            raise ValueError(f"`{place}` names `{key}`, {unknown_key(recipe.config, key)}")
+    for key in pers:
+        if key in types and not _can_count(types[key]):
+            raise ValueError(
+                f"`per` cannot read a number of ranks from `{key}`, which is no whole number, list or mapping"
+            )
+
+
+def _is_property(config: type[ConfigFile], key: str) -> bool:
+    """Return whether a dotted name is a property of a section, such as `device_config.local_ranks`."""
+    section, _, name = key.rpartition(".")
+    model = section_in(key_types(config).get(section)) if section else config
+    return isinstance(getattr(model, name, None), property)
+
+
+def unknown_key(config: type[ConfigFile], key: str) -> str:
+    """Return a clause about a dotted key that a configuration does not have, with the one that was probably meant."""
+    near = closest(key, key_types(config))
+    return "which is no key of the configuration" + (f"; did you mean `{near}`?" if near else "")
+
+
+def _can_count(annotation: Any) -> bool:
+    """Return whether values of this type can be a number of ranks: whole numbers, and collections by their length."""
+    parts = get_args(annotation)
+    return annotation is int or get_origin(annotation) in {list, dict} or any(_can_count(part) for part in parts)

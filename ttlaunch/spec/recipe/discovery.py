@@ -6,13 +6,14 @@ A recipe is a folder with `recipe.py` and `trainer.py`. It is loaded by path, as
 
 import ast
 import traceback
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, closest, listed, shown
 from ttlaunch.spec.named_folders import FolderKind, NamedFolder, find_folder, list_folders
 from ttlaunch.spec.recipe.declare import Recipe
-from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.spec.recipe.importing import import_recipe_module, without_packages_of_ranks
 
 _DECLARATION = "recipe.py"
 _TRAINER = "trainer.py"
@@ -20,6 +21,9 @@ _KIND = FolderKind(noun="recipe", code="P001", marker=_DECLARATION, hint="`ttlau
 _NAIVE = "naive.py"
 _RECIPE = "RECIPE"
 _LONGEST_REASON = 200
+_PACKAGE = Path(__file__).parents[2]
+_OLD_NAMES = "OLD_NAMES"
+"""The table in `ttlaunch/train.py` of former names, which can still be imported."""
 
 
 def list_recipes(working_folder: Path) -> list[NamedFolder]:
@@ -45,7 +49,8 @@ def load_recipe(found: NamedFolder) -> Recipe | Diagnostic:
     if not (found.folder / _TRAINER).is_file():
         return Diagnostic("P006", f"recipe `{found.name}` has no `{_TRAINER}`", notes=(f"looked in {found.folder}",))
     try:
-        module = import_recipe_module(found.folder, "recipe")
+        with without_packages_of_ranks():
+            module = import_recipe_module(found.folder, "recipe")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's file raises is reported at its line
         return _load_error(found, declaration, error)
     recipe = getattr(module, "RECIPE", None)
@@ -113,12 +118,69 @@ def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
     roles = dict.fromkeys(role for layout in recipe.layouts for role in layout.roles)
     missing = [role for role in roles if role not in names]
     if not missing or is_open:
-        return None
+        return _missing_import(name, source, tree, folder=path.parent)
     message = f"recipe `{name}` has no function for {listed(missing, last='and')} in {path.name}"
     place = Label(source.start(), f"each role is a function: {listed(roles, last='and')}")
     near = closest(missing[0], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)])
     hints = (f"is `{near}` meant to be `{missing[0]}`?",) if near else ()
     return Diagnostic("P006", message, place, hints=hints)
+
+
+def _missing_import(name: str, source: Source, tree: ast.Module, *, folder: Path) -> Diagnostic | None:
+    """Report the first name that a trainer imports from its own folder or from ttlaunch, and that is not there.
+
+    Other packages are left out: ranks may have another Python than the launcher.
+    """
+    for node in _unguarded_imports(tree):
+        module = "." * node.level + (node.module or "")
+        base = _PACKAGE if node.level == 0 else folder
+        parts = node.module.split(".")[0 if node.level else 1 :] if node.module else []
+        if node.level > 1 or (node.level == 0 and not module.startswith("ttlaunch.")):
+            continue
+        place = base.joinpath(*parts)
+        offered = _offered_by(place) if parts else ()  # `from . import x` names a file
+        for alias in node.names:
+            if offered is None or alias.name in offered or _is_module(place / alias.name) or alias.name == "*":
+                continue
+            message = f"recipe `{name}` cannot be read: there is no `{alias.name}` in `{module}`"
+            near = closest(alias.name, offered)
+            label = Label(source.span(alias.lineno, alias.col_offset + 1, len(alias.name)), "imported here")
+            return Diagnostic("P006", message, label, hints=(f"did you mean `{near}`?",) if near else ())
+    return None
+
+
+def _unguarded_imports(tree: ast.Module) -> Iterator[ast.ImportFrom]:
+    """Yield the `from … import` statements in their order, without those that may fail (`try`) or only help type checkers."""
+    to_visit: list[ast.AST] = [tree]
+    while to_visit:
+        node = to_visit.pop()
+        if isinstance(node, ast.ImportFrom):
+            yield node
+        elif not isinstance(node, ast.Try) and not (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ):
+            to_visit.extend(reversed(list(ast.iter_child_nodes(node))))
+
+
+def _offered_by(place: Path) -> Collection[str] | None:
+    """Return the names that a module's file binds, and none if there is no file; None if only running it could tell."""
+    file = place.with_name(f"{place.name}.py")
+    file = file if file.is_file() else place / "__init__.py"
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None if place.is_dir() else ()  # a folder without `__init__.py` is a package, too
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+    names, is_open = _names(tree)
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _OLD_NAMES:
+            return names | set(ast.literal_eval(node.value))
+    return None if is_open or "__getattr__" in names or "globals" in ast.dump(tree) else names
+
+
+def _is_module(place: Path) -> bool:
+    return place.with_name(f"{place.name}.py").is_file() or place.is_dir()
 
 
 def _names(tree: ast.Module) -> tuple[set[str], bool]:
@@ -133,7 +195,7 @@ def _names(tree: ast.Module) -> tuple[set[str], bool]:
             continue  # names bound inside are local
         to_visit.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
             is_open = is_open or any(alias.name == "*" for alias in node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)

@@ -8,9 +8,12 @@ import contextlib
 import hashlib
 import importlib
 import sys
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+_OF_RANKS = {"torch", "mpi4py"}
 _STATE = "__ttlaunch_state__"
 """The attribute of a folder's package that has the result of `_state` from its import."""
 
@@ -36,6 +39,32 @@ def import_recipe_module(folder: Path, module: str) -> ModuleType:
         setattr(parent, _STATE, state)
         sys.modules[package] = parent
     return importlib.import_module(f"{package}.{module}")
+
+
+@contextlib.contextmanager
+def without_packages_of_ranks() -> Iterator[None]:
+    """Refuse imports of torch and mpi4py in this thread: a declaration that takes seconds to read slows every command.
+
+    A package that the process has already loaded, as in a notebook, can be imported again at no cost.
+    """
+    refusal = _RefuseImports(threading.get_ident())
+    sys.meta_path.insert(0, refusal)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(refusal)
+
+
+class _RefuseImports:
+    """A finder of modules that finds none and raises for those that only ranks may load."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+
+    def find_spec(self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None) -> None:
+        package = name.partition(".")[0]
+        if threading.get_ident() == self._thread and package in _OF_RANKS and package not in sys.modules:
+            raise ImportError(f"`recipe.py` is read without {package}; import it in `trainer.py`", name=name)
 
 
 def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
