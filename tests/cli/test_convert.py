@@ -9,6 +9,7 @@ YAML = """\
 ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
 Board: [{name: lbox, type: Mesh, topology: [1, 8]}]
 Mesh: [{id: 0, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}]
+RelaxedGraph: []
 """
 TEXTPROTO = """\
 mesh_descriptors {

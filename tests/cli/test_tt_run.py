@@ -27,7 +27,7 @@ def places(plan):
     return [(row["host"], row["slot"], row["mesh_id"]) for row in plan["ranks"]]
 
 
-@pytest.mark.parametrize("option", ["--rank-binding", "--rank-bindings"])
+@pytest.mark.parametrize("option", ["--rank-binding", "--rank-bindings", "--rank-bindings-mapping"])
 def test_bindings_alone_run_on_this_machine(ttlaunch, option):
     plan = planned(ttlaunch, option, "rank_bindings.yaml")
     assert [("localhost", 0, 1), ("localhost", 1, 0)] == places(plan)

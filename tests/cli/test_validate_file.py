@@ -30,7 +30,7 @@ def copied(here):
         ("mgd.yaml", "is consistent as a mesh graph descriptor: 2 meshes, 1 link\n"),
         (
             "rank_bindings.yaml",
-            "is consistent as a rank bindings file: 2 ranks bound, 2 meshes\ndescriptor found: beside {bindings}\n",
+            "is consistent as a rank bindings file: 2 ranks bound, 2 meshes, 1 link\ndescriptor found: beside {bindings}\n",
         ),
         ("train.yaml", f"is consistent as a training file\n{SHARED}"),
     ],

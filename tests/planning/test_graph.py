@@ -4,8 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from ttlaunch.planning.graph import mesh_hops
+from ttlaunch.planning.graph import Node, hops_between
 from ttlaunch.spec.topology.model import Switch, SwitchLink
+
+
+def mesh_hops(topology):
+    """The hops between meshes, by their ids."""
+    found = hops_between(topology)
+    return {
+        start.id: {node.id: hops for node, hops in reached.items() if not node.is_switch}
+        for start, reached in found.items()
+        if not start.is_switch
+    }
 
 
 def test_hops_count_the_links_of_a_shortest_path(cluster):
@@ -28,9 +38,11 @@ def test_a_way_through_switches_counts_each_of_its_links(cluster):
         SwitchLink(0, 1, other_is_switch=True, channels=1, span=place),
         SwitchLink(1, 2, other_is_switch=False, channels=1, span=place),
     )
-    hops = mesh_hops(replace(topology, switches=switches, switch_links=links))
+    topology = replace(topology, switches=switches, switch_links=links)
+    hops = mesh_hops(topology)
     assert {0: 0, 1: 1, 2: 4} == dict(hops[0])
     assert {2: 0, 1: 3, 0: 4} == dict(hops[2])
+    assert 3 == hops_between(topology)[Node(is_switch=True, id=0)][Node(is_switch=False, id=1)] + 2
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 64])

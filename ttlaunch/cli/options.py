@@ -86,6 +86,7 @@ RankBindings = Annotated[
     typer.Option(
         "--rank-bindings",
         "--rank-binding",
+        "--rank-bindings-mapping",
         metavar="FILE",
         help="Rank bindings instead of --on. Without a hostfile, all ranks run on this machine.",
     ),

@@ -91,8 +91,9 @@ def _show(result: ResolvedSpec, *, form: Format, verbose: bool) -> None:
         size = f"{counted(topology.world_size, 'rank')} bound" if topology.world_size else "world size open"
         parts = [counted(len(topology.hosts), "host"), counted(len(topology.slots), "slot"), size]
         if topology.meshes:
-            parts += ["1 mesh" if len(topology.meshes) == 1 else f"{len(topology.meshes)} meshes"]
-            parts += [counted(len(topology.links), "link")]
+            from ttlaunch.spec.topology.mesh_graph import counted_parts
+
+            parts += counted_parts(topology)
         print_lines([f"{topology.name} is consistent: {', '.join(parts)}"])
         if verbose:
             found = f" (descriptor found: {result.descriptor_found})" if result.descriptor_found else ""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.roles import RoleLayout
-from ttlaunch.spec.topology.model import Mesh, MeshId, Topology
+from ttlaunch.spec.topology.mesh_graph import counted_parts
+from ttlaunch.spec.topology.model import Mesh, MeshId, Switch, Topology
 
 _MOST_RANKS = 8
 
@@ -95,11 +96,7 @@ def make_scene(topology: Topology, layout: RoleLayout | None, *, recipe: str = "
     ]
     parts = [counted(len(topology.hosts), "host")]
     if topology.meshes:
-        parts += [f"{len(topology.meshes)} mesh{'' if len(topology.meshes) == 1 else 'es'}"]
-        parts += [f"{len(topology.switches)} switch{'' if len(topology.switches) == 1 else 'es'}"] * bool(
-            topology.switches
-        )
-        parts += [counted(len(topology.links) + len(topology.switch_links), "link")]
+        parts += counted_parts(topology)
     else:
         parts += [counted(len(topology.slots), "slot")]
     if layout:
@@ -134,21 +131,16 @@ def _wires(topology: Topology) -> tuple[Wire, ...]:
 
 
 def _meshes(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...]:
-    by_mesh: dict[int, list[Occupant]] = {mesh.id: [] for mesh in topology.meshes}
+    drivers: dict[str, list[Occupant]] = {}
     for occupant, binding in zip(occupants, topology.bindings, strict=False):
-        by_mesh[binding.mesh_id].append(occupant)
-    meshes = [_mesh(mesh, by_mesh[mesh.id]) for mesh in topology.meshes]
-    switches = [
-        Box(f"switch {switch.id}", f"{switch.device_shape[0]} × {switch.device_shape[1]}", switch.device_shape)
-        for switch in topology.switches
-    ]
-    return (*meshes, *switches)
+        drivers.setdefault(str(topology.driven(binding)), []).append(occupant)
+    parts: list[Mesh | Switch] = [*topology.meshes, *topology.switches]
+    return tuple(_mesh(part, drivers.get(str(part), [])) for part in parts)
 
 
-def _mesh(mesh: Mesh, occupants: Sequence[Occupant]) -> Box:
+def _mesh(mesh: Mesh | Switch, occupants: Sequence[Occupant]) -> Box:
     rows, columns = mesh.device_shape
-    empty = Box(f"mesh {mesh.id}", f"{rows} × {columns}", mesh.device_shape, mesh.host_shape)
-    return _occupied(empty, occupants)
+    return _occupied(Box(str(mesh), f"{rows} × {columns}", mesh.device_shape, mesh.host_shape), occupants)
 
 
 def _hosts(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...]:

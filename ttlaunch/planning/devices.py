@@ -63,14 +63,14 @@ def _mesh_shape(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic
         return
     needed = shape[0] * shape[1]
     for binding in topology.bindings:
-        mesh = topology.mesh(binding.mesh_id)
+        mesh = topology.driven(binding)
         if needed != mesh.devices_per_host:
             rows, columns = mesh.device_shape
             message = (
                 f"`mesh_shape` {shape} needs {needed} devices but rank {binding.rank} drives {mesh.devices_per_host}"
             )
             place = loaded.label("device_config.mesh_shape", f"{shape[0]} × {shape[1]} = {needed} devices")
-            on_hosts = f"mesh {mesh.id}: {rows} × {columns} devices on {counted(mesh.hosts, 'host')}"
+            on_hosts = f"{mesh}: {rows} × {columns} devices on {counted(mesh.hosts, 'host')}"
             yield Diagnostic("P008", message, place, (Label(mesh.span, on_hosts),))
             return
 

@@ -10,25 +10,25 @@ from itertools import islice
 
 from ttlaunch.diagnostics import Diagnostic, Label
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.planning.graph import mesh_hops, traffic
+from ttlaunch.planning.graph import Node, hops_between, node_of, traffic
 from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.spec.recipe.config import LoadedConfig
-from ttlaunch.spec.topology.model import Mesh, MeshId, Rank, Topology
+from ttlaunch.spec.topology.model import Mesh, Rank, Switch, Topology
 
 _KEY = "multihost_config.socket_type"
 _MPI = f"`--set {_KEY}=mpi` sends through host memory"
 _Pair = tuple[Rank, Rank]
-_Hops = Mapping[MeshId, Mapping[MeshId, int]]
+_Hops = Mapping[Node, Mapping[Node, int]]
 
 
 @dataclass(frozen=True)
 class _FabricPairs:
-    """The ranks that communicate over fabric, each pair once, and the mesh that each rank drives."""
+    """The ranks that communicate over fabric, each pair once, and the mesh or switch that each rank drives."""
 
     loaded: LoadedConfig
     roles: Sequence[str]
     pairs: Sequence[_Pair]
-    drives: Mapping[Rank, Mesh]
+    drives: Mapping[Rank, Mesh | Switch]
 
     def name(self, rank: Rank) -> str:
         return f"rank {rank} ({self.roles[rank].replace('_', ' ')})"
@@ -38,7 +38,7 @@ def check_fabric(loaded: LoadedConfig, topology: Topology, layout: RoleLayout) -
     """Yield what keeps fabric sockets from working between the ranks of this layout; nothing for other sockets."""
     if loaded.checked.multihost_config.socket_type != "fabric":
         return
-    drives = {Rank(binding.rank): topology.mesh(binding.mesh_id) for binding in topology.bindings}
+    drives = {Rank(binding.rank): topology.driven(binding) for binding in topology.bindings}
     pairs = [pair for pair in traffic(layout) if drives and drives[pair[0]] != drives[pair[1]]]
     if not topology.bindings or (pairs and not topology.links and not topology.switch_links):
         message = f"`socket_type` is `fabric` but configuration `{topology.name}` has no links between meshes"
@@ -46,26 +46,26 @@ def check_fabric(loaded: LoadedConfig, topology: Topology, layout: RoleLayout) -
         yield Diagnostic("P007", message, place, hints=(_MPI,))
         return
     fabric = _FabricPairs(loaded, layout.roles, pairs, drives)
-    yield from _no_path(fabric, mesh_hops(topology))
+    yield from _no_path(fabric, hops_between(topology))
     yield from _different_shapes(fabric)
 
 
 def _no_path(fabric: _FabricPairs, hops: _Hops) -> Iterator[Diagnostic]:
     drives = fabric.drives
-    apart = [(a, b) for a, b in fabric.pairs if drives[b].id not in hops[drives[a].id]]
+    apart = [(a, b) for a, b in fabric.pairs if node_of(drives[b]) not in hops[node_of(drives[a])]]
     if not apart:
         return
     a, b = apart[0]
     near, far = drives[a], drives[b]
-    reached = len(hops[near.id]) - 1
+    reached = sum(not node.is_switch for node in hops[node_of(near)] if node != node_of(near))
     others = f"{reached} other mesh{'' if reached == 1 else 'es'}"
     yield Diagnostic(
         "P010",
-        f"{fabric.name(a)} and {fabric.name(b)} talk over fabric, but no path joins mesh {near.id} and mesh {far.id}",
+        f"{fabric.name(a)} and {fabric.name(b)} talk over fabric, but no path joins {near} and {far}",
         fabric.loaded.label(_KEY, "needs a path of links between ranks that talk"),
         (
-            Label(near.span, f"mesh {near.id} of rank {a} reaches {others}"),
-            Label(far.span, f"mesh {far.id} of rank {b} is not among them"),
+            Label(near.span, f"{near} of rank {a} reaches {others}"),
+            Label(far.span, f"{far} of rank {b} is not among them"),
         ),
         notes=_other_pairs(fabric, apart, hops),
         hints=("add the missing link to the mesh graph if the cable is there", _MPI),
@@ -76,7 +76,8 @@ def _other_pairs(fabric: _FabricPairs, apart: Sequence[_Pair], hops: _Hops) -> t
     notes = []
     if len(apart) > 1:
         notes.append(f"{len(apart)} of {len(fabric.pairs)} pairs of ranks that talk have no path")
-    lengths = sorted(hops[fabric.drives[a].id][fabric.drives[b].id] for a, b in fabric.pairs if (a, b) not in apart)
+    nodes = {rank: node_of(driven) for rank, driven in fabric.drives.items()}
+    lengths = sorted(hops[nodes[a]][nodes[b]] for a, b in fabric.pairs if (a, b) not in apart)
     if lengths:
         spread = counted(lengths[0], "hop") if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]} hops"
         which = "the other pair that talks is" if len(lengths) == 1 else f"the {len(lengths)} other pairs that talk are"
@@ -93,11 +94,11 @@ def _different_shapes(fabric: _FabricPairs) -> Iterator[Diagnostic]:
             "P011",
             f"{fabric.name(a)} drives {here} devices but {fabric.name(b)}, which it talks to over fabric, {there}",
             fabric.loaded.label(_KEY, "joins each device with the one at the same place of the other mesh"),
-            tuple(Label(mesh.span, f"mesh {mesh.id}: {_shape(mesh)} for each rank") for mesh in meshes),
+            tuple(Label(mesh.span, f"{mesh}: {_shape(mesh)} for each rank") for mesh in meshes),
             hints=(_MPI,),
         )
 
 
-def _shape(mesh: Mesh) -> str:
+def _shape(mesh: Mesh | Switch) -> str:
     """Return as text the rows and columns of devices that one rank of the mesh drives."""
     return f"{mesh.device_shape[0] // mesh.host_shape[0]} × {mesh.device_shape[1] // mesh.host_shape[1]}"

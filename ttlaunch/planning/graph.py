@@ -9,37 +9,36 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ttlaunch.planning.roles import RoleLayout, pairs
-from ttlaunch.spec.topology.model import MeshId, Rank, Topology
+from ttlaunch.spec.topology.model import Mesh, Rank, Switch, Topology
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
     """A mesh or a switch; a mesh and a switch may have the same number."""
 
     is_switch: bool
     id: int
 
 
-def mesh_hops(topology: Topology) -> Mapping[MeshId, Mapping[MeshId, int]]:
-    """Count the links on a shortest path between each two meshes; those without a path are left out.
+def node_of(driven: Mesh | Switch) -> Node:
+    return Node(isinstance(driven, Switch), driven.id)
 
-    Cost: one breadth-first search per mesh.
+
+def hops_between(topology: Topology) -> Mapping[Node, Mapping[Node, int]]:
+    """Count the links on a shortest path between each two meshes or switches; those without a path are left out.
+
+    Cost: one breadth-first search per mesh and switch.
     """
     joined = _neighbours(topology)
-    return {
-        MeshId(start.id): {MeshId(node.id): hops for node, hops in _search(start, joined).items() if not node.is_switch}
-        for start in joined
-        if not start.is_switch
-    }
+    return {start: _search(start, joined) for start in joined}
 
 
-def _neighbours(topology: Topology) -> dict[_Node, list[_Node]]:
-    meshes = [_Node(is_switch=False, id=mesh.id) for mesh in topology.meshes]
-    joined: dict[_Node, list[_Node]] = {node: [] for node in meshes}
-    joined |= {_Node(is_switch=True, id=switch.id): [] for switch in topology.switches}
-    ends = [(_Node(is_switch=False, id=link.a), _Node(is_switch=False, id=link.b)) for link in topology.links]
+def _neighbours(topology: Topology) -> dict[Node, list[Node]]:
+    meshes = [Node(is_switch=False, id=mesh.id) for mesh in topology.meshes]
+    joined: dict[Node, list[Node]] = {node: [] for node in meshes}
+    joined |= {Node(is_switch=True, id=switch.id): [] for switch in topology.switches}
+    ends = [(Node(is_switch=False, id=link.a), Node(is_switch=False, id=link.b)) for link in topology.links]
     ends += [
-        (_Node(is_switch=True, id=link.switch), _Node(link.other_is_switch, link.other))
-        for link in topology.switch_links
+        (Node(is_switch=True, id=link.switch), Node(link.other_is_switch, link.other)) for link in topology.switch_links
     ]
     for a, b in ends:
         joined[a].append(b)
@@ -47,7 +46,7 @@ def _neighbours(topology: Topology) -> dict[_Node, list[_Node]]:
     return joined
 
 
-def _search(start: _Node, joined: Mapping[_Node, list[_Node]]) -> dict[_Node, int]:
+def _search(start: Node, joined: Mapping[Node, list[Node]]) -> dict[Node, int]:
     hops = {start: 0}
     waiting = deque([start])
     while waiting:

@@ -140,7 +140,7 @@ def _over_hosts(rows: Sequence[RankRow], topology: Topology, surroundings: Surro
 def _row(rank: int, role: str, topology: Topology) -> RankRow:
     slot = topology.slots[rank]
     binding = topology.bindings[rank] if topology.bindings else None
-    mesh = topology.mesh(binding.mesh_id) if binding else None
+    mesh = topology.driven(binding) if binding else None
     return RankRow(
         rank=rank,
         host=str(slot.host.name),

@@ -15,7 +15,7 @@ from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.planning.arrangement import EXACT_UP_TO, Assignment
-from ttlaunch.planning.graph import mesh_hops, traffic
+from ttlaunch.planning.graph import hops_between, node_of, traffic
 from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.planning.search import solve
 from ttlaunch.spec.topology.model import Binding, Host, Rank, Slot, Topology
@@ -82,19 +82,19 @@ def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diag
         message = f"configuration `{topology.name}` has no meshes, so there is nothing to place ranks by"
         hint = "describe the meshes and their links in `mgd.yaml`, and who drives them in `rank_bindings.yaml`"
         return mistake_at("P012", message, topology.hosts[0].span, label="only hosts are described", hint=hint)
-    hops = mesh_hops(topology)
-    meshes = [binding.mesh_id for binding in topology.bindings]
+    hops = hops_between(topology)
+    nodes = [node_of(topology.driven(binding)) for binding in topology.bindings]
     weights = traffic(layout)
     # The distance of a pair without a path: more than any placement with a path for every pair can cost.
     apart = float(len(topology.meshes)) * (1.0 + sum(weights.values()) / min(weights.values(), default=1.0))
-    distances = [[float(hops[a].get(b, apart)) for b in meshes] for a in meshes]
+    distances = [[float(hops[a].get(b, apart)) for b in nodes] for a in nodes]
     blocks = _blocks(topology)
     last = blocks[-1]
     unfilled = len(last) < topology.slots[last[0]].host.slots
     problem = Assignment(distances, {(int(a), int(b)): w for (a, b), w in weights.items()}, blocks, unfilled)
     places = solve(problem)
     pairs = tuple(
-        PairHops(a, b, weight, hops[meshes[a]].get(meshes[b]), hops[meshes[places[a]]].get(meshes[places[b]]))
+        PairHops(a, b, weight, hops[nodes[a]].get(nodes[b]), hops[nodes[places[a]]].get(nodes[places[b]]))
         for (a, b), weight in weights.items()
     )
     hosts = tuple(dict.fromkeys([*(topology.slots[place].host for place in places), *topology.hosts]))

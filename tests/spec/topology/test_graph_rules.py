@@ -227,6 +227,16 @@ error[T041]: device 1 of mesh 1 has 3 channels to other meshes but 2 free ports
     check({"mgd.yaml": START + "Graph: [\n  [[M0, D1], [M1, D1], 3],\n]\n"}, expected)
 
 
+def test_a_ring_of_two_leaves_the_ports_at_its_ends_free(load):
+    text = START.replace("type: Mesh", "type: TORUS_XY")
+    assert ["T042"] == [each.code for each in load({"mgd.yaml": text + "RelaxedGraph: [[M0, M1, 16]]\n"}).diagnostics]
+    assert ["T042"] == [
+        each.code for each in load({"mgd.yaml": text + "Graph: [[[M0, D1], [M1, D1], 2]]\n"}).diagnostics
+    ]
+    more = load({"mgd.yaml": text + "RelaxedGraph: [[M0, M1, 17]]\n"}).diagnostics
+    assert "mesh 0 has 17 channels to other meshes but 16 ports at its edge" in [each.message for each in more]
+
+
 def test_as_many_channels_as_ports_are_fine(load):
     assert load({"mgd.yaml": START + "RelaxedGraph: [[M0, M1, 24]]\n"}).diagnostics == []
     assert load({"mgd.yaml": START + "Graph: [[[M0, D1], [M1, D1], 2], [[M0, D0], [M1, D0], 4]]\n"}).diagnostics == []

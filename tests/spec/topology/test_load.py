@@ -197,7 +197,7 @@ error[T025]: `DATA` uses `$NOWHERE`, which is not defined on this machine
 1 | environment: {DATA: "$NOWHERE"}
   |                     ^^^^^^^^^^ not defined
 
-hint: `export NOWHERE=…` before starting, or write the value
+hint: `export NOWHERE=…` before starting, or write the value; `$$` stands for a dollar sign
 """
     check(files, expected)
 

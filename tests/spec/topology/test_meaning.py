@@ -60,7 +60,7 @@ def test_bindings_come_in_rank_order_with_their_meshes(load, good):
     topology = load({"rank_bindings.yaml": "\n".join([rows[0], rows[2], rows[1], rows[3]])}).topology
     assert [(binding.rank, binding.mesh_id) for binding in topology.bindings] == [(0, 1), (1, 0)]
     assert topology.world_size == 2
-    assert topology.mesh(topology.bindings[0].mesh_id).device_shape == (1, 8)
+    assert topology.driven(topology.bindings[0]).device_shape == (1, 8)
 
 
 def test_variables_are_expanded_on_the_launching_machine(load, good):

@@ -334,6 +334,7 @@ Mesh: [
   {id: 0, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
   {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
 ]
+RelaxedGraph: []
 """,
         "rank_bindings.yaml": """\
 rank_bindings:
@@ -775,7 +776,7 @@ Graph: [[[M0, D1], [M1, D1], 1]]
 """
     }
     expected = """\
-error[T028]: the descriptor has links in both `RelaxedGraph` and `Graph`; one of them was expected
+error[T028]: the descriptor has both `RelaxedGraph` and `Graph`; one of them was expected
   --> mgd.yaml:10:1
    |
 10 | Graph: [[[M0, D1], [M1, D1], 1]]
@@ -786,6 +787,36 @@ error[T028]: the descriptor has links in both `RelaxedGraph` and `Graph`; one of
    | ------------ the other is here
 """
     check(files, expected)
+
+
+def test_an_empty_graph_beside_the_other_is_refused(check, good):
+    expected = """\
+error[T028]: the descriptor has both `RelaxedGraph` and `Graph`; one of them was expected
+  --> mgd.yaml:12:1
+   |
+12 | Graph: []
+   | ^^^^^
+  --> mgd.yaml:9:1
+   |
+ 9 | RelaxedGraph: [
+   | ------------ the other is here
+
+hint: remove `Graph`, which has no links
+"""
+    check({"mgd.yaml": good["mgd.yaml"] + "Graph: []\n"}, expected)
+
+
+def test_a_descriptor_without_a_graph_is_refused(check, good):
+    expected = """\
+error[T006]: the descriptor has neither `RelaxedGraph` nor `Graph`; one of them was expected
+ --> mgd.yaml:1:1
+  |
+1 | ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
+  | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ has no links
+
+hint: write `RelaxedGraph: []` if no links join the meshes
+"""
+    check({"mgd.yaml": good["mgd.yaml"].partition("RelaxedGraph")[0]}, expected)
 
 
 def test_generation_a_is_named(check):

@@ -221,7 +221,7 @@ error[T021]: rank 1 is host 1 of mesh 1, which has 1 host
     check(files, expected)
 
 
-def test_a_mesh_of_two_hosts_needs_host_ranks(check):
+def test_ranks_of_a_mesh_that_all_leave_its_hosts_open_are_a_warning_if_there_is_one_for_each(check):
     files = {
         "mgd.yaml": """\
 ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
@@ -231,6 +231,7 @@ Board: [
 Mesh: [
   {id: 0, board: lbox, device_topology: [1, 16], host_topology: [1, 2]},
 ]
+RelaxedGraph: []
 """,
         "rank_bindings.yaml": """\
 rank_bindings:
@@ -240,7 +241,7 @@ mesh_graph_desc_path: "mgd.yaml"
 """,
     }
     expected = """\
-error[T021]: rank 0 does not say which host of mesh 0 it is; the mesh has 2
+warning[T021]: ranks 0 and 1 do not say which hosts of mesh 0 they are; the mesh has 2
  --> rank_bindings.yaml:2:24
   |
 2 |   - {rank: 0, mesh_id: 0}
@@ -249,22 +250,72 @@ error[T021]: rank 0 does not say which host of mesh 0 it is; the mesh has 2
   |
 6 |   {id: 0, board: lbox, device_topology: [1, 16], host_topology: [1, 2]},
   |        - 1 × 2 = 2 hosts
-
-hint: add `mesh_host_rank:` with a number from 0 to 1
-
-error[T021]: rank 1 does not say which host of mesh 0 it is; the mesh has 2
- --> rank_bindings.yaml:3:24
-  |
-3 |   - {rank: 1, mesh_id: 0}
-  |                        ^ has no `mesh_host_rank`
- --> mgd.yaml:6:8
-  |
-6 |   {id: 0, board: lbox, device_topology: [1, 16], host_topology: [1, 2]},
-  |        - 1 × 2 = 2 hosts
+  = note: there are as many ranks as hosts, so the vendor's runtime finds out which is which
 
 hint: add `mesh_host_rank:` with a number from 0 to 1
 """
     check(files, expected)
+
+
+def test_ranks_that_do_not_say_which_host_they_are_are_one_mistake(check):
+    files = {
+        "hosts.txt": "a\nb\nc\n",
+        "mgd.yaml": """\
+ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
+Board: [{name: lbox, type: Mesh, topology: [1, 8]}]
+Mesh: [{id: 0, board: lbox, device_topology: [1, 24], host_topology: [1, 3]}]
+RelaxedGraph: []
+""",
+        "rank_bindings.yaml": """\
+rank_bindings:
+  - {rank: 0, mesh_id: 0, mesh_host_rank: 0}
+  - {rank: 1, mesh_id: 0}
+  - {rank: 2, mesh_id: 0}
+mesh_graph_desc_path: "mgd.yaml"
+""",
+    }
+    expected = """\
+error[T021]: ranks 1 and 2 do not say which hosts of mesh 0 they are; the mesh has 3
+ --> rank_bindings.yaml:3:24
+  |
+3 |   - {rank: 1, mesh_id: 0}
+  |                        ^ has no `mesh_host_rank`
+ --> mgd.yaml:3:13
+  |
+3 | Mesh: [{id: 0, board: lbox, device_topology: [1, 24], host_topology: [1, 3]}]
+  |             - 1 × 3 = 3 hosts
+
+hint: add `mesh_host_rank:` with a number from 0 to 2
+"""
+    check(files, expected)
+
+
+def test_ranks_that_share_a_host_and_its_devices_are_a_warning(check):
+    expected = """\
+warning[T064]: ranks 0 and 1 have no `TT_VISIBLE_DEVICES` on host `loudbox-01`, which they share
+ --> rank_bindings.yaml:2:12
+  |
+2 |   - {rank: 0, mesh_id: 1}
+  |            ^ sees all devices of the host
+ --> rank_bindings.yaml:3:12
+  |
+3 |   - {rank: 1, mesh_id: 0}
+  |            - runs there too
+
+hint: name the devices of each rank in its `env_overrides`: `TT_VISIBLE_DEVICES: "0,1"`
+"""
+    check({"hosts.txt": "loudbox-01 slots=2\n"}, expected)
+
+
+def test_a_rank_without_devices_of_its_own_beside_one_with_them_is_a_warning(load, good):
+    seen = good["rank_bindings.yaml"].replace("mesh_id: 1", 'mesh_id: 1, env_overrides: {TT_VISIBLE_DEVICES: "0,1"}')
+    found = load({"hosts.txt": "loudbox-01 slots=2\n", "rank_bindings.yaml": seen}).diagnostics
+    message = "rank 1 has no `TT_VISIBLE_DEVICES`, and shares host `loudbox-01` with rank 0"
+    assert [("T064", message)] == [(each.code, each.message) for each in found]
+
+
+def test_ranks_without_tenstorrent_devices_may_share_a_host(check, good):
+    check({"hosts.txt": "a slots=2\n", "mgd.yaml": good["mgd.yaml"].replace("wormhole_b0", "cpu")}, "")
 
 
 def test_two_ranks_on_one_host_of_a_mesh_are_marked(check):
@@ -277,6 +328,7 @@ Board: [
 Mesh: [
   {id: 0, board: lbox, device_topology: [1, 16], host_topology: [1, 2]},
 ]
+RelaxedGraph: []
 """,
         "rank_bindings.yaml": """\
 rank_bindings:
@@ -338,6 +390,7 @@ Board: [
 Mesh: [
   {id: 0, board: lbox, device_topology: [1, 24], host_topology: [1, 3]},
 ]
+RelaxedGraph: []
 """,
         "rank_bindings.yaml": """\
 rank_bindings:
@@ -528,7 +581,7 @@ error[T025]: `DATA` uses `$NOWHERE`, which is not defined on this machine
 5 | global_env: {DATA: "$NOWHERE"}
   |                    ^^^^^^^^^^ not defined
 
-hint: `export NOWHERE=…` before starting, or write the value
+hint: `export NOWHERE=…` before starting, or write the value; `$$` stands for a dollar sign
 """
     check(files, expected)
 
@@ -958,3 +1011,9 @@ error[T005]: `rank` is "0\\n\\x1b[31m"; a whole number was expected
   |            ^^^^^^^^^^^ expected a whole number
 """
     check(files, expected)
+
+
+def test_two_dollar_signs_stand_for_one(load, good):
+    text = good["rank_bindings.yaml"] + 'global_env: {PRICE: "5$$", OTHER: "a$$b$HOME", BARE: "$1 $"}\n'
+    loaded = load({"rank_bindings.yaml": text}, environment={"HOME": "/home/ann"})
+    assert {"PRICE": "5$", "OTHER": "a$b/home/ann", "BARE": "$1 $"} == dict(loaded.topology.global_environment)

@@ -8,6 +8,7 @@ ONE_MESH = """\
 ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
 Board: [{name: lbox, type: Mesh, topology: [1, 8]}]
 Mesh: [{id: 0, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}]
+RelaxedGraph: []
 """
 MAPPING = "subcontext_id_to_rank_bindings:\n  0: a.yaml\n  1: sub/b.yaml\n"
 A = """\
@@ -54,7 +55,7 @@ def test_meshes_of_several_descriptors_have_ids_of_their_own(load, merged):
     topology = load(merged).topology
     assert [mesh.id for mesh in topology.meshes] == [0, 1, 2]
     assert [(b.mesh_id, b.local_mesh_id) for b in topology.bindings] == [(1, 1), (0, 0), (2, 0)]
-    assert topology.mesh(topology.bindings[2].mesh_id).span.source.name == "sub/one.yaml"
+    assert topology.driven(topology.bindings[2]).span.source.name == "sub/one.yaml"
 
 
 def test_each_rank_learns_its_sub_context_and_its_own_descriptor(load, merged, tmp_path):

@@ -3,7 +3,10 @@
 import pytest
 
 from ttlaunch.diagnostics import Source, render
+from ttlaunch.draw.scene import make_scene
+from ttlaunch.planning.environment import plan_rank_environment
 from ttlaunch.spec.located.codes import TOPOLOGY
+from ttlaunch.spec.topology.mesh_graph import counted_parts
 from ttlaunch.spec.topology.textproto import Message, parse_textproto
 
 GOOD = """\
@@ -106,21 +109,66 @@ def test_a_graph_by_rule_has_its_links(load, layout, pairs):
     assert {(link.a, link.b) for link in topology.links} == pairs
 
 
-def test_a_switch_joins_meshes(load):
+def with_switch(number):
+    """The good descriptor with a switch that joins its two meshes."""
     switch = (
         'switch_descriptors { name: "S0" arch: WORMHOLE_B0 device_topology { dims: [2, 4] } channels { count: 2 } }\n'
     )
     start = GOOD.index("  connections")
-    text = switch + GOOD[:start] + '  instances { switch { switch_descriptor: "S0" switch_id: 0 } }\n'
+    text = switch + GOOD[:start] + '  instances { switch { switch_descriptor: "S0" switch_id: ' + f"{number} }} }}\n"
     for mesh in (0, 1):
         text += f'connections {{ nodes {{ mesh {{ mesh_descriptor: "M0" mesh_id: {mesh} device_id: 3 }} }}'
-        text += ' nodes { switch { switch_descriptor: "S0" } } channels { count: 1 } }\n'
-    loaded = load({"mgd.yaml": text + "}\ntop_level" + GOOD.split("top_level")[1]})
+        text += f' nodes {{ switch {{ switch_descriptor: "S0" switch_id: {number} }} }} channels {{ count: 1 }} }}\n'
+    return text + "}\ntop_level" + GOOD.split("top_level")[1]
+
+
+def bound(*meshes):
+    rows = "".join(f"  - {{rank: {rank}, mesh_id: {mesh}}}\n" for rank, mesh in enumerate(meshes))
+    return f'rank_bindings:\n{rows}mesh_graph_desc_path: "mgd.yaml"\n'
+
+
+def test_a_switch_joins_meshes(load):
+    loaded = load({"mgd.yaml": with_switch(0)})
     assert render(loaded.diagnostics) == ""
     assert [(link.switch, link.other, link.devices) for link in loaded.topology.switch_links] == [
         (0, 0, (None, 3)),
         (0, 1, (None, 3)),
     ]
+
+
+def test_a_rank_may_drive_a_switch(load, tmp_path):
+    files = {"hosts.txt": "a\nb\nc\n", "mgd.yaml": with_switch(2), "rank_bindings.yaml": bound(0, 1, 2)}
+    loaded = load(files)
+    assert render(loaded.diagnostics) == ""
+    topology = loaded.topology
+    assert ["mesh 0", "mesh 1", "switch 2"] == [str(topology.driven(binding)) for binding in topology.bindings]
+    assert "2" == plan_rank_environment(2, topology.bindings[2], topology)["TT_MESH_ID"]
+    assert ["2 meshes", "1 switch", "2 links"] == counted_parts(topology)
+    boxes = make_scene(topology, None).boxes
+    assert [("switch 2", ("c",))] == [(box.name, box.hosts) for box in boxes if box.name.startswith("switch")]
+
+
+def test_a_host_drives_a_switch_or_meshes_but_not_both(check):
+    files = {"hosts.txt": "a\nb slots=2\n", "mgd.yaml": with_switch(2), "rank_bindings.yaml": bound(0, 1, 2)}
+    expected = """\
+error[T063]: rank 2 drives switch 2 on host `b`, where rank 1 drives mesh 1
+ --> rank_bindings.yaml:4:24
+  |
+4 |   - {rank: 2, mesh_id: 2}
+  |                        ^ a switch
+ --> rank_bindings.yaml:3:24
+  |
+3 |   - {rank: 1, mesh_id: 1}
+  |                        - a mesh of the same host
+
+hint: bind the switch to a rank of another host: rank r takes the r-th slot of the hostfile
+"""
+    check(files, expected)
+
+
+def test_two_ranks_of_one_switch_are_marked(load):
+    files = {"hosts.txt": "a\nb\nc\nd\n", "mgd.yaml": with_switch(2), "rank_bindings.yaml": bound(0, 1, 2, 2)}
+    assert ["ranks 2 and 3 both drive switch 2"] == [each.message for each in load(files).diagnostics]
 
 
 @pytest.mark.parametrize(
@@ -340,14 +388,33 @@ def test_express_links_along_a_missing_dimension_are_refused(check_change):
 error[T038]: `M0` has express links along dimension 2 of 2
  --> mgd.textproto:7:28
   |
-7 |   express_links { dim_idx: 2 pattern { start: 0 step: 2 } wrap: true }
+7 |   express_links { dim_idx: 2 pattern { start: 0 step: 2 } wrap: RING }
   |                            ^ expected 0 or 1
 """
     check_change(
         "  channels { count: 2 }\n}",
-        "  channels { count: 2 }\n  express_links { dim_idx: 2 pattern { start: 0 step: 2 } wrap: true }\n}",
+        "  channels { count: 2 }\n  express_links { dim_idx: 2 pattern { start: 0 step: 2 } wrap: RING }\n}",
         expected,
     )
+
+
+@pytest.mark.parametrize("wrap", ["", "wrap: LINE", "wrap: RING"])
+def test_express_links_go_along_a_line_or_a_ring(check_change, wrap):
+    links = f"  express_links {{ dim_idx: 1 pattern {{ start: 0 step: 2 }} {wrap} }}\n"
+    check_change("  channels { count: 2 }\n}", f"  channels {{ count: 2 }}\n{links}}}", "")
+
+
+def test_the_wrap_of_express_links_is_no_flag(check_change):
+    expected = """\
+error[T005]: `wrap` is `true`; `LINE` or `RING` was expected
+ --> mgd.textproto:7:34
+  |
+7 |   express_links { dim_idx: 1 wrap: true }
+  |                                    ^^^^ expected `LINE` or `RING`
+"""
+    expected = expected.replace("7:34", "7:36")
+    links = "  express_links { dim_idx: 1 wrap: true }\n"
+    check_change("  channels { count: 2 }\n}", f"  channels {{ count: 2 }}\n{links}}}", expected)
 
 
 def test_an_instance_of_a_missing_descriptor_is_refused(check_change):

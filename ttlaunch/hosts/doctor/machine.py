@@ -175,7 +175,7 @@ def check_devices(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
     """Report hosts whose ranks drive meshes and that have no device file; one file may stand for several chips."""
     needs: Counter[str] = Counter()
     for slot, binding in zip(topology.slots, topology.bindings, strict=False):
-        needs[str(slot.host.name)] += topology.mesh(binding.mesh_id).devices_per_host
+        needs[str(slot.host.name)] += topology.driven(binding).devices_per_host
     evidence = {}
     for host, count in needs.items():
         devices = facts[host].devices if host in facts else None

@@ -23,13 +23,20 @@ def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
     """Count the ethernet ports of a device that no neighbour inside its mesh takes."""
     rows, columns = mesh.device_shape
     row, column = divmod(device, columns)
-    vertical, horizontal = (kind != "RING" for kind in mesh.dim_types)
+    vertical, horizontal = _open_ends(mesh)
     free = ports.get("Z", 0)
-    free += ports["N"] if row == 0 and (vertical or rows == 1) else 0
-    free += ports["S"] if row == rows - 1 and (vertical or rows == 1) else 0
-    free += ports["W"] if column == 0 and (horizontal or columns == 1) else 0
-    free += ports["E"] if column == columns - 1 and (horizontal or columns == 1) else 0
+    free += ports["N"] if row == 0 and vertical else 0
+    free += ports["S"] if row == rows - 1 and vertical else 0
+    free += ports["W"] if column == 0 and horizontal else 0
+    free += ports["E"] if column == columns - 1 and horizontal else 0
     return free
+
+
+def _open_ends(mesh: Mesh) -> tuple[bool, bool]:
+    """Return whether the ports at both ends are free, of rows and of columns. A ring takes them, if it is more than a line."""
+    extents = zip(mesh.dim_types, mesh.device_shape, strict=True)
+    rows, columns = (kind != "RING" or extent < _SMALLEST_RING for kind, extent in extents)
+    return rows, columns
 
 
 def missing_z_ports(graph: MeshGraph) -> int:
@@ -115,8 +122,7 @@ def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
 def _edge_ports(mesh: Mesh, ports: dict[str, int]) -> int:
     """Return the sum of `free_ports` over all devices of a mesh, without a loop over them."""
     rows, columns = mesh.device_shape
-    vertical = mesh.dim_types[0] != "RING" or rows == 1
-    horizontal = mesh.dim_types[1] != "RING" or columns == 1
+    vertical, horizontal = _open_ends(mesh)
     edge = columns * (ports["N"] + ports["S"]) if vertical else 0
     edge += rows * (ports["W"] + ports["E"]) if horizontal else 0
     return edge + rows * columns * ports.get("Z", 0)

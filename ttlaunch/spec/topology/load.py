@@ -269,11 +269,12 @@ class _Reading:
     def finish(self, name: str, folder: Path | None) -> Loaded:
         """Check the files against each other."""
         if self.bindings is not None:
-            from ttlaunch.spec.topology.checks import check_devices, check_meshes, check_slots  # noqa: PLC0415 - as above
+            from ttlaunch.spec.topology.checks import check_hosts, check_meshes, check_slots  # noqa: PLC0415 - as above
 
             # Slots of a hostfile with mistakes are not checked: these rules would report consequences of the same mistakes.
             hosts = self.hosts if self.hosts_are_valid else []
-            self.add(check_slots(self.bindings, hosts))
+            about_slots = list(check_slots(self.bindings, hosts))
+            self.add(about_slots)
             graphs = {row.binding.rank: part.graph for part in self.parts for row in part.bindings.rows if part.graph}
             placed = sum(len(part.bindings.rows) for part in self.parts)
             # "No rank drives this mesh" is true only if every rank is known together with its descriptor.
@@ -281,7 +282,8 @@ class _Reading:
             for part in self.parts:
                 bindings = replace(part.bindings, complete=complete)
                 self.add(check_meshes(bindings, part.graph) if part.graph else [])
-            self.add(check_devices(self.bindings, hosts, graphs))
+            is_valid = not has_errors(self.found) and not about_slots
+            self.add(check_hosts(self.bindings, hosts, graphs, is_valid=is_valid))
         topology = None if has_errors(self.found) else self._topology(name, folder)
         return Loaded(topology, self.found, self.files, self.descriptor_found)
 

@@ -3,11 +3,37 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.spec.topology.model import Link, Mesh, MeshId, Switch, SwitchLink
 
 ARCHITECTURES = ("wormhole_b0", "blackhole", "quasar", "cpu", "cuda")
+NOT_TENSTORRENT = ("cpu", "cuda")
+
+
+class _Parts(Protocol):
+    """What a mesh graph and a topology have in common."""
+
+    @property
+    def meshes(self) -> Sequence[Mesh]: ...
+    @property
+    def links(self) -> Sequence[Link]: ...
+    @property
+    def switches(self) -> Sequence[Switch]: ...
+    @property
+    def switch_links(self) -> Sequence[SwitchLink]: ...
+
+
+def counted_parts(graph: _Parts) -> list[str]:
+    """Return how many meshes, switches and links there are, as `2 meshes`, `1 switch`, `3 links`; no switches without one."""
+    parts = [_counted(graph.meshes, "mesh"), *([_counted(graph.switches, "switch")] if graph.switches else [])]
+    return [*parts, counted(len(graph.links) + len(graph.switch_links), "link")]
+
+
+def _counted(rows: Sequence[object], noun: str) -> str:
+    return f"{len(rows)} {noun}{'' if len(rows) == 1 else 'es'}"
 
 
 @dataclass(frozen=True)
@@ -18,6 +44,7 @@ class MeshGraph:
         meshes: The meshes in the order of the file; ids are unique unless a diagnostic says otherwise.
         span: The position of the word that begins the list of meshes.
         name: The graph's name; version 1 has none.
+        missing: Ids of meshes that do not exist, but that links name.
         ports: Ethernet ports of a chip per direction (N, E, S, W, and Z if it has them); None in version 2, which
             lists the channels that the runtime asks for, not the ports of the chip.
     """
@@ -30,10 +57,15 @@ class MeshGraph:
     switch_links: Sequence[SwitchLink] = ()
     name: str = field(default="G0", compare=False)
     ports: Mapping[str, int] | None = field(default=None, compare=False)
+    missing: frozenset[int] = field(default=frozenset(), compare=False)
 
     def mesh(self, mesh_id: int) -> Mesh | None:
         """Return the first mesh with this id."""
         return self._mesh_by_id.get(mesh_id)
+
+    def driven(self, number: int) -> Mesh | Switch | None:
+        """Return what a rank drives whose `mesh_id` is this number: a mesh, or else a switch."""
+        return self.mesh(number) or next((switch for switch in self.switches if switch.id == number), None)
 
     @cached_property
     def _mesh_by_id(self) -> dict[int, Mesh]:

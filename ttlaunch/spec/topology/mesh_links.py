@@ -23,12 +23,18 @@ _STRICT_FORM = "`[[M0, D1], [M1, D1], 1]`"
 
 
 def parse_links(root: MapNode, meshes: Mapping[MeshId, Mesh]) -> tuple[list[Link], list[Diagnostic]]:
-    """Read `RelaxedGraph` or `Graph`, whichever the descriptor has."""
+    """Read `RelaxedGraph` or `Graph`, whichever the descriptor has; the vendor's parser wants one of them, even if it is empty."""
     relaxed, strict = items_of(root.entries.get("RelaxedGraph")), items_of(root.entries.get("Graph"))
-    if relaxed and strict:
-        message = "the descriptor has links in both `RelaxedGraph` and `Graph`; one of them was expected"
+    if "RelaxedGraph" in root.keys and "Graph" in root.keys:
+        message = "the descriptor has both `RelaxedGraph` and `Graph`; one of them was expected"
         first = (root.keys["RelaxedGraph"], "the other is here")
-        return [], [mistake_at(codes.TWO_GRAPHS, message, root.keys["Graph"], other=first)]
+        empty = " or ".join(f"`{key}`" for key, rows in (("RelaxedGraph", relaxed), ("Graph", strict)) if not rows)
+        hint = f"remove {empty}, which has no links" if empty else ""
+        return [], [mistake_at(codes.TWO_GRAPHS, message, root.keys["Graph"], other=first, hint=hint)]
+    if "RelaxedGraph" not in root.keys and "Graph" not in root.keys:
+        message = "the descriptor has neither `RelaxedGraph` nor `Graph`; one of them was expected"
+        hint = "write `RelaxedGraph: []` if no links join the meshes"
+        return [], [mistake_at(TOPOLOGY.missing_key, message, root.span, label="has no links", hint=hint)]
     edges: list[Edge] = []
     first_at: dict[object, Span] = {}
     found: list[Diagnostic] = []

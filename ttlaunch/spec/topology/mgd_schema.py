@@ -62,7 +62,7 @@ class ExpressLinks(Section):
 
     dim_idx: NonNegative = Field(0, description="dimension, from 0")
     pattern: ExpressPattern | None = Field(None, description="where they begin")
-    wrap: bool = Field(default=False, description="whether they go around the end")
+    wrap: DimType = Field("LINE", description="RING: they go around the end; LINE if left out")
 
 
 class MeshDescriptor(Section):

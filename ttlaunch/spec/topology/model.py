@@ -60,6 +60,9 @@ class Mesh:
     channels: int = field(default=1, compare=False)
     policy: str = "STRICT"
 
+    def __str__(self) -> str:
+        return f"mesh {self.id}"
+
     @property
     def hosts(self) -> int:
         return self.host_shape[0] * self.host_shape[1]
@@ -90,7 +93,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Switch:
-    """Devices of one host that pass data on between meshes and that no rank drives."""
+    """Devices of one host that pass data on between meshes. A rank may drive it, as it would drive a mesh of one host."""
 
     id: int
     name: str = field(compare=False)
@@ -99,6 +102,21 @@ class Switch:
     dim_types: tuple[str, str] = ("LINE", "LINE")
     channels: int = 1
     policy: str = "STRICT"
+
+    def __str__(self) -> str:
+        return f"switch {self.id}"
+
+    @property
+    def host_shape(self) -> tuple[int, int]:
+        return (1, 1)
+
+    @property
+    def hosts(self) -> int:
+        return 1
+
+    @property
+    def devices_per_host(self) -> int:
+        return self.device_shape[0] * self.device_shape[1]
 
 
 @dataclass(frozen=True)
@@ -121,12 +139,13 @@ class SwitchLink:
 
 @dataclass(frozen=True)
 class Binding:
-    """Which mesh a rank drives, and the variables of this rank alone (`$VAR` already expanded).
+    """Which mesh or switch a rank drives, and the variables of this rank alone (`$VAR` already expanded).
 
     Attributes:
-        mesh_id: The mesh's id in the topology; with several descriptors it may differ from the id in the rank's own
-            descriptor.
-        local_mesh_id: The mesh's id in the rank's own descriptor; None if it is the same.
+        mesh_id: The id of the mesh or switch in the topology; with several descriptors it may differ from the id in the
+            rank's own descriptor.
+        drives_switch: Whether `mesh_id` is the id of a switch. To the vendor's runtime a switch is one of the meshes.
+        local_mesh_id: The id in the rank's own descriptor; None if it is the same.
         subcontext_id: The sub-context that the rank belongs to; None in a run without sub-contexts.
         mesh_graph_path: The absolute path of the rank's own descriptor; None if all ranks have the same one.
     """
@@ -136,6 +155,7 @@ class Binding:
     span: Span = field(compare=False)
     mesh_host_rank: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    drives_switch: bool = False
     local_mesh_id: MeshId | None = None
     subcontext_id: int | None = None
     mesh_graph_path: Path | None = None
@@ -226,14 +246,11 @@ class Topology:
         """Return all slots in the order in which ranks take them: rank r takes the r-th."""
         return tuple(Slot(host, index) for host in self.hosts for index in range(host.slots))
 
-    def mesh(self, mesh_id: MeshId) -> Mesh:
-        """Return the mesh with this id.
-
-        Raises:
-            KeyError: No mesh has this id; the bindings and links of a topology never cause that.
-        """
-        return self._mesh_by_id[mesh_id]
+    def driven(self, binding: Binding) -> Mesh | Switch:
+        """Return the mesh or switch that a rank of this topology drives."""
+        return self._by_id[binding.drives_switch, binding.mesh_id]
 
     @cached_property
-    def _mesh_by_id(self) -> dict[MeshId, Mesh]:
-        return {mesh.id: mesh for mesh in self.meshes}
+    def _by_id(self) -> dict[tuple[bool, int], Mesh | Switch]:
+        meshes: dict[tuple[bool, int], Mesh | Switch] = {(False, mesh.id): mesh for mesh in self.meshes}
+        return meshes | {(True, switch.id): switch for switch in self.switches}

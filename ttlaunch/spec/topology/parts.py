@@ -70,8 +70,11 @@ def join_parts(parts: Sequence[Part], onto: Topology) -> Topology:
         for link in graph.switch_links:
             other = link.other + (switch_offset if link.other_is_switch else mesh_offset)
             switch_links.append(replace(link, switch=link.switch + switch_offset, other=other))
-        own = [row.binding for row in part.bindings.rows]
-        bindings += [_renumbered(binding, mesh_offset, part.path) for binding in own] if len(parts) > 1 else own
+        for binding in (row.binding for row in part.bindings.rows):
+            is_switch = graph.mesh(binding.mesh_id) is None
+            own = replace(binding, drives_switch=is_switch)
+            offset = switch_offset if is_switch else mesh_offset
+            bindings.append(_renumbered(own, offset, part.path) if len(parts) > 1 else own)
     return replace(
         onto,
         arch=architectures.pop() if len(architectures) == 1 else None,
@@ -84,6 +87,6 @@ def join_parts(parts: Sequence[Part], onto: Topology) -> Topology:
     )
 
 
-def _renumbered(binding: Binding, meshes_before: int, path: Path) -> Binding:
-    mesh_id = MeshId(binding.mesh_id + meshes_before)
+def _renumbered(binding: Binding, offset: int, path: Path) -> Binding:
+    mesh_id = MeshId(binding.mesh_id + offset)
     return replace(binding, mesh_id=mesh_id, local_mesh_id=binding.mesh_id, mesh_graph_path=path)

@@ -11,7 +11,7 @@ from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.hosts import parse_hosts
-from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES
+from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES, NOT_TENSTORRENT
 
 _SOURCE = "--hosts"
 _PLAIN = re.compile(r"[A-Za-z0-9_.@-]+\Z")
@@ -65,7 +65,7 @@ def scaffold(
     return {
         "hosts.txt": _hosts_text(name, hosts),
         "mgd.yaml": _descriptor_text(name, len(ranks), device_shape=device_shape, arch=arch),
-        "rank_bindings.yaml": _bindings_text(name, ranks, arch),
+        "rank_bindings.yaml": _bindings_text(name, ranks, arch, devices=device_shape[0] * device_shape[1]),
     }
 
 
@@ -128,15 +128,32 @@ Mesh: [
 """
 
 
-def _bindings_text(name: str, ranks: list[str], arch: str) -> str:
-    rows = "\n".join(f"  - {{rank: {rank}, mesh_id: {rank}}}  # {host}" for rank, host in enumerate(ranks))
+def _bindings_text(name: str, ranks: list[str], arch: str, *, devices: int) -> str:
+    rows = "\n".join(
+        f"  - {{rank: {rank}, mesh_id: {rank}{_visible(ranks, rank, arch, devices=devices)}}}  # {host}"
+        for rank, host in enumerate(ranks)
+    )
+    is_shared = "TT_VISIBLE_DEVICES" in rows
+    shared = (
+        "\n# Ranks that share a host each see the devices of their own mesh: write their real numbers."
+        if is_shared
+        else ""
+    )
     home = '\n# Variables for every rank. $HOME is that of the machine that launches.\nglobal_env:\n  TT_METAL_HOME: "$HOME/tt-metal"\n'
     return f"""\
 # {shown(name)}: which mesh each rank drives. Ranks count from 0 and take the slots of hosts.txt in order;
-# `mesh_id` is the `id` of a mesh in mgd.yaml.
+# `mesh_id` is the `id` of a mesh in mgd.yaml.{shared}
 rank_bindings:
 {rows}
 {"" if arch == "cpu" else home}
 # The descriptor, beside this file.
 mesh_graph_desc_path: "mgd.yaml"
 """
+
+
+def _visible(ranks: list[str], rank: int, arch: str, *, devices: int) -> str:
+    """Return the rest of a row that gives a rank its share of the devices of a host where it is not alone."""
+    if arch in NOT_TENSTORRENT or ranks.count(ranks[rank]) == 1:
+        return ""
+    first = ranks[:rank].count(ranks[rank]) * devices
+    return f', env_overrides: {{TT_VISIBLE_DEVICES: "{",".join(map(str, range(first, first + devices)))}"}}'

@@ -36,7 +36,9 @@ class BindingRow(Section):
     mesh_host_rank: NonNegative | None = Field(
         None, description="if the mesh spans several hosts: which of them this rank runs on, counted row by row"
     )
-    env_overrides: dict[str, str] = Field({}, description="variables of this rank alone; `$VAR` is expanded here")
+    env_overrides: dict[str, str] = Field(
+        {}, description="variables of this rank alone; `$VAR` is expanded here, `$$` is a dollar sign"
+    )
     subcontext_id: NonNegative | None = Field(None, description="sub-context it belongs to, from 0")
     subcontext_size: Positive | None = Field(None, description="how many ranks that sub-context has")
     mesh_graph_desc_path: Text | None = Field(
@@ -50,7 +52,9 @@ class BindingsFile(Section):
     noun: ClassVar[str] = "a rank bindings file"
 
     rank_bindings: Annotated[list[BindingRow], Field(min_length=1)] = Field(description="one entry per rank")
-    global_env: dict[str, str] = Field({}, description="variables of every rank; `$VAR` is expanded here")
+    global_env: dict[str, str] = Field(
+        {}, description="variables of every rank; `$VAR` is expanded here, `$$` is a dollar sign"
+    )
     mesh_graph_desc_path: Text = Field(
         description="the descriptor: absolute, or looked for beside this file, in its parents, in the current folder"
     )
@@ -156,4 +160,6 @@ class ClusterFile(Section):
         None,
         description="interface name or CIDR of the network between ranks; null: ttlaunch chooses one that all hosts share",
     )
-    environment: dict[str, str] = Field({}, description="variables of every rank; `$VAR` is expanded here")
+    environment: dict[str, str] = Field(
+        {}, description="variables of every rank; `$VAR` is expanded here, `$$` is a dollar sign"
+    )

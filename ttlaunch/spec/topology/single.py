@@ -9,6 +9,7 @@ from ttlaunch.diagnostics.diagnostic import Diagnostic, has_errors
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.spec.topology.hosts import parse_hosts
 from ttlaunch.spec.topology.load import load_bindings, parse_descriptor
+from ttlaunch.spec.topology.mesh_graph import counted_parts
 from ttlaunch.spec.topology.recognise import Kind
 
 
@@ -41,23 +42,17 @@ def check_file(
     if kind is Kind.BINDINGS:
         loaded = load_bindings(source, path, environment=environment, working_folder=working_folder)
         topology = loaded.topology
-        content = (
-            counted(len(topology.bindings), "rank") + " bound, " + _meshes(len(topology.meshes)) if topology else ""
-        )
-        return CheckedFile(loaded.diagnostics, content, loaded.descriptor_found)
+        parts = [counted(len(topology.bindings), "rank") + " bound", *counted_parts(topology)] if topology else []
+        return CheckedFile(loaded.diagnostics, ", ".join(parts), loaded.descriptor_found)
     if kind is Kind.HOSTS:
         hosts, found = parse_hosts(source)
         content = f"{counted(len(hosts), 'host')}, {counted(sum(host.slots for host in hosts), 'slot')}"
         return CheckedFile(found, "" if has_errors(found) else content)
     if kind is Kind.MGD:
         graph, found = parse_descriptor(source)
-        content = f"{_meshes(len(graph.meshes))}, {counted(len(graph.links), 'link')}" if graph else ""
+        content = ", ".join(counted_parts(graph)) if graph else ""
         return CheckedFile(found, "" if has_errors(found) else content)
     from ttlaunch.spec.topology.cluster import parse_cluster  # noqa: PLC0415 - imports pydantic
 
     _, found = parse_cluster(source, environment=environment)
     return CheckedFile(found, "" if has_errors(found) else "settings that hosts are reached with")
-
-
-def _meshes(number: int) -> str:
-    return "1 mesh" if number == 1 else f"{number} meshes"

@@ -1,6 +1,6 @@
 """Check the names of environment variables in topology files and `--env`, and expand `$VAR` in the values of files.
 
-`$VAR` and `${VAR}` stand for the launching machine's value. An undefined variable is an error, because a rank would
+`$VAR` and `${VAR}` stand for the launching machine's value, and `$$` for a dollar sign. An undefined variable is an error, because a rank would
 otherwise get a path that begins with a dollar sign. `env:NAME` stands for a secret value, which is not written anywhere; it
 is an error too if the machine has no such variable.
 """
@@ -17,7 +17,7 @@ from ttlaunch.spec.located.nodes import Key, MapNode, node_at
 from ttlaunch.spec.topology import codes
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_REFERENCE = re.compile(r"\$(?:\{(?P<braced>[^{}]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
+_REFERENCE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^{}]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
 MANAGED = frozenset(
     {
         "TT_MESH_ID",
@@ -72,16 +72,19 @@ def expand_variables(
             findings.add(codes.KNOWN_VARIABLE, message, name_span, hint=hint, severity=Severity.WARNING)
         referred = contract.referred_variable(value)
         references = [(contract.REFERENCE, referred)] if referred is not None else []
-        used = dict.fromkeys(match["braced"] or match["plain"] or "" for match in _REFERENCE.finditer(value))
+        matches = [match for match in _REFERENCE.finditer(value) if not match["dollar"]]
+        used = dict.fromkeys(match["braced"] or match["plain"] or "" for match in matches)
         for sign, variable in [*references, *(("$", variable) for variable in used)]:
             if variable not in environment:
                 message = f"`{name}` uses `{sign}{shown(variable)}`, which is not defined on this machine"
                 known = closest(variable, environment)
                 export = f"`export {shown(variable)}=…` before starting, or write the value"
+                export += "; `$$` stands for a dollar sign" if sign == "$" else ""
                 hint = f"did you mean `{sign}{known}`?" if known else export
                 findings.add(codes.UNDEFINED_VARIABLE, message, span, label="not defined", hint=hint)
         expanded[name] = _REFERENCE.sub(
-            lambda match: environment.get(match["braced"] or match["plain"] or "", match.group()), value
+            lambda match: match["dollar"] or environment.get(match["braced"] or match["plain"] or "", match.group()),
+            value,
         )
     return expanded
 

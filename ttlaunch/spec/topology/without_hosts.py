@@ -34,7 +34,7 @@ def why_not_without(topology: Topology, hosts: Collection[str]) -> str | None:
     first = lost[0]
     if any(binding.subcontext_id is not None for binding in topology.bindings):
         return f"rank {first.rank} belongs to sub-context {first.subcontext_id}, and the bindings fix the number of ranks in each sub-context"
-    shared = sorted({binding.mesh_id for binding in lost if topology.mesh(binding.mesh_id).hosts > 1})
+    shared = sorted({binding.mesh_id for binding in lost if topology.driven(binding).hosts > 1})
     left = [mesh for mesh in shared if any(row.mesh_id == mesh for row in topology.bindings if row not in lost)]
     if left:
         names = listed(left, last="and", quote="")
