@@ -16,6 +16,7 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from ttlaunch import contract
+from ttlaunch.cli.console import JSON_SCHEMAS
 from ttlaunch.cli.main import app
 from ttlaunch.diagnostics.explain import known_codes, load_page
 from ttlaunch.planning.environment import PASSED_PREFIXES
@@ -78,6 +79,14 @@ class _Documented(TrainingFile):
     compression_config: CompressionConfig = CompressionConfig()
 
 
+_JSON = """
+# JSON
+
+With `--format json`, a command prints one object, or one object a line (`logs`, `metrics`). Its first key, `schema`, names what the object is
+and the version of that, which is raised when a key is removed or changes its meaning or type. New keys do not raise it. A command that
+ends with a mistake prints `ttlaunch.diagnostics/1`. `ttlaunch schema` prints JSON Schemas, which name their own version.
+
+{names}"""
 _API_INTROS = {
     "ttlaunch": """\
 # Python
@@ -181,7 +190,8 @@ def _cli() -> str:
     command = get_command(app)
     context = typer.Context(command, info_name="ttlaunch")
     text = html.unescape(get_docs_for_click(obj=command, ctx=context, name="ttlaunch"))
-    return re.sub(r"\[bold\](.*?)\[/bold\]", r"`\1`", text).rstrip() + "\n"
+    names = "".join(f"- `ttlaunch.{name}/{version}`\n" for name, version in JSON_SCHEMAS.items())
+    return re.sub(r"\[bold\](.*?)\[/bold\]", r"`\1`", text).rstrip() + "\n" + _JSON.format(names=names)
 
 
 def _topology_files() -> str:

@@ -48,7 +48,11 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(ttlaunch, here, form):
 
 def test_json_is_the_plan_file_with_remarks(ttlaunch, here):
     answer = ttlaunch("plan hierarchical_parallel --format json --write launch")
-    assert json.loads(answer.stdout) == {**json.loads((here / "launch/plan.json").read_text()), "remarks": []}
+    assert json.loads(answer.stdout) == {
+        **json.loads((here / "launch/plan.json").read_text()),
+        "schema": "ttlaunch.plan/1",
+        "remarks": [],
+    }
     names = sorted(path.name for path in (here / "launch").iterdir())
     assert names == ["command.sh", "hosts.txt", "plan.json", "rankfile.txt"]
 

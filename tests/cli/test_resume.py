@@ -246,7 +246,7 @@ def test_weights_are_named_with_types_and_shapes(trained, ttlaunch):
     assert expected == ttlaunch("weights show w.safetensors").stdout
     assert "a\tU8\t(3,)\nb\tU8\t(2,)\n" == ttlaunch("weights show a --format concise").stdout
     named = json.loads(ttlaunch("weights show a --format json").stdout)
-    assert {"a": {"dtype": "U8", "shape": [3]}, "b": {"dtype": "U8", "shape": [2]}} == named
+    assert {"a": {"dtype": "U8", "shape": [3]}, "b": {"dtype": "U8", "shape": [2]}} == named["tensors"]
 
 
 def test_a_file_without_weights_is_not_shown(refused):

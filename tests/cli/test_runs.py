@@ -208,7 +208,8 @@ def test_stop_of_a_run_that_is_over_says_so(ttlaunch, make_run):
     run = make_run()
     assert (0, f"{run.name} is not running: done\n") == ((answer := ttlaunch("stop latest")).status, answer.stdout)
     said = json.loads(ttlaunch("stop latest --format json").stdout)
-    assert {"run_id": run.name, "was_running": False, "state": "done", "step": 0} == said
+    expected = {"run_id": run.name, "was_running": False, "state": "done", "step": 0}
+    assert {"schema": "ttlaunch.stop/1", **expected} == said
 
 
 def test_stop_of_a_run_without_a_launcher_ends_its_processes(ttlaunch, make_run):

@@ -31,7 +31,7 @@ def test_json_is_one_object(here, home, ttlaunch):
     (here / "train.py").write_text("1")
     planned = json.loads(ttlaunch("sync --on local --dry-run --format json").stdout)
     said = json.loads(ttlaunch("sync --on local --format json").stdout)
-    assert ["tree_hash", "project", "files", "bytes", "hosts", "diagnostics"] == list(said)
+    assert ["schema", "tree_hash", "project", "files", "bytes", "hosts", "diagnostics"] == list(said)
     assert (str(here), planned["tree_hash"], []) == (said["project"], said["tree_hash"], said["diagnostics"])
     (row,), (plan,) = said["hosts"], planned["hosts"]
     common = {"host", "remote_folder", "files", "already_there", "pruned", "repaired", "differing_data", "error"}

@@ -25,7 +25,7 @@ def recipe(here):
 
 
 def listed(ttlaunch):
-    return {row["name"]: row for row in json.loads(ttlaunch("recipes list --format json").stdout)}
+    return {row["name"]: row for row in json.loads(ttlaunch("recipes list --format json").stdout)["recipes"]}
 
 
 def test_a_recipe_that_never_ends_is_given_up_and_the_others_are_listed(recipe, here):

@@ -111,7 +111,7 @@ def _report(
     found = chaos_diagnostics(verdicts, left, outcome)
     status = contract.STATUS_RANK_FAILED if has_errors(found) else contract.STATUS_DONE
     if form is Format.JSON:
-        print_json(chaos_json(verdicts, left, outcome, faults=orders, found=found, status=status))
+        print_json(chaos_json(verdicts, left, outcome, faults=orders, found=found, status=status), schema="chaos")
     else:
         show_chaos(verdicts, left, outcome)
         show_diagnostics(found, form=form)

@@ -94,7 +94,7 @@ def compare(
         raise file_error(out, error, verb="used") from error
     failures = [_failure(attempt) for attempt in attempts if attempt.error is not None]
     if form is Format.JSON:
-        print_json({**content, "diagnostics": [one.as_json() for one in failures]})
+        print_json({**content, "diagnostics": [one.as_json() for one in failures]}, schema="compare")
     elif form is Format.CONCISE:
         print_lines(tabbed(cells(row)) for row in rows)
     else:
@@ -169,7 +169,7 @@ def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format)
         except KeyboardInterrupt:
             kept = sum(attempt.measured is not None for attempt in attempts)
             if form is Format.JSON:
-                print_json({"interrupted": True, "runs": kept, "planned": total})
+                print_json({"interrupted": True, "runs": kept, "planned": total}, schema="compare")
             runs = f"{kept} of {counted(total, 'run')}"
             print_lines(
                 [f"interrupted after {runs}; they are kept in {out}, and the same command continues"], to=sys.stderr

@@ -32,4 +32,4 @@ def list_(*, form: PlainFormat = Format.FULL) -> None:
             world = counted(topology.world_size, "rank") if topology.world_size else "world size open"
             size = f"{counted(len(topology.hosts), 'host')}, {counted(len(topology.slots), 'slot')}, {world}"
         rows.append({"name": found.name, "size": size, "folder": str(found.folder), "built_in": found.built_in})
-    print_listing(rows, about="size", form=form)
+    print_listing(rows, about="size", schema="configs", form=form)

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import termios
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -16,6 +16,43 @@ from ttlaunch.diagnostics.terminal_text import clean, clean_output
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+JSON_SCHEMAS = {
+    "chaos": 1,
+    "compare": 1,
+    "configs": 1,
+    "convert": 1,
+    "data": 1,
+    "detached": 1,
+    "diagnostics": 1,
+    "diff": 1,
+    "doctor": 1,
+    "explain": 1,
+    "init": 1,
+    "log-line": 1,
+    "metric-event": 1,
+    "metrics-export": 1,
+    "parity": 1,
+    "place": 1,
+    "plan": 1,
+    "prepare": 1,
+    "ps": 1,
+    "recipe": 1,
+    "recipes": 1,
+    "report": 1,
+    "run": 1,
+    "runs-clean": 1,
+    "show": 1,
+    "simulate": 1,
+    "stop": 1,
+    "sync": 1,
+    "validate": 1,
+    "weights": 1,
+    "weights-export": 1,
+}
+"""The version of each object that `--format json` prints. It is raised when a key is removed or changes its meaning or its
+type, not when a key is added."""
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:
@@ -36,7 +73,7 @@ def reporting_errors(*, form: Format, verbose: bool = False) -> Iterator[None]:
         if not error.was_shown:
             show_diagnostics(error.diagnostics, form=form, verbose=verbose)
             if form is Format.JSON:
-                print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
+                print_json({"diagnostics": [d.as_json() for d in error.diagnostics]}, schema="diagnostics")
         exit_with(error.exit_status)
 
 
@@ -93,8 +130,14 @@ def discarding_unwritable(stream: TextIO) -> Iterator[None]:
             print_lines([text], to=sys.stderr)
 
 
-def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+def print_json(content: Mapping[str, Any], *, schema: str) -> None:
+    """Print an object to stdout, with the name and version of its schema, which is a key of `JSON_SCHEMAS`."""
+    sys.stdout.write(json.dumps(with_schema(content, schema), indent=2) + "\n")
+
+
+def with_schema(content: Mapping[str, Any], schema: str) -> dict[str, Any]:
+    """Return an object of JSON with the name and version of its schema before its other keys."""
+    return {"schema": f"ttlaunch.{schema}/{JSON_SCHEMAS[schema]}", **content}
 
 
 def print_lines(lines: Iterable[str], *, to: TextIO | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ttlaunch.cli.console import print_lines, print_text, show_diagnostics, write_file
+from ttlaunch.cli.console import print_json, print_lines, print_text, show_diagnostics, write_file
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Source, has_errors, shown, usage_error
 
 EXAMPLES = """\
@@ -54,11 +54,17 @@ def convert(
     result = convert_descriptor(source, to=target)
     if result.text is None:
         raise LaunchError(found + result.diagnostics)
-    show_diagnostics(found + result.diagnostics, form=Format.FULL if form is Format.JSON else form)
+    found += result.diagnostics
+    if write == "-" or form is not Format.JSON:
+        show_diagnostics(found, form=Format.FULL if form is Format.JSON else form)
     if write == "-":
         print_text(result.text)
     else:
         write_file(Path(write), result.text.encode(), force=force)
+    if write != "-" and form is Format.JSON:
+        content = {"file": write, "notes": list(result.notes), "diagnostics": [one.as_json() for one in found]}
+        print_json(content, schema="convert")
+        return
     print_lines([f"note: {note}" for note in result.notes], to=sys.stderr)
     if write != "-":
         print_lines([f"wrote {write}"])

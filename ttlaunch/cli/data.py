@@ -61,6 +61,6 @@ def data(
         raise usage_error(shown(error)) from error
     write_file(write, content, force=force)
     if form is Format.JSON:
-        print_json({"path": str(write), "bytes": len(content), "texts": len(texts)})
+        print_json({"path": str(write), "bytes": len(content), "texts": len(texts)}, schema="data")
     else:
         print_lines([f"wrote {shown(write)}: {counted(len(texts), 'text')}, {len(content):,} bytes"])

@@ -46,7 +46,8 @@ def diff(
                 "compared": found.compared,
                 "differences": [asdict(difference) for difference in found.differences],
                 "losses": [asdict(loss) for loss in found.losses],
-            }
+            },
+            schema="diff",
         )
         return
     lines = _lines(paths, found) if form is not Format.CONCISE else _concise(found)

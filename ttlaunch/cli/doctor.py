@@ -60,7 +60,7 @@ def doctor(
     with make_view(quiet=form is Format.JSON) as view:
         known = examine(topology, view, dialogue, bandwidth=bandwidth)
     if form is Format.JSON:
-        print_json(_as_json(known))
+        print_json(_as_json(known), schema="doctor")
     else:
         if not sys.stdout.isatty():
             print_lines(render_lines(known))

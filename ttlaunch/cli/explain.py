@@ -29,7 +29,7 @@ def explain(
     if code is None:
         pages = [page for known in known_codes() if (page := load_page(known))]
         if form is Format.JSON:
-            print_json([{"code": page.code, "title": page.title} for page in pages])
+            print_json({"pages": [{"code": page.code, "title": page.title} for page in pages]}, schema="explain")
         else:
             print_lines([f"{page.code}  {page.title}" for page in pages])
         return
@@ -39,7 +39,7 @@ def explain(
         print_lines([f"error: there is no code `{code}`{hint}; `ttlaunch explain` lists all"], to=sys.stderr)
         exit_with(2)
     if form is Format.JSON:
-        print_json({"code": page.code, "title": page.title, "text": page.text})
+        print_json({"pages": [{"code": page.code, "title": page.title, "text": page.text}]}, schema="explain")
     elif form is Format.CONCISE or not sys.stdout.isatty():
         print_text(page.text.rstrip())
     else:

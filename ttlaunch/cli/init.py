@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import print_lines
+from ttlaunch.cli.console import print_json, print_lines
 from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, did_you_mean, file_error, listed, shown, usage_mistake
 
@@ -38,7 +38,7 @@ def init(
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder in which to create the configuration's folder.")
     ] = Path("configurations"),
-    form: PlainFormat = Format.FULL,  # noqa: ARG001 - `reports_errors` reads it
+    form: PlainFormat = Format.FULL,
 ) -> None:
     """Write a new configuration: hosts.txt, mgd.yaml and rank_bindings.yaml."""
     from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES
@@ -67,6 +67,9 @@ def init(
             (target / file_name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise file_error(target, error) from error
+    if form is Format.JSON:
+        print_json({"files": [str(target / file_name) for file_name in files]}, schema="init")
+        return
     print_lines([f"wrote {target / file_name}" for file_name in files])
     where = name if folder == Path("configurations") else str(target)
     print_lines([f"check it with: ttlaunch validate {shlex.quote(where)}"])

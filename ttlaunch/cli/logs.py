@@ -11,7 +11,7 @@ import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import print_lines, print_output
+from ttlaunch.cli.console import print_lines, print_output, with_schema
 from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 
@@ -96,4 +96,4 @@ def _json_line(line: "Line", rows: "list[RankRow]") -> str:
         "offset": line.offset,
         "length": line.length,
     }
-    return json.dumps(record)
+    return json.dumps(with_schema(record, "log-line"))

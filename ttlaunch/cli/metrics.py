@@ -1,5 +1,6 @@
 """`ttlaunch metrics`: show what a run has measured, or export it to TensorBoard, W&B, MLflow or Prometheus."""
 
+import json
 import math
 import os
 import signal
@@ -14,7 +15,15 @@ from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.signals import interruptible
 from ttlaunch.app.sinks import parse_sinks, sink_diagnostics
-from ttlaunch.cli.console import discarding_unwritable, exit_with, print_json, print_lines, show_diagnostics, tabbed
+from ttlaunch.cli.console import (
+    discarding_unwritable,
+    exit_with,
+    print_json,
+    print_lines,
+    show_diagnostics,
+    tabbed,
+    with_schema,
+)
 from ttlaunch.cli.options import NamedRun, OutputFormat, RunsDir
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, usage_error
@@ -96,7 +105,10 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
             report_failure(path, record)
     if form is Format.JSON:
         found = sink_diagnostics(records, path)
-        print_json({"sinks": [vars(one) for one in records], "diagnostics": [one.as_json() for one in found]})
+        print_json(
+            {"sinks": [vars(one) for one in records], "diagnostics": [one.as_json() for one in found]},
+            schema="metrics-export",
+        )
     else:
         _report(records, path, form=form)
     exit_with(contract.STATUS_RANK_FAILED if failed else contract.STATUS_DONE)
@@ -114,9 +126,10 @@ def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> Non
 def _print_events(log: "EventLog", *, follow: bool) -> None:
     import time
 
+    schema = json.dumps(with_schema({}, "metric-event")).removesuffix("}")
     with discarding_unwritable(sys.stdout):
         while True:
-            print_lines(line.removesuffix("\n") for line in log.lines())
+            print_lines(f"{schema}, {line.removesuffix(chr(10)).removeprefix('{')}" for line in log.lines())
             if not follow or log.has_ended:
                 return
             time.sleep(0.2)

@@ -124,7 +124,7 @@ def parity(
     found = _run_all(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
     diagnostics = _diagnostics(found)
     if form is Format.JSON:
-        print_json({"cells": _as_json(found), "diagnostics": [diagnostic.as_json() for diagnostic in diagnostics]})
+        print_json({"cells": _as_json(found), "diagnostics": [one.as_json() for one in diagnostics]}, schema="parity")
     else:
         print_lines([] if form is Format.CONCISE else _verdict(found))
         show_diagnostics(diagnostics, form=form)

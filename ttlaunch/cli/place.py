@@ -76,7 +76,7 @@ def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format) -> None:
     assert found.layout is not None  # noqa: S101
     roles, hosts = found.layout.roles, [slot.host.name for slot in proposal.slots]
     if form is Format.JSON:
-        print_json(_as_json(found.name, found.topology, found.layout, proposal=proposal))
+        print_json(_as_json(found.name, found.topology, found.layout, proposal=proposal), schema="place")
         return
     if form is Format.CONCISE:
         print_lines(tabbed((rank, roles[rank], hosts[rank], one.mesh_id)) for rank, one in enumerate(proposal.bindings))

@@ -53,7 +53,7 @@ def plan(
 def show_plan(plan: "LaunchPlan", *, form: Format, remarks: Sequence[str]) -> None:
     """Print the plan: a table, one line per rank, or JSON; and what options changed besides what they name."""
     if form is Format.JSON:
-        print_json({**plan.as_json(), "remarks": list(remarks)})
+        print_json({**plan.as_json(), "remarks": list(remarks)}, schema="plan")
         return
     if form is Format.CONCISE:
         for row in plan.ranks:

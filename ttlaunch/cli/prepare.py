@@ -98,7 +98,7 @@ def prepare(
         for transport in transports:
             transport.close()
     if form is Format.JSON:
-        print_json(_as_json(outcome, topology, locksmith))
+        print_json(_as_json(outcome, topology, locksmith), schema="prepare")
     else:
         show_diagnostics(outcome.diagnostics, form=form, verbose=verbose)
         _show(outcome, topology)

@@ -49,7 +49,7 @@ def ps(
     listed = [run for run in runs if every or not run.is_over]
     if form is Format.JSON:
         lines = [_as_json(run) for run in listed]
-        print_json({"runs": lines, "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+        print_json({"runs": lines, "diagnostics": [one.as_json() for one in found]}, schema="ps")
         return
     if listed:
         rows = [_row(run) for run in listed]

@@ -45,7 +45,7 @@ def list_(*, form: PlainFormat = Format.FULL) -> None:
             about = f"(./recipes/{found.name}, which hides the built-in one) {about}"
         rows.append({"name": found.name, "summary": about, "folder": str(found.folder), "built_in": found.built_in})
         rows[-1]["hides_built_in"] = found.hides
-    print_listing(rows, about="summary", form=form)
+    print_listing(rows, about="summary", schema="recipes", form=form)
 
 
 @app.command()
@@ -74,7 +74,8 @@ def show(name: _Name, *, form: PlainFormat = Format.FULL) -> None:
                 "layouts": layouts,
                 "naive": naive,
                 "flows": flows,
-            }
+            },
+            schema="recipe",
         )
         return
     print_lines([f"{found.name}: {recipe.summary}", f"folder: {found.folder}"])

@@ -54,7 +54,7 @@ def report(
         *traffic_diagnostics(recorded.traffic, _roles(recorded)),
     ]
     if form is Format.JSON:
-        print_json({**_as_json(recorded), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+        print_json({**_as_json(recorded), "diagnostics": [one.as_json() for one in found]}, schema="report")
         return
     if communication:
         _show_communication(recorded, form=form)

@@ -58,7 +58,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch run --hang-timeout 600 -- ./any_program[/bold]   end it when it prints nothing for ten minutes
 
-[bold]ttlaunch run data_parallel --env OMP_NUM_THREADS=1 --env HF_TOKEN[/bold]   set variables for the ranks; HF_TOKEN is this shell's
+[bold]ttlaunch run data_parallel --env OMP_NUM_THREADS=1[/bold]   set a variable for all ranks; `--env HF_TOKEN` passes on this shell's
 
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program instead of a recipe
 
@@ -161,7 +161,7 @@ def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoRetur
     """Detach from a run, and print how to attach to it again."""
     session.set_free()
     if form is Format.JSON:
-        print_json({"run_id": path.name, "folder": str(path), "supervisor_pid": session.pid})
+        print_json({"run_id": path.name, "folder": str(path), "supervisor_pid": session.pid}, schema="detached")
     elif form is Format.CONCISE:
         print_lines([path.name])
     else:

@@ -58,7 +58,8 @@ def clean(
     if form is Format.JSON:
         entries = [{"run_id": one.run.folder.name, "size_bytes": one.size_bytes} for one in going]
         names = [one.run.folder.name for one in removed]
-        print_json({"runs": entries, "removed": names, "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+        kept = [one.as_json() for one in found]
+        print_json({"runs": entries, "removed": names, "diagnostics": kept}, schema="runs-clean")
     elif removed:
         print_lines([f"removed {counted(len(removed), 'run')}, {render_size(_total(removed))}"])
     show_diagnostics(found, form=form)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import print_json, print_lines
+from ttlaunch.cli.console import print_lines, print_text
 from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error
 
@@ -57,7 +57,7 @@ def schema(
     if write is not None:
         _write(schemas, write)
     else:
-        print_json(schemas[file] if file else schemas)
+        print_text(json.dumps(schemas[file] if file else schemas, indent=2))
 
 
 def _cluster_file(kind: File) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def show(
     elif form is not Format.JSON:
         _print(scene, form)
     if form is Format.JSON:
-        print_json(_as_json(scene))
+        print_json(_as_json(scene), schema="show")
 
 
 def _print(scene: "Scene", form: Format) -> None:

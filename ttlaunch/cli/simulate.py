@@ -70,7 +70,7 @@ def simulate(
         print_lines(["", "interrupted"], to=sys.stderr)
         exit_with(contract.STATUS_INTERRUPTED)
     if form is Format.JSON:
-        print_json(simulation.as_json())
+        print_json(simulation.as_json(), schema="simulate")
     else:
         print_lines(_summary(simulation, plan))
         show_diagnostics(simulation.diagnostics, form=form)

@@ -79,7 +79,8 @@ def _say(path: Path, text: str, *, form: Format, was_running: bool) -> None:
 
     (run,) = summarise([path])
     if form is Format.JSON:
-        print_json({"run_id": path.name, "was_running": was_running, "state": run.state, "step": run.step})
+        content = {"run_id": path.name, "was_running": was_running, "state": run.state, "step": run.step}
+        print_json(content, schema="stop")
     else:
         steps = f" at step {run.step}" if run.step else ""
         print_lines([f"{path.name} {text}: {run.state}{steps}"])

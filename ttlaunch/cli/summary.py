@@ -42,7 +42,7 @@ def print_result(
     told = Report.of([*restarts, outcome], more=more, status=exit_status)
     report, facts, folder = outcome.report, outcome.facts, outcome.folder
     if form is Format.JSON:
-        print_json(told.as_json())
+        print_json(told.as_json(), schema="run")
     else:
         timeline = folder.file(contract.TRACE_FILE)
         with discarding_unwritable(sys.stdout):

@@ -60,7 +60,7 @@ def sync(
     outcome, found = sync_project(resolved, dialogue, folder=folder, keep=keep, asks=not yes, dry_run=dry_run)
     show_diagnostics(found, form=form, verbose=verbose)
     if form is Format.JSON:
-        print_json({**as_json(outcome), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+        print_json({**as_json(outcome), "diagnostics": [one.as_json() for one in found]}, schema="sync")
     else:
         print_lines(as_lines(outcome) if form is Format.CONCISE else as_table(outcome))
     exit_with(exit_status(found))

@@ -86,7 +86,7 @@ def _show(result: ResolvedSpec, *, form: Format, verbose: bool) -> None:
     show_diagnostics(result.diagnostics, form=form, verbose=verbose)
     topology = result.topology
     if form is Format.JSON:
-        print_json({"valid": result.ok, "diagnostics": [d.as_json() for d in result.diagnostics]})
+        print_json({"valid": result.ok, "diagnostics": [d.as_json() for d in result.diagnostics]}, schema="validate")
     elif result.ok and topology is not None:
         size = f"{counted(topology.world_size, 'rank')} bound" if topology.world_size else "world size open"
         parts = [counted(len(topology.hosts), "host"), counted(len(topology.slots), "slot"), size]

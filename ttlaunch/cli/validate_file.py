@@ -86,7 +86,7 @@ def validate_file(
     show_diagnostics(checked.diagnostics, form=form, verbose=verbose)
     if form is Format.JSON:
         found = [diagnostic.as_json() for diagnostic in checked.diagnostics]
-        print_json({"valid": valid, "kind": checked.kind, "diagnostics": found})
+        print_json({"valid": valid, "kind": checked.kind, "diagnostics": found}, schema="validate")
     elif valid and checked.kind:
         content = f": {checked.content}" if checked.content else ""
         print_lines([f"{name} is consistent as {checked.kind.what}{content}"])

@@ -283,7 +283,7 @@ def status_without_run(status: int, *, form: Format, who: str = "the supervisor"
         return _ORDERS[number]
     found = Diagnostic("R050", f"{who} was killed by {number.name}", notes=("no ranks were running",))
     if form is Format.JSON:
-        print_json({"diagnostics": [found.as_json()]})
+        print_json({"diagnostics": [found.as_json()]}, schema="diagnostics")
     show_diagnostics([found], form=form)
     return contract.STATUS_RANK_FAILED
 
@@ -294,6 +294,6 @@ def _report_cut_off(watched: Watched, *, form: Format) -> int:
         return watched.exit_status
     found = cut_off(watched.last, watched.exit_status)
     if form is Format.JSON:
-        print_json({"run_id": watched.last.name, "diagnostics": [found.as_json()]})
+        print_json({"run_id": watched.last.name, "diagnostics": [found.as_json()]}, schema="diagnostics")
     show_diagnostics([found], form=form)
     return contract.STATUS_RANK_FAILED

@@ -64,7 +64,9 @@ def export(
     except OSError as error:
         source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
         raise file_error(source or file, error, verb="read" if source else "written") from error
-    if form is not Format.JSON:
+    if form is Format.JSON:
+        print_json({"file": file, "step": step, "tensors": len(weights)}, schema="weights-export")
+    else:
         print_lines([f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}"])
 
 
@@ -96,7 +98,8 @@ def show(
     else:
         _, weights = _of_checkpoint(what, runs_dir=runs_dir, form=form)
     if form is Format.JSON:
-        print_json({name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in weights.items()})
+        tensors = {name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in weights.items()}
+        print_json({"tensors": tensors}, schema="weights")
         return
     if form is Format.CONCISE:
         for name, tensor in weights.items():
