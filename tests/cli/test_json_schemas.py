@@ -39,6 +39,7 @@ WITHOUT_A_RUN = {
 }
 WITH_A_RUN = {
     "report": "report",
+    "report --plot": "losses",
     "metrics": "metric-event",
     "metrics --to prometheus=out.prom": "metrics-export",
     "diff latest latest": "diff",

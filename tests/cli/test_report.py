@@ -323,3 +323,50 @@ def test_a_line_that_a_killed_rank_did_not_finish_is_passed_over(ttlaunch, make_
     with (run / contract.traffic_file(0)).open("a") as file:
         file.write('{"format": 1, "first": 11, "la')
     assert 10 == json.loads(ttlaunch("report --format json").stdout)["traffic"]["steps"]
+
+
+@pytest.fixture
+def learned(make_run):
+    """A run whose worker reports a loss that falls from 4 to 1."""
+    run = make_run("2026-01-01T00-00-00-aaaa")
+    steps = [{"kind": "step", "time": 100.0 + step, "step": step, "loss": 4.0 - step / 4} for step in range(13)]
+    (run / contract.progress_file(0)).write_text("".join(json.dumps(one) + "\n" for one in steps[1:]))
+    return run
+
+
+def test_plot_draws_the_loss_in_the_terminal(ttlaunch, learned, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    answer = ttlaunch("report --plot")
+    assert (0, "") == (answer.status, answer.stderr)
+    lines = answer.stdout.splitlines()
+    assert "  training: line (mean of all ranks)   validation: o" == lines[-1]
+    assert "steps" in lines[-2]
+    assert max(map(len, lines)) <= 60
+    rows = [line for line in lines if "┤" in line]
+    assert 14 == len(rows)
+    falling = [len(row.rstrip(" o")) for row in rows if row.partition("┤")[2].strip(" o")]
+    assert falling == sorted(falling)
+
+
+def test_svg_is_a_picture_over_steps_seconds_and_bytes(ttlaunch, learned, here):
+    assert "wrote loss.svg\n" == ttlaunch("report --svg loss.svg").stdout
+    picture = (here / "loss.svg").read_text()
+    assert all(title in picture for title in (">steps<", ">seconds of training<", ">MB sent by all ranks<"))
+    answer = ttlaunch("report --svg no/where.svg")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert "no/where.svg" in answer.stderr
+
+
+def test_the_points_of_the_curve_can_be_read_by_programs(ttlaunch, learned):
+    told = json.loads(ttlaunch("report --plot --format json").stdout)
+    assert {"step": 12, "loss": 1.0, "seconds": 11.0} == told["training"][-1]
+    assert [0, 10] == [point["step"] for point in told["validation"]]
+    lines = ttlaunch("report --plot --format concise").stdout.splitlines()
+    assert ("training\t12\t1.0\t11.0", 14) == (lines[11], len(lines))
+
+
+def test_a_run_without_losses_says_so(ttlaunch, make_run):
+    run = make_run("2026-01-01T00-00-00-aaaa", program=True)
+    for rank in range(2):
+        (run / contract.progress_file(rank)).write_text("")
+    assert "no rank reported a loss that can be drawn" in ttlaunch("report --plot").stdout

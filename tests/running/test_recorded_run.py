@@ -53,7 +53,10 @@ def test_its_report_is_the_same(old_run, here, ttlaunch):
 
 def test_its_view_is_the_same(old_run, here, ttlaunch):
     answer = ttlaunch(f"attach {RUN}")
-    assert (0, expected("attach.txt", here)) == (answer.status, answer.stdout)
+    following = (
+        "  next             ttlaunch report a581\n" + " " * 19 + "ttlaunch weights export a581 weights.safetensors\n"
+    )
+    assert (0, expected("attach.txt", here) + following) == (answer.status, answer.stdout)
 
 
 def test_its_metrics_are_the_same(old_run, here, ttlaunch):

@@ -71,10 +71,10 @@ def compare(
     """Run recipes on the same model, data and seed, one after the other, and compare the results.
 
     Each recipe runs with the number of ranks in its own training file. The folder of `--out` gets `comparison.md`,
-    `comparison.json`, `comparison.svg` and `runs/`. The same command continues after Ctrl-C and does not repeat finished runs.
-    If a recipe fails, the others still run, and the exit status is 1.
+    `comparison.json`, `comparison.svg`, `loss.svg` (the training loss over steps, seconds and bytes) and `runs/`. The same
+    command continues after Ctrl-C and does not repeat finished runs. If a recipe fails, the others still run, and the exit status is 1.
     """
-    from ttlaunch.cli.compare_picture import draw_comparison
+    from ttlaunch.cli.compare_picture import draw_comparison, draw_loss_curves
     from ttlaunch.lab.comparison.repeats import Comparison
     from ttlaunch.lab.comparison.summary import HEADING, cells, heading, render_json, render_markdown, summarise
 
@@ -90,6 +90,7 @@ def compare(
         (out / "comparison.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         (out / "comparison.md").write_text(render_markdown(rows, workload, machine=machine), encoding="utf-8")
         (out / "comparison.svg").write_text(draw_comparison(content), encoding="utf-8")
+        (out / "loss.svg").write_text(draw_loss_curves(content), encoding="utf-8")
     except OSError as error:
         raise file_error(out, error, verb="used") from error
     failures = [_failure(attempt) for attempt in attempts if attempt.error is not None]
@@ -98,7 +99,7 @@ def compare(
     elif form is Format.CONCISE:
         print_lines(tabbed(cells(row)) for row in rows)
     else:
-        written = f"written: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg"
+        written = f"written: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg, {out}/loss.svg"
         print_lines([*render_table([heading(rows), *map(cells, rows)], right=range(2, len(HEADING))), "", written])
     show_diagnostics(failures, form=form)
     exit_with(contract.STATUS_RANK_FAILED if failures else contract.STATUS_DONE)

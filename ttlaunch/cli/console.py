@@ -31,6 +31,7 @@ JSON_SCHEMAS = {
     "explain": 1,
     "init": 1,
     "log-line": 1,
+    "losses": 1,
     "metric-event": 1,
     "metrics-export": 1,
     "parity": 1,

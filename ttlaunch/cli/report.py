@@ -8,7 +8,7 @@ import typer
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.options import NamedRun, RunsDir
-from ttlaunch.diagnostics import Format, counted
+from ttlaunch.diagnostics import Format, counted, file_error
 
 if TYPE_CHECKING:
     from ttlaunch.running.metrics.communication import OperationCost
@@ -21,6 +21,10 @@ EXAMPLES = """\
 [bold]ttlaunch report 2026-08-23T10-14-07-3fa1[/bold]   a run by its id or the path of its folder
 
 [bold]ttlaunch report --communication[/bold]   the cost of each operation: messages, bytes, waiting time
+
+[bold]ttlaunch report --plot[/bold]   the losses as curves, in the terminal
+
+[bold]ttlaunch report --svg loss.svg[/bold]   the losses over steps, seconds and bytes, as a picture
 
 [bold]ttlaunch report latest --format json[/bold]   all of this as JSON, with times by rank instead of by role
 """
@@ -36,6 +40,13 @@ def report(
             help="Show each operation: messages, bytes, waiting time, and for a traced run the time in flight.",
         ),
     ] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the losses over the steps in the terminal.")] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg", metavar="FILE", help="Write a picture of the losses over steps, seconds and bytes to a file."
+        ),
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
     form: Annotated[
         Format,
@@ -49,6 +60,9 @@ def report(
     from ttlaunch.app.run_diagnostics import lost_output_diagnostics, traffic_diagnostics
 
     recorded = _read(run, runs_dir)
+    if plot or svg is not None:
+        _show_losses(recorded, plot=plot, svg=svg, form=form)
+        return
     found = [
         *lost_output_diagnostics((recorded.report or {}).get("ranks") or ()),
         *traffic_diagnostics(recorded.traffic, _roles(recorded)),
@@ -62,6 +76,30 @@ def report(
     lines = _concise_lines(recorded) if form is Format.CONCISE else _lines(recorded)
     print_lines(lines)
     show_diagnostics(found, form=form)
+
+
+def _show_losses(recorded: "Recorded", *, plot: bool, svg: Path | None, form: Format) -> None:
+    """Draw the losses in the terminal, or write them to a file as a picture; with JSON, print them."""
+    from ttlaunch.cli.loss_picture import draw_losses, plot_losses
+    from ttlaunch.running.readers.losses import read_losses
+    from ttlaunch.running.readers.recorded import bytes_per_step
+
+    losses = read_losses(recorded)
+    if svg is not None:
+        try:
+            picture = draw_losses(recorded.name, losses, bytes_per_step=bytes_per_step(recorded)[0])
+            svg.write_text(picture, encoding="utf-8")
+        except OSError as error:
+            raise file_error(svg, error) from error
+    named = (("training", losses.training), ("validation", losses.validation))
+    if form is Format.JSON:
+        points_by_kind = {kind: [vars(one) for one in points] for kind, points in named}
+        print_json({"run_id": recorded.path.name, **points_by_kind}, schema="losses")
+    elif form is Format.CONCISE:
+        print_lines(tabbed((kind, *vars(one).values())) for kind, points in named for one in points)
+    else:
+        wrote = [] if svg is None else [f"wrote {svg}"]
+        print_lines([*_heading(recorded), "", *plot_losses(losses), *wrote] if plot else wrote)
 
 
 def _show_communication(recorded: "Recorded", *, form: Format) -> None:

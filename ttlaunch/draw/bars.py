@@ -1,7 +1,7 @@
 """Draw measurements as SVG: a row for each candidate, a panel for each number, and the spread over repeats.
 
-Numbers with a meaningful zero are bars that begin at zero. For other numbers only differences count: they are dots on a scale
-from the smallest to the largest value, which are written below the panel.
+Numbers with a meaningful zero are bars that begin at zero. For other numbers only differences count: they are dots on an axis that
+the caller chooses, whose ends are written below the panel.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ class Panel:
 
     Attributes:
         note: The unit, and whether a higher or a lower value is better.
-        begins_at_zero: Whether the values are drawn as bars from 0, and not as dots on a scale of their own.
-        ends: The format of the numbers at the two ends of a scale of dots.
+        axis: The two ends of the axis on which values are drawn as dots; None for bars from 0.
+        ends: The format of the numbers at the two ends of an axis.
     """
 
     title: str
     note: str
     measurements: tuple[Measurement, ...]
-    begins_at_zero: bool = True
+    axis: tuple[float, float] | None = None
     ends: str = "{:.2f}"
 
 
@@ -134,8 +134,7 @@ def _width(panel: Panel) -> float:
 
 def _panel(panel: Panel, rows: _Rows, *, x: float) -> list[str]:
     known = [one for one in panel.measurements if one.median is not None]
-    most = max((one.most for one in known), default=0.0)
-    least = 0.0 if panel.begins_at_zero else min((one.least for one in known), default=0.0)
+    least, most = panel.axis or (0.0, max((one.most for one in known), default=0.0))
     scale = _Scale(x, least, _LENGTH / (most - least) if most > least else 0.0)
     parts = [
         f'<text class="name" x="{x:.1f}" y="86">{svg_text(panel.title)}</text>',
@@ -145,9 +144,9 @@ def _panel(panel: Panel, rows: _Rows, *, x: float) -> list[str]:
     text_end = x + _LENGTH + _APART + texts * SMALL_CHARACTER
     for number, one in enumerate(panel.measurements):
         y = rows.middle(number)
-        parts += _draw_mark(one, scale, y, is_bar=panel.begins_at_zero)
+        parts += _draw_mark(one, scale, y, is_bar=panel.axis is None)
         parts.append(f'<text class="end" x="{text_end:.1f}" y="{y + 4:.1f}">{svg_text(one.text)}</text>')
-    if not panel.begins_at_zero and most > least:
+    if panel.axis is not None and known:
         for value, kind in ((least, "quiet"), (most, "quiet end")):
             text = panel.ends.format(value)
             parts.append(

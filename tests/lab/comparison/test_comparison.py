@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.cli.compare_picture import draw_comparison
+from ttlaunch.cli.compare_picture import draw_comparison, draw_loss_curves
 from ttlaunch.draw.bars import Measurement, Panel, render_bars
 from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run
 from ttlaunch.lab.comparison.repeats import Attempt, Comparison, code_of
@@ -40,7 +40,14 @@ def tried(candidate, *runs, error=None):
 
 
 def a_run(
-    path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=8, server_reports=True, counts="tokens"
+    path,
+    *,
+    roles=("worker", "worker", "server"),
+    plan_hash="abc",
+    steps=8,
+    server_reports=True,
+    counts="tokens",
+    losses=None,
 ):
     """A run of two workers that see half of a step's 64 tokens each, a step every 0.5 s after a slow first fourth.
 
@@ -67,7 +74,8 @@ def a_run(
             time = 100.0 + (step * 2.0 if step <= 2 else 4.0 + (step - 2) * 0.5)
             if role == "worker" or server_reports:
                 number = 32 if role == "worker" else 64
-                lines.append(contract.record_line({"kind": "step", "time": time, "step": step, counts: number}))
+                loss = {"loss": losses[rank]} if losses else {}
+                lines.append(contract.record_line({"kind": "step", "time": time, "step": step, counts: number, **loss}))
         (path / contract.progress_file(rank)).write_text("".join(lines))
         spent = [["step", {str(step): 1000 for step in range(1, steps + 1)}]]
         spent += [["forward", {str(step): 400 for step in range(1, steps + 1)}]] if role == "worker" else []
@@ -183,19 +191,23 @@ def drawn(svg, kind, *, css="bar"):
     return [one for one in ET.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{kind}") if one.get("class") == css]  # noqa: S314 - it is ours
 
 
-def test_a_picture_has_bars_from_zero_and_dots_on_a_scale_of_their_own():
+def texts_of(svg):
+    return {one.text for one in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}  # noqa: S314 - it is ours
+
+
+def test_a_picture_has_bars_from_zero_and_dots_on_the_axis_that_is_asked_for():
     found = (Measurement(10.0, 9.0, 12.0, "10"), Measurement(None), Measurement(5.0, 5.0, 5.0, "5 <&>"))
-    panels = [Panel("speed", "a second", found), Panel("loss", "less is better", found, begins_at_zero=False)]
+    panels = [Panel("speed", "a second", found), Panel("loss", "less is better", found, axis=(4.0, 14.0))]
     svg = render_bars("A & B", [["one"], ["two <", "x=3"], ["three"]], panels, note="2 cores")
 
     bars, dots = drawn(svg, "rect"), drawn(svg, "circle")
     widths = [float(one.get("width")) for one in bars]
     assert 2 == len(bars)
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
-    assert (110 * 5 / 7, 2) == (pytest.approx(float(dots[0].get("cx")) - float(dots[1].get("cx")), abs=0.1), len(dots))
+    assert (110 * 5 / 10, 2) == (pytest.approx(float(dots[0].get("cx")) - float(dots[1].get("cx")), abs=0.1), len(dots))
     assert 2 == len(drawn(svg, "path", css="whisker"))
     assert ["one", "two <", "three"] == [one.text for one in drawn(svg, "text", css="label")]
-    assert ["2 cores", "x=3", "a second", "less is better", "5.00"] == [
+    assert ["2 cores", "x=3", "a second", "less is better", "4.00"] == [
         one.text for one in drawn(svg, "text", css="quiet")
     ]
 
@@ -213,10 +225,42 @@ def test_a_comparison_is_drawn_from_its_json():
     assert ["10,240", "10,240", "2.500", "2.500", "1.50", "≈1.50", "310", "310", "12", "–"] == numbers
 
 
+def test_losses_of_3_086_and_3_094_lie_side_by_side_on_the_axis_of_all_that_training_did():
+    rows = summarise([*tried("a", replace(FIRST, loss=3.086)), *tried("b", replace(FIRST, loss=3.094))])
+    svg = draw_comparison(json.loads(json.dumps(render_json(rows, WORKLOAD, machine="2 cores", repeats=1))))
+    first, second = (float(one.get("cx")) for one in drawn(svg, "circle", css="bar"))
+    assert 0 <= second - first < 1
+    assert {"3.086", "3.094", "6"} <= texts_of(svg)
+
+
+def test_the_curve_of_a_run_counts_global_batches_seconds_and_bytes(tmp_path):
+    """Two workers report half of each batch's 64 tokens; the losses of one batch are one point."""
+    path = a_run(tmp_path / "run", server_reports=False, losses={0: 4.0, 1: 2.0})
+    found = measure_run(path)
+    assert [1.0, 2.0, 3.0] == [step for step, *_ in found.curve][:3]
+    assert {3.0} == {loss for _, loss, _, _ in found.curve}
+    assert (8.0, 5.0) == (found.curve[-1][0], found.curve[-1][2])
+    assert found.curve[-1][3] == found.bytes_per_step * 8
+
+
+def test_repeats_are_one_curve_with_the_range_between_the_least_and_the_most():
+    first = replace(FIRST, curve=((1.0, 5.0, 1.0, 100), (2.0, 4.0, 2.0, 200)))
+    other = replace(FIRST, curve=((1.0, 5.0, 3.0, 100), (2.0, 3.0, 6.0, 200)))
+    rows = summarise(
+        [*tried("a", first, other), *tried("b", error="no"), *tried("c", replace(first, curve=first.curve[:1]))]
+    )
+    svg = draw_loss_curves(json.loads(json.dumps(render_json(rows, WORKLOAD, machine="2 cores", repeats=2))))
+    assert 3 * 1 == len(drawn(svg, "path", css="band"))
+    assert 3 * 2 + 2 == len(drawn(svg, "path", css="curve"))
+    assert {"steps (global batches)", "seconds of training", "MB sent by all ranks", "a", "c"} <= texts_of(svg)
+    assert "b" not in texts_of(svg)
+
+
 def test_a_comparison_in_which_all_failed_is_a_picture_without_bars():
     rows = summarise(tried("b", error="no"))
     svg = draw_comparison(render_json(rows, WORKLOAD, machine="2 cores", repeats=1))
     assert [] == drawn(svg, "rect") + drawn(svg, "circle")
+    assert [] == drawn(draw_loss_curves(render_json(rows, WORKLOAD, machine="2 cores", repeats=1)), "path", css="curve")
     assert ["2 cores; nothing was measured"] == [one.text for one in drawn(svg, "text", css="quiet")][:1]
 
 
@@ -325,6 +369,7 @@ def test_recipes_are_compared_for_real_and_not_twice(here):
         assert 0 < run["loss"] < run["first_loss"]
         assert min(run["steps_per_s"], run["bytes_per_step"], *run["peak_memory_bytes"]) > 0
         assert 0 <= run["idle_share"] < 1
+        assert [1, 2, 3, 4, 5, 6] == [step for step, *_ in run["curve"]]
     made = sorted(path.name for path in (here / "comparison" / "runs").iterdir())
     again = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=250)
     assert json.loads(first.stdout) == json.loads(again.stdout)

@@ -14,7 +14,7 @@ from ttlaunch.running.lost_hosts import connection_after
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.files import Tail
-from ttlaunch.running.runs.run_folder import RunFolder, supervisor_file
+from ttlaunch.running.runs.run_folder import RunFolder, clock_in, supervisor_file
 from ttlaunch.running.watch import Phase, Watch
 
 _STREAMS = ("stdout", "stderr")
@@ -57,8 +57,8 @@ class FollowedRun:
         """Mark the ranks of silent and lost hosts and learn the hosts' clocks, from the supervisor's events."""
         for line in self._events.read():
             event = contract.read_record(line) or {}
-            if event.get("event") == contract.EVENT_CLOCK:
-                self._watch.set_clock(str(event.get("host")), float(event.get("offset_s") or 0.0))
+            if (clock := clock_in(event)) is not None:
+                self._watch.set_clock(*clock)
             connection = connection_after(str(event.get("event")))
             if connection is None:
                 continue

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.running.metrics.telemetry import RankTelemetry, read_telemetry
+from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry, read_telemetry
 from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.facts import facts_in
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import is_running
 from ttlaunch.running.runs.registry import was_started_here
-from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.runs.run_folder import RunFolder, clock_in, read_events
 from ttlaunch.running.watch import RankState, Watch
 
 
@@ -61,6 +61,8 @@ def read_run(path: Path) -> Recorded:
     has_ended = (path / contract.REPORT_FILE).is_file()
     report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
     watch = Watch(facts, RunFolder(path.name, path))
+    for clock in filter(None, map(clock_in, read_events(path))):
+        watch.set_clock(*clock)
     watch.read_all()
     is_done = report is not None and report.get("status") == "done"
     return Recorded(
@@ -82,3 +84,18 @@ def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
     if not parts_are_right or not all(isinstance(row, dict) and {"rank", "host"} <= row.keys() for row in rows):
         raise ValueError(f"{contract.REPORT_FILE} is not a report")
     return report
+
+
+def bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
+    """Return the bytes sent in a step, and whether all of them were counted."""
+    steps = max((state.step for state in recorded.ranks), default=0)
+    if recorded.telemetry is None or recorded.traffic is None or not steps:
+        return None, False
+    counted = sum(
+        row.size * row.steps_until(row.last)
+        for entry in recorded.telemetry
+        for row in entry.sent
+        if row.phase not in OUTSIDE_STEPS and row.first > 0
+    )
+    hidden = [edge.expected for edge in recorded.traffic.edges if edge.size is None]
+    return (counted + sum(size or 0 for size in hidden)) / steps, not hidden

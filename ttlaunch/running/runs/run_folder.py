@@ -5,6 +5,7 @@
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import shlex
@@ -198,6 +199,13 @@ def read_event(line: bytes | str) -> dict[str, Any]:
     """
     event = json.loads(line)
     return {**event, "time": datetime.fromisoformat(event["time"]).timestamp()}
+
+
+def clock_in(event: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return the host of an event about a host's clock, and by how many seconds that clock is ahead; None for any other event."""
+    host, offset_s = event.get("host"), event.get("offset_s")
+    is_valid = isinstance(host, str) and isinstance(offset_s, float) and math.isfinite(offset_s)
+    return (str(host), float(offset_s or 0.0)) if event.get("event") == contract.EVENT_CLOCK and is_valid else None
 
 
 @contextlib.contextmanager
