@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -52,9 +51,14 @@ def stop(process):
 def test_a_process_that_sleeps_computes_or_polls_is_told_apart_and_named(start):
     sleeps, computes = start(0, "sleep", "600"), start(1, sys.executable, "-c", COMPUTES)
     polls = start(2, sys.executable, "-X", "faulthandler", "-c", POLLS)
-    time.sleep(0.5)  # until the interpreters have begun their loops
-    found = {one.rank: one for one in look({0: sleeps.pid, 1: computes.pid, 2: polls.pid}).processes}
-    assert {0: "waits", 1: "computes", 2: "polls"} == {rank: one.does for rank, one in found.items()}
+    ranks, expected = {0: sleeps.pid, 1: computes.pid, 2: polls.pid}, {0: "waits", 1: "computes", 2: "polls"}
+
+    def found():
+        return {one.rank: one for one in look(ranks).processes}
+
+    # The interpreters begin their loops only after they have loaded their modules.
+    wait_until(lambda: expected == {rank: one.does for rank, one in found().items()}, what="processes at work")
+    found = found()
     assert found[0].program.endswith("/sleep") or "coreutils" in found[0].program
     assert {0: False, 1: False, 2: True} == {rank: one.catches_crashes for rank, one in found.items()}
     assert found[0].waits_in in {"", "hrtimer_nanosleep", "do_nanosleep"}

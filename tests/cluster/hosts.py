@@ -193,6 +193,11 @@ class Cluster:
             if self._machines[name].keeper.alive:
                 self._network.separate(self._machines[name].keeper, cables)
 
+    def cut_one_way(self, sender, receiver):
+        """Let a machine drop what one other machine sends it; everything else still passes."""
+        self._network.deafen(self._machines[receiver].keeper, self._machines[sender].cables)
+        self._machines[receiver].separated_from.update(self._machines[sender].cables)
+
     def heal(self):
         """Undo every `partition`."""
         for machine in self._machines.values():

@@ -115,6 +115,11 @@ class Network:
             for chain, side in (("INPUT", "-s"), ("OUTPUT", "-d")):
                 _in_network(keeper, "iptables", "-w", "-A", chain, side, cable.address, "-j", "DROP")
 
+    def deafen(self, keeper, cables):
+        """Let this machine drop every packet from the other ends of these cables, without a word."""
+        for cable in cables:
+            _in_network(keeper, "iptables", "-w", "-A", "INPUT", "-s", cable.address, "-j", "DROP")
+
     def heal(self, keeper):
         _in_network(keeper, "iptables", "-w", "-F")
 

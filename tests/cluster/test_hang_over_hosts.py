@@ -109,3 +109,73 @@ def test_a_rank_that_was_stopped_on_another_host_is_named(cluster, hanging, tmp_
     assert seconds < WITHIN_S
     assert "trainer.py" in (folder / "stacks/rank-0.txt").read_text()
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+RING = """\
+import sys, time
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+print("up", flush=True)
+for step in range(int(sys.argv[1])):
+    time.sleep(0.01)
+    comm.allreduce(step)
+"""
+
+
+@pytest.fixture
+def ring(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
+    """`ring(steps)`: a program that is no recipe, of three ranks, one on each host, which take steps by now."""
+    (tmp_path / "ring.py").write_text(RING)
+    lab(cluster.hostfile())
+
+    def start(steps):
+        words = f"run ring.py --on lab --ranks 3 --hang-timeout {TIMEOUT_S} -- {steps}"
+        process = ttlaunch_on(cluster).start(words)
+        lines = []
+        while sum(line.rstrip().endswith("| up") for line in lines) < 3 and "×3" not in "".join(lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], (lines, process.stderr.read())
+        return process
+
+    return start
+
+
+def failure_of(process, tmp_path):
+    _, stderr = process.communicate(timeout=60)
+    [report] = tmp_path.glob("runs/*/report.json")
+    return json.loads(report.read_text())["failure"], stderr
+
+
+def pid_of(cluster, host, words):
+    """A process of the run on a host: the only one, or the youngest, with these words in its command line."""
+    found = [pid for pid, line in cluster.pids(host).items() if words in line and "sh -c" not in line]
+    assert found, cluster.pids(host)
+    return max(found)
+
+
+def test_a_network_that_carries_nothing_in_one_direction_is_named_with_both_hosts(cluster, ring, tmp_path):
+    process = ring(10**6)
+    cluster.cut_one_way("node0", "node2")
+    failure, stderr = failure_of(process, tmp_path)
+    assert ("R065", None, "hung") == (failure["code"], failure["rank"], failure["class"]), stderr
+    assert failure["host"] in {"node0", "node2"}
+    assert "between node0 and node2 " in failure["cause"] or "between node2 and node0 " in failure["cause"]
+
+
+def test_a_stopped_daemon_of_mpirun_is_named_with_its_host(cluster, ring, tmp_path):
+    process = ring(300)
+    os.kill(pid_of(cluster, "node1", "prted"), signal.SIGSTOP)
+    failure, stderr = failure_of(process, tmp_path)
+    assert ("R064", None, "node1") == (failure["code"], failure["rank"], failure["host"]), stderr
+    assert failure["evidence"] == ["it started rank 1"]
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+def test_a_stopped_shim_on_a_host_is_named_with_its_rank(cluster, ring, tmp_path):
+    process = ring(300)
+    os.kill(pid_of(cluster, "node2", "shim.py"), signal.SIGSTOP)
+    failure, stderr = failure_of(process, tmp_path)
+    assert ("R013", 2, "node2") == (failure["code"], failure["rank"], failure["host"]), stderr
+    assert failure["cause"].startswith("cannot go on: its shim (process ")
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")

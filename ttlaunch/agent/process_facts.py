@@ -18,6 +18,7 @@ from ttlaunch.agent.run_processes import (
     is_stopped,
     name_of,
     page_faults,
+    process_state,
     process_variable,
     run_processes,
 )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SAMPLE_S = 0.2  # long enough for a process that shares its processor with several others to show what it does
+_LONGEST_SAMPLE_S = 1.5  # the launcher expects a frame of the agent every second, and misses it after two or more
 _POLLING = 400  # switches between processes in a sample: a wait in MPI yields far more often, computing far less
 _SYSTEM_SHARE = 0.25  # of the processor time: computing makes few system calls
 _RETRANSMITTED = 3  # 1.4 s after the first attempt; a healthy network needs one, rarely two
@@ -76,17 +78,10 @@ def _other_stopped(run_id: str, ranks: Collection[int], *, known: Collection[int
 
 
 def _describe(ranks: Mapping[int, int]) -> list[dict[str, Any]]:
-    before = {rank: _counters(pid) for rank, pid in ranks.items()}
-    time.sleep(_SAMPLE_S if ranks else 0.0)
     found = []
-    for rank, pid in ranks.items():
+    for rank, does in _activities(ranks).items():
+        pid = ranks[rank]
         waits_in = _read(f"/proc/{pid}/wchan").strip()
-        user, system, switches = (now - then for now, then in zip(_counters(pid), before[rank]))  # noqa: B905 - Python 3.9
-        does = "waits"
-        if switches > _POLLING or system > _SYSTEM_SHARE * max(user + system, 2):
-            does = "polls"
-        elif user:
-            does = "computes"
         found.append(
             {
                 "rank": rank,
@@ -98,6 +93,25 @@ def _describe(ranks: Mapping[int, int]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _activities(ranks: Mapping[int, int]) -> dict[int, str]:
+    """Watch what each rank's process does for a moment; longer if one is ready to run and gets no processor."""
+    before = {rank: _counters(pid) for rank, pid in ranks.items()}
+    until = time.monotonic() + _LONGEST_SAMPLE_S
+    while True:
+        time.sleep(_SAMPLE_S if ranks else 0.0)
+        found = {rank: _activity(before[rank], _counters(pid)) for rank, pid in ranks.items()}
+        starved = any(does == "waits" and process_state(ranks[rank]) == "R" for rank, does in found.items())
+        if not starved or time.monotonic() > until:
+            return found
+
+
+def _activity(before: tuple[int, int, int], after: tuple[int, int, int]) -> str:
+    user, system, switches = (now - then for now, then in zip(after, before))  # noqa: B905 - Python 3.9
+    if switches > _POLLING or system > _SYSTEM_SHARE * max(user + system, 2):
+        return "polls"
+    return "computes" if user else "waits"
 
 
 def _catches(pid: int, number: int) -> bool:
