@@ -35,6 +35,7 @@ class Trouble(StrEnum):
     CHANGED_KEY = "changed host key"
     LOGIN = "login refused"
     SETTINGS = "settings"  # the ssh configuration or a key file on the launching machine cannot be used
+    STOPPED = "stopped"  # a signal has stopped the agent of a run there
     LOST = "connection lost"  # it broke after the login
     TIMED_OUT = "timed out"  # a command did not end within its deadline
     NO_PYTHON = "no Python"  # nothing there can run our scripts

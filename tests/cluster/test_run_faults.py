@@ -140,6 +140,18 @@ def test_what_a_killed_agent_left_is_ended_and_removed(cluster, waiting):
     assert not leftovers(cluster)
 
 
+def test_a_host_whose_agent_was_stopped_is_lost_with_that_reason_and_its_ranks_are_ended(cluster, waiting):
+    [agent] = agents(cluster, "node1")
+    os.kill(agent, signal.SIGSTOP)
+    assert waiting.ends(within_s=40) == 7
+    error = next(line for line in waiting.stderr.splitlines() if line.startswith("error"))
+    assert error.startswith("error[R012]: host node1 was lost: its agent (process ")
+    assert error.endswith(") was stopped by a signal")
+    assert not [pid for pid, line in cluster.pids("node1").items() if "wait.py" in line]
+    os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
 def test_a_host_that_loses_power_is_named(cluster, waiting, tmp_path):
     cluster.kill("node1")
     assert waiting.ends(within_s=40) == 7

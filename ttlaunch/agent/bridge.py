@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 
 from ttlaunch import contract
 from ttlaunch.agent.claims import connect
+from ttlaunch.agent.run_processes import is_stopped
 from ttlaunch.agent.stop_marker import read_farewell
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -20,19 +22,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CHUNK = 64 * 1024
+_GREETING_S = 1.0
 
 
 def main(arguments: dict[str, Any]) -> int:
     """Carry frames to and from the agent until either side ends; without an agent, send a frame `gone`.
 
     Args:
-        arguments: `socket`: where the agent listens; `folder`: the run's folder.
+        arguments: `socket`: where the agent listens; `folder`: the run's folder; `agent`: the agent's process, if it is known.
     """
     try:
         connection = connect(arguments["socket"])
     except OSError as error:
         reason = read_farewell(arguments["folder"]) or f"its agent is gone: {error.strerror or error}".lower()
         _write(1, contract.pack_frame({"kind": "gone", "reason": reason}))
+        return 1
+    # A live agent greets at once. The kernel accepts connections for a stopped one too, so its silence has to be explained.
+    agent = arguments.get("agent")
+    if not select.select([connection], [], [], _GREETING_S)[0] and agent and is_stopped(agent):
+        _write(1, contract.pack_frame({"kind": "stopped", "pid": agent}))
         return 1
     threading.Thread(target=_copy_stdin, args=(connection,), daemon=True).start()
     with contextlib.suppress(OSError):

@@ -61,12 +61,21 @@ class AgentReady:
         time: The time of the host's clock, seconds since the epoch.
         clock: The present reading of the lease's clock.
         done: How many orders the agent has carried out.
+        pid: The agent's process; None for agents that did not send it yet.
     """
 
     version: Count = 0
     time: Time
     clock: Time
     done: Size
+    pid: Pid | None = None
+
+
+@record
+class AgentStopped:
+    """The message of the bridge that a signal has stopped the agent, whose process is `pid`."""
+
+    pid: Pid
 
 
 @record
@@ -174,7 +183,7 @@ class AgentEnded:
 
 if TYPE_CHECKING:
     AgentFrame = Union[  # noqa: UP007 - Python 3.9
-        FilePiece, ShimLost, FolderGone, ProcessReport, AgentReady, AgentAlive, AgentGone, AgentEnded
+        FilePiece, ShimLost, FolderGone, ProcessReport, AgentReady, AgentStopped, AgentAlive, AgentGone, AgentEnded
     ]
 else:
     AgentFrame = object
@@ -183,6 +192,7 @@ _FRAMES: dict[str, type] = {
     "alive": AgentAlive,
     "ready": AgentReady,
     "gone": AgentGone,
+    "stopped": AgentStopped,
     "refused": AgentGone,
     "file": FilePiece,
     "lost_shim": ShimLost,

@@ -46,6 +46,7 @@ _REASONS = {
         "H012", "cannot be reached with the ssh settings here", "cannot be reached with the ssh settings here"
     ),
     Trouble.LOST: _UNFINISHED,
+    Trouble.STOPPED: _UNFINISHED,
     Trouble.TIMED_OUT: _UNFINISHED,
     Trouble.SCRIPT: _UNFINISHED,
     Trouble.DISK: _Reason("H016", "cannot hold the files of a run", "cannot hold the files of a run"),

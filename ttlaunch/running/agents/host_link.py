@@ -25,6 +25,7 @@ from ttlaunch.records.agents import (
     AgentFrame,
     AgentGone,
     AgentReady,
+    AgentStopped,
     FilePiece,
     ProcessReport,
     ShimLost,
@@ -117,6 +118,7 @@ class HostLink:
         self._lease = Lease(lease_s)
         self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * lease_s))
         self._connection: _Connection | None = None
+        self._agent: int | None = None  # the agent's process
         self._is_cut = False
         self._orders: list[dict[str, Any]] = []
         self._received = self._question = 0
@@ -274,6 +276,7 @@ class HostLink:
         ready = greeting(stream, timeout_s=timeout_s)
         if isinstance(ready, AgentGone):
             return ready
+        self._agent = ready.pid
         stream.send({"kind": "hello", "version": contract.AGENT_VERSION, "received": self._received}, timeout_s=_SEND_S)
         self._connection = _Connection(stream, ready.done, time.monotonic())
         self._wake.set()
@@ -293,7 +296,7 @@ class HostLink:
                     if error.trouble is Trouble.VERSION:  # trying again is no use: the package was replaced meanwhile
                         outage = error
                         break
-                    latest, anew = error, True
+                    latest, anew = error, error.trouble is not Trouble.STOPPED
                 else:
                     if isinstance(ready, AgentGone):
                         outage = HostError(self.host, Trouble.LOST, ready.reason)
@@ -303,7 +306,9 @@ class HostLink:
                     return
             time.sleep(min(pause_s, self._lease.left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if outage.trouble is Trouble.TIMED_OUT:
+        if latest is not None and latest.trouble is Trouble.STOPPED:
+            outage, latest = latest, None
+        elif outage.trouble is Trouble.TIMED_OUT:
             outage.evidence = f"it has not answered for {self._lease.silent_s:.0f} s"
         notes = () if latest is None else (f"connecting to it again: {latest.evidence}",)
         self.lost = LostHost(HostError(self.host, outage.trouble, outage.evidence, notes=notes), self._lease.last_heard)
@@ -312,7 +317,8 @@ class HostLink:
         if anew:
             self._transport.close()
             self._transport.connect(timeout_s=max(_FIRST_PAUSE_S, min(CONNECT_S, self._lease.left_s)))
-        stream = join_agent(self._transport, self._arguments, pythons=self._pythons, timeout_s=_QUIET_S)
+        arguments = {**self._arguments, "agent": self._agent}
+        stream = join_agent(self._transport, arguments, pythons=self._pythons, timeout_s=_QUIET_S)
         try:
             return self._greeted(stream, timeout_s=_QUIET_S)
         except HostError:
@@ -370,14 +376,19 @@ def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Se
 def join_agent(
     transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str], timeout_s: float
 ) -> FrameStream:
-    """Connect to an agent that was started with these arguments.
+    """Connect to an agent that was started with these arguments, and whose process is `agent`.
 
     Raises:
         HostError: The bridge to the agent cannot be started, see `start_script`.
     """
-    place = {name: arguments[name] for name in ("socket", "folder")}
+    place = {name: arguments.get(name) for name in ("socket", "folder", "agent")}
     return start_script(
-        transport, "bridge", beside=("claims", "stop_marker"), arguments=place, pythons=pythons, timeout_s=timeout_s
+        transport,
+        "bridge",
+        beside=("claims", "run_processes", "stop_marker"),
+        arguments=place,
+        pythons=pythons,
+        timeout_s=timeout_s,
     )
 
 
@@ -385,7 +396,8 @@ def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone
     """Read the agent's greeting, or why there is no agent.
 
     Raises:
-        HostError: Another frame came, or none in time, or the agent has another version (`Trouble.VERSION`).
+        HostError: Another frame came, or none in time, the agent has another version (`Trouble.VERSION`), or a signal has
+            stopped it (`Trouble.STOPPED`).
     """
     frame = stream.receive(timeout_s=timeout_s)
     if frame is None:
@@ -397,6 +409,8 @@ def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone
     if isinstance(answer, AgentReady) and answer.version != contract.AGENT_VERSION:
         versions = f"its agent is of version {answer.version}, this launcher of {contract.AGENT_VERSION}"
         raise HostError(stream.host, Trouble.VERSION, versions)
+    if isinstance(answer, AgentStopped):
+        raise HostError(stream.host, Trouble.STOPPED, f"its agent (process {answer.pid}) was stopped by a signal")
     if isinstance(answer, AgentReady | AgentGone):
         return answer
     raise HostError(stream.host, Trouble.SCRIPT, f"it did not send a greeting but {answer}"[:100])
