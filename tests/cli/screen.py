@@ -77,7 +77,7 @@ class Screen:
 class Terminal:
     """A command under a pseudo-terminal."""
 
-    def __init__(self, folder, *arguments, width=120, **environment):
+    def __init__(self, folder, *arguments, width=120, command=(sys.executable, "-m", "ttlaunch"), **environment):
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
         known = {
@@ -86,7 +86,7 @@ class Terminal:
         self.width = width
         self.shown = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ttlaunch", *arguments],
+            [*command, *arguments],
             cwd=folder,
             stdin=slave,
             stdout=slave,

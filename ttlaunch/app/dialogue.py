@@ -27,7 +27,7 @@ class Dialogue(Protocol):
     def recipe_code(self) -> AbstractContextManager[object]:
         """Wrap the import of a `recipe.py`, which may print."""
 
-    def connecting(self, num_hosts: int) -> AbstractContextManager[Answered]:
+    def connecting(self, hosts: Sequence[str]) -> AbstractContextManager[Answered]:
         """Show that hosts are being reached; the context's value is called for each host that has answered."""
 
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ class Unattended:
         return nullcontext()
 
     @contextmanager
-    def connecting(self, num_hosts: int) -> Iterator[Answered]:  # noqa: ARG002 - nobody looks
+    def connecting(self, hosts: Sequence[str]) -> Iterator[Answered]:  # noqa: ARG002 - nobody looks
         yield lambda _host, _error: None
 
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:  # noqa: ARG002 - nobody looks

@@ -53,7 +53,7 @@ def reach_hosts(
         LaunchError: A host cannot be reached; no connection is left open.
     """
     transports, keys = open_transports(topology)
-    with dialogue.connecting(len(transports)) as advance:
+    with dialogue.connecting([transport.host for transport in transports]) as advance:
         reached = connect_all(transports, keys, dialogue, timeout_s=timeout_s, answered=advance, then=then)
     if reached.errors:
         from ttlaunch.hosts.doctor.troubles import explain_troubles

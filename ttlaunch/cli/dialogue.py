@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Answered
-from ttlaunch.cli.console import can_redraw, rich_console, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size
+from ttlaunch.cli.console import can_redraw, print_lines, rich_console, show_diagnostics
+from ttlaunch.diagnostics import Diagnostic, Format, listed, render_size
 from ttlaunch.diagnostics.terminal_text import clean
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
     from ttlaunch.hosts.sync.results import Progress
 
-_SHOW_AFTER_S = 1.0
+_SHOW_AFTER_S, _SAY_AFTER_S = 1.0, 2.0
 
 
 class TerminalDialogue:
@@ -40,23 +40,29 @@ class TerminalDialogue:
         return contextlib.redirect_stdout(sys.stderr)  # what a recipe.py prints must not mix with the command's results
 
     @contextmanager
-    def connecting(self, num_hosts: int) -> Iterator[Answered]:
-        """Show a line after a second."""
+    def connecting(self, hosts: Sequence[str]) -> Iterator[Answered]:
+        """After a second, show on a terminal which hosts have not answered; elsewhere, print a line after two."""
+        missing = dict.fromkeys(hosts)
         if not self._is_drawn:
-            yield lambda _host, _error: None
+            with _later(_SAY_AFTER_S, lambda: self._say_waiting(list(missing))):
+                yield lambda host, _error: missing.pop(host, None)
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), MofNCompleteColumn()
         with Progress(*columns, console=rich_console(sys.stderr), transient=True) as progress:
-            task = progress.add_task(f"connecting to {counted(num_hosts, 'host')}", total=num_hosts, visible=False)
-            appear = threading.Timer(_SHOW_AFTER_S, lambda: progress.update(task, visible=True))
-            appear.daemon = True
-            appear.start()
-            try:
-                yield lambda _host, _error: progress.advance(task)
-            finally:
-                appear.cancel()
+            task = progress.add_task(_waiting(list(missing)), total=len(hosts), visible=False)
+
+            def answered(host: str, _error: object) -> None:
+                missing.pop(host, None)
+                progress.update(task, completed=len(hosts) - len(missing), description=_waiting(list(missing)))
+
+            with _later(_SHOW_AFTER_S, lambda: progress.update(task, visible=True)):
+                yield answered
+
+    def _say_waiting(self, missing: Sequence[str]) -> None:
+        if missing and self._form is not Format.JSON:
+            print_lines([_waiting(missing)], to=sys.stderr)
 
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
         """Wait until the files have been read; after a second, show the progress on the terminal."""
@@ -121,3 +127,19 @@ class TerminalDialogue:
             print_result(outcomes[-1], form=self._form, restarts=outcomes[:-1], more=diagnostics, exit_status=status)
         else:
             show_diagnostics(diagnostics, form=self._form)
+
+
+@contextmanager
+def _later(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Call a function after a time, in a thread of its own, unless the context has ended before."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _waiting(missing: Sequence[str]) -> str:
+    return f"waiting for {'host' if len(missing) == 1 else 'hosts'} {listed(missing, last='and', quote='')}"
