@@ -19,7 +19,7 @@ from ttlaunch import contract
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.pushed import start_script
-from ttlaunch.running.agents.host_link import AGENT_MODULES
+from ttlaunch.running.agents.host_link import AGENT_MODULES, BRIDGE_MODULES
 
 DEADLINE_S = 60.0
 RUN = f"run-{os.getpid()}"
@@ -53,7 +53,7 @@ class Hosted:
 
     def join(self, script="bridge"):
         """Connect, and say how many pieces have come so far; returns the greeting."""
-        beside = AGENT_MODULES if script == "start_agent" else ("claims", "stop_marker")
+        beside = AGENT_MODULES if script == "start_agent" else BRIDGE_MODULES
         self.stream = start_script(
             self.transport, script, beside=beside, arguments=self.arguments, timeout_s=DEADLINE_S
         )

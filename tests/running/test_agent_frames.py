@@ -14,6 +14,7 @@ from ttlaunch.records.agents import (
     AgentEnded,
     AgentGone,
     AgentReady,
+    AgentStopped,
     FilePiece,
     ProcessReport,
     ShimLost,
@@ -45,7 +46,9 @@ NAMES = st.sampled_from(
         "killed",
     ]
 )
-KINDS = st.sampled_from(["file", "lost_shim", "ended", "looked", "alive", "ready", "gone", "refused"])
+KINDS = st.sampled_from(
+    ["file", "lost_shim", "ended", "looked", "alive", "ready", "gone", "refused", "stopped", "folder_gone"]
+)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +62,9 @@ KINDS = st.sampled_from(["file", "lost_shim", "ended", "looked", "alive", "ready
         ({"kind": "ended", "killed": 0}, AgentEnded(killed=0)),
         (
             {"kind": "ready", "time": 2, "clock": 1.5, "done": 3, "pid": 9, "sent": 4},
-            AgentReady(version=0, time=2.0, clock=1.5, done=3),
+            AgentReady(version=0, time=2.0, clock=1.5, done=3, pid=9),
         ),
+        ({"kind": "stopped", "pid": 9}, AgentStopped(pid=9)),
         ({"kind": "alive", "clock": 1.0, "done": 2}, AgentAlive(clock=1.0, done=2)),
         (
             {"kind": "looked", "question": 4, "stopped": [1], "faults": [[1, 7], [2, 0]]},

@@ -48,6 +48,8 @@ AGENT_MODULES = (
     "bridge",
 )
 """The modules of `agent/` that are sent along with `start_agent`."""
+BRIDGE_MODULES = ("claims", "run_processes", "stop_marker")
+"""The modules of `agent/` that are sent along with `bridge`."""
 _RENEW_S = 1.0
 _QUIET_S = 4.0  # an agent sends a frame every second
 _SEND_S = 3.0
@@ -385,7 +387,7 @@ def join_agent(
     return start_script(
         transport,
         "bridge",
-        beside=("claims", "run_processes", "stop_marker"),
+        beside=BRIDGE_MODULES,
         arguments=place,
         pythons=pythons,
         timeout_s=timeout_s,
