@@ -234,6 +234,9 @@ KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not wri
 KIND_STOPPING = "stopping"  # step: the rank has heard that the run is to end, and begins no later step by itself
 KIND_NOTE = "note"  # text: a line worth showing to the user
 KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}
+KIND_DIGESTS = (
+    "digests"  # step, digests: 16 hexadecimal digits for each tensor; names: of the tensors, if they have changed
+)
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name
 KIND_DONE = "done"  # the role's function returned
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 # `a as a` marks a name as public for type checkers.
 if TYPE_CHECKING:
+    from ttlaunch.runtime.checkpoint.checkpoints import held_tensors as held_tensors
     from ttlaunch.runtime.comm.agreement import agree as agree
     from ttlaunch.runtime.comm.collectives import all_gather as all_gather
     from ttlaunch.runtime.comm.collectives import all_reduce as all_reduce

@@ -23,6 +23,7 @@ for an all-reduce that is applied steps later; W. Zhang et al., "Staleness-aware
 2016, for the smaller weight of older gradients.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from ttlaunch.train import (
@@ -35,6 +36,7 @@ from ttlaunch.train import (
     contiguous_blocks,
     differentiate,
     global_norm,
+    held_tensors,
     mean_gradients,
     micro_batches,
     share_validation,
@@ -77,14 +79,18 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         norms=optimizer if is_first else None,
         saved=(model, optimizer),
         owners=workers[:1],  # all workers get the same
+        compares=False,  # a worker may lead others by some updates; they are compared after the same update
     )
+    compare = partial(ctx.compare, held=partial(held_tensors, model, optimizer))
+    compare(ctx.steps_done)
     for step in loop.steps():
         means.begin(step)
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
             expect = partial(means.expect, index)
             loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
             means.accumulate(index, tokens=tokens, loss=loss)
-        known = _update(means, optimizer, until=step if _is_looked_at(cfg, ctx, step) else step - bound)
+        until = step if _is_looked_at(cfg, ctx, step) else step - bound
+        known = _update(means, optimizer, until=until, compare=compare)
         loop.end_step(step, **known)
     means.close()
     if is_first:
@@ -101,13 +107,16 @@ def _is_looked_at(cfg: Config, ctx: RankContext, step: int) -> bool:
     return validation_is_due(cfg, ctx, step) or (interval is not None and step % interval == 0) or ctx.should_stop()
 
 
-def _update(means: MeanGradients, optimizer: Optimizer, *, until: int) -> dict[str, float]:
+def _update(
+    means: MeanGradients, optimizer: Optimizer, *, until: int, compare: Callable[[int], None]
+) -> dict[str, float]:
     """Update for every mean that is here, waiting for those of steps up to `until`; says what is known of them together."""
     known: dict[str, float] = {}
     losses, tokens, ages = list[float](), 0, list[int]()
     for mean in means.ready(until=until):
         norm = global_norm(optimizer.squared_norms())  # of the mean, so the same on every worker
         known = {"grad_norm": norm, "learning_rate": optimizer.step(mean.step, norm=norm)}
+        compare(mean.step)
         losses, tokens, ages = [*losses, mean.loss], tokens + mean.tokens, [*ages, *mean.staleness]
     if not losses:
         return {}

@@ -74,8 +74,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             validate=partial(share_validation, cfg, ctx, among=workers, evaluate=evaluate),
             reports=is_first,
             norms=shards if is_first else None,
-            saved=(shards, optimizer) if ctx.rank in workers[: len(shards.peers)] else None,  # the first replica's
-            owners=shards.peers,
+            saved=(shards, optimizer),
+            owners=workers[: len(shards.peers)],  # the first replica's; all replicas hold the same
         )
         for step in loop.steps():
             loss, tokens = _mean_gradient(cfg, ctx, step, model=model, shards=shards)

@@ -59,7 +59,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         model.parameters(), server, ctx=ctx, block=block, model=model, members=members, shared=model.loss_scaler
     )
     optimizer.receive_weights()  # all workers begin with the optimizer's
-    loop = TrainingLoop(cfg, ctx, validate=lambda _: send_validation(cfg, ctx, model, dest=server))
+    held = partial(optimizer.received, model)
+    loop = TrainingLoop(cfg, ctx, validate=lambda _: send_validation(cfg, ctx, model, dest=server), held=held)
     for step in loop.steps():
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
@@ -70,8 +71,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             losses, tokens = losses + loss, tokens + count
         optimizer.step()  # weights come in; each layer's next forward pass waits for its own
         loop.end_step(step, loss=mean_per_token(losses, tokens), tokens=tokens)
-    optimizer.receive_weights()
-    ctx.report_parameters(model.named_parts())
+    ctx.report_parameters(held())
 
 
 def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
@@ -99,7 +99,7 @@ def aggregator(cfg: Config, ctx: RankContext) -> None:
     link = AggregatorToOptimizer(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"), shared=relay.loss_scaler)
     link.receive_first_weights()
     aggregator.send_first_weights()
-    loop = TrainingLoop(cfg, ctx, validate=partial(receive_validation, cfg, ctx))
+    loop = TrainingLoop(cfg, ctx, validate=partial(receive_validation, cfg, ctx), held=relay.named_parameters)
     for step in loop.steps():
         loss, tokens = aggregator.begin_step()
         for bucket in aggregator.mean_gradients():

@@ -59,6 +59,7 @@ def stage(cfg: Config, ctx: RankContext) -> None:
     choice = ScheduleChoice(cfg, ctx, grid)
     part = PipelinePart(cfg, ctx, grid, schedule=choice.now)
     ctx.restore(part.model, part.optimizer)
+    ctx.compare(ctx.steps_done, part.held_tensors)
     _validate(cfg, ctx, ctx.steps_done, part=part)
     for step in ctx.steps(cfg):
         part = choice.begin_step(part)  # with `auto`, blocks move when it is another schedule's turn
@@ -73,10 +74,9 @@ def stage(cfg: Config, ctx: RankContext) -> None:
             ctx.report(step)
         if validation_is_due(cfg, ctx, step):
             _validate(cfg, ctx, step, part=part)
-        if grid.replica == 0:  # all replicas hold the same
-            if grid.rank == grid.shares[0]:
-                report_layer_norms(cfg, ctx, part.optimizer, step)
-            ctx.checkpoint(step, part.model, part.optimizer, owners=grid.pipeline)
+        if grid.replica == 0 and grid.rank == grid.shares[0]:  # all replicas hold the same
+            report_layer_norms(cfg, ctx, part.optimizer, step)
+        part.checkpoint(step)  # the first replica saves, all are compared
     ctx.report_parameters(part.model.named_parts())
 
 

@@ -74,8 +74,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         validate=partial(share_validation, cfg, ctx, among=replicas, evaluate=evaluate, reporter=grid.ranks[0]),
         reports=is_first,
         norms=optimizer if is_first else None,
-        saved=(model, optimizer) if grid.place("dp") == 0 else None,  # all models hold the same
-        owners=grid.along("tp"),
+        saved=(model, optimizer),
+        owners=grid.ranks[: RANKS(cfg)],  # of the first model; all models hold the same
     )
     for step in loop.steps():
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=replicas):  # the same for all ranks of a model

@@ -82,7 +82,14 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     owners = workers if cfg.zero_config.stage else workers[:1]  # at stage 0 all hold the same
     whole_norms = norms if is_first else None
     loop = TrainingLoop(
-        cfg, ctx, validate=validate, reports=is_first, norms=whole_norms, saved=(owned, optimizer), owners=owners
+        cfg,
+        ctx,
+        validate=validate,
+        reports=is_first,
+        norms=whole_norms,
+        saved=(owned, optimizer),
+        owners=owners,
+        held=weights.replicated,
     )
     for step in loop.steps():
         loss, tokens = _mean_gradient(cfg, ctx, step, model=model, weights=weights, gradients=gradients)

@@ -96,6 +96,22 @@ def test_a_newer_checkpoint_that_is_torn_is_passed_over_aloud(trained, ttlaunch)
     assert 0 == answer.status
 
 
+def test_a_run_that_ended_because_replicas_differed_goes_on_from_the_last_step_that_agreed_and_says_so(
+    trained, ttlaunch
+):
+    run = trained("a", 10, 20)
+    cause = "had other bits in `head.output.weight` than ranks 0 and 2"
+    failure = {"class": "replicas_differ", "rank": 1, "host": "box-b", "step": 30, "cause": cause}
+    (run / "report.json").write_text(json.dumps({"failure": failure}))
+    answer = ttlaunch(f"{RESUME} a")
+    assert (
+        "warning[P052]: runs/a ended because its replicas differed; training goes on from step 20, in which all digests agreed\n"
+        " = note: rank 1 on box-b had other bits in `head.output.weight` than ranks 0 and 2\n\n"
+        "hint: if the same rank or host is named again, test its memory and its device\n\n"
+    ) == answer.stderr
+    assert 0 == answer.status
+
+
 def test_resume_without_any_run_is_refused(refused):
     refused(f"{RESUME} latest", status=3)
 

@@ -2,9 +2,13 @@
 
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 from ttlaunch import contract
+from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.report import combine_digests
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Watch
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World
 from ttlaunch.spec.recipe.importing import import_recipe_module
@@ -64,8 +68,15 @@ class Trained:
         values = [record["values"][name] for record in self.records(contract.KIND_RESULT) if name in record["values"]]
         return values[-1] if values else None
 
+    def assert_replicas_agreed(self):
+        """Fail unless the digests of all ranks agree after every step that they report."""
+        watch = watch_records(self.run_dir, self.size)
+        watch.replicas.settle({})
+        assert watch.replicas.difference is None, "ranks hold different parameters"
+
     @property
     def sha256(self):
+        self.assert_replicas_agreed()
         digests = defaultdict(set)
         for record in self.records(contract.KIND_PARAMETERS):
             for name, digest in record["digests"].items():
@@ -73,6 +84,14 @@ class Trained:
         assert digests
         assert {1} == {len(found) for found in digests.values()}, "ranks hold different parameters"
         return combine_digests([{name: found.pop() for name, found in digests.items()}])[0]
+
+
+def watch_records(run_dir, size):
+    """What the launcher sees of a run's records."""
+    rows = tuple(RankRow(rank, "here", rank, "worker") for rank in range(size))
+    watch = Watch(SimpleNamespace(ranks=rows), RunFolder(run_dir.name, run_dir))
+    watch.read_all()
+    return watch
 
 
 def train(layout, run_dir, config, *, data, saves=False, **world):

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def _resumed(
     if checkpoint is None:
         return None, found
     passed_over = [reason for warning in found for reason in warning.notes]
+    found += _after_a_difference(checkpoint, working_folder)
     text_sha256 = choice.data["sha256"] if choice.data else None
     found += check_same_training(
         checkpoint.manifest, choice.loaded, text_sha256=text_sha256, fixed=choice.recipe.same_on_resume
@@ -137,6 +139,28 @@ def _resumed(
     ]
     start = {"origin": str(folder), "step": checkpoint.step, "passed_over": passed_over}
     return start | {"state": manifest["state"], "files": files}, found
+
+
+def _after_a_difference(checkpoint: "Checkpoint", working_folder: Path) -> list[Diagnostic]:
+    """Warn if the checkpoint's run ended because its replicas differed, and say which step is the last in which they agreed."""
+    from ttlaunch.running.failures.causes import Cause
+    from ttlaunch.running.runs.files import read_object_if_any
+
+    run = checkpoint.path.resolve().parent.parent
+    failure = read_object_if_any(run / contract.REPORT_FILE).get("failure")
+    if not isinstance(failure, dict) or failure.get("class") != Cause.DIFFERS:
+        return []
+    path = _short(run, working_folder.resolve())
+    message = (
+        f"{shown(path, longest=_LONGEST)} ended because its replicas differed; training goes on from step {checkpoint.step}, "
+        "in which all digests agreed"
+    )
+    text = failure.get("cause")
+    rank, host = failure.get("rank"), failure.get("host")
+    where = f"rank {rank} on {host} " if isinstance(rank, int) and isinstance(host, str) else ""
+    notes = (shown(f"{where}{text}", longest=_LONGEST),) if isinstance(text, str) else ()
+    hints = ("if the same rank or host is named again, test its memory and its device",)
+    return [Diagnostic("P052", message, notes=notes, hints=hints, severity=Severity.WARNING)]
 
 
 def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:

@@ -11,6 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown
 from ttlaunch.records.regular_files import read_regular
+from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import render_cascade
 from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement
@@ -75,7 +76,9 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     hints = [failure.next_step] if failure.next_step else []
     if is_hung and folder.file(contract.STACKS_DIR).is_dir():
         hints.append(f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/")
-    if failure.rank is not None:
+    if failure.kind is Cause.DIFFERS:  # what the rank did last, and its log, show nothing about its tensors
+        hints += _resume_hint(report, folder)
+    elif failure.rank is not None:
         last = report.ranks[failure.rank].get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
         is_complete = (
@@ -86,6 +89,13 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
         hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{contract.stderr_file(failure.rank)}")
     return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
+
+
+def _resume_hint(report: Report, folder: RunFolder) -> list[str]:
+    newest = newest_step(folder.path)
+    if newest is None:
+        return []
+    return [f"`--resume {report.run_id}` continues from step {newest}, the last checkpoint whose digests agreed"]
 
 
 def _source_label(place: str | None, evidence: Sequence[str], *, programs: Sequence[Path]) -> Label | None:

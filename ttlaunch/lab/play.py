@@ -14,9 +14,9 @@ from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.records.simulation import SimulatedEdge, SimulatedFinding, SimulationEnd, as_json
-from ttlaunch.running.bad_records import BadLine, Complain, report_bad_records
+from ttlaunch.running.bad_records import BadLine, report_bad_records
 from ttlaunch.running.checkpoints.complete import LostCheckpoints, complete_checkpoints, remove_old
-from ttlaunch.running.conclude import different_parameters, folder_failure
+from ttlaunch.running.conclude import compared_replicas, different_parameters, folder_failure
 from ttlaunch.running.failures.attribution import first_failure
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
@@ -96,7 +96,7 @@ def play_ranks(
             end_process(process, patience_s=_AFTER_TERM_S)
         _update_view(watch, watch.records(), folder=folder, view=view)
         if saves:
-            _complete_checkpoints(plan, folder, uncompleted, complain=watch.bad.add)
+            _complete_checkpoints(plan, folder, uncompleted, watch=watch)
     except OSError as error:
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
@@ -105,13 +105,15 @@ def play_ranks(
     return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
 
 
-def _complete_checkpoints(
-    plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], *, complain: Complain
-) -> None:
+def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], *, watch: Watch) -> None:
+    watch.replicas.settle({})  # no rank reports any more digests
     content = plan.as_json()
     config = content["config"].get("checkpoint_config") or {}
     lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
-    complete_checkpoints(folder.path, content, run_id=folder.run_id, lose=lose, complain=complain)
+    replicas = watch.replicas if plan.world_size > 1 else None
+    complete_checkpoints(
+        folder.path, content, run_id=folder.run_id, lose=lose, complain=watch.bad.add, replicas=replicas
+    )
     if config:
         remove_old(folder.path, keep=config["keep"], keep_every=config["keep_every"])
 
@@ -190,7 +192,8 @@ def _failure(
     if failure is None and not findings and returncode != 0:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
         failure = Failure(code="R003", cause=f"the process of all ranks {how}", time=time.time())
-    failure = failure or different_parameters(plan, watch.ranks)
+    watch.replicas.settle({})
+    failure = failure or compared_replicas(plan, watch.replicas) or different_parameters(plan, watch.ranks)
     for state in watch.ranks:
         if state.phase is not Phase.DONE and state.error is None:
             state.phase = Phase.STOPPED

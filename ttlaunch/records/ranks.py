@@ -164,6 +164,16 @@ class Parameters:
 
 
 @record
+class Digests:
+    """The digests of the tensors that the rank holds after a step, without gaps; without `names`, those of the record before."""
+
+    time: Time
+    step: Step
+    digests: Text
+    names: tuple[Word, ...] | None = None
+
+
+@record
 class Result:
     """The recipe's own results for the summary, by name."""
 
@@ -200,6 +210,7 @@ if TYPE_CHECKING:
         Stopping,
         Note,
         Parameters,
+        Digests,
         Result,
         Done,
     ]
@@ -218,6 +229,7 @@ _PROGRESS = {
     contract.KIND_STOPPING: Stopping,
     contract.KIND_NOTE: Note,
     contract.KIND_PARAMETERS: Parameters,
+    contract.KIND_DIGESTS: Digests,
     contract.KIND_RESULT: Result,
     contract.KIND_DONE: Done,
 }

@@ -16,7 +16,7 @@ from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.stderr_tail import read_stderr_tail
 from ttlaunch.running.logs.output import FROM_A_RANK
 from ttlaunch.running.lost_hosts import Losses, LostHost
-from ttlaunch.running.replicas import find_difference
+from ttlaunch.running.replicas import ReplicaWatch, find_difference
 from ttlaunch.running.report import Report, make_report
 from ttlaunch.running.runs.files import read_text_if_any
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -112,6 +112,9 @@ def find_failure(
     """
     if ending.failure is not None and ending.failure.kind is Cause.HUNG:
         return ending.failure
+    # Whatever happened after replicas began to differ may be a consequence.
+    if differ := compared_replicas(plan, watch.replicas):
+        return differ
     ordered = ending.signal_number is not None
     lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None
@@ -170,6 +173,14 @@ def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
         ended_by_itself = state.error is not None or (failure is not None and failure.rank == state.row.rank)
         if state.phase is not Phase.DONE and not ended_by_itself:
             state.phase = Phase.STOPPED
+
+
+def compared_replicas(plan: LaunchPlan, replicas: ReplicaWatch) -> Failure | None:
+    """Return the failure of ranks whose tensors differed when they were last compared; None if they agreed."""
+    difference = replicas.difference
+    if difference is None or replicas.step is None:
+        return None
+    return replica_failure(difference, plan, step=replicas.step, agreed=replicas.agreed)
 
 
 def different_parameters(plan: LaunchPlan, ranks: Sequence[RankState]) -> Failure | None:

@@ -17,6 +17,7 @@ from typing import Any
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.conclude import Ending
+from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 
@@ -103,7 +104,8 @@ class RunEnd:
         if self._has_failed(ranks) and not ending.is_failing:
             ending.is_failing = True
             ending.since = ending.since or now
-            self._deadline = min(self._deadline, now + (0.0 if ending.lost_hosts else _AFTER_FAILURE_S))
+            differs = ending.failure is not None and ending.failure.kind is Cause.DIFFERS  # then no rank ends by itself
+            self._deadline = min(self._deadline, now + (0.0 if ending.lost_hosts or differs else _AFTER_FAILURE_S))
         if ending.since is None:
             return
         if ending.terminated is not None:

@@ -21,7 +21,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints
-from ttlaunch.running.conclude import Ending, conclude, folder_failure
+from ttlaunch.running.conclude import Ending, compared_replicas, conclude, folder_failure
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
     USUAL_GRACE,
@@ -120,7 +120,7 @@ class _Supervision:
         started, leftovers, ending = time.monotonic(), 0, self._ending
         plan, folder = self.plan, self.folder
         with (
-            CheckpointKeeper(plan, folder, ranks=self.watch.ranks, complain=self.watch.bad.add) as checkpoints,
+            self._keeper() as checkpoints,
             MergedWriter(folder.path, self.watch) as merged,
         ):
             process = self.engine.start(plan.engine, folder=folder.path, environment=environment)
@@ -168,11 +168,18 @@ class _Supervision:
                 checkpoints.check()
                 self.view.tick(self.watch.ranks)
                 self._notice_losses()
+                self._notice_difference()
                 self._notice_hang()
                 for act in self.end.decide(time.monotonic(), self.watch.ranks):
                     self._do(act, process)
             output.drain()
         self._pass_on(checkpoints)
+
+    def _keeper(self) -> CheckpointKeeper:
+        watch = self.watch
+        return CheckpointKeeper(
+            self.plan, self.folder, ranks=watch.ranks, replicas=watch.replicas, complain=watch.bad.add
+        )
 
     def _notice_standstill(self, last_time: float) -> float:
         """Return the present time, after noting it if this loop has not run for long since `last_time`."""
@@ -192,6 +199,7 @@ class _Supervision:
         try:
             merged.finish()
             self._pass_on(checkpoints)  # a checkpoint counts if ranks on other hosts have come as far
+            self.watch.replicas.settle({})  # no rank reports any more digests
             checkpoints.finish()
         except OSError as error:
             self._ending.failure = self._ending.failure or folder_failure(error)
@@ -214,6 +222,11 @@ class _Supervision:
         if self._ending.since is None and self._ending.failure is None:
             self._standing.notice(self.watch.ranks)
             self._ending.failure = self._hangs.check(self.watch.ranks)
+
+    def _notice_difference(self) -> None:
+        """End a run whose replicas differ; no checkpoint of this step or a later one is completed."""
+        if self._ending.failure is None:
+            self._ending.failure = compared_replicas(self.plan, self.watch.replicas)
 
     def _notice_losses(self) -> None:
         losses = self.controller.losses(self.watch.ranks)

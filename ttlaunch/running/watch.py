@@ -16,6 +16,7 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import (
     AnyProgress,
+    Digests,
     Done,
     LayerNorms,
     LostCheckpoint,
@@ -33,6 +34,7 @@ from ttlaunch.records.ranks import (
     read_progress,
 )
 from ttlaunch.running.bad_records import BadLine, BadRecords, good_records
+from ttlaunch.running.replicas import ReplicaWatch
 from ttlaunch.running.runs.files import Tail, read_file
 from ttlaunch.running.runs.run_folder import RunFolder
 
@@ -177,11 +179,13 @@ class Watch:
 
     Attributes:
         bad: Records that could not be used; the supervisor reports them.
+        replicas: What the digests of the ranks say about tensors that several ranks hold.
     """
 
     def __init__(self, plan: HasRanks, folder: RunFolder) -> None:
         self.ranks = [RankState(row) for row in plan.ranks]
         self.bad = BadRecords()
+        self.replicas = ReplicaWatch()
         self._folder = folder
         self._tails = [Tail(folder.file(contract.progress_file(state.row.rank))) for state in self.ranks]
         self._clocks: dict[str, float] = {}
@@ -216,11 +220,14 @@ class Watch:
         while some := list(islice(fresh, _HELD_RECORDS)):
             for state, record in some:
                 fold(state, record)
+                if isinstance(record, Digests):
+                    self.replicas.take(state.row.rank, record)
             yield from some
         is_asked_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
         for state in self.ranks:
             state.is_asked_to_stop = is_asked_to_stop
             self._read_endings(state)
+        self.replicas.settle({state.row.rank: state.step for state in self.ranks if state.phase is not Phase.DONE})
 
     def read_all(self) -> None:
         """Do what `records` does, for callers who need only the states."""

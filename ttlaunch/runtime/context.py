@@ -1,14 +1,16 @@
 """The context that a role's function receives with its configuration: its rank and role, its peers, its data, and its reports."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ttlaunch import contract
-from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
+from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState, held_tensors
+from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
 from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree
@@ -57,6 +59,7 @@ class RankContext:
         device: torch.device,
         corpus: Corpus | None,
         checkpoints: Checkpoints | None = None,
+        digests: ReplicaDigests | None = None,
         early_stop: EarlyStop | None = None,
         stop_order: StopOrder | None = None,
         traffic: TrafficCounter | None = None,
@@ -74,6 +77,7 @@ class RankContext:
         self._corpus = corpus
         self._data: TrainingData | None = None
         self._checkpoints = checkpoints
+        self._digests = digests
         self.early_stop = early_stop or EarlyStop(None)
         self._stop_order = stop_order or StopOrder(steps_done=self.steps_done)
         self._counts_steps = False
@@ -211,28 +215,62 @@ class RankContext:
             with self.announced("checkpoint"):
                 self._checkpoints.restore(model, optimizer, state=self._state(self.steps_done))
 
+    def compare(self, step: int, held: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """Let the launcher compare tensors of this rank with those of other ranks that have the same names, if that is due.
+
+        It is due before the first step, every `training_config.verify_interval` steps and with each checkpoint, so on all ranks
+        after the same steps. If the bits of a tensor differ, the run fails with R009.
+
+        Args:
+            step: The number of updates in the tensors.
+            held: Returns the tensors by name; called only if a comparison is due.
+
+        Cost: no message and no wait; see `ReplicaDigests.report`.
+        """
+        if self._digests is None:
+            return
+        interval, ends = self._digests.interval, {self.steps_done, self._required_data().total_steps}
+        if step in ends or (interval is not None and step % interval == 0) or self._has_checkpoint(step):
+            self._report_digests(step, held)
+
+    def _report_digests(self, step: int, held: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        if self._digests is not None:
+            with self.announced("comparison of replicas"):
+                self._digests.report(step, held())
+
     def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> None:
         """Keep weights and optimizer state of this step, if a checkpoint is due; they are written in the background.
 
-        Call it after the step's validation, and after `agree` on whether training goes on: the last step has one.
+        Call it after the step's validation, and after `agree` on whether training goes on: the last step has one. A rank that is
+        no owner but has copies of what owners save may call it, too; its tensors are compared with theirs.
 
         Args:
             step: The step that has just been done.
             model: This rank's part of it.
             optimizer: The optimizer of this model; its next update waits until the state has been copied.
-            owners: The ranks that call this and together hold the whole model; empty: those of this rank's role.
+            owners: The ranks that save; together they hold the whole model. Empty: those of this rank's role.
 
         Cost: no message; a copy of weights and state, which stays in host memory, and as much written to the disk.
         """
-        is_last = self.early_stop.is_over or self.should_stop()
-        last_step = step if is_last else self._required_data().total_steps
-        if self._checkpoints is not None:
-            self._checkpoints.check_saveable(model, optimizer)
-        if self._checkpoints is not None and self._checkpoints.is_due(step, last_step=last_step):
-            owners = owners or self.ranks(self.role)
+        owners = owners or self.ranks(self.role)
+        if self._checkpoints is None:
+            return
+        self._checkpoints.check_saveable(model, optimizer)
+        if not self._has_checkpoint(step):
+            return
+        # Digests come first: the launcher completes a checkpoint only when those of its step agree.
+        self._report_digests(step, partial(held_tensors, model, optimizer))
+        if self.rank in owners:
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
             with self.announced("checkpoint"):
                 self._checkpoints.save(step, model, optimizer, owners=owners, state=state)
+
+    def _has_checkpoint(self, step: int) -> bool:
+        if self._checkpoints is None:
+            return False
+        is_last = self.early_stop.is_over or self.should_stop()
+        last_step = step if is_last else self._required_data().total_steps
+        return self._checkpoints.is_due(step, last_step=last_step)
 
     def announced(self, phase: str) -> AbstractContextManager[None]:
         """Announce a block that may take long, such as an evaluation, so that it does not count as a hang.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
+    from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
     from ttlaunch.runtime.comm.fabric import FabricCommunicator
     from ttlaunch.runtime.comm.mpi import MpiCommunicator
 
@@ -115,8 +116,7 @@ class _RankRun:
         with recorder.meeting("opening of the transport"):
             communicator = _open_communicator(cfg, comm, world, rank=self.rank, device=device)
         records, profile = self.records, open_profile(self.run_dir, rank=self.rank)
-        trace = open_trace(self.run_dir, self.rank)
-        counted = self.run_dir / contract.traffic_file(self.rank)
+        trace, counted = open_trace(self.run_dir, self.rank), self.run_dir / contract.traffic_file(self.rank)
         self.context = RankContext(
             world=world,
             rank=self.rank,
@@ -125,6 +125,7 @@ class _RankRun:
             device=device,
             corpus=corpus,
             checkpoints=self._checkpoints(world, cfg, records),
+            digests=self._digests(world, cfg),
             early_stop=make_early_stop(cfg, world.start),
             stop_order=self._stop_order(world, records),
             traffic=TrafficCounter(counted, trace=trace, recorder=recorder, profile=profile),
@@ -149,6 +150,11 @@ class _RankRun:
 
             take_stop_signals(order, run_dir=self.run_dir, answer=answer)
         return order
+
+    def _digests(self, world: World, cfg: ConfigFile) -> "ReplicaDigests | None":
+        from ttlaunch.runtime.checkpoint.digests import make_digests  # noqa: PLC0415
+
+        return make_digests(cfg, world, self.records)
 
     def _checkpoints(self, world: World, cfg: ConfigFile, records: ProgressWriter) -> "Checkpoints | None":
         from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints  # noqa: PLC0415

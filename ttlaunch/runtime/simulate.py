@@ -15,6 +15,7 @@ from types import ModuleType
 
 from ttlaunch import contract
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
+from ttlaunch.runtime.checkpoint.digests import make_digests
 from ttlaunch.runtime.comm.in_process import InProcessWorld, Outcome
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.context import RankContext
@@ -107,6 +108,7 @@ def _live(
         device=device,
         corpus=corpus,
         checkpoints=checkpoints,
+        digests=make_digests(cfg, world, records),
         early_stop=make_early_stop(cfg, world.start),
         traffic=TrafficCounter(run_dir / contract.traffic_file(rank)),
     )

@@ -24,6 +24,7 @@ from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.bad_records import BadLine, Complain, pass_over
 from ttlaunch.running.logs.output import View
+from ttlaunch.running.replicas import ReplicaWatch
 from ttlaunch.running.runs.files import open_unlinked, read_file
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
@@ -48,6 +49,7 @@ class CheckpointKeeper:
         folder: RunFolder,
         *,
         ranks: Sequence[RankState] = (),
+        replicas: ReplicaWatch | None = None,
         complain: Complain = pass_over,
     ) -> None:
         """Prepare the thread, which starts when this object is entered.
@@ -56,10 +58,13 @@ class CheckpointKeeper:
             plan: The run's plan.
             folder: The run's folder.
             ranks: The states of the ranks, which `Watch` keeps up to date.
+            replicas: Has the digests of the ranks, which `Watch` keeps up to date, too.
             complain: Called with each shard's record that cannot be used.
         """
         self._folder, self._complain, self._ranks = folder, complain, ranks
         self._plan = plan.as_json()
+        # Ranks that cannot have the same tensors report no digests.
+        self._replicas = replicas if self._plan["world_size"] > 1 else None
         self._config = (self._plan["config"] or {}).get("checkpoint_config")  # None: ranks write no checkpoints
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="checkpoints", daemon=True)
@@ -91,11 +96,14 @@ class CheckpointKeeper:
         self._thread.join()
         self.check()
         self._sweep()
-        # A folder whose shards have arrived and that is still unfinished has a step that the ranks of other hosts have not
-        # reached. Remove it, so that no later run completes it.
+        # A folder whose shards have arrived and that is still unfinished has replicas that differ, or a step that the ranks
+        # of other hosts have not reached. Remove it, so that no later run completes it.
         for step, folder in sorted(_folders(self._folder.path, contract.UNFINISHED_SUFFIX)):
             shards = _arrived(folder, world_size=self._plan["world_size"], complain=pass_over)
-            if shards and not is_reached(step, shards, ranks=self._ranks):
+            if shards and self._replicas is not None and not self._replicas.has_agreed(step, shards):
+                append_event(self._folder, "checkpoint_differs", step=step)
+                remove_unfinished(self._folder.path, steps=[step])
+            elif shards and not is_reached(step, shards, ranks=self._ranks):
                 name = f"{contract.CHECKPOINTS_DIR}/{folder.name}/{contract.shard_record(min(shards))}"
                 self._complain(BadLine(min(shards), name, None, f"no rank on another host has come to step {step}"))
                 remove_unfinished(self._folder.path, steps=[step])
@@ -114,7 +122,13 @@ class CheckpointKeeper:
         lose = self.lost.setdefault if may_continue else None
         run_id, path = self._folder.run_id, self._folder.path
         for step in complete_checkpoints(
-            path, self._plan, run_id=run_id, lose=lose, complain=self._complain, ranks=self._ranks
+            path,
+            self._plan,
+            run_id=run_id,
+            lose=lose,
+            complain=self._complain,
+            ranks=self._ranks,
+            replicas=self._replicas,
         ):
             append_event(self._folder, "checkpoint", step=step)
             remove_old(self._folder.path, keep=self._config["keep"], keep_every=self._config["keep_every"])
@@ -128,6 +142,7 @@ def complete_checkpoints(
     lose: Callable[[int, str], object] | None = None,
     complain: Complain = pass_over,
     ranks: Sequence[RankState] = (),
+    replicas: ReplicaWatch | None = None,
 ) -> list[int]:
     """Make a checkpoint of every folder whose shards have all arrived.
 
@@ -138,6 +153,8 @@ def complete_checkpoints(
         lose: Called with the step of each checkpoint that cannot be completed, and the reason; its folder is removed.
         complain: Called with each shard's record that cannot be used; its checkpoint is not completed.
         ranks: The states of the ranks, or nothing if they are not known. A step that they have not reached is not completed.
+        replicas: What is known of the digests of the ranks; a step is completed only after they agreed. None: they are not
+            compared.
 
     Returns:
         The steps of the new checkpoints, in order.
@@ -149,6 +166,8 @@ def complete_checkpoints(
     for step, folder in sorted(_folders(run_folder, contract.UNFINISHED_SUFFIX)):
         shards = _arrived(folder, world_size=plan["world_size"], complain=complain)
         if shards is None or not is_reached(step, shards, ranks=ranks):
+            continue
+        if replicas is not None and not replicas.has_agreed(step, shards):
             continue
         try:
             _complete(run_folder, folder, {"run": run_id, "step": step, **_about(plan), **_joined(shards)})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import (
     LONGEST_RECORD,
     BadRecord,
@@ -35,7 +36,10 @@ from ttlaunch.records.parser import (
 from ttlaunch.records.regular_files import open_regular, read_regular
 from ttlaunch.running.checkpoints.complete import complete_checkpoints, manifest_digest, missing_shards
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
+from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.files import read_object
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Watch
 
 LATEST = "latest"
 _SHARD = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.safetensors")
@@ -239,9 +243,24 @@ def _try(search: Search, path: Path, *, step: int | None = None) -> None:
 def _newest_first(run: Path) -> list[Path]:
     """List the checkpoints of a run, newest first, after completing those whose shards have all arrived."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        complete_checkpoints(run, read_object(run / contract.PLAN_FILE), run_id=run.name)
+        if any(path.name.endswith(contract.UNFINISHED_SUFFIX) for path in _subfolders(run / contract.CHECKPOINTS_DIR)):
+            _complete_abandoned(run)
     found = {path: _step(path) for path in _subfolders(run / contract.CHECKPOINTS_DIR)}
     return sorted((path for path, step in found.items() if step is not None), key=lambda path: -(found[path] or 0))
+
+
+def _complete_abandoned(run: Path) -> None:
+    """Complete the checkpoints whose shards have all arrived, in a run whose launcher was killed or that had none.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError: The folder is not that of a run.
+    """
+    plan = read_object(run / contract.PLAN_FILE)
+    rows = tuple(RankRow(rank, "", rank, "") for rank in range(plan["world_size"]))  # digests need no more of them
+    watch = Watch(RunFacts(run.name, "", rows, is_recipe=True), RunFolder(run.name, run))
+    watch.read_all()
+    watch.replicas.settle({})
+    complete_checkpoints(run, plan, run_id=run.name, replicas=watch.replicas)
 
 
 def _step(path: Path) -> int | None:

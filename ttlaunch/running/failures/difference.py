@@ -1,6 +1,7 @@
 """Make the failure of a run whose replicas differ."""
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttlaunch.diagnostics.count import counted
@@ -19,7 +20,7 @@ NAMES_OF_THEIR_OWN = (
 
 
 def replica_failure(
-    difference: Difference, plan: LaunchPlan, *, did: str = "ended with", step: int | None = None
+    difference: Difference, plan: LaunchPlan, *, step: int | None = None, agreed: int | None = None
 ) -> Failure:
     """Return the failure of ranks whose tensors differ.
 
@@ -28,38 +29,50 @@ def replica_failure(
     Args:
         difference: The tensors that differ.
         plan: The plan of the run.
-        did: What the ranks did: "ended with" or "had".
-        step: The step after which the digests were compared; None for the end of the run.
+        step: The step after which the digests were compared, 0 before the first; None for the end of the run.
+        agreed: The last step before it after which all digests agreed; None if there was no comparison.
     """
-    rows, (most, *rest), odd = plan.ranks, difference.sides, difference.odd
-    if odd:
-        cause = f"{did} other bits in `{difference.name}` than {name_ranks(most, noun='ranks')}"
-        evidence = [f"{len(most)} of {len(most) + len(odd)} copies agree"]
-        evidence += [f"{_one(rows[rank])} {did} other bits, too" for rank in odd[1 : 1 + _MOST_NAMED]]
-    else:
-        sides = [_one(rows[side[0]]) if len(side) == 1 else name_ranks(side, noun="ranks") for side in (most, *rest)]
-        when = "" if step is None else f" in step {step}"
-        cause = f"{' and '.join(sides[:_MOST_NAMED])} {did} different bits in `{difference.name}`{when}"
-        evidence = ["no side has a majority, so nothing shows which one is right"]
-    if difference.others:
-        names = ", ".join(f"`{name}`" for name in difference.others[:_MOST_NAMED])
-        more = ", …" if len(difference.others) > _MOST_NAMED else ""
-        evidence.append(f"{counted(len(difference.others), 'further tensor')} with different bits: {names}{more}")
-    row = rows[odd[0]] if odd else None
+    odd = plan.ranks[difference.odd[0]] if difference.odd else None
+    when = {None: "", 0: " before the first step"}.get(step, f" in step {step}")
     return Failure(
         code="R009",
         kind=Cause.DIFFERS,
-        rank=row.rank if row else None,
-        role=row.role if row else None,
-        host=row.host if row else None,
-        step=step,
-        cause=cause,
+        rank=odd.rank if odd else None,
+        role=odd.role if odd else None,
+        host=odd.host if odd else None,
+        step=step or None,
+        cause=_cause(difference, plan.ranks, did="ended with" if step is None else "had", when="" if odd else when),
+        when=when.strip() if step == 0 else None,
         time=time.time(),
-        evidence=tuple(evidence),
+        evidence=tuple(_evidence(difference, plan.ranks, agreed=agreed)),
         # In built-in recipes no replicas are meant to differ.
         next_step=None if _is_built_in(plan) else NAMES_OF_THEIR_OWN,
         comes_again=True,
     )
+
+
+def _cause(difference: Difference, rows: Sequence[RankRow], *, did: str, when: str) -> str:
+    """Return a clause whose subject is the odd rank; if there is none, a sentence with `when`."""
+    most, *rest = difference.sides
+    if difference.odd:
+        return f"{did} other bits in `{difference.name}` than {name_ranks(most, noun='ranks')}"
+    sides = [_one(rows[side[0]]) if len(side) == 1 else name_ranks(side, noun="ranks") for side in (most, *rest)]
+    return f"{' and '.join(sides[:_MOST_NAMED])} {did} different bits in `{difference.name}`{when}"
+
+
+def _evidence(difference: Difference, rows: Sequence[RankRow], *, agreed: int | None) -> Iterator[str]:
+    if difference.odd:
+        most = len(difference.sides[0])
+        yield f"{most} of {most + len(difference.odd)} copies agree"
+        yield from (f"{_one(rows[rank])} has other bits, too" for rank in difference.odd[1 : 1 + _MOST_NAMED])
+    else:
+        yield "no side has a majority, so nothing shows which one is right"
+    if difference.others:
+        names = ", ".join(f"`{name}`" for name in difference.others[:_MOST_NAMED])
+        more = ", …" if len(difference.others) > _MOST_NAMED else ""
+        yield f"{counted(len(difference.others), 'further tensor')} with different bits: {names}{more}"
+    if agreed is not None:
+        yield f"all copies agreed {f'in step {agreed}' if agreed else 'before the first step'}"
 
 
 def _is_built_in(plan: LaunchPlan) -> bool:

@@ -119,7 +119,7 @@ class Checkpoints:
         self.check_saveable(model, optimizer)
         if self._start is None:
             return
-        wanted = dict(_stored(_tensors(model, optimizer if self.steps_done else None), model))
+        wanted = dict(held_tensors(model, optimizer if self.steps_done else None))
         stored = self._start.get("state")
         if stored is not None and stored["data"] != state["data"]:
             raise CheckpointReadError(
@@ -165,6 +165,14 @@ class Checkpoints:
         self.check()
 
 
+def held_tensors(model: HasParameters, optimizer: HasState | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of a model and its optimizer that this rank holds, under the names that checkpoints have for them.
+
+    In a run without checkpoints, a trainer's own model and optimizer may lack what only checkpoints use.
+    """
+    return _stored(_tensors(model, optimizer), model)
+
+
 def _tensors(model: HasParameters, optimizer: HasState | None) -> Iterator[tuple[str, str, Tensor]]:
     """List this rank's tensors: name in the shard, name of the parameter that the tensor is about, and the tensor.
 
@@ -172,14 +180,14 @@ def _tensors(model: HasParameters, optimizer: HasState | None) -> Iterator[tuple
     """
     for name, parameter in model.named_parameters():
         yield name, name, parameter.detach()
-    for name, tensor in optimizer.named_state() if optimizer is not None else ():
+    for name, tensor in optimizer.named_state() if optimizer is not None and hasattr(optimizer, "named_state") else ():
         yield f"{contract.OPTIMIZER_PREFIX}{name}", name.partition(".")[2], tensor
 
 
 def _stored(tensors: Iterable[tuple[str, str, Tensor]], model: HasParameters) -> Iterator[tuple[str, Tensor]]:
     """Name tensors as files do: a part of a tensor that ranks split has a name that shows which values it has."""
     for name, parameter, tensor in tensors:
-        split = model.splits.get(parameter)
+        split = getattr(model, "splits", {}).get(parameter)
         if split is None or tensor.shape != split.local_shape:  # of a count of updates every rank has all
             yield name, tensor
         else:

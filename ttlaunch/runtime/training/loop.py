@@ -1,8 +1,11 @@
 """What every recipe does around its updates: validate before the first, report each, and save checkpoints."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
-from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState
+from torch import Tensor
+
+from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState, held_tensors
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.training.validation import HasLayerNorms, report_layer_norms, validation_is_due
 from ttlaunch.runtime.world import Rank
@@ -31,6 +34,8 @@ class TrainingLoop:
         norms: HasLayerNorms | None = None,
         saved: tuple[HasParameters, HasState] | None = None,
         owners: Sequence[Rank] = (),
+        held: Callable[[], Iterable[tuple[str, Tensor]]] = tuple,
+        compares: bool = True,
     ) -> None:
         """Send and report nothing yet.
 
@@ -40,20 +45,25 @@ class TrainingLoop:
             validate: Evaluates the weights after a step; all ranks that take part call it after the same steps.
             reports: Whether this rank reports what is known of a step; of ranks with the same numbers one does.
             norms: The optimizer whose layers' norms this rank reports; None: another rank reports them.
-            saved: Model and optimizer that checkpoints take from this rank; None: nothing.
+            saved: Model and optimizer that checkpoints take from this rank or, if it is no owner, from another rank that
+                has the same; None: nothing.
             owners: The ranks whose parts make up a checkpoint, others save nothing; empty: all ranks of this role.
+            held: Returns further tensors that other ranks hold, too; called when a comparison of replicas is due.
+            compares: Whether all tensors have the updates of each step when it ends; if not, the recipe calls `ctx.compare`
+                itself, and only checkpoints compare here.
         """
         self._cfg, self._ctx, self._validate = cfg, ctx, validate
         self._reports, self._norms, self._owners = reports, norms, owners
-        self._saved = saved if not owners or ctx.rank in owners else None
+        self._saved, self._held, self._compares = saved, held, compares
 
     def steps(self) -> Iterator[int]:
-        """Validate the weights to begin with, then count the steps; see `RankContext.steps`."""
+        """Compare and validate the weights to begin with, then count the steps; see `RankContext.steps`."""
+        self._compare(self._ctx.steps_done)
         self._validate(self._ctx.steps_done)
         yield from self._ctx.steps(self._cfg)
 
     def end_step(self, step: int, **known: float) -> None:
-        """Report a step, validate and report norms if that is due, and save a checkpoint if that is.
+        """Report a step; validate, report norms, compare replicas and save a checkpoint if each is due.
 
         The checkpoint comes last: it holds whether the validation has ended the training.
         """
@@ -62,6 +72,15 @@ class TrainingLoop:
             self._validate(step)
         if self._norms is not None:
             report_layer_norms(self._cfg, self._ctx, self._norms, step)
+        self._compare(step)
         if self._saved is not None:
             model, optimizer = self._saved
             self._ctx.checkpoint(step, model, optimizer, owners=self._owners)
+
+    def _compare(self, step: int) -> None:
+        if self._compares:
+            self._ctx.compare(step, self._all_held)
+
+    def _all_held(self) -> Iterable[tuple[str, Tensor]]:
+        saved = () if self._saved is None else held_tensors(*self._saved)
+        return chain(saved, self._held())

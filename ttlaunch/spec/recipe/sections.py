@@ -66,6 +66,11 @@ class TrainingConfig(Section):
     validation_sequences: Annotated[Positive, Bits.FREE] = Field(
         32, description="sequences of one validation; fewer if the validation text is shorter"
     )
+    verify_interval: Annotated[Positive | None, Bits.FREE] = Field(
+        10,
+        description="steps between comparisons of the digests of tensors that several ranks hold; also at every checkpoint; "
+        "null: only there",
+    )
     early_stop_patience: Annotated[Positive | None, Bits.FREE] = Field(
         None,
         description="validations in a row without improvement after which training ends; null: it never ends early",

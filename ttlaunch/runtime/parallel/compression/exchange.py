@@ -10,9 +10,11 @@ Shapes: N = values of the flat gradient.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
+from ttlaunch.runtime.checkpoint.checkpoints import held_tensors
 from ttlaunch.runtime.comm.reduction import mean_per_token
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
@@ -58,6 +60,8 @@ class CompressedExchange:
     def checkpoint(self, step: int) -> None:
         """Write a checkpoint: the first rank weights and optimizer state, every rank the state of its codec.
 
+        Before that, replicas are compared if that is due.
+
         Every rank must call, after the same step.
 
         Raises:
@@ -66,10 +70,15 @@ class CompressedExchange:
         if self._saved is None:
             raise ValueError("`saved_with` names the optimizer whose state is saved; call it before `checkpoint`")
         self._take_back_if_skipped()
+        self._compare(step)
         if self._place:
             self._ctx.checkpoint(step, self._saved.owed, self._saved.owed, owners=self._among)
         else:
             self._ctx.checkpoint(step, self._model, self._saved, owners=self._among)
+
+    def _compare(self, step: int) -> None:
+        if self._saved is not None:
+            self._ctx.compare(step, partial(held_tensors, self._model, self._saved))
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
         """Do nothing: `finish` sends the gradients, when the block is complete."""
@@ -97,6 +106,7 @@ class CompressedExchange:
         if scale != 1:
             grads_N.div_(scale)
         if self._saved is not None:
+            self._compare(self._ctx.steps_done)  # before the first update; does nothing later
             self._saved.owed.wait_before_encode()
         self._take_back_if_skipped()
         counts = [torch.tensor([self._tokens, self._loss], dtype=torch.float64) for _ in self._among]

@@ -24,7 +24,7 @@ class PipelineGrid:
         stages: The ranks of its replica, from the first stage to the last; activations flow along them.
         replicas: The ranks with its parts of the model, in the order of their micro-batches; they average gradients.
         shares: The ranks that split the matrices of its stage, in its replica.
-        pipeline: All ranks of its replica.
+        first_pipeline: All ranks of the first replica.
         reporter: The rank that reports losses: the first rank of the last stage, in the first replica.
     """
 
@@ -32,7 +32,7 @@ class PipelineGrid:
     stages: tuple[Rank, ...]
     replicas: tuple[Rank, ...]
     shares: tuple[Rank, ...]
-    pipeline: tuple[Rank, ...]
+    first_pipeline: tuple[Rank, ...]
     reporter: Rank
 
     @property
@@ -69,12 +69,11 @@ def place_in_pipeline(ctx: RankContext, *, num_stages: int, ranks_per_stage: int
     if len(ranks) % width:
         raise ValueError(f"{len(ranks)} ranks do not make whole pipelines of {num_stages} stages")
     grid = place_in_grid(ctx.rank, ranks, dp=len(ranks) // width, pp=num_stages, tp=ranks_per_stage)
-    first = grid.place("dp") * width
     return PipelineGrid(
         ctx.rank,
         stages=grid.along("pp"),
         replicas=grid.along("dp"),
         shares=grid.along("tp"),
-        pipeline=ranks[first : first + width],
+        first_pipeline=ranks[:width],
         reporter=ranks[width - ranks_per_stage],
     )

@@ -3,12 +3,13 @@
 Shapes: N = values of the flat vectors of all the rank's parameters, C = values of one chunk, which are contiguous.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ttlaunch.runtime.checkpoint.checkpoints import held_tensors
 from ttlaunch.runtime.comm.collectives import chain_all_gather
 from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.context import RankContext
@@ -82,6 +83,15 @@ class PipelinePart:
             ctx.traffic.note(tied_values=self.model.tied_gradient_VD.numel())
         self._block = contiguous_blocks(cfg.training_config.micro_batches, len(grid.replicas))[grid.replica]
         self.chunks = _chunks(ctx, self.model, cut_into_parts(pipeline.blocks, num_chunks=count), grid=grid)
+
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's parameters and optimizer state by name; other ranks of its stage and replicas have the same."""
+        return held_tensors(self.model, self.optimizer)
+
+    def checkpoint(self, step: int) -> None:
+        """Compare the replicas after a step and save those of the first pipeline, each if it is due."""
+        self._ctx.compare(step, self.held_tensors)
+        self._ctx.checkpoint(step, self.model, self.optimizer, owners=self.grid.first_pipeline)
 
     def order(self, micro_batches: int) -> list[Action]:
         """Return the order of the passes of a step, for this replica's number of micro-batches."""

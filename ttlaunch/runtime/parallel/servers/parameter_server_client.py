@@ -103,6 +103,7 @@ class ParameterServerClient:
             note_lost_remainders(self._ctx, self._compression)
         self._receive_weights(self._model.weights_N, messages.WEIGHTS, "weights")
         agree(self._ctx, self._model.loss_scaler, source=self._servers[0])
+        self._compare(self._ctx.steps_done)
 
     def push(self, step: int, sums: GradientTree) -> None:
         """Begin to send the gradient of a step; `sums` must not change before `pull`.
@@ -153,9 +154,18 @@ class ParameterServerClient:
         sums.clear()
 
     def checkpoint(self, step: int) -> None:
-        """Save the remainders of this worker's codecs, if they have any; the servers save everything else."""
+        """Save the remainders of this worker's codecs, if they have any; the servers save everything else.
+
+        Before that, the worker's copy of the weights is compared with the servers' if that is due. With `straggler: drop`
+        it is not: a late worker has older weights.
+        """
+        self._compare(step)
         if self._ctx.rank in self._owners:
             self._ctx.checkpoint(step, self._owed, self._owed, owners=self._owners)
+
+    def _compare(self, step: int) -> None:
+        if self._straggler != "drop":
+            self._ctx.compare(step, self._model.named_parameters)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

@@ -15,13 +15,14 @@ Shapes: N = values of the flat vectors, padding included.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.agreement import SharedState
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.gradients.bucket_messages import AgreedBuckets
 from ttlaunch.runtime.parallel.tiers.gradient_sender import GradientSender
 from ttlaunch.runtime.parallel.tiers.weight_receiver import WeightReceiver
@@ -92,6 +93,11 @@ class RemoteOptimizer:
             self._receiver.receive_first()
             self._has_weights = True
         self._receiver.wait()
+
+    def received(self, model: Model) -> Iterator[tuple[str, Tensor]]:
+        """Wait for the current weights, as `receive_weights` does, and yield those of the model by name."""
+        self.receive_weights()
+        yield from model.named_parts()
 
     def zero_grad(self) -> None:
         """Zero all gradients; they stay views of one flat vector. Call before the first backward pass of a step."""

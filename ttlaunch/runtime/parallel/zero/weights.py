@@ -6,7 +6,7 @@ reads one version. If a shard of a layer has another version, computing with tha
 Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class GatheredWeights:
             ctx: The communicator of this rank.
             among: The ranks that share the model.
         """
-        self._ctx, self._among, self._owned = ctx, among, owned
+        self._ctx, self._among, self._owned, self._model = ctx, among, owned, model
         self.layers = owned.layout.layers
         self._others = next_around(owned.place, len(among))
         self._versions = torch.zeros(len(among), len(self.layers), dtype=torch.int64)
@@ -134,6 +134,12 @@ class GatheredWeights:
             for message in messages:
                 message.wait()
         self._coming.clear()
+
+    def replicated(self) -> Iterator[tuple[str, Tensor]]:
+        """Wait for the published weights, and yield the parameters of the whole model if every rank keeps all of them."""
+        self.wait()
+        if not self._owned.shares_parameters:
+            yield from self._model.named_parameters()
 
     @property
     def buffer_bytes(self) -> int:

@@ -1,0 +1,119 @@
+"""Digests of the tensors that a rank holds, which the launcher compares with those of other ranks by name.
+
+A rank computes a digest on the device of the tensor and writes it to its own records; it sends no message and waits for nobody.
+Several ranks that hold a tensor under the same name must report the same digest; `ttlaunch/running/replicas.py` compares them.
+
+Shapes: N = values of a tensor, seen as 32-bit integers; C = values of a block.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ttlaunch import contract
+from ttlaunch.runtime.telemetry.records import ProgressWriter
+from ttlaunch.runtime.world import World
+from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
+
+_BLOCK = 2**20
+"""The most values that are multiplied at a time, so that a large tensor needs only a little memory in addition."""
+_ODD = 0x2545F4914F6CDD1D
+_WORD_BYTES = 4
+
+
+class ReplicaDigests:
+    """Writes the digests of this rank's tensors after each step that is compared.
+
+    Attributes:
+        interval: The number of steps from one comparison to the next; None: only at checkpoints.
+    """
+
+    def __init__(self, interval: int | None, *, write: Callable[..., None]) -> None:
+        """Write nothing yet.
+
+        Args:
+            interval: `training_config.verify_interval`.
+            write: Writes a record; called with `step`, `digests`, and with `names` if these have changed.
+        """
+        self.interval = interval
+        self._write = write
+        self._names: list[str] = []
+        self._last_step = -1
+        self._factors: dict[torch.device, Tensor] = {}
+
+    def report(self, step: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Write the digests of tensors as they are after a step, unless this was already done for the step.
+
+        Cost: one pass over the tensors on their device, and 16 bytes of a file for each.
+        """
+        if step <= self._last_step:
+            return
+        tensors = dict(named_tensors)
+        if not tensors:
+            return
+        self._last_step = step
+        names, digests = list(tensors), self._digests(tensors.values())
+        changed = {} if names == self._names else {"names": names}
+        self._names = names
+        self._write(step=step, digests="".join(f"{digest % 2**64:016x}" for digest in digests), **changed)
+
+    @torch.no_grad()
+    def _digests(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return all digests after a single wait for the device."""
+        sums = [digest(words := as_words(tensor), self._factors_for(words)) for tensor in tensors]
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for one in sums:
+            by_device.setdefault(one.device, []).append(one)
+        values = {device: iter(torch.stack(some).tolist()) for device, some in by_device.items()}
+        return [next(values[one.device]) for one in sums]
+
+    def _factors_for(self, words_N: Tensor) -> Tensor:
+        known, wanted = self._factors.get(words_N.device), min(_BLOCK, len(words_N))
+        if known is None or len(known) < wanted:
+            known = self._factors[words_N.device] = odd_factors(wanted, words_N.device)
+        return known
+
+
+def make_digests(cfg: ConfigFile, world: World, records: ProgressWriter) -> ReplicaDigests | None:
+    """Make what writes a rank's digests; None if the recipe trains nothing, or no other rank can have the same tensors."""
+    if not isinstance(cfg, TrainingFile) or world.size == 1:
+        return None
+    return ReplicaDigests(cfg.training_config.verify_interval, write=partial(records.write, contract.KIND_DIGESTS))
+
+
+def as_words(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor as 32-bit integers, shape `(N,)`; as bytes if their number is no multiple of four."""
+    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return bits if len(bits) % _WORD_BYTES else bits.view(torch.int32)
+
+
+def digest(words_N: Tensor, factors_C: Tensor) -> Tensor:
+    """Compute a 64-bit digest as a tensor without dimensions, int64.
+
+    The digest is the sum of all values, each multiplied by an odd number of its own, modulo 2**64. An odd number has an inverse
+    there, so a change of one value, such as any flipped bits of one float32, always changes the digest. The numbers follow no
+    pattern, so a change of several values keeps the digest with a probability of about 2**-64, unless somebody has computed
+    the change for this purpose. Integers are added exactly: the digest depends neither on the order nor on the device.
+
+    Args:
+        words_N: The values, from `as_words`.
+        factors_C: `odd_factors`, at least as many as there are values or as a block has.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=words_N.device)
+    for block in words_N.split(_BLOCK):
+        total = total * _ODD + (block * factors_C[: len(block)]).sum()
+    return total
+
+
+def odd_factors(count: int, device: torch.device) -> Tensor:
+    """Return odd numbers without a pattern, int64, shape `(count,)`; equal on all machines.
+
+    Source: the mixing steps are those of G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators",
+        OOPSLA 2014, with signed shifts.
+    """
+    mixed = torch.arange(1, count + 1, device=device) * -0x61C8864680B583EB
+    mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
+    mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
+    return (mixed ^ (mixed >> 31)) | 1
