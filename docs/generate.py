@@ -313,8 +313,8 @@ def _exit_statuses() -> str:
     meanings = {
         contract.STATUS_DONE: "done",
         contract.STATUS_RANK_FAILED: "a rank failed, or the result is not reliable",
-        contract.STATUS_USAGE: "the command line is wrong",
-        contract.STATUS_DESCRIPTION: "the description is wrong: topology files, training file, recipe, or all together",
+        contract.STATUS_USAGE: "the command line is wrong, or names a configuration, recipe, run or file that is not there",
+        contract.STATUS_DESCRIPTION: "the description is wrong: topology files, training file (also what `--set` makes of it), recipe, or all together",
         contract.STATUS_HOST: "a host is not ready; nothing was started",
         contract.STATUS_SYNC: "the code could not be copied to a host; nothing was started",
         contract.STATUS_HUNG: "the run hung: it made no progress during the hang timeout",

@@ -102,11 +102,11 @@ def test_a_key_given_twice_is_refused(refused):
 
 
 def test_a_missing_training_file_is_refused(refused):
-    refused(RUN, status=3)
+    refused(RUN, status=2)
 
 
 def test_a_folder_as_training_file_is_refused(refused):
-    refused(RUN, files={"train.yaml/inside": ""}, status=3)
+    refused(RUN, files={"train.yaml/inside": ""}, status=2)
 
 
 def test_an_empty_training_file_is_refused(refused):
@@ -477,7 +477,7 @@ def test_a_trainer_without_a_function_for_a_role_is_refused(refused):
 
 def test_a_named_pipe_is_no_training_file(refused, here):
     os.mkfifo(here / "train.yaml")
-    refused("run fabric_minimal -c train.yaml", status=3)
+    refused("run fabric_minimal -c train.yaml", status=2)
 
 
 def test_words_after_a_recipe_are_refused(refused):
@@ -578,7 +578,7 @@ def test_an_unknown_configuration_says_what_was_meant(refused):
 
 
 def test_a_missing_hostfile_is_an_error(refused):
-    refused("run hierarchical_parallel --hostfile hosts.txt", status=3)
+    refused("run hierarchical_parallel --hostfile hosts.txt", status=2)
 
 
 def test_mistakes_in_topology_and_training_file_are_shown_together(refused):

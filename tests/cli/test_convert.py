@@ -67,7 +67,7 @@ def test_mistakes_are_shown_and_nothing_is_written(run, tmp_path):
 
 def test_a_missing_file_is_a_mistake(run):
     result = run("nothing.yaml", "-")
-    assert result.exit_code == 3
+    assert result.exit_code == 2
     assert result.stderr.startswith("error[T001]: nothing.yaml does not exist")
 
 

@@ -113,12 +113,12 @@ def test_a_run_that_ended_because_replicas_differed_goes_on_from_the_last_step_t
 
 
 def test_resume_without_any_run_is_refused(refused):
-    refused(f"{RESUME} latest", status=3)
+    refused(f"{RESUME} latest", status=2)
 
 
 def test_resume_of_a_run_without_a_checkpoint_is_refused(refused, trained):
     trained("a")
-    refused(f"{RESUME} a", status=3)
+    refused(f"{RESUME} a", status=2)
 
 
 def test_resume_of_a_run_that_is_not_there_is_refused(refused, trained):
@@ -155,17 +155,17 @@ def test_weights_are_not_exported_to_a_file_without_a_name(trained, ttlaunch):
 def test_resume_of_an_empty_name_is_refused(refused, trained, monkeypatch, words):
     run = trained("a", 10)
     monkeypatch.chdir(run)  # which must not be what an empty text means
-    refused([*RESUME.split(), words], status=3)
+    refused([*RESUME.split(), words], status=2)
 
 
 def test_resume_of_a_file_of_a_checkpoint_names_its_folder(refused, trained):
     run = trained("a", 10)
-    refused(f"{RESUME} runs/a/checkpoints/step-10/{contract.CHECKPOINT_MANIFEST}", status=3)
+    refused(f"{RESUME} runs/a/checkpoints/step-10/{contract.CHECKPOINT_MANIFEST}", status=2)
     assert (run / contract.checkpoint_dir(10) / contract.CHECKPOINT_MANIFEST).is_file()
 
 
 def test_weights_of_a_folder_without_a_checkpoint_are_refused(refused):
-    refused("weights show .", status=3)
+    refused("weights show .", status=2)
 
 
 def test_resume_with_other_switches_says_them_as_a_file_does(refused, trained):
@@ -304,4 +304,4 @@ def test_a_path_that_no_system_takes_is_refused(ttlaunch, trained):
 
 
 def test_weights_of_no_run_are_refused(refused):
-    refused("weights export latest w.safetensors", status=3)
+    refused("weights export latest w.safetensors", status=2)

@@ -86,4 +86,4 @@ def test_bindings_of_more_ranks_than_hosts_among_the_words_are_refused(refused):
 
 
 def test_bindings_that_are_not_there_are_refused(refused):
-    refused("run --rank-binding bindings.yaml -- hostname", status=3)
+    refused("run --rank-binding bindings.yaml -- hostname", status=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
@@ -64,7 +64,7 @@ def search_checkpoint(
 
     if not where.strip():
         hints = ("`latest` is the newest checkpoint of all runs",)
-        return None, [Diagnostic("P020", "an empty text names no run and no checkpoint", hints=hints)]
+        return None, [usage_mistake("an empty text names no run and no checkpoint", *hints, code="P020")]
     named = _named(where, runs_dir=runs_dir, working_folder=working_folder)
     if isinstance(named, Diagnostic):
         return None, [named]
@@ -107,15 +107,14 @@ def _no_checkpoint(
         if os.path.isfile(file):  # noqa: PTH113 - never raises
             folder = shown(_short(file.parent, working_folder), longest=_LONGEST)
             message = f"`{shown(where, longest=_LONGEST)}` is a file; a run or a checkpoint is a folder"
-            return Diagnostic(
-                "P020", message, hints=(f"give the folder of the checkpoint, if this is one: `{folder}`",)
-            )
-        return Diagnostic("P020", message, hints=("`--runs-dir DIR` names the folder of runs",))
+            hint = f"give the folder of the checkpoint, if this is one: `{folder}`"
+            return usage_mistake(message, hint, code="P020")
+        return usage_mistake(message, "`--runs-dir DIR` names the folder of runs", code="P020")
     what = counted(len(search.runs), "run")
     message = f"`{shown(where)}` finds {what}, none of which has a checkpoint"
     if len(search.runs) == 1:
         message = f"{_short(search.runs[0], working_folder)} has no checkpoint"
-    return Diagnostic("P020", message)
+    return usage_mistake(message, code="P020")
 
 
 def _resumed(

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.run_spec import RunSpec, short_name
-from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, Severity, Source, has_errors, shown, usage_mistake
+from ttlaunch.diagnostics import (
+    Blame,
+    Diagnostic,
+    Label,
+    LaunchError,
+    Severity,
+    Source,
+    has_errors,
+    shown,
+    usage_mistake,
+)
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
@@ -250,7 +260,10 @@ def _configure(
     from ttlaunch.spec.recipe.config import load_config, naive_config, unused_by_naive
 
     path, name, standard_input = _config_source(request, found.train_file, working_folder)
-    loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
+    blame = Blame.DESCRIPTION if request.config_file is None else Blame.COMMAND_LINE
+    loaded = load_config(
+        recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame
+    )
     result.diagnostics += loaded.diagnostics
     cluster = result.topology
     if (

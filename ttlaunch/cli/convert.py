@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from ttlaunch.cli.console import print_json, print_lines, print_text, show_diagnostics, write_file
-from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Source, has_errors, shown, usage_error
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, LaunchError, Source, has_errors, shown, usage_error
 
 EXAMPLES = """\
 [bold]ttlaunch convert mgd.yaml mgd.textproto[/bold]   for releases since 0.64.5
@@ -76,4 +76,4 @@ def _source(name: str) -> "tuple[Source | None, list[Diagnostic]]":
 
     if name == "-":
         return source_from_bytes(sys.stdin.buffer.read(), codes=TOPOLOGY, what=_WHAT, name="standard input")
-    return read_source(Path(name), codes=TOPOLOGY, what=_WHAT)
+    return read_source(Path(name), codes=TOPOLOGY, what=_WHAT, blame=Blame.COMMAND_LINE)

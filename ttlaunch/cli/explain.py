@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch.cli.console import exit_with, print_json, print_lines, print_text, rich_console
+from ttlaunch.cli.console import print_json, print_lines, print_text, rich_console
 from ttlaunch.cli.options import PlainFormat
-from ttlaunch.diagnostics import Format, did_you_mean
+from ttlaunch.diagnostics import Format, did_you_mean, shown, usage_error
 
 EXAMPLES = """\
 [bold]ttlaunch explain T011[/bold]   one code
@@ -35,9 +35,8 @@ def explain(
         return
     page = load_page(code.upper())
     if page is None:
-        hint = "".join(f"; {text}" for text in did_you_mean(code.upper(), known_codes()))
-        print_lines([f"error: there is no code `{code}`{hint}; `ttlaunch explain` lists all"], to=sys.stderr)
-        exit_with(2)
+        hints = did_you_mean(code.upper(), known_codes())
+        raise usage_error(f"there is no code `{shown(code)}`", *hints, "`ttlaunch explain` lists all")
     if form is Format.JSON:
         print_json({"pages": [{"code": page.code, "title": page.title, "text": page.text}]}, schema="explain")
     elif form is Format.CONCISE or not sys.stdout.isatty():

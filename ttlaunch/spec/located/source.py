@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, Label, Severity
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.located.codes import FileCodes
@@ -17,7 +17,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_source(
-    path: Path, *, codes: FileCodes, what: str, name: str | None = None
+    path: Path, *, codes: FileCodes, what: str, name: str | None = None, blame: Blame = Blame.DESCRIPTION
 ) -> tuple[Source | None, list[Diagnostic]]:
     """Read a file.
 
@@ -26,25 +26,30 @@ def read_source(
         codes: The family of codes for its diagnostics.
         what: What the file is, with an article: "a hostfile".
         name: How messages call the file; the path itself if not given.
+        blame: What is at fault if the file cannot be opened: the command line, if it names the file.
 
     Returns:
         The source, or None if there is nothing to parse; and the diagnostics.
     """
     name = shown(path if name is None else name, longest=_LONGEST_NAME)
+
+    def unreadable(why: str) -> tuple[None, list[Diagnostic]]:
+        return None, [Diagnostic(codes.missing_file, f"{name} {why}", blame=blame)]
+
     try:
         path.stat()
         if path.is_dir():
-            return None, [Diagnostic(codes.missing_file, f"{name} is a folder; {what} was expected")]
+            return unreadable(f"is a folder; {what} was expected")
         if not ends_by_itself(path):
-            return None, [Diagnostic(codes.missing_file, f"{name} is not a regular file; {what} was expected")]
+            return unreadable(f"is not a regular file; {what} was expected")
         with path.open("rb") as file:
             # Reading one byte too many shows that the limit is exceeded: a pipe has no size to check first.
             data = file.read(_LARGEST_FILE + 1)
     except FileNotFoundError:
-        return None, [Diagnostic(codes.missing_file, f"{name} does not exist; {what} was expected")]
+        return unreadable(f"does not exist; {what} was expected")
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        return None, [Diagnostic(codes.missing_file, f"{name} cannot be read: {reason}")]
+        return unreadable(f"cannot be read: {reason}")
     return source_from_bytes(data, codes=codes, what=what, name=name)
 
 

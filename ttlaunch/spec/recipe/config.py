@@ -110,6 +110,7 @@ def load_config(
     name: str | None = None,
     standard_input: bytes | None = None,
     overrides: Sequence[str] = (),
+    blame: Blame = Blame.DESCRIPTION,
 ) -> LoadedConfig:
     """Read the training file, merge `--set KEY=VALUE` into it, and check it against the recipe's `Config`.
 
@@ -119,8 +120,9 @@ def load_config(
         name: The name of the file in messages.
         standard_input: The bytes of the file if they are not at `path`.
         overrides: `KEY=VALUE` each, with the value in YAML; later ones take precedence.
+        blame: What is at fault if the file cannot be opened.
     """
-    root, found = _read_root(path, name=name, standard_input=standard_input)
+    root, found = _read_root(path, name=name, standard_input=standard_input, blame=blame)
     is_readable = not has_errors(found)
     root, mistakes = _merge_overrides(recipe, root, overrides)
     found += mistakes
@@ -315,7 +317,7 @@ def _as_yaml(value: Any, *, bare: bool) -> str:
 
 
 def _read_root(
-    path: Path | None, *, name: str | None, standard_input: bytes | None
+    path: Path | None, *, name: str | None, standard_input: bytes | None, blame: Blame
 ) -> tuple[MapNode, list[Diagnostic]]:
     empty = _no_keys()
     if path is None and standard_input is None:
@@ -323,7 +325,7 @@ def _read_root(
     if standard_input is not None:
         source, found = source_from_bytes(standard_input, codes=CONFIGURATION, what=_WHAT, name=name or "-")
     else:
-        source, found = read_source(Path(path or ""), codes=CONFIGURATION, what=_WHAT, name=name)
+        source, found = read_source(Path(path or ""), codes=CONFIGURATION, what=_WHAT, name=name, blame=blame)
     if source is None:
         return empty, found
     node, mistakes = parse_yaml(source, codes=CONFIGURATION)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, KeyMistake, has_errors
+from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, has_errors
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import did_you_mean
 from ttlaunch.spec.located.codes import TOPOLOGY
@@ -166,7 +166,8 @@ class _Reading:
     def read(self, path: Path, what: str, typed: Path | None = None) -> Source | None:
         if path in self.texts:
             return self.texts[path]
-        source, found = read_source(path, codes=TOPOLOGY, what=what, name=self.name(typed or path))
+        blame = Blame.COMMAND_LINE if typed is not None else Blame.DESCRIPTION
+        source, found = read_source(path, codes=TOPOLOGY, what=what, name=self.name(typed or path), blame=blame)
         self.found += found
         self.files += [path] if source else []
         return source
