@@ -29,7 +29,7 @@ def main() -> int:
         KEPT.unlink(missing_ok=True)
     KEPT.parent.mkdir(exist_ok=True)
     began = time.monotonic()
-    words = ["--steps", str(options.steps), "--accumulation", "3", "--precision", "fp32", "--results", str(KEPT)]
+    words = ["--steps", str(options.steps), "--accumulation", "3", "--precision", "fp32", "--out", str(KEPT)]
     simulate = ["--simulate"] if options.simulate else []
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     status = subprocess.run([sys.executable, "-m", "ttlaunch", "parity", *words, *simulate], check=False).returncode

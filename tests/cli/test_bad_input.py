@@ -618,12 +618,12 @@ def test_a_path_is_no_name_for_a_configuration(refused):
 
 
 def test_a_configuration_where_none_can_be_written_is_refused(refused):
-    refused("init lab --hosts a --dir taken", files={"taken": ""}, status=2)
+    refused("init lab --hosts a --out taken", files={"taken": ""}, status=2)
 
 
 def test_a_configuration_that_cannot_be_written_is_json_too(ttlaunch, here):
     (here / "taken").touch()
-    for line, code in (("init lab --hosts a --dir taken", "P032"), ("init lab --hosts a:0", "T014")):
+    for line, code in (("init lab --hosts a --out taken", "P032"), ("init lab --hosts a:0", "T014")):
         answer = ttlaunch(f"{line} --format json")
         assert (2, "", [code]) == (
             answer.status,

@@ -105,5 +105,7 @@ def test_all_codes_are_listed(ttlaunch):
 def test_an_unknown_code_says_what_was_meant(ttlaunch):
     answer = ttlaunch("explain P0003")
     assert (answer.status, answer.stdout) == (2, "")
-    expected = "error[P009]: there is no code `P0003`\n\nhint: did you mean `P003`?\n\nhint: `ttlaunch explain` lists all\n\n"
+    expected = (
+        "error[P009]: there is no code `P0003`\n\nhint: did you mean `P003`?\n\nhint: `ttlaunch explain` lists all\n\n"
+    )
     assert answer.stderr == expected

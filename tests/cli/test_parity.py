@@ -108,7 +108,7 @@ def test_a_recipe_that_breaks_is_named_and_the_others_are_compared(ttlaunch, her
 
 
 def test_kept_results_are_not_repeated_unless_the_code_changes(ttlaunch, here, carried_out):
-    line = f"{SIMULATED} --results kept.jsonl --format json"
+    line = f"{SIMULATED} --out kept.jsonl --format json"
     first, second = (json.loads(ttlaunch(line).stdout)["cells"] for _ in range(2))
     assert [False, False] == [cell["was_kept"] for cell in first]
     assert [False, True] == [cell["was_kept"] for cell in second]  # the reference's weights are needed
@@ -160,10 +160,10 @@ def test_a_part_with_nothing_to_compare_is_refused_before_anything_is_trained(tt
 
 @pytest.mark.parametrize("name", ["no/such/folder/f", "."])
 def test_results_that_cannot_be_kept_are_refused_before_anything_is_trained(ttlaunch, name):
-    answer = ttlaunch(f"{SIMULATED} --results {name}")
+    answer = ttlaunch(f"{SIMULATED} --out {name}")
     assert (2, "") == (answer.status, answer.stdout)
     assert answer.stderr.startswith(f"error[P032]: {name} cannot be used for results: ")
-    (diagnostic,) = json.loads(ttlaunch(f"{SIMULATED} --results {name} --format json").stdout)["diagnostics"]
+    (diagnostic,) = json.loads(ttlaunch(f"{SIMULATED} --out {name} --format json").stdout)["diagnostics"]
     assert "P032" == diagnostic["code"]
 
 
@@ -176,7 +176,7 @@ def test_a_disk_that_gets_full_ends_the_matrix(ttlaunch, here, monkeypatch):
         return Result(cell, "", None, None, None, 0.0, error="it was not started")
 
     monkeypatch.setattr(Parity, "_run_cell", carry_out)
-    answer = ttlaunch(f"{SIMULATED} --results kept")
+    answer = ttlaunch(f"{SIMULATED} --out kept")
     assert 2 == answer.status
     assert answer.stderr.startswith("error[P032]: kept cannot be used for results: no space left on device")
 

@@ -56,7 +56,7 @@ def test_programs_read_the_proposal_as_json(ttlaunch, star):
 
 
 def test_what_is_written_validates_and_costs_less(ttlaunch, star):
-    ttlaunch(f"place {HIERARCHY} --on star --write new")
+    ttlaunch(f"place {HIERARCHY} --on star --out new")
     answer = ttlaunch(f"validate new --recipe {HIERARCHY}")
     assert ("", 0) == (answer.stderr, answer.status)
     again = json.loads(ttlaunch(f"place {HIERARCHY} --on new --format json").stdout)
@@ -69,7 +69,7 @@ def test_rows_move_with_their_hosts_as_they_were_typed(ttlaunch, star, here):
     bindings.write_text(text + 'global_env: {A: "1"}\n')
     (star / "hosts.txt").write_text("ann@box-00 slots=1 max_slots=2\nbox-01\nbox-02\nbox-03\n")
     (star / "cluster.yaml").write_text("user: ann\n")
-    ttlaunch(f"place {HIERARCHY} --on star --write new")
+    ttlaunch(f"place {HIERARCHY} --on star --out new")
     hosts, written = (here / "new/hosts.txt").read_text(), (here / "new/rank_bindings.yaml").read_text()
     assert "box-01 slots=1\nbox-02 slots=1\nbox-03 slots=1\nann@box-00 slots=1 max_slots=2\n" in hosts
     assert "- rank: 3\n  mesh_id: 0\n  env_overrides:\n    LOG: $HOME/log\n" in written
@@ -79,7 +79,7 @@ def test_rows_move_with_their_hosts_as_they_were_typed(ttlaunch, star, here):
 
 
 def test_files_that_exist_are_never_written_over(refused, star):
-    refused(f"place {HIERARCHY} --on star --write star", status=2)
+    refused(f"place {HIERARCHY} --on star --out star", status=2)
 
 
 def test_a_configuration_without_meshes_cannot_be_placed(refused):
@@ -142,13 +142,13 @@ def test_the_files_on_a_page_give_its_code(ttlaunch, here, write_cluster, code):
 
 def test_a_descriptor_far_away_is_named_by_its_whole_path(ttlaunch, star, here, tmp_path_factory):
     far = tmp_path_factory.mktemp("far") / "a/b/c"
-    ttlaunch(f"place {HIERARCHY} --on star --write {far}")
+    ttlaunch(f"place {HIERARCHY} --on star --out {far}")
     assert f"mesh_graph_desc_path: {star / 'mgd.yaml'}\n" in (far / "rank_bindings.yaml").read_text()
     shutil.rmtree(Path(far))
 
 
 def test_a_folder_for_files_that_cannot_be_made_is_refused(ttlaunch, here, star):
     (here / "taken").touch()
-    answer = ttlaunch(f"place {HIERARCHY} --on star --write taken/new")
+    answer = ttlaunch(f"place {HIERARCHY} --on star --out taken/new")
     message = "error[P032]: taken/new cannot be written: not a directory\n\n"
     assert (2, message) == (answer.status, answer.stderr)

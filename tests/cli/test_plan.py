@@ -47,7 +47,7 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(ttlaunch, here, form):
 
 
 def test_json_is_the_plan_file_with_remarks(ttlaunch, here):
-    answer = ttlaunch("plan hierarchical_parallel --format json --write launch")
+    answer = ttlaunch("plan hierarchical_parallel --format json --out launch")
     assert json.loads(answer.stdout) == {
         **json.loads((here / "launch/plan.json").read_text()),
         "schema": "ttlaunch.plan/1",
@@ -59,7 +59,7 @@ def test_json_is_the_plan_file_with_remarks(ttlaunch, here):
 
 def test_a_place_that_cannot_be_written_is_one_line(ttlaunch, here):
     (here / "taken").touch()
-    answer = ttlaunch("plan fabric_minimal --write taken")
+    answer = ttlaunch("plan fabric_minimal --out taken")
     assert (answer.status, answer.stderr) == (2, "error[P032]: taken cannot be written: file exists\n\n")
 
 
@@ -101,7 +101,7 @@ time.sleep(600)
 @pytest.mark.parametrize("folder", ["launch", NASTY], ids=["plain", "nasty"])
 def test_the_written_command_starts_the_plan_from_another_folder(ttlaunch, here, folder):
     (here / "else where").mkdir()
-    answer = ttlaunch(["plan", "fabric_minimal", "-n", "2", "--set", "all_reduce_config.repeats=1", "--write", folder])
+    answer = ttlaunch(["plan", "fabric_minimal", "-n", "2", "--set", "all_reduce_config.repeats=1", "--out", folder])
     assert answer.stdout.splitlines()[-1].startswith("wrote 4 files; start it with: sh ")
     process = subprocess.run(
         ["sh", here / folder / "command.sh"],
@@ -120,7 +120,7 @@ def test_the_written_command_starts_the_plan_from_another_folder(ttlaunch, here,
 @pytest.mark.mpi
 def test_the_hint_after_writing_can_be_pasted(ttlaunch, here):
     (here / "work.py").write_text("print('hello')\n")
-    hint = ttlaunch(["plan", "work.py", "--write", NASTY]).stdout.splitlines()[-1].partition("start it with: ")[2]
+    hint = ttlaunch(["plan", "work.py", "--out", NASTY]).stdout.splitlines()[-1].partition("start it with: ")[2]
     answer = subprocess.run(["sh", "-c", hint], cwd=here, capture_output=True, text=True, timeout=60, check=False)
     assert (answer.returncode, answer.stdout) == (0, "rank 0 rank | hello\n"), answer.stderr
 
@@ -128,7 +128,7 @@ def test_the_hint_after_writing_can_be_pasted(ttlaunch, here):
 @pytest.mark.mpi
 def test_the_written_command_fails_when_a_rank_does(ttlaunch, here):
     (here / "work.py").write_text("raise SystemExit(3)\n")
-    ttlaunch("plan work.py --write launch")
+    ttlaunch("plan work.py --out launch")
     answer = subprocess.run(["sh", "launch/command.sh"], capture_output=True, timeout=60, check=False, env=os.environ)
     assert answer.returncode == 3
 
@@ -138,7 +138,7 @@ def test_the_written_command_fails_when_a_rank_does(ttlaunch, here):
 def test_the_written_command_leaves_no_shared_memory_when_it_is_ended(ttlaunch, here, number):
     """As Ctrl-C does, the signal reaches everything that the terminal runs."""
     (here / "work.py").write_text(SHARES)
-    ttlaunch("plan work.py -n 2 --write launch")
+    ttlaunch("plan work.py -n 2 --out launch")
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(here)}
     process = subprocess.Popen(
         ["sh", "launch/command.sh"], env=environment, start_new_session=True, stdout=-1, stderr=-1

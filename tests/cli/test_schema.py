@@ -91,7 +91,7 @@ def test_every_key_says_what_it_means_and_no_section_takes_unknown_keys(schema, 
 
 
 def test_all_schemas_are_written_with_what_to_put_into_a_file(ttlaunch, here):
-    answer = ttlaunch("schema --write schemas")
+    answer = ttlaunch("schema --out schemas")
     files = sorted(path.name for path in (here / "schemas").iterdir())
     trains = [f"train.{path.parent.name}.schema.json" for path in TRAINING]
     assert (
@@ -119,7 +119,7 @@ def test_an_unknown_file_has_no_schema(ttlaunch):
 
 def test_a_folder_for_schemas_that_cannot_be_made_is_refused(ttlaunch, here):
     (here / "taken").touch()
-    answer = ttlaunch("schema --write taken")
+    answer = ttlaunch("schema --out taken")
     assert (2, "", "error[P032]: taken cannot be written: file exists\n\n") == (
         answer.status,
         answer.stdout,

@@ -64,13 +64,13 @@ def test_programs_read_the_cluster_as_json(ttlaunch, here, write_cluster):
 
 
 def test_the_picture_is_written_as_svg(ttlaunch, here):
-    answer = ttlaunch(f"show 5loudboxes {THREE_TIERS} --svg cluster.svg")
+    answer = ttlaunch(f"show 5loudboxes {THREE_TIERS} --out cluster.svg")
     assert ("wrote cluster.svg\n", "", 0) == (answer.stdout, answer.stderr, answer.status)
     assert (here / "cluster.svg").read_text().startswith("<svg ")
 
 
 def test_a_picture_that_cannot_be_written_is_an_error(ttlaunch):
-    answer = ttlaunch("show 5loudboxes --svg nowhere/cluster.svg")
+    answer = ttlaunch("show 5loudboxes --out nowhere/cluster.svg")
     assert ("error[P032]: nowhere/cluster.svg cannot be written: no such file or directory\n\n", 2) == (
         answer.stderr,
         answer.status,

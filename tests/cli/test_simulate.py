@@ -162,7 +162,7 @@ def test_a_program_is_refused(ttlaunch, here):
 
 def test_what_is_kept_is_a_checkpoint_like_any_other(ttlaunch, here):
     simulated = json.loads(
-        ttlaunch(f"simulate hierarchical_parallel --ranks 4 {settings(SMALL)} --keep kept --format json").stdout
+        ttlaunch(f"simulate hierarchical_parallel --ranks 4 {settings(SMALL)} --out kept --format json").stdout
     )
     assert ["step-8"] == [path.name for path in (here / "kept/checkpoints").iterdir()]
     assert 50e6 < simulated["peak_memory_bytes"] < 4e9
@@ -175,14 +175,14 @@ def test_what_is_kept_is_a_checkpoint_like_any_other(ttlaunch, here):
 def test_as_many_checkpoints_are_kept_as_by_a_run(ttlaunch, here):
     keys = {"interval": 1, "keep": 2, "keep_every": 3}
     kept = " ".join(f"--set checkpoint_config.{key}={value}" for key, value in keys.items())
-    answer = ttlaunch(f"simulate hierarchical_parallel --ranks 1 {settings(SMALL)} --keep kept {kept}")
+    answer = ttlaunch(f"simulate hierarchical_parallel --ranks 1 {settings(SMALL)} --out kept {kept}")
     assert 0 == answer.status
     assert {"step-3", "step-6", "step-7", "step-8"} == {path.name for path in (here / "kept/checkpoints").iterdir()}
 
 
 def test_a_simulation_never_writes_into_a_folder_that_is_there(ttlaunch, here):
     (here / "kept").mkdir()
-    answer = ttlaunch("simulate hierarchical_parallel --keep kept")
+    answer = ttlaunch("simulate hierarchical_parallel --out kept")
     assert (2, "error[P009]: kept already exists\n\nhint: name another folder\n\n") == (answer.status, answer.stderr)
 
 
@@ -207,7 +207,7 @@ def full_when(monkeypatch):
 
 def test_a_manifest_that_cannot_be_written_fails_the_simulation(ttlaunch, here, full_when):
     full_when("manifest.json")
-    line = f"simulate hierarchical_parallel --ranks 4 {settings(SMALL)} --keep kept"
+    line = f"simulate hierarchical_parallel --ranks 4 {settings(SMALL)} --out kept"
     answer = ttlaunch(f"{line} --format json")
     (found,) = json.loads(answer.stdout)["diagnostics"]
     assert (1, "R010", "failed") == (answer.status, found["code"], json.loads(answer.stdout)["status"])
@@ -221,14 +221,14 @@ def test_a_manifest_that_cannot_be_written_fails_the_simulation(ttlaunch, here, 
 def test_a_folder_that_takes_no_files_is_refused(ttlaunch, full_when, keep):
     full_when("plan.json")
     name = "kept" if keep else "the folder for temporary files (`TMPDIR`)"
-    answer = ttlaunch("simulate fabric_minimal" + " --keep kept" * keep)
+    answer = ttlaunch("simulate fabric_minimal" + " --out kept" * keep)
     message = f"error[P032]: {name} cannot be written: no space left on device\n\n"
     assert (2, message) == (answer.status, answer.stderr)
 
 
 def test_a_folder_to_keep_that_cannot_be_made_is_refused(ttlaunch, here):
     (here / "file").write_text("")
-    answer = ttlaunch("simulate fabric_minimal --keep file/below")
+    answer = ttlaunch("simulate fabric_minimal --out file/below")
     assert (2, "", "error[P032]: file/below cannot be written: not a directory") == (
         answer.status,
         answer.stdout,

@@ -56,7 +56,7 @@ def test_a_recipe_that_ends_its_process_ends_no_list(recipe, ttlaunch, text, wor
 
 def test_a_list_imports_no_recipe_of_the_current_folder_itself(recipe, ttlaunch, here):
     recipe("mine", "import os, pathlib\npathlib.Path('who').write_text(str(os.getpid()))\n")
-    for line in ("recipes list", "schema --write schemas"):
+    for line in ("recipes list", "schema --out schemas"):
         ttlaunch(line)
         assert int((here / "who").read_text()) != os.getpid()
 

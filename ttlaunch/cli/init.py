@@ -36,7 +36,7 @@ def init(
         str, typer.Option("--arch", help="Architecture of the devices, such as wormhole_b0, cpu or cuda.")
     ] = "wormhole_b0",
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Folder in which to create the configuration's folder.")
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder in which to create the configuration's folder.")
     ] = Path("configurations"),
     form: PlainFormat = Format.FULL,
 ) -> None:
@@ -54,7 +54,7 @@ def init(
         message = f"`--arch {shown(arch)}` is not known; {listed(ARCHITECTURES)} was expected"
         mistakes.append(usage_mistake(message, *did_you_mean(arch, ARCHITECTURES)))
     if "/" in name or name in {"", ".", ".."} or not name.isprintable() or len(name) > _LONGEST_NAME:
-        mistakes.append(usage_mistake(f"`{shown(name)}` is no name for a configuration", "use `--dir` for the place"))
+        mistakes.append(usage_mistake(f"`{shown(name)}` is no name for a configuration", "use `--out` for the place"))
     target = folder / name
     if not mistakes and target.exists():
         mistakes.append(usage_mistake(f"{target} already exists; nothing was written", "choose another name"))

@@ -59,6 +59,7 @@ class _Commands(TyperGroup):
     """The subcommands; mistakes in what was typed are diagnostics, in the format that was asked for."""
 
     def make_context(self, info_name: str | None, args: list[str], *arguments: Any, **options: Any) -> Any:
+        args[:] = _renamed(args)
         self._words = list(args)
         with _describing_mistakes(self._words):
             return super().make_context(info_name, args, *arguments, **options)
@@ -66,6 +67,29 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _describing_mistakes(self._words):
             return super().invoke(ctx)
+
+
+_FORMERLY_OUT = {
+    "init": "--dir",
+    "parity": "--results",
+    "place": "--write",
+    "plan": "--write",
+    "schema": "--write",
+    "show": "--svg",
+    "simulate": "--keep",
+}
+"""By command, the option that is `--out` today; scripts may still use it."""
+
+
+def _renamed(words: list[str]) -> list[str]:
+    """Return a command line with the present name in place of a former name of an option."""
+    former = _FORMERLY_OUT.get(words[0]) if words else None
+    end = words.index("--") if "--" in words else len(words)
+    if former is None:
+        return words
+    return [
+        f"--out{word.removeprefix(former)}" if word.partition("=")[0] == former else word for word in words[:end]
+    ] + words[end:]
 
 
 @contextmanager

@@ -43,7 +43,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch parity --recipe pipeline_parallel --ranks 4[/bold]   part of the matrix
 
-[bold]ttlaunch parity --steps 200 --results bits.jsonl[/bold]   after an interruption, the same command continues
+[bold]ttlaunch parity --steps 200 --out bits.jsonl[/bold]   after an interruption, the same command continues
 """
 
 _WIDTHS = (9, 14, 5, 12, 5, 10, 9, 9, 8, 7)
@@ -86,7 +86,10 @@ def parity(
     results: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Store results in this file, and reuse those that the same code has stored there."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Store results in this file, and reuse those that the same code has stored there.",
         ),
     ] = None,
     form: Annotated[

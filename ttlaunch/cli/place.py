@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 [bold]ttlaunch place hierarchical_parallel --on 5loudboxes --set multihost_config.num_workers=3[/bold]   the proposed order, and how much traffic it saves
 
-[bold]ttlaunch place fabric_minimal --on 5loudboxes --write configurations/placed[/bold]   write the proposal
+[bold]ttlaunch place fabric_minimal --on 5loudboxes --out configurations/placed[/bold]   write the proposal
 """
 
 
@@ -45,7 +45,9 @@ def place(
     spec: RunSpec,
     write: Annotated[
         Path | None,
-        typer.Option("--write", metavar="DIR", help="Write hosts.txt and rank_bindings.yaml in the proposed order."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Write hosts.txt and rank_bindings.yaml in the proposed order."
+        ),
     ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
@@ -141,7 +143,7 @@ def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path) -> None:
     present = [name for name in ("hosts.txt", "rank_bindings.yaml") if os.path.lexists(folder / name)]
     if present:
         message = f"{folder / present[0]} already exists; nothing was written"
-        raise usage_error(message, "choose another folder for `--write`")
+        raise usage_error(message, "choose another folder for `--out`")
     files = render_placed_files(found.topology, proposal, recipe=found.name, folder=Path.cwd() / folder)
     if isinstance(files, Diagnostic):
         raise LaunchError([files])

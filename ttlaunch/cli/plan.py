@@ -26,7 +26,7 @@ _FLOWS = {
 EXAMPLES = """\
 [bold]ttlaunch plan hierarchical_parallel[/bold]   which rank does what, and where
 
-[bold]ttlaunch plan fabric_minimal --on 5loudboxes --write launch/[/bold]   write the files and a command.sh to start by hand
+[bold]ttlaunch plan fabric_minimal --on 5loudboxes --out launch/[/bold]   write the files and a command.sh to start by hand
 """
 
 
@@ -35,7 +35,8 @@ def plan(
     *,
     spec: RunSpec,
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="DIR", help="Write plan.json, the engine's files and command.sh.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Write plan.json, the engine's files and command.sh."),
     ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,

@@ -92,7 +92,9 @@ def show(name: _Name, *, form: PlainFormat = Format.FULL) -> None:
 @app.command()
 def copy(
     name: _Name,
-    target: Annotated[Path | None, typer.Argument(help="New folder. Default: ./recipes/<name>.")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(metavar="[TO]", help="New folder. Default: ./recipes/<name>.")
+    ] = None,
 ) -> None:
     """Copy a recipe's folder so that you can change it. A copy under ./recipes hides the built-in recipe."""
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 [bold]ttlaunch schema bindings > bindings.schema.json[/bold]   one file
 
-[bold]ttlaunch schema --write .schemas[/bold]   all schemas, with the lines that connect them to your files
+[bold]ttlaunch schema --out .schemas[/bold]   all schemas, with the lines that connect them to your files
 """
 
 
@@ -46,7 +46,7 @@ def schema(
         ),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="DIR", help="Write each schema to its own file.")
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write each schema to its own file.")
     ] = None,
 ) -> None:
     """Print JSON Schemas, with which editors complete keys and mark misspelled ones."""

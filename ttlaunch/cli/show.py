@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 [bold]ttlaunch show 5loudboxes[/bold]   hosts, meshes and links
 
-[bold]ttlaunch show 5loudboxes --recipe fabric_minimal --svg cluster.svg[/bold]   with roles, as a picture
+[bold]ttlaunch show 5loudboxes --recipe fabric_minimal --out cluster.svg[/bold]   with roles, as a picture
 """
 _NARROWEST, _WIDEST = 80, 120
 
@@ -41,7 +41,9 @@ def show(
         ),
     ] = None,
     spec: RunSpec,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture to a file.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the picture to an SVG file.")
+    ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:

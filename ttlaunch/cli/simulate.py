@@ -44,7 +44,7 @@ def simulate(
     keep: Annotated[
         Path | None,
         typer.Option(
-            "--keep", metavar="DIR", help="Keep records and checkpoints in this folder, which must not exist."
+            "--out", "-o", metavar="DIR", help="Keep records and checkpoints in this folder, which must not exist."
         ),
     ] = None,
     form: OutputFormat = Format.FULL,

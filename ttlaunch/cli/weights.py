@@ -38,7 +38,7 @@ SHOW_EXAMPLES = """\
 @app.command(epilog=EXAMPLES)
 def export(
     run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Output file, which must not exist.")],
+    file: Annotated[str, typer.Argument(metavar="TO", help="Output file, which must not exist.")],
     *,
     average: Annotated[
         bool, typer.Option("--average", help="Export the average over training, if the recipe keeps one.")

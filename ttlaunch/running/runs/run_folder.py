@@ -1,6 +1,6 @@
 """Make and fill the folder of one run on the launching machine: plan, inputs, history and results.
 
-`plan.json` and the engine's files are exactly what `ttlaunch plan --write` writes; the rest is the run's own.
+`plan.json` and the engine's files are exactly what `ttlaunch plan --out` writes; the rest is the run's own.
 """
 
 import contextlib
