@@ -17,7 +17,6 @@ import select
 import socket
 import struct
 import time
-from ipaddress import IPv4Address, IPv4Network
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ def move_until_it_ends(pid: int, networks: str, options: Collection[SocketOption
         while not _has_ended(descriptor, within_s=pause_s):
             if not listeners.look(pid):
                 return False
-            for child in descendants(pid):
+            for child, _ in descendants(pid):
                 listeners.look(child)  # it may have other rights than ours, which is no concern of ours
             pause_s = min(pause_s * 1.05, _LONGEST_PAUSE_S) if listeners.seen == seen else _FIRST_PAUSE_S
             seen = listeners.seen
@@ -216,36 +215,60 @@ def addresses_in(networks: str) -> Addresses:
     """
     found = set()
     try:
-        parsed = [IPv4Network(network, strict=False) for network in networks.split(",")]
-    except ValueError:
+        ranges = [_range(network) for network in networks.split(",")]
+    except (OSError, ValueError):
         return {}
-    for network in parsed:
-        inside = network[min(1, network.num_addresses - 1)]
+    for first, last in ranges:
+        inside = min(first + 1, last).to_bytes(4, "big")
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-                asking.connect((str(inside), _ANY_PORT))  # the kernel chooses an own address; nothing is sent
+                # The kernel chooses an own address for what would be sent there; nothing is sent.
+                asking.connect((socket.inet_ntoa(inside), _ANY_PORT))
                 own = asking.getsockname()[0]
         except OSError:  # no way leads there
             continue
-        found |= {own for network in parsed if IPv4Address(own) in network}
+        found |= {own for first, last in ranges if first <= _number(own) <= last}
     return {**LOOPBACK, int(socket.AF_INET): found.pop()} if len(found) == 1 else {}
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """Yield the children of a process, their children and so on."""
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the children of a process, their children and so on, with their names, as far as they have not ended."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return
     for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                children = [int(child) for child in file.read().split()]
-        except OSError:
-            continue
-        for child in children:
-            yield child
-            yield from descendants(child)
+        for child in _read(f"/proc/{pid}/task/{thread}/children").split():
+            name, _, rest = _read(f"/proc/{child}/stat").partition(" (")[2].rpartition(") ")
+            if rest[:1] not in {"", "Z", "X"}:
+                yield int(child), name
+            yield from descendants(int(child))
+
+
+def _read(path: str) -> str:
+    """Return the text of a file about a process; empty if the process has ended."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _range(network: str) -> tuple[int, int]:
+    """Return the first and the last address of a network as numbers.
+
+    Raises:
+        ValueError: This is no network of IPv4 in CIDR notation.
+        OSError: As above.
+    """
+    address, slash, length = network.partition("/")
+    size = 1 << (32 - int(length)) if slash else 1
+    first = _number(address) // size * size
+    return first, first + size - 1
+
+
+def _number(address: str) -> int:
+    return int.from_bytes(socket.inet_pton(socket.AF_INET, address), "big")
 
 
 def _move(process: _Process, listener: socket.socket, address: str) -> bool:
@@ -364,11 +387,8 @@ def _is_traced(pid: int) -> bool:
 
 def _status(pid: int) -> dict[str, str]:
     """Return the lines of a process's status by name; empty if it has ended."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
-    except OSError:
-        return {}
+    lines = _read(f"/proc/{pid}/status").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _call(function: str, *arguments: int) -> int:

@@ -16,7 +16,6 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch.agent.listeners import Listeners, addresses_in, descendants  # noqa: E402 - the path above makes it importable
 from ttlaunch.agent.parent_death import prctl  # noqa: E402
-from ttlaunch.agent.run_processes import is_gone, name_of  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
 
@@ -54,8 +53,8 @@ def _move_listeners(name: str, listeners: Listeners) -> None:
     """Move the sockets of a daemon as soon as they exist: it listens before it starts other programs."""
     deadline = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline:
-        below = [pid for pid in descendants(os.getpid()) if not is_gone(pid)]
-        daemons = [pid for pid in below if name_of(pid) == name]
+        below = list(descendants(os.getpid()))
+        daemons = [pid for pid, its_name in below if its_name == name]
         moved = listeners.moved
         if not daemons or not all(map(listeners.look, daemons)):
             return
