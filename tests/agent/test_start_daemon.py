@@ -1,5 +1,6 @@
 """A daemon is started and kept on the chosen network, and whoever started it learns how it ended."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.listeners import addresses_of
-from ttlaunch import agent
+from tests.security.listeners import addresses_of, places_of
+from ttlaunch import agent, contract
 
 STARTER = [sys.executable, "-I", "-S", str(Path(agent.__file__).with_name("start_daemon.py"))]
 DETACHES = """\
@@ -18,14 +19,13 @@ if os.fork():
 os.setsid()
 listener = socket.create_server(("", 0))
 print(os.getpid(), flush=True)
-time.sleep(0.5)
-os.execvp("sleep", ["sleep", "600"])
+time.sleep(600)
 """
 
 
 def start(networks, *command, **options):
     return subprocess.run(
-        [*STARTER, networks, *command], capture_output=True, text=True, timeout=60, check=False, **options
+        [*STARTER, "", "", networks, *command], capture_output=True, text=True, timeout=60, check=False, **options
     )
 
 
@@ -43,10 +43,49 @@ def test_a_daemon_that_is_not_there_is_named():
     assert (ended.returncode, ended.stderr) == (127, "/nowhere/prted: No such file or directory\n")
 
 
-def test_a_daemon_that_leaves_its_parent_is_kept_on_the_network_too(tmp_path):
+@pytest.fixture
+def detaches(tmp_path):
+    """A daemon that leaves its parent, listens, prints its process id, and goes on."""
     (program := tmp_path / "prted").write_text(f"#!{sys.executable} -I\n{DETACHES}")
     program.chmod(0o755)
-    with subprocess.Popen([*STARTER, "127.0.0.0/8", program], stdout=subprocess.PIPE, text=True) as starter:
+    return program
+
+
+def test_a_daemon_takes_connections_until_all_ranks_of_its_host_have_found_the_others(tmp_path, detaches):
+    (tmp_path / contract.RECORDS_DIR).mkdir()
+
+    def report(rank, kind):
+        with (tmp_path / contract.progress_file(rank)).open("a") as file:
+            file.write(contract.record_line({"kind": kind, "time": 1.0}))
+
+    words = [*STARTER, tmp_path, "0,7", "198.51.100.0/24", detaches]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as starter:
+        pid = int(starter.stdout.readline())
+        try:
+            [(_, port)] = places_of([pid])
+            report(0, contract.KIND_STARTED)
+            report(0, contract.KIND_READY)
+            report(7, contract.KIND_STARTED)
+            time.sleep(0.5)
+            socket.create_connection(("127.0.0.1", port), timeout=20).close()
+            report(7, contract.KIND_READY)
+            deadline = time.monotonic() + 20
+            while is_open(port):
+                assert time.monotonic() < deadline
+        finally:
+            subprocess.run(["kill", str(pid)], check=True)
+
+
+def is_open(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=0.5).close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_daemon_that_leaves_its_parent_is_kept_on_the_network_too(detaches):
+    with subprocess.Popen([*STARTER, "", "", "127.0.0.0/8", detaches], stdout=subprocess.PIPE, text=True) as starter:
         pid = int(starter.stdout.readline())
         try:
             deadline = time.monotonic() + 20

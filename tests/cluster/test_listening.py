@@ -1,6 +1,8 @@
 """What listens on the machines of a run: the chosen network and the loopback interface, and nothing beyond."""
 
 import ipaddress
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 from tests.cluster.hosts import LAUNCHER, PROGRAMS
 from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab  # noqa: F401 - a fixture
-from tests.security.listeners import addresses_of
+from tests.security.listeners import addresses_of, places_of
+from tests.security.test_listening import CONNECTS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
@@ -101,6 +104,52 @@ def test_daemons_and_ranks_of_open_mpi_4_listen_on_the_chosen_network_alone(star
     command = [python, "-m", "ttlaunch"]
     run = started(MEETS_WITHOUT_MPI4PY, *words, command=command, environment=changed, **settings)
     listens_on_the_chosen_network_alone(*run)
+
+
+def test_no_other_user_reaches_mpi_once_the_ranks_of_a_recipe_have_found_each_other(
+    make_cluster,
+    ttlaunch_on,
+    lab,  # noqa: F811 - a fixture
+    tmp_path,
+):
+    cluster = make_cluster(hosts=2)
+    lab(cluster.hostfile())
+    printed = tmp_path / "printed"
+    with printed.open("wb") as file:
+        words = "run data_parallel --on lab --set multihost_config.num_workers=2 --set training_config.steps=100000"
+        run = ttlaunch_on(cluster).start(words, stdout=file, stderr=subprocess.STDOUT)
+
+    def reached():
+        """How another user's attempts to reach daemons end, on every machine."""
+        found = set()
+        for name in (LAUNCHER, *cluster.hosts):
+            of_mpi = [pid for pid, words in cluster.pids(name).items() if re.search("prterun|prted", words)]
+            places = places_of(of_mpi)
+            assert len(places) >= 3, "they go on listening"
+            for address, port in places:
+                stranger = cluster.run(name, [sys.executable, "-I", "-S", "-c", CONNECTS, str(address), str(port)])
+                found.add(stranger.stdout.strip() or stranger.stderr)
+        return found
+
+    def steps():
+        return sum(
+            path.read_text().count('"kind": "step"') for path in tmp_path.glob("runs/*/records/rank-0.progress.jsonl")
+        )
+
+    try:
+        wait_until(
+            lambda: steps() or (run.poll() is not None and pytest.fail(printed.read_text())),
+            what="a step is done",
+            timeout_s=60,
+        )
+        wait_until(lambda: reached() == {"TimeoutError"}, what="no daemon answers")
+        before = steps()
+        wait_until(lambda: steps() > before, what="the ranks go on")
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, printed.read_text()
+    finally:
+        run.terminate()
+        run.wait(60)
 
 
 def beyond(cluster, name):

@@ -60,6 +60,9 @@ class Bash:
     def start(self, command, *, folder, environment):
         return start_process(command.argv, folder=folder, environment=environment)
 
+    def refuse_connections(self, process):
+        """Nobody connects to bash."""
+
     def adapt_daemon(self, command, start):
         return None
 

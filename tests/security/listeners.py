@@ -10,10 +10,15 @@ _LISTENS = "0A"
 
 def addresses_of(pids):
     """The addresses on which any of these processes listens, as objects of `ipaddress`; each has its own network."""
+    return [address for address, _ in places_of(pids)]
+
+
+def places_of(pids):
+    """As `addresses_of`, each with its port."""
     found = []
     for process in (Path(f"/proc/{pid}") for pid in pids):
         sockets = set(_links(process / "fd"))
-        found += [address for inode, address in _listening(process) if f"socket:[{inode}]" in sockets]
+        found += [place for inode, place in _listening(process) if f"socket:[{inode}]" in sockets]
     return found
 
 
@@ -30,7 +35,8 @@ def _listening(process):
         for line in (process / "net" / table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENS:
-                yield fields[9], _address(fields[1].partition(":")[0])
+                address, _, port = fields[1].partition(":")
+                yield fields[9], (_address(address), int(port, 16))
 
 
 def _address(text):

@@ -1,5 +1,7 @@
 """While all ranks are on this machine, nothing of a run listens on an address that another machine can reach."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.running.conftest import start_run, until  # noqa: F401 - fixtures
-from tests.security.listeners import addresses_of
+from tests.security.listeners import addresses_of, places_of
 from ttlaunch import contract
 from ttlaunch.agent.listeners import LOOPBACK, move_until_it_has_children
 from ttlaunch.agent.run_processes import run_processes
@@ -22,6 +24,18 @@ values = MPI.COMM_WORLD.allgather(bytes(1_000_000))
 pathlib.Path(f"part-{MPI.COMM_WORLD.rank}").write_text(str(sum(map(len, values))))
 os.replace(f"part-{MPI.COMM_WORLD.rank}", f"up-{MPI.COMM_WORLD.rank}")
 time.sleep(600)
+"""
+CONNECTS = """\
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+address, port = sys.argv[1:]
+try:
+    connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    connection.settimeout(1)
+    connection.connect((address, int(port)))
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)
 """
 OPEN_MPI_4 = Path("/usr/bin/mpirun")
 WITHIN_S = 60
@@ -50,6 +64,37 @@ def test_a_run_of_a_recipe_with_a_process_group_of_torch_listens_on_loopback_alo
     )
     listening = addresses_of([run.supervisor(), run.mpirun(), *run_processes(run.run_folder.name)])
     assert [address for address in listening if not address.is_loopback] == []
+
+
+def test_no_other_user_reaches_mpirun_once_the_ranks_of_a_recipe_have_found_each_other(
+    start_run,  # noqa: F811 - a fixture
+    until,  # noqa: F811 - a fixture
+    skip_or_fail,
+):
+    if os.geteuid():
+        skip_or_fail("not root: no other user can be played here")
+    run = start_run("data_parallel", "-n", "2", "--set", "training_config.steps=100000")
+
+    def last_step():
+        path = run.run_folder and run.run_folder / contract.progress_file(0)
+        return path and path.is_file() and sum(record["kind"] == "step" for record in run.records(0))
+
+    until(last_step, within_s=WITHIN_S, what="a step is done")
+    places = places_of([run.mpirun()])
+    assert places, "mpirun goes on listening"
+    assert "connected" not in [as_stranger(address, port) for address, port in places]
+    steps = last_step()
+    until(lambda: last_step() > steps, within_s=WITHIN_S, what="the ranks go on")
+    os.kill(run.supervisor(), signal.SIGINT)
+    assert run.ends(within_s=WITHIN_S) == contract.STATUS_INTERRUPTED
+
+
+def as_stranger(address, port):
+    """Try to connect as another user; returns how that ended."""
+    words = [sys.executable, "-I", "-S", "-c", CONNECTS, address, port]
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=WITHIN_S, check=True
+    ).stdout.strip()
 
 
 @pytest.mark.parametrize("program", [Path(sys.executable).with_name("mpirun"), OPEN_MPI_4])

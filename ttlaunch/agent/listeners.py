@@ -137,6 +137,17 @@ class Listeners:
         return all(found.getsockopt(level, name) == value for level, name, value in self._options)
 
 
+def refuse_connections(pid: int) -> None:
+    """Let a descendant take no further connection, and keep those that it has; nothing if the kernel forbids it."""
+    with contextlib.suppress(OSError):  # it has ended, or may not be touched
+        process = _Process(pid)
+        with contextlib.closing(process):
+            for number, _ in process.sockets():
+                with process.borrowed(number) as found:
+                    if found.family in LOOPBACK and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        drop_packets(found)
+
+
 def move_until_it_has_children(pid: int, addresses: Addresses) -> bool:
     """Watch a child that has just been started, and move each socket on which it listens on all interfaces.
 

@@ -79,7 +79,7 @@ def kill_run_processes(run_id: str, *, grace_s: float = 0.5, daemons: Collection
     # Repeat, because a killed process may have forked a child since the list of processes was read.
     while running := run_processes(run_id):
         alive = [pid for pid in running if pid not in killed]
-        for pid in sorted(alive, key=lambda pid: _name(pid) in daemons):
+        for pid in sorted(alive, key=lambda pid: name_of(pid) in daemons):
             signal_process(pid, signal.SIGKILL, run_id=run_id)
             killed.append(pid)
         if alive:
@@ -139,7 +139,8 @@ def _environment(pid: int) -> bytes:
         return b""
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
+    """Return the name of a process, which is its program's unless it has chosen another; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip()

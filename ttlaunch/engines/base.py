@@ -62,7 +62,8 @@ class DaemonStart:
         programs: The folder of the ranks' interpreter, which comes first in their PATH.
         environment: Variables for the daemon and all processes that it starts.
         starter: The first words of a command that starts a daemon and keeps its listening sockets on networks; the networks,
-            separated by commas, and the daemon's own command follow.
+            separated by commas, and the daemon's own command follow. After the ranks of a recipe have found each other, the daemon
+            takes no further connection.
         secrets: Variables whose values appear on no command line and in no output.
     """
 
@@ -123,6 +124,12 @@ class Engine(PlansCommands, Protocol):
 
         Raises:
             OSError: The process cannot be started.
+        """
+
+    def refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+        """Let the engine's process take no further connection, and keep those that it has.
+
+        Called once all ranks of a recipe have found each other. Ranks of other programs may connect to the engine at any time.
         """
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:

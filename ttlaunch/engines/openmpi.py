@@ -177,6 +177,10 @@ class OpenMpi:
             listeners.move_until_it_has_children(process.pid, addresses)
         return process
 
+    def refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+        """Close mpirun to other users, whose word it takes on who they are."""
+        listeners.refuse_connections(process.pid)
+
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
         """Replace mpirun's folder on this machine in the command by its folder on the host."""
         match = _DAEMON.search(command)

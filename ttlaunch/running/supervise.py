@@ -17,7 +17,7 @@ from ttlaunch import contract
 from ttlaunch.agent.stop_marker import leave_stop_marker
 from ttlaunch.engines.base import Engine
 from ttlaunch.engines.process import end_process
-from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints
@@ -109,6 +109,7 @@ class _Supervision:
 
     def __post_init__(self, hang_timeout_s: float | None) -> None:
         self._ending = Ending()
+        self._takes_connections = True
         self._lost = LostCheckpoints(self.view)
         self._hangs = HangWatch(self.plan, self.folder, self.controller, timeout_s=hang_timeout_s)
         self._silence = SilenceWatch(self.folder, self.view)
@@ -165,6 +166,7 @@ class _Supervision:
                 output.read(pace.wait_s)
                 merged.poll()
                 self._pass_on(checkpoints, self.watch.look())
+                self._refuse_connections(process)
                 checkpoints.check()
                 self.view.tick(self.watch.ranks)
                 self._notice_losses()
@@ -180,6 +182,16 @@ class _Supervision:
         return CheckpointKeeper(
             self.plan, self.folder, ranks=watch.ranks, replicas=watch.replicas, complain=watch.bad.add
         )
+
+    def _refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+        """Close the engine to others once all ranks of a recipe have found each other.
+
+        Engines ask nobody for a key, so another user of this machine could have one start programs with this user's rights.
+        """
+        is_recipe = isinstance(self.plan.program, RecipeProgram)  # other programs do not report when they are ready
+        if is_recipe and self._takes_connections and all(state.ready_time for state in self.watch.ranks):
+            self._takes_connections = False
+            self.engine.refuse_connections(process)
 
     def _notice_standstill(self, last_time: float) -> float:
         """Return the present time, after noting it if this loop has not run for long since `last_time`."""

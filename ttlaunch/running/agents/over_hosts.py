@@ -14,7 +14,7 @@ from ttlaunch import contract
 from ttlaunch.engines.base import DaemonStart, Engine
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.planning.on_host import HostPlaces, plan_on_host
 from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents, start_agents
 from ttlaunch.running.agents.host_link import HostLink
@@ -101,7 +101,7 @@ def start_controller(
 
 
 def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
-    folder = f"{host.remote_folder}/{contract.RUNS_DIR}/{run.folder.run_id}"
+    folder = _folder_of(run, host)
     package = f"{host.release}/{contract.PACKAGE_DIR}"
     places = HostPlaces(host.python, package, host.copies, host.data)
     plan = plan_on_host(run.plan, places, python=run.python, described=run.described)
@@ -110,7 +110,7 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
         "run_id": run.folder.run_id,
         "folder": folder,
         "scratch": str(run.scratch),
-        "ranks": [row.rank for row in run.plan.ranks if row.host == host.transport.host],
+        "ranks": _ranks_of(run, host),
         "daemons": list(run.plan.engine.names.daemons),
         "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,
@@ -126,5 +126,16 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
 def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
     scratch = str(run.scratch)
     environment = {contract.ENV_RUN_ID: run.folder.run_id, contract.ENV_SCRATCH: scratch, "TMPDIR": scratch}
-    starter = (host.python, "-I", "-S", f"{host.release}/{contract.PACKAGE_DIR}/ttlaunch/agent/start_daemon.py")
+    script = f"{host.release}/{contract.PACKAGE_DIR}/ttlaunch/agent/start_daemon.py"
+    # Ranks of programs do not report that they have found each other.
+    ranks = _ranks_of(run, host) if isinstance(run.plan.program, RecipeProgram) else []
+    starter = (host.python, "-I", "-S", script, _folder_of(run, host), ",".join(map(str, ranks)))
     return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, starter, run.secrets)
+
+
+def _folder_of(run: RunOnHosts, host: ReadyHost) -> str:
+    return f"{host.remote_folder}/{contract.RUNS_DIR}/{run.folder.run_id}"
+
+
+def _ranks_of(run: RunOnHosts, host: ReadyHost) -> list[int]:
+    return [row.rank for row in run.plan.ranks if row.host == host.transport.host]
