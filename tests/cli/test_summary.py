@@ -135,9 +135,14 @@ def test_a_good_run_ends_with_the_commands_that_read_it_next(trained, here, caps
     known = {**dict.fromkeys(Report.__dataclass_fields__), "name": "mine", "world_size": 1, "duration_s": 1666.0}
     known |= {"ranks": (), "results": {}, "lost_checkpoints": {}, "lost_hosts": {}, "exit_status": 0, "status": "done"}
 
-    def last_lines(name, *, status="done", is_recipe=True):
+    def last_lines(name, *, status="done", is_recipe=True, loss=None):
         facts, folder = RunFacts("mine", "local", (), is_recipe=is_recipe), RunFolder(name, here / "runs" / name)
-        print_result(Outcome(Report(**{**known, "status": status}), facts, folder), form=Format.FULL)
+        print_result(
+            Outcome(
+                Report(**{**known, "status": status, "first_validation": loss, "last_validation": loss}), facts, folder
+            ),
+            form=Format.FULL,
+        )
         lines = capsys.readouterr().out.splitlines()
         return lines[0], lines[lines.index(f"  run folder       runs/{name}") + 1 :]
 
@@ -151,4 +156,9 @@ def test_a_good_run_ends_with_the_commands_that_read_it_next(trained, here, caps
     trained("two-3fa1")
     assert ["  next             ttlaunch report runs/two-3fa1"] == last_lines("two-3fa1")[1]
     assert ["  next             ttlaunch logs runs/two-3fa1"] == last_lines("two-3fa1", is_recipe=False)[1]
+    plotted = [
+        "  next             ttlaunch report runs/two-3fa1",
+        "                   ttlaunch report runs/two-3fa1 --plot",
+    ]
+    assert plotted == last_lines("two-3fa1", loss=2.0)[1]
     assert [] == last_lines("one-3fa1", status="interrupted")[1]

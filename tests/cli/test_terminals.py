@@ -1,6 +1,7 @@
 """What different terminals show of a run: dumb ones, those of CI systems, narrow ones, and while Ctrl-C is pressed."""
 
 import re
+import sys
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.watch import RankState, fold
 
+HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 STYLE = re.compile(rb"\x1b\[[0-9;]*m")
 
 
@@ -77,6 +79,27 @@ def test_a_terminal_echoes_again_after_the_run(terminal, here):
     assert 0 == shown.ends(within_s=60)
     shown.type(b"typed")
     shown.read_until(lambda: shown.text.endswith("typed"), within_s=5)
+
+
+@pytest.mark.mpi
+def test_ctrl_z_gives_the_shell_a_terminal_that_echoes_and_shows_its_cursor(terminal, here):
+    (here / "work.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(120)\n")
+    shown = terminal(command=("sh", "-i"), PS1="$ ", ENV="")
+    shown.type(f"{sys.executable} -m ttlaunch run work.py\n".encode())
+    shown.read_until(lambda: "rank 0 rank | begun" in shown.text, within_s=60)
+    assert shown.shown.rindex(HIDE) > shown.shown.rfind(SHOW)
+    shown.type(b"\x1a")
+    shown.read_until(lambda: "Stopped" in shown.text, within_s=20)
+    assert shown.shown.rindex(SHOW) > shown.shown.rindex(HIDE)
+    at = len(shown.shown)
+    shown.type(b"typed=1\n")
+    shown.read_until(lambda: b"typed=1" in shown.shown[at:], within_s=5)
+    shown.type(b"fg\n")
+    shown.read_until(lambda: HIDE in shown.shown[at:], within_s=20)
+    shown.type(b"\x03")
+    shown.read_until(lambda: "interrupted: work on local" in shown.text, within_s=20)
+    shown.type(b"exit\n")
+    shown.ends(within_s=20)
 
 
 @pytest.mark.mpi

@@ -19,6 +19,16 @@ def handled(by_number: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
 
 
 @contextmanager
+def handled_as_usual(number: int) -> Iterator[None]:
+    """Let a signal have its default effect within the block."""
+    previous = signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, previous)
+
+
+@contextmanager
 def interruptible(*numbers: signal.Signals) -> Iterator[None]:
     """Raise KeyboardInterrupt for these signals within the block, by default for SIGINT and SIGTERM.
 

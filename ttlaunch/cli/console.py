@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import sys
 import termios
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
+from ttlaunch.app.signals import handled, handled_as_usual
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Severity, file_error, render, shown, usage_error
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
 
@@ -230,7 +232,7 @@ def can_redraw(stream: Any) -> bool:
 
 @contextmanager
 def keeping_whole(stream: TextIO) -> Iterator[None]:
-    """Keep what is typed from tearing a picture that is redrawn on a terminal.
+    """Keep what is typed from tearing a picture that is redrawn on a terminal, and give the terminal back while Ctrl-Z stops this process.
 
     Typed characters would move the cursor, so the terminal does not echo them. At Ctrl-C it would drop output that it has not
     shown yet, such as the rest of a redraw; it keeps this output instead.
@@ -243,8 +245,18 @@ def keeping_whole(stream: TextIO) -> Iterator[None]:
     except (termios.error, OSError):  # no terminal, or not this process's own
         yield
         return
+
+    def pause(number: int) -> None:
+        with suppress(termios.error, OSError):
+            _set_modes(stream, before, cursor=_SHOW_CURSOR)
+        with handled_as_usual(number):
+            os.kill(os.getpid(), number)  # this process stops here until the shell resumes it
+        with suppress(termios.error, OSError):
+            _set_modes(stream, during, cursor=_HIDE_CURSOR)
+
     try:
-        yield
+        with handled({signal.SIGTSTP: pause}):
+            yield
     finally:
         with suppress(termios.error, OSError):
             _set_modes(stream, before)
@@ -252,9 +264,11 @@ def keeping_whole(stream: TextIO) -> Iterator[None]:
 
 _LOCAL_MODES = 3
 """The index of the local modes in what `tcgetattr` returns."""
+_SHOW_CURSOR, _HIDE_CURSOR = b"\x1b[?25h", b"\x1b[?25l"
 
 
-def _set_modes(stream: TextIO, modes: list[Any]) -> None:
-    """Set a terminal's modes, unless this process is in the background, where the attempt would stop it."""
+def _set_modes(stream: TextIO, modes: list[Any], *, cursor: bytes = b"") -> None:
+    """Set a terminal's modes and its cursor, unless this process is in the background, where the attempt would stop it."""
     if os.tcgetpgrp(stream.fileno()) == os.getpgrp():
         termios.tcsetattr(stream, termios.TCSANOW, modes)
+        os.write(stream.fileno(), cursor)  # not through the stream, which may be in the middle of a write

@@ -48,7 +48,7 @@ def print_result(
         with discarding_unwritable(sys.stdout):
             show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None)
             if report.status == "done" and form is Format.FULL:
-                print_lines(_next_steps(facts, folder))
+                print_lines(_next_steps(report, facts, folder))
         show_diagnostics(told.diagnostics, form=form)
 
 
@@ -90,7 +90,7 @@ def show_summary(report: RecordedReport, facts: RunFacts, folder: RunFolder, *, 
     print_lines(lines)
 
 
-def _next_steps(facts: RunFacts, folder: RunFolder) -> list[str]:
+def _next_steps(report: RecordedReport, facts: RunFacts, folder: RunFolder) -> list[str]:
     """Render the commands that a user may want after a run that has completed."""
     from ttlaunch.running.checkpoints.complete import newest_step
     from ttlaunch.running.runs.facts import matching_runs, run_folders
@@ -99,6 +99,8 @@ def _next_steps(facts: RunFacts, folder: RunFolder) -> list[str]:
     is_enough = matching_runs(end, run_folders(Path("runs").absolute())) == [folder.path]
     run = shlex.quote(end if is_enough else short_name(folder.path, Path.cwd()))
     steps = [f"ttlaunch report {run}"] if facts.is_recipe else [f"ttlaunch logs {run}"]
+    if report.last_validation is not None:
+        steps.append(f"ttlaunch report {run} --plot")
     if newest_step(folder.path) is not None:
         steps.append(f"ttlaunch weights export {run} weights.safetensors")
     return [f"  {'' if number else 'next':16} {step}" for number, step in enumerate(steps)]
