@@ -45,7 +45,7 @@ def validate(
     kind: Annotated[
         str | None,
         typer.Option(
-            "--kind", metavar="KIND", help="The kind of a single file: hosts, mgd, bindings, cluster or train."
+            "--kind", metavar="KIND", help="The kind of a single file: hosts, mgd, bindings, cluster, train or mapping."
         ),
     ] = None,
     form: OutputFormat = Format.FULL,

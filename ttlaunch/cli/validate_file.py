@@ -23,7 +23,7 @@ from ttlaunch.diagnostics import (
 from ttlaunch.spec.topology.recognise import Kind, recognise
 
 _STANDARD_INPUT = "standard input"
-_HOW_TO_SAY = "choose with `--kind hosts`, `mgd`, `bindings`, `cluster` or `train`"
+_HOW_TO_SAY = "choose with `--kind hosts`, `mgd`, `bindings`, `cluster`, `train` or `mapping`"
 
 
 @dataclass

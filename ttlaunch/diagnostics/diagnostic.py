@@ -1,11 +1,12 @@
 """The report of one mistake: severity, stable code, a sentence, labels on the places that take part, notes, hints."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from ttlaunch.diagnostics.span import Span
+from ttlaunch.diagnostics.suggest import listed
 
 
 class Severity(StrEnum):
@@ -100,6 +101,27 @@ def mistake_at(
 def given_twice(code: str, message: str, span: Span, *, first: Span, verb: str = "given") -> Diagnostic:
     """Build the diagnostic for something that a file has twice; `verb` completes the label `first … here`."""
     return mistake_at(code, message, span, label="and again here", other=(first, f"first {verb} here"))
+
+
+def fold_repeats(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Make one diagnostic of all that say the same about one file: the first one, with the lines of the others in a note.
+
+    A name that is wrong where it is defined is reported wherever it is used; for the user that is one mistake.
+    """
+    found: dict[tuple[str, Severity, int | None], list[Diagnostic]] = {}
+    for diagnostic in diagnostics:
+        source = id(diagnostic.primary.span.source) if diagnostic.primary else None
+        found.setdefault((diagnostic.message, diagnostic.severity, source), []).append(diagnostic)
+    return [_folded(group) for group in found.values()]
+
+
+def _folded(group: Sequence[Diagnostic]) -> Diagnostic:
+    first = group[0]
+    lines = dict.fromkeys(each.primary.span.line for each in group[1:] if each.primary)
+    if not lines:
+        return first
+    note = f"the same again in line{'s' if len(lines) > 1 else ''} {listed(lines, last='and', quote='')}"
+    return replace(first, notes=(*first.notes, note))
 
 
 def place_of(diagnostic: Diagnostic) -> tuple[int, int]:

@@ -49,12 +49,7 @@ error[T013]: `slots` has no value; a whole number from 1 to 65536 was expected
   |
 1 | a slots
   |   ^^^^^ expected a whole number from 1 to 65536
-
-error[T013]: `slots` has no value; a whole number from 1 to 65536 was expected
- --> hosts.txt:2:3
-  |
-2 | b slots=
-  |   ^^^^^^ expected a whole number from 1 to 65536
+  = note: the same again in line 2
 """
     check(files, expected)
 

@@ -368,7 +368,7 @@ RelaxedGraph: [[M0, M1, 2]]
 """
     }
     expected = """\
-error[T034]: mesh 1 is made of board `lbx`, which does not exist
+error[T034]: a mesh is made of board `lbx`, which does not exist
  --> mgd.yaml:7:18
   |
 7 |   {id: 1, board: lbx, device_topology: [1, 8], host_topology: [1, 1]},
@@ -423,7 +423,7 @@ RelaxedGraph: [[M0, M1, 2]]
 """
     }
     expected = """\
-error[T036]: mesh 1 has device_topology [3, 5], but its hosts make [1, 8]
+error[T036]: a mesh has device_topology [3, 5], but its hosts make [1, 8]
  --> mgd.yaml:7:41
   |
 7 |   {id: 1, board: lbox, device_topology: [3, 5], host_topology: [1, 1]},

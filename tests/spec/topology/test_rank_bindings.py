@@ -250,7 +250,7 @@ warning[T021]: ranks 0 and 1 do not say which hosts of mesh 0 they are; the mesh
   |
 6 |   {id: 0, board: lbox, device_topology: [1, 16], host_topology: [1, 2]},
   |        - 1 × 2 = 2 hosts
-  = note: there are as many ranks as hosts, so the vendor's runtime finds out which is which
+  = note: there are as many ranks as hosts; some of the vendor's own bindings leave it open like this
 
 hint: add `mesh_host_rank:` with a number from 0 to 1
 """

@@ -209,7 +209,11 @@ def _unsaid_hosts(rows: Sequence[BoundRank], mesh: Mesh | Switch, *, is_whole: b
     label, hint = "has no `mesh_host_rank`", f"add `mesh_host_rank:` with a number from 0 to {mesh.hosts - 1}"
     other = (mesh.span, f"{mesh.host_shape[0]} × {mesh.host_shape[1]} = {counted(mesh.hosts, 'host')}")
     is_left_open = is_whole and len(rows) == mesh.hosts
-    note = "there are as many ranks as hosts, so the vendor's runtime finds out which is which" if is_left_open else ""
+    note = (
+        "there are as many ranks as hosts; some of the vendor's own bindings leave it open like this"
+        if is_left_open
+        else ""
+    )
     severity = Severity.WARNING if is_left_open else Severity.ERROR
     place = rows[0].mesh_span
     return mistake_at(

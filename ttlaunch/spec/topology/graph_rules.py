@@ -101,17 +101,19 @@ def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
             for joined in link.devices:
                 key = (int(linked_id), joined[end])
                 used[key] = (used.get(key, (0, link))[0] + joined[2], link)
-    full = set()
+    full, reported = set(), set()  # a link with too many channels is one mistake, and not one at each of its ends
     for (mesh_id, device), (count, link) in used.items():
         mesh = graph.mesh(mesh_id)
         free = free_ports(mesh, ports, device) if mesh else count
-        if mesh and count > free and mesh_id not in full:
+        if mesh and count > free and mesh_id not in full and link.span not in reported:
             full.add(mesh_id)
+            reported.add(link.span)
             message = f"device {device} of mesh {mesh_id} has {count} channels to other meshes but {free} free ports"
             yield mistake_at(codes.TOO_MANY_CHANNELS, message, link.span, other=(mesh.span, _shape(mesh)))
     for mesh_id, links in channels.items():
         count, mesh = sum(link.channels for link in links), graph.mesh(mesh_id)
-        if mesh and count > edge_ports[mesh.id] and mesh_id not in full:
+        if mesh and count > edge_ports[mesh.id] and mesh_id not in full and links[-1].span not in reported:
+            reported.add(links[-1].span)
             message = f"mesh {mesh_id} has {count} channels to other meshes but {edge_ports[mesh.id]} ports at its edge"
             sums = f"{' + '.join(str(link.channels) for link in links[:_MOST_SUMMED])} = {count} channels"
             label = sums if 1 < len(links) <= _MOST_SUMMED else ""

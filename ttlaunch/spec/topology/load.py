@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, has_errors
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, fold_repeats, has_errors
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import did_you_mean
 from ttlaunch.spec.located.codes import TOPOLOGY
@@ -23,6 +24,7 @@ from ttlaunch.spec.topology.parts import Part, add_part, join_parts
 from ttlaunch.spec.topology.places import (
     BINDINGS_FILE,
     DESCRIPTOR_FILES,
+    DESCRIPTORS,
     HOSTS_FILE,
     SUB_CONTEXT_FILES,
     NamedFile,
@@ -30,6 +32,7 @@ from ttlaunch.spec.topology.places import (
     display_name,
     find_file,
 )
+from ttlaunch.spec.topology.recognise import Kind, OtherKind, explain_other_kinds, kind_of_content
 
 if TYPE_CHECKING:
     from ttlaunch.spec.topology.mesh_graph import MeshGraph
@@ -78,10 +81,13 @@ def load_topology(folder: Path, *, name: str, environment: Mapping[str, str], wo
         reading.add([no_hosts(full_path, reading.name(full_path / HOSTS_FILE))])
     else:
         reading.read_hosts(full_path / HOSTS_FILE)
+    descriptors = [file for file in DESCRIPTOR_FILES if os.path.lexists(full_path / file)]
     if os.path.lexists(full_path / BINDINGS_FILE):
         reading.read_bindings(full_path / BINDINGS_FILE)
+        if any(other.expected is Kind.BINDINGS for other in reading.others):
+            for file in descriptors[:1]:  # the two may have been swapped
+                reading.read_descriptor(full_path / file)
     else:
-        descriptors = [file for file in DESCRIPTOR_FILES if os.path.lexists(full_path / file)]
         name_of_bindings = reading.name(full_path / BINDINGS_FILE)
         reading.add(no_bindings(full_path, name_of_bindings, descriptor=file) for file in descriptors[:1])
         for file in descriptors[:1]:
@@ -123,6 +129,23 @@ def load_bindings(source: Source, path: Path, *, environment: Mapping[str, str],
     return reading.finish(path.stem, None)
 
 
+def load_mapping(source: Source, path: Path, *, working_folder: Path) -> tuple[str, list[Diagnostic]]:
+    """Read a mapping of files and the descriptors that it names; return the counted parts and the diagnostics."""
+    from ttlaunch.spec.topology.sub_contexts import parse_mapping  # noqa: PLC0415 - imports pydantic
+
+    reading = _Reading({}, working_folder)
+    named, found = parse_mapping(source)
+    reading.add(found)
+    paths = {number: reading.find(path, file) for number, file in named.items()}
+    for number, file in named.items():
+        place = paths[number]
+        if file.key == DESCRIPTORS and place is not None:
+            reading.read_descriptor(place, file)
+    reading.add(explain_other_kinds(reading.others))
+    noun = "mock cluster" if any(file.key != DESCRIPTORS for file in named.values()) else "descriptor"
+    return counted(len(named), noun), reading.found
+
+
 def is_textproto(source: Source) -> bool:
     """Return whether a descriptor is one of version 2: its name ends in `.textproto`, or its text has such a field."""
     return source.name.endswith(".textproto") or bool(_TEXTPROTO.search(source.text))
@@ -156,6 +179,7 @@ class _Reading:
     parts: list[Part] = field(default_factory=list)
     descriptor_found: str | None = None
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    others: list[OtherKind] = field(default_factory=list)
 
     def name(self, path: Path) -> str:
         return display_name(path, working_folder=self.working_folder)
@@ -174,7 +198,7 @@ class _Reading:
 
     def read_hosts(self, path: Path, typed: Path | None = None) -> None:
         source = self.read(path, "a hostfile", typed)
-        if source:
+        if source and not self.is_other_kind(source, Kind.HOSTS):
             self.take_hosts(source)
 
     def take_hosts(self, source: Source) -> None:
@@ -184,7 +208,7 @@ class _Reading:
 
     def read_bindings(self, path: Path, typed: Path | None = None) -> None:
         source = self.read(path, "a rank bindings file", typed)
-        if source is None:
+        if source is None or self.is_other_kind(source, Kind.BINDINGS):
             return
         from ttlaunch.spec.topology import sub_contexts  # noqa: PLC0415 - imports pydantic
 
@@ -208,9 +232,10 @@ class _Reading:
 
         files: dict[int, Bindings] = {}
         for number, named in mapping.files.items():
-            file = self._find(path, named)
+            file = self.find(path, named)
             source = self.read(file, "a rank bindings file") if file else None
-            content = self._parse_bindings(source, file) if source and file else None
+            is_read = source is not None and not self.is_other_kind(source, Kind.BINDINGS, named)
+            content = self._parse_bindings(source, file) if source and file and is_read else None
             if isinstance(content, sub_contexts.SubContextFiles):
                 self.add([sub_contexts.nested_mapping(content, named, number)])
             elif content is not None and file is not None:
@@ -221,7 +246,7 @@ class _Reading:
         self.bindings, found = sub_contexts.merge_bindings(files, mapping)
         self.add(found)
 
-    def _find(self, bindings: Path, named: NamedFile) -> Path | None:
+    def find(self, bindings: Path, named: NamedFile) -> Path | None:
         found = find_file(named, bindings=bindings, working_folder=self.working_folder)
         if isinstance(found, Diagnostic):
             # Several sub-contexts may name the same missing file.
@@ -241,26 +266,36 @@ class _Reading:
         # A descriptor that no rank drives is read too, so that its mistakes are found and its meshes reported as idle.
         if bindings.descriptor and all(named != bindings.descriptor for named, _ in by_part.values()):
             if by_part:
-                self._find(file, bindings.descriptor)
+                self.find(file, bindings.descriptor)
             else:
                 by_part[None, ""] = (bindings.descriptor, [])
         for named, rows in by_part.values():
-            path = self._find(file, named)
+            path = self.find(file, named)
             if path is not None:
-                add_part(self.parts, Part(replace(bindings, rows=rows), self.read_descriptor(path), path))
+                graph = self.read_descriptor(path, named)
+                add_part(self.parts, Part(replace(bindings, rows=rows), graph, path))
 
-    def read_descriptor(self, path: Path) -> "MeshGraph | None":
+    def read_descriptor(self, path: Path, named: NamedFile | None = None) -> "MeshGraph | None":
         if path not in self.graphs:
             source = self.read(path, "a mesh graph descriptor")
-            self.graphs[path], found = parse_descriptor(source) if source else (None, [])
+            is_read = source is not None and not self.is_other_kind(source, Kind.MGD, named)
+            self.graphs[path], found = parse_descriptor(source) if source and is_read else (None, [])
             self.found += found
         return self.graphs[path]
+
+    def is_other_kind(self, source: Source, expected: Kind, named: NamedFile | None = None) -> bool:
+        """Return whether the content of a file is clearly that of another kind; that is then the only mistake to report."""
+        kind = kind_of_content(source)
+        if kind in {None, expected}:
+            return False
+        self.others.append(OtherKind(source, expected, kind or expected, named))
+        return True
 
     def read_cluster(self, path: Path) -> None:
         if not os.path.lexists(path):
             return
         source = self.read(path, "a cluster file")
-        if source is None:
+        if source is None or self.is_other_kind(source, Kind.CLUSTER):
             return
         from ttlaunch.spec.topology.cluster import parse_cluster  # noqa: PLC0415 - imports pydantic
 
@@ -269,6 +304,7 @@ class _Reading:
 
     def finish(self, name: str, folder: Path | None) -> Loaded:
         """Check the files against each other."""
+        self.add(explain_other_kinds(self.others))
         if self.bindings is not None:
             from ttlaunch.spec.topology.checks import check_hosts, check_meshes, check_slots  # noqa: PLC0415 - as above
 
@@ -286,7 +322,7 @@ class _Reading:
             is_valid = not has_errors(self.found) and not about_slots
             self.add(check_hosts(self.bindings, hosts, graphs, is_valid=is_valid))
         topology = None if has_errors(self.found) else self._topology(name, folder)
-        return Loaded(topology, self.found, self.files, self.descriptor_found)
+        return Loaded(topology, fold_repeats(self.found), self.files, self.descriptor_found)
 
     def _topology(self, name: str, folder: Path | None) -> Topology:
         shared = self.bindings.global_environment if self.bindings else {}

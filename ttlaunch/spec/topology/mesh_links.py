@@ -22,8 +22,13 @@ _RELAXED_FORM = "`[M0, M1, 2]`"
 _STRICT_FORM = "`[[M0, D1], [M1, D1], 1]`"
 
 
-def parse_links(root: MapNode, meshes: Mapping[MeshId, Mesh]) -> tuple[list[Link], list[Diagnostic]]:
-    """Read `RelaxedGraph` or `Graph`, whichever the descriptor has; the vendor's parser wants one of them, even if it is empty."""
+def parse_links(
+    root: MapNode, meshes: Mapping[MeshId, Mesh], *, missing: set[int]
+) -> tuple[list[Link], list[Diagnostic]]:
+    """Read `RelaxedGraph` or `Graph`, whichever the descriptor has; the vendor's parser wants one of them, even if it is empty.
+
+    Ids of meshes that links name and that do not exist are added to `missing`.
+    """
     relaxed, strict = items_of(root.entries.get("RelaxedGraph")), items_of(root.entries.get("Graph"))
     if "RelaxedGraph" in root.keys and "Graph" in root.keys:
         message = "the descriptor has both `RelaxedGraph` and `Graph`; one of them was expected"
@@ -44,6 +49,7 @@ def parse_links(root: MapNode, meshes: Mapping[MeshId, Mesh]) -> tuple[list[Link
             found.append(edge)
             continue
         mistakes = _check_edge(edge, meshes)
+        missing.update(end.number for end in edge.ends if MeshId(end.number) not in meshes)
         if not mistakes and edge.key in first_at:
             message = f"the link between {edge.low} and {edge.high} is given twice"
             mistakes = [given_twice(codes.LINK_TWICE, message, row.span, first=first_at[edge.key])]

@@ -41,13 +41,19 @@ def id_span(root: MapNode, path: tuple[Key, ...], kind: str) -> Span:
 
 @dataclass
 class Connections:
-    """The connections of one graph."""
+    """The connections of one graph.
+
+    Attributes:
+        edges: Those that could be read.
+        missing: Ids of meshes and switches that connections name and that do not exist.
+    """
 
     findings: Findings
     root: MapNode
     meshes: dict[int, Mesh]
     switches: dict[int, Switch]
     edges: list[Edge] = field(default_factory=list)
+    missing: set[int] = field(default_factory=set)
 
     def read(self, graph: GraphDescriptor, index: int) -> None:
         """Read the connections of the graph at this place of the file."""
@@ -130,6 +136,7 @@ class Connections:
         ref, there = getattr(node, kind), self.named(kind, number)
         end = End(kind, number, ref.device_id, id_span(self.root, path, kind))
         if there is None:
+            self.missing.add(number)
             self.findings.found.append(missing_end(kind, number, end.span))
             return None
         name, own = getattr(ref, f"{kind}_descriptor"), there.board if isinstance(there, Mesh) else there.name

@@ -124,6 +124,7 @@ class _Reading:
             switches=tuple(self.switches.values()),
             switch_links=tuple(connections.switch_links()),
             name=graph[0].name if graph else "G0",
+            missing=frozenset(connections.missing),
         )
         _check_pinnings(self.file.pinnings, self.findings, self.meshes)
         # After a mistake in a part of the graph, rules for the whole graph would only report its consequences.

@@ -22,7 +22,7 @@ from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.graph_rules import check_graph, check_mesh_gap
 from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES, MeshGraph
 from ttlaunch.spec.topology.mesh_links import parse_links
-from ttlaunch.spec.topology.model import Link, Mesh, MeshId
+from ttlaunch.spec.topology.model import Mesh, MeshId
 from ttlaunch.spec.topology.port_links import parse_port_links
 from ttlaunch.spec.topology.schema import BoardRow, MeshGraphFile, MeshRow
 
@@ -69,16 +69,25 @@ def mesh_graph_of(root: Node) -> tuple[MeshGraph | None, list[Diagnostic]]:
             _check_shape(row, file.boards[board], findings, paths=(("Mesh", index), ("Board", board)))
         kind = "" if board is None else file.boards[board].type.upper()
         meshes.append(_mesh(row, span_of(root, ("Mesh", index, "id")), kind=kind, channels=ports["N"]))
-    links, mistakes = _links(root, {mesh.id: mesh for mesh in meshes}, ports)
-    found += mistakes
-    graph = MeshGraph(file.chip_spec.arch.lower(), tuple(meshes), tuple(links), root.keys["Mesh"], ports=ports)
-    return graph, found + ([] if has_errors(found) else check_graph(graph))
-
-
-def _links(root: MapNode, meshes: dict[MeshId, Mesh], ports: dict[str, int]) -> tuple[list[Link], list[Diagnostic]]:
+    by_id = {mesh.id: mesh for mesh in meshes}
+    if len(by_id) < len(meshes):
+        # Which id the second mesh was meant to have is not known, so links and bindings cannot be checked.
+        return None, found
+    missing: set[int] = set()
     if _has_ports(root) and not items_of(root.entries.get("RelaxedGraph")):
-        return parse_port_links(root, meshes, ports)
-    return parse_links(root, meshes)
+        links, mistakes = parse_port_links(root, by_id, ports, missing=missing)
+    else:
+        links, mistakes = parse_links(root, by_id, missing=missing)
+    found += mistakes
+    graph = MeshGraph(
+        file.chip_spec.arch.lower(),
+        tuple(meshes),
+        tuple(links),
+        root.keys["Mesh"],
+        ports=ports,
+        missing=frozenset(missing),
+    )
+    return graph, found + ([] if has_errors(found) else check_graph(graph))
 
 
 def _has_ports(root: MapNode) -> bool:
@@ -146,7 +155,7 @@ def _check_mesh_ids(rows: list[MeshRow], findings: Findings) -> None:
 
 def _missing_board(row: MeshRow, path: tuple[Key, ...], boards: dict[str, int], *, findings: Findings) -> None:
     known = [shown(name) for name in boards]
-    message = f"mesh {row.id} is made of board `{shown(row.board)}`, which does not exist"
+    message = f"a mesh is made of board `{shown(row.board)}`, which does not exist"
     hint = "".join(did_you_mean(str(row.board), known))
     findings.add(codes.MISSING_BOARD, message, path, label=f"expected {listed(known)}", hint=hint)
 
@@ -159,7 +168,7 @@ def _check_shape(
     if row.device_topology == expected:
         return
     sums = f"hosts {row.host_topology} × board {board.topology} = {expected}"
-    message = f"mesh {row.id} has device_topology {row.device_topology}, but its hosts make {expected}"
+    message = f"a mesh has device_topology {row.device_topology}, but its hosts make {expected}"
     here, there = paths
     places = ((*here, "device_topology"), (*here, "host_topology"), (*there, "topology"))
     texts = (sums, f"{_times(row.host_topology)} hosts", f"{_times(board.topology)} devices on a board")

@@ -13,6 +13,8 @@ HOSTS_FILE = "hosts.txt"
 BINDINGS_FILE = "rank_bindings.yaml"
 DESCRIPTOR_FILES = ("mgd.yaml", "mgd.textproto")
 SUB_CONTEXT_FILES = "subcontext_id_to_rank_bindings"
+DESCRIPTORS = "subcontext_id_to_mesh_graph_descriptor"
+MOCK_CLUSTERS = "rank_to_cluster_mock_cluster_desc"
 
 _LONGEST_PATH = 200
 _LONGEST_NAME = 300
@@ -61,11 +63,22 @@ def find_file(named: NamedFile, *, bindings: Path, working_folder: Path) -> tupl
         else display_name(place.folder, working_folder=working_folder)
         for place in places
     ]
-    message = f"`{named.key}` names `{shown(named.written, longest=_LONGEST_PATH)}`, which does not exist"
-    notes = () if is_absolute else (f"looked in {listed(looked, last='and', quote='')}",)
+    paths = (absolute(Path(named.written), working_folder=place.folder) for place in places)
+    there = next((path for path in paths if os.path.lexists(path)), None)
+    problem = "does not exist"
+    if there is not None:
+        problem = "is a folder; a file was expected" if os.path.isdir(there) else "is not a regular file"  # noqa: PTH112 - as above
+    message = f"`{named.key}` names `{shown(named.written, longest=_LONGEST_PATH)}`, which {problem}"
+    notes = () if is_absolute or there is not None else (f"looked in {listed(looked, last='and', quote='')}",)
     beside = [file for file in (Path(named.written).name, *named.usual) if os.path.isfile(bindings.parent / file)]  # noqa: PTH113 - as above
     hints = tuple(f"did you mean `{file}`, which lies beside {bindings.name}?" for file in beside[:1])
-    return Diagnostic(codes.MISSING_FILE, message, Label(named.span, "no such file"), notes=notes, hints=hints)
+    return Diagnostic(
+        codes.MISSING_FILE,
+        message,
+        Label(named.span, "no such file" if there is None else "not a file"),
+        notes=notes,
+        hints=hints,
+    )
 
 
 def absolute(path: Path, *, working_folder: Path) -> Path:

@@ -56,14 +56,15 @@ class _Cable:
 
 
 def parse_port_links(
-    root: MapNode, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int]
+    root: MapNode, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int], *, missing: set[int]
 ) -> tuple[list[Link], list[Diagnostic]]:
-    """Read a `Graph` of ports."""
+    """Read a `Graph` of ports. Ids of meshes that it names and that do not exist are added to `missing`."""
     found: list[Diagnostic] = []
     cables: dict[tuple[tuple[int, str], tuple[int, str]], _Cable] = {}
     taken: dict[tuple[int, str], _Cable] = {}
     for row in items_of(root.entries.get("Graph")):
         cable = _cable(row, meshes, ports)
+        missing.update(_named_meshes(row) - meshes.keys())
         mistake = cable if isinstance(cable, Diagnostic) else _cable_problem(cable, cables.get(cable.key), taken)
         if isinstance(cable, _Cable) and mistake is None:
             cables[cable.key] = taken[cable.here.key] = cable
@@ -73,6 +74,11 @@ def parse_port_links(
     # The file lists each cable at both ends; it counts only once.
     once = [cable for cable in cables.values() if cable.key < cable.reverse_key or cable.reverse_key not in cables]
     return join_edges(Edge((one.here.end, one.there.end), 1, one.span, policy="STRICT") for one in once), found
+
+
+def _named_meshes(row: Node) -> set[MeshId]:
+    ids = (next(iter(items_of(end)), None) for end in items_of(row))
+    return {MeshId(node.value) for node in ids if isinstance(node, ScalarNode) and type(node.value) is int}
 
 
 def _cable(row: Node, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int]) -> _Cable | Diagnostic:

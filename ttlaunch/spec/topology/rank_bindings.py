@@ -14,11 +14,9 @@ from ttlaunch.spec.located.nodes import Key, MapNode, Node, ScalarNode, items_of
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.model import Binding, MeshId, Rank
-from ttlaunch.spec.topology.places import DESCRIPTOR_FILES, NamedFile
+from ttlaunch.spec.topology.places import DESCRIPTOR_FILES, DESCRIPTORS, NamedFile
 from ttlaunch.spec.topology.schema import BindingRow, BindingsFile, SubContextBindingsFile
 from ttlaunch.spec.topology.variables import expand_variables
-
-DESCRIPTORS = "subcontext_id_to_mesh_graph_descriptor"
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Bindings:
 
     Attributes:
         rows: The rows that could be read, in the order of the file.
-        complete: Whether every row could be read.
+        complete: Whether every row could be read, and no rank is left out.
         span: The place of the word `rank_bindings`.
         descriptor: The file that `mesh_graph_desc_path` names; None without this key.
         descriptors: The descriptor of each sub-context; empty without sub-contexts.
@@ -83,7 +81,7 @@ def parse_bindings(root: Node, *, environment: Mapping[str, str]) -> tuple[Bindi
             own = expand_variables(row.env_overrides, findings, path=place, environment=environment)
             rows.append(_bound_rank(row, root, path, own=own, shared=shared, descriptors=descriptors))
     is_complete = bool(items) and len(rows) == len(items)
-    _check_ranks(rows, findings, is_complete=is_complete)
+    is_complete = _check_ranks(rows, findings, is_complete=is_complete)
     span = root.keys.get("rank_bindings", root.span) if isinstance(root, MapNode) else root.span
     spans = {name: span_of(root, ("global_env", name)) for name in shared}
     return Bindings(rows, is_complete, span, _descriptor(root, ()), descriptors, shared, spans), found
@@ -154,8 +152,8 @@ def _descriptor(root: Node, path: tuple[Key, ...]) -> NamedFile | None:
     return None
 
 
-def _check_ranks(rows: list[BoundRank], findings: Findings, *, is_complete: bool) -> None:
-    """Ranks are unique and count from 0 without a gap."""
+def _check_ranks(rows: list[BoundRank], findings: Findings, *, is_complete: bool) -> bool:
+    """Check that ranks are unique and count from 0 without a gap, and return whether all ranks are known."""
     first: dict[int, Span] = {}
     for row in rows:
         rank, span = row.binding.rank, row.binding.span
@@ -167,3 +165,4 @@ def _check_ranks(rows: list[BoundRank], findings: Findings, *, is_complete: bool
         missing, above = gap
         message = f"ranks have a gap: there is a rank {above} but no rank {missing}"
         findings.add(codes.RANK_GAP, message, first[above], label=f"expected {missing}")
+    return is_complete and gap is None

@@ -5,11 +5,16 @@ mistakes, even one that is not valid YAML, is still recognised.
 """
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source
+from ttlaunch.diagnostics.suggest import listed, shown
+from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.places import DESCRIPTORS, MOCK_CLUSTERS, NamedFile
 
 _KEY = re.compile(r"(?:\{\s*)?[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?\s*:(?:\s|$)")
 _TEXTPROTO = re.compile(r"(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)\s*:?\s*[{<\[]")
@@ -25,6 +30,7 @@ class Kind(StrEnum):
     BINDINGS = "bindings"
     CLUSTER = "cluster"
     TRAIN = "train"
+    MAPPING = "mapping"
 
     @property
     def what(self) -> str:
@@ -38,12 +44,14 @@ _WHAT = {
     Kind.BINDINGS: "a rank bindings file",
     Kind.CLUSTER: "a cluster file",
     Kind.TRAIN: "a training file",
+    Kind.MAPPING: "a mapping of files",
 }
 _KEYS = {
     Kind.MGD: re.compile(r"chip_?spec|boards?|mesh(es)?|(relaxed_?)?graph", re.IGNORECASE),
-    Kind.BINDINGS: re.compile(r"rank_?bindings?|global_env|mesh_graph_desc_path|subcontext_id_to_\w+"),
+    Kind.BINDINGS: re.compile(r"rank_?bindings?|global_env|mesh_graph_desc_path|subcontext_id_to_rank_bindings"),
     Kind.CLUSTER: re.compile(r"user|port|identity_file|remote_folder|python|mpi_prefix|network|environment"),
     Kind.TRAIN: re.compile(r"\w+_config"),
+    Kind.MAPPING: re.compile(f"{DESCRIPTORS}|{MOCK_CLUSTERS}"),
 }
 _NAMES = {
     Kind.HOSTS: re.compile(r"host|machine"),
@@ -51,6 +59,15 @@ _NAMES = {
     Kind.BINDINGS: re.compile(r"bind"),
     Kind.CLUSTER: re.compile(r"cluster"),
     Kind.TRAIN: re.compile(r"train"),
+    Kind.MAPPING: re.compile(r"mapping"),
+}
+
+_HINTS = {
+    (
+        Kind.BINDINGS,
+        Kind.MAPPING,
+    ): "a run needs bindings: write `rank_bindings:` with the ranks, beside the descriptors of their "
+    "sub-contexts; `TT_METAL_MOCK_CLUSTER_DESC_PATH` of a rank goes into its `env_overrides`",
 }
 
 
@@ -65,6 +82,52 @@ class Recognised:
 
     kind: Kind | None
     others: tuple[Kind, ...] = ()
+
+
+@dataclass(frozen=True)
+class OtherKind:
+    """A file whose content is that of another kind than the one that its name or its path stands for.
+
+    Attributes:
+        named: Where other files name it; None if it has a name of its own, or was typed.
+    """
+
+    source: Source
+    expected: Kind
+    found: Kind
+    named: NamedFile | None = None
+
+
+def explain_other_kinds(others: Sequence[OtherKind]) -> Iterator[Diagnostic]:
+    """Report files of another kind; one diagnostic for all if each is what another one should be."""
+    if len(others) > 1 and Counter(one.expected for one in others) == Counter(one.found for one in others):
+        names = listed([one.source.name for one in others], last="and", quote="")
+        contents = listed([f"{one.source.name} is {one.found.what}" for one in others], last="and", quote="")
+        message = f"{names} are swapped: {contents}"
+        place = others[0].source.start()
+        hint = "exchange their names, or the paths that lead to them"
+        yield mistake_at(codes.OTHER_KIND, message, place, label=f"expected {others[0].expected.what}", hint=hint)
+        return
+    for one in others:
+        is_, expected = f"which is {one.found.what}", f"{one.expected.what} was expected"
+        hint = _HINTS.get((one.expected, one.found), "")
+        if one.named:
+            message = f"`{one.named.key}` names `{shown(one.named.written, longest=200)}`, {is_}; {expected}"
+            yield mistake_at(codes.OTHER_KIND, message, one.named.span, label=one.found.what, hint=hint)
+        else:
+            message = f"{one.source.name} is {one.found.what}; {expected}"
+            label = f"expected {one.expected.what}"
+            yield mistake_at(codes.OTHER_KIND, message, one.source.start(), label=label, hint=hint)
+
+
+def kind_of_content(source: Source) -> Kind | None:
+    """Return the kind to which most keys or lines of a text belong; None if that is not clear."""
+    scores = _scores(source)
+    best = max(scores.values(), default=0)
+    likely = [kind for kind, score in scores.items() if score == best and best]
+    # A single word may be the name of a host, and anything else.
+    is_clear = len(likely) == 1 and (likely != [Kind.HOSTS] or len(source.text.split()) > 1)
+    return likely[0] if is_clear else None
 
 
 def recognise(source: Source) -> Recognised:
@@ -87,6 +150,8 @@ def _scores(source: Source) -> dict[Kind, int]:
         return {Kind.MGD: 1}
     keys = [match[1] for line in lines if (match := _KEY.match(line))]
     scores = {kind: sum(1 for key in keys if pattern.fullmatch(key)) for kind, pattern in _KEYS.items()}
+    if scores[Kind.BINDINGS]:
+        scores[Kind.MAPPING] = 0  # bindings may name the descriptor of each sub-context too
     hosts = sum(1 for line in lines if _SLOTS.match(line) and not _KEY.match(line))
     is_list_of_names = not keys and bool(lines) and all(_HOST.match(line) for line in lines)
     return scores | {Kind.HOSTS: hosts or int(is_list_of_names)}

@@ -79,6 +79,26 @@ class SubContextFilesFile(Section):
     )
 
 
+class DescriptorMappingFile(Section):
+    """A file that names the descriptor of each sub-context, and no ranks."""
+
+    noun: ClassVar[str] = "a mapping of descriptors"
+
+    subcontext_id_to_mesh_graph_descriptor: Annotated[dict[NonNegative, Text], Field(min_length=1)] = Field(
+        description="the descriptor of each sub-context, from 0; looked for beside this file first"
+    )
+
+
+class MockMappingFile(Section):
+    """A file that names the description of a cluster that each rank takes for its own, for tests without devices."""
+
+    noun: ClassVar[str] = "a mapping of mock clusters"
+
+    rank_to_cluster_mock_cluster_desc: Annotated[dict[NonNegative, Text], Field(min_length=1)] = Field(
+        description="the file of each rank; looked for beside this file first"
+    )
+
+
 class EthernetPorts(Section):
     """Ethernet ports of a chip, per direction."""
 

@@ -19,9 +19,9 @@ from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.located.yaml import parse_yaml
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.model import Rank
-from ttlaunch.spec.topology.places import SUB_CONTEXT_FILES, NamedFile
-from ttlaunch.spec.topology.rank_bindings import DESCRIPTORS, Bindings, BoundRank, named_files, parse_bindings
-from ttlaunch.spec.topology.schema import SubContextFilesFile
+from ttlaunch.spec.topology.places import DESCRIPTORS, MOCK_CLUSTERS, SUB_CONTEXT_FILES, NamedFile
+from ttlaunch.spec.topology.rank_bindings import Bindings, BoundRank, named_files, parse_bindings
+from ttlaunch.spec.topology.schema import DescriptorMappingFile, MockMappingFile, SubContextFilesFile
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,17 @@ def parse_any_bindings(
         return SubContextFiles(named_files(root, SUB_CONTEXT_FILES), root.keys[SUB_CONTEXT_FILES]), found
     bindings, mistakes = parse_bindings(root, environment=environment)
     return bindings, [*found, *mistakes, *_check_numbers(root, DESCRIPTORS)]
+
+
+def parse_mapping(source: Source) -> tuple[dict[int, NamedFile], list[Diagnostic]]:
+    """Read the text of a mapping that names descriptors of sub-contexts, or mock clusters of ranks; return the named files."""
+    root, found = parse_yaml(source, codes=TOPOLOGY)
+    if not isinstance(root, MapNode):
+        return {}, found
+    if MOCK_CLUSTERS in root.keys:
+        return named_files(root, MOCK_CLUSTERS), found + check_schema(MockMappingFile, root, codes=TOPOLOGY)[1]
+    found += check_schema(DescriptorMappingFile, root, codes=TOPOLOGY)[1]
+    return named_files(root, DESCRIPTORS), [*found, *_check_numbers(root, DESCRIPTORS)]
 
 
 def check_rows(bindings: Bindings) -> Iterator[Diagnostic]:
