@@ -91,7 +91,7 @@ def test_a_script_cannot_be_placed(refused, star):
 
 
 def test_validate_warns_of_bindings_that_cost_much_more(ttlaunch, star):
-    answer = ttlaunch(f"validate star --recipe {HIERARCHY}")
+    answer = ttlaunch(f"validate star --recipe {HIERARCHY} --set multihost_config.socket_type=fabric")
     expected = """\
 warning[P013]: these bindings cost 5; another order of the hosts costs 3
  --> star/rank_bindings.yaml:2:12
@@ -104,6 +104,11 @@ hint: `ttlaunch place hierarchical_parallel --on star` proposes that order
 
 """
     assert (expected, 0) == (answer.stderr, answer.status)
+
+
+def test_links_that_no_message_uses_are_no_reason_to_warn(ttlaunch, star):
+    answer = ttlaunch(f"validate star --recipe {HIERARCHY}")
+    assert ("", 0) == (answer.stderr, answer.status)
 
 
 FABRIC = "plan hierarchical_parallel --set multihost_config.socket_type=fabric --set multihost_config.num_workers"

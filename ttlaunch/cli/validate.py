@@ -73,10 +73,12 @@ def validate(
         )
     spec = replace(spec, target=recipe, on=configuration)
     result = resolve(spec, dialogue=TerminalDialogue(form, verbose=verbose))
-    if result.ok and result.topology is not None and result.layout is not None:
+    if result.ok and result.topology is not None and result.layout is not None and result.choice is not None:
+        from ttlaunch.planning.fabric import sends_over_links
         from ttlaunch.planning.place import check_placement
 
-        result.diagnostics += check_placement(result.topology, result.layout, recipe=result.name)
+        if sends_over_links(result.choice.loaded):
+            result.diagnostics += check_placement(result.topology, result.layout, recipe=result.name)
     _show(result, form=form, verbose=verbose)
     exit_with(exit_status(result.diagnostics))
 

@@ -34,9 +34,14 @@ class _FabricPairs:
         return f"rank {rank} ({self.roles[rank].replace('_', ' ')})"
 
 
+def sends_over_links(loaded: LoadedConfig) -> bool:
+    """Whether ranks send along the links of the mesh graph; other sockets use the network between the hosts."""
+    return loaded.checked.multihost_config.socket_type == "fabric"
+
+
 def check_fabric(loaded: LoadedConfig, topology: Topology, layout: RoleLayout) -> Iterator[Diagnostic]:
     """Yield what keeps fabric sockets from working between the ranks of this layout; nothing for other sockets."""
-    if loaded.checked.multihost_config.socket_type != "fabric":
+    if not sends_over_links(loaded):
         return
     drives = {Rank(binding.rank): topology.driven(binding) for binding in topology.bindings}
     pairs = [pair for pair in traffic(layout) if drives and drives[pair[0]] != drives[pair[1]]]

@@ -69,6 +69,11 @@ def scaffold(
     }
 
 
+def scaffold_plain(name: str, hosts: list[tuple[str, int]]) -> dict[str, str]:
+    """Return the files of a configuration of machines without Tenstorrent devices, which leaves the number of ranks open."""
+    return {"hosts.txt": _hosts_text(name, hosts)}
+
+
 def _split(part: str) -> tuple[str, str]:
     host, colon, slots = part.strip().partition(":")
     return host, slots if colon else "1"
