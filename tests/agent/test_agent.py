@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -224,6 +225,19 @@ def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(hosted):
     *before, (looked, _) = run.until("looked")
     assert "blackbox/rank-1.box" in [header.get("name") for header, _ in before]
     assert (looked["question"], looked["stopped"], [rank for rank, _ in looked["faults"]]) == (7, [1], [0, 1])
+
+
+def test_a_removed_folder_is_reported_once_and_the_outermost_of_several(tmp_path, hosted):
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    run = hosted(needed={"outer": str(tmp_path / "outer"), "inner": str(tmp_path / "outer/inner")})
+    shutil.rmtree(tmp_path / "outer")
+    kinds = []
+    while kinds.count("alive") < 3:
+        frame = run.expect()[0]
+        kinds.append(frame["kind"])
+        if frame["kind"] == "folder_gone":
+            assert ("outer", str(tmp_path / "outer")) == (frame["what"], frame["path"])
+    assert 1 == kinds.count("folder_gone")
 
 
 def test_processes_of_other_runs_are_left_alone(hosted):

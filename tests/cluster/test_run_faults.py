@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -149,6 +150,23 @@ def test_a_host_whose_agent_was_stopped_is_lost_with_that_reason_and_its_ranks_a
     assert error.endswith(") was stopped by a signal")
     assert not [pid for pid, line in cluster.pids("node1").items() if "wait.py" in line]
     os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+@pytest.mark.parametrize(
+    ("removed", "what"), [(".ttlaunch/runs", "the run's folder"), (".ttlaunch", "ttlaunch's folder")]
+)
+def test_a_removed_folder_of_a_run_on_a_host_is_named_with_who_needed_it(cluster, waiting, tmp_path, removed, what):
+    shutil.rmtree(cluster.path("node1", f"/root/{removed}"))
+    assert waiting.ends(within_s=30) == 1
+    notice, error, *rest = waiting.stderr.splitlines()
+    assert notice.startswith(f"{what} on node1 was removed: /root/.ttlaunch")
+    assert notice.endswith("; the run cannot go on")
+    assert error.startswith(f"error[R066]: {what} on node1 was removed: /root/.ttlaunch")
+    assert " = note: it was needed by rank 1" in rest
+    [report] = tmp_path.glob("runs/*/report.json")
+    failure = json.loads(report.read_text())["failure"]
+    assert ("folder_lost", "node1", None) == (failure["class"], failure["host"], failure["rank"])
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
 

@@ -13,6 +13,8 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit, kind_of
 from ttlaunch.running.conclude import different_parameters
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.lost_folders import LostFolder
 from ttlaunch.running.lost_hosts import LostHost
 from ttlaunch.running.report import combine_digests
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -22,6 +24,26 @@ ROLES = ["worker", "worker", "aggregator", "optimizer"]
 
 
 RECORDS = {"exit": RankExit, "error": RankError, "started": lambda: None}
+
+
+def test_a_removed_folder_is_named_before_the_shims_that_it_ended_but_not_before_an_exception_of_a_rank():
+    ranks = [RankState(RankRow(rank, host, 0, "worker")) for rank, host in enumerate(("a", "b"))]
+    run = LostFolder("the run's folder", "/far/runs/1", 10.0, ends_run=True)
+    failure = first_failure(ranks, lost_shims={1: 9.8}, lost_folders={"b": run}, stopped=False)
+    assert ("R066", Cause.FOLDER_LOST, "b", None) == (failure.code, failure.kind, failure.host, failure.rank)
+    assert "the run's folder on b was removed: /far/runs/1, while the run needed it" == failure.message
+    assert ("it was needed by rank 1",) == failure.evidence
+    code = LostFolder("the synced code", "/far/code", 10.0, ends_run=False)
+    assert first_failure(ranks, lost_shims={}, lost_folders={"b": code}, stopped=False) is None
+    for kind, message, named in (
+        ("ModuleNotFoundError", "No module named 'late'", None),
+        ("FileNotFoundError", "no such file: '/far/code/x'", None),
+        ("ValueError", "bucket 7", 1),
+    ):
+        ranks[1].error = RankError(time=12.0, type=kind, message=message)
+        failure = first_failure(ranks, lost_shims={}, lost_folders={"b": code}, stopped=False)
+        assert named == failure.rank
+    assert "meanwhile the synced code on b was removed: /far/code" in failure.evidence
 
 
 def states(**by_rank):

@@ -7,7 +7,7 @@ the launcher knows, without trusting the network, that the lease has run out `le
 
 Frames from the launcher: `hello` (its version, and how many pieces it has), `renew` (a reading of this host's clock, and how
 many pieces it has), orders (`signal`, `look`, `stack_dump`, `end`) and `bye` (it has everything). Frames to it: `ready`,
-`file` (a piece), `lost_shim`, `looked`, `alive`, `ended`, `refused`. Python 3.9 and the standard library only.
+`file` (a piece), `lost_shim`, `folder_gone`, `looked`, `alive`, `ended`, `refused`. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class AgentServer:
         self._question: int | None = None
         self._answered: int | None = None
         self._reported_shims: set[int] = set()
+        self._reported_folder = False
         self._alive_at = self._boxes_at = -math.inf
 
     def serve(self) -> bool:
@@ -162,6 +163,7 @@ class AgentServer:
         self._look_anew()
         self._sent_ended = False
         self._reported_shims.clear()
+        self._reported_folder = False
         self._alive_at = -math.inf
 
     def _confirm(self, received: int) -> None:
@@ -215,6 +217,10 @@ class AgentServer:
         if now - self._alive_at >= _ALIVE_S:
             self._alive_at = now
             line.send({"kind": "alive", "clock": lease_clock(), "done": self._done})
+            lost = None if self._reported_folder or self._killed is not None else self._run.lost_folder()
+            if lost is not None:
+                self._reported_folder = True
+                line.send({"kind": "folder_gone", **lost})
         for rank in [rank for rank in self._run.lost_shims if rank not in self._reported_shims]:
             self._reported_shims.add(rank)
             line.send({"kind": "lost_shim", "rank": rank, "time": self._run.lost_shims[rank]})

@@ -22,7 +22,7 @@ from ttlaunch.agent.stop_marker import leave_farewell, leave_stop_marker
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
 PIECE = 128 * 1024
@@ -35,13 +35,31 @@ class HostedRun:
     """The files and processes of one run on this host."""
 
     def __init__(
-        self, run_id: str, folder: str, scratch: str, *, own_ranks: Collection[int], daemons: Collection[str] = ()
+        self,
+        run_id: str,
+        folder: str,
+        scratch: str,
+        *,
+        own_ranks: Collection[int],
+        daemons: Collection[str] = (),
+        needed: Mapping[str, str] | None = None,
     ) -> None:
+        """Begin with a run whose ranks have not been started.
+
+        Args:
+            run_id: The run's id.
+            folder: The run's folder.
+            scratch: The run's folder in shared memory.
+            own_ranks: The ranks of this host.
+            daemons: The names of the engine's processes.
+            needed: What each folder that the run needs here is for, with its path; a folder comes before those inside it.
+        """
         self.lost_shims: dict[int, float] = {}  # rank to when it was seen, seconds since the epoch
         self._id = run_id
         # Hosts may share the run's folder, and then see files of each other's ranks, whose processes run elsewhere.
         self._own = frozenset(f"rank-{rank}" for rank in own_ranks)
         self._daemons = daemons
+        self._needed = needed or {}
         self._folder = folder
         self._scratch = scratch
         self._boxes: dict[str, bytes] = {}  # flight recorders as they were last sent, by name
@@ -86,6 +104,17 @@ class HostedRun:
             del self._shims[rank]
             if not os.path.exists(os.path.join(self._folder, contract.exit_file(rank))):
                 self.lost_shims[rank] = time.time()
+
+    def lost_folder(self) -> dict[str, Any] | None:
+        """Return the first folder that the run needs and that no longer exists; None while all are there."""
+        for what, path in self._needed.items():
+            try:
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return {"what": what, "path": path, "time": time.time()}
+            except OSError:  # a network that does not answer has removed nothing
+                continue
+        return None
 
     def processes(self) -> dict[str, Any]:
         """Return what the ranks' processes do, and which processes of the run are stopped."""

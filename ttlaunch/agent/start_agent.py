@@ -38,7 +38,7 @@ def main(arguments: dict[str, Any]) -> int:
     Args:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
             sockets and shared memory, absolute; `ranks`: those of this host; `daemons`: names of the engine's
-            processes, which are killed last; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
+            processes, which are killed last; `needed`: what each folder that the run needs is for, with its path; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
             run lasts; `lease_s`: seconds that ranks may run without a frame from the launcher.
     """
     try:
@@ -82,6 +82,7 @@ def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int) -> N
         arguments["scratch"],
         own_ranks=arguments["ranks"],
         daemons=arguments.get("daemons", ()),
+        needed=arguments.get("needed"),
     )
     server = AgentServer(run, listener, lease_s=lease_s)
     try:

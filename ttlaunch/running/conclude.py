@@ -13,8 +13,10 @@ from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.failures.name_cause import name_lost_folder
 from ttlaunch.running.failures.stderr_tail import read_stderr_tail
 from ttlaunch.running.logs.output import FROM_A_RANK
+from ttlaunch.running.lost_folders import LostFolder
 from ttlaunch.running.lost_hosts import Losses, LostHost
 from ttlaunch.running.replicas import ReplicaWatch, find_difference
 from ttlaunch.running.report import Report, make_report
@@ -53,13 +55,15 @@ class Ending:
     failure: Failure | None = None
     lost_shims: dict[int, float] = field(default_factory=dict)
     lost_hosts: dict[str, LostHost] = field(default_factory=dict)
+    lost_folders: dict[str, LostFolder] = field(default_factory=dict)
     stood_still_s: float = 0.0
 
     def note_losses(self, losses: Losses) -> None:
-        """Add lost hosts, and lost shims unless the run is being ended: ending a run kills shims."""
+        """Add lost hosts and folders, and lost shims unless the run is being ended: ending a run kills shims."""
         if self.since is None:
             self.lost_shims.update(losses.shims)
         self.lost_hosts.update(losses.hosts)
+        self.lost_folders.update(losses.folders)
 
 
 def conclude(
@@ -122,6 +126,7 @@ def find_failure(
         watch.ranks,
         lost_shims=lost_shims,
         lost_hosts=ending.lost_hosts,
+        lost_folders=ending.lost_folders,
         stopped=stopped,
         witnesses=_witnesses(folder, ending, watch.ranks, engine=engine),
     )
@@ -129,6 +134,8 @@ def find_failure(
     if failure is not None or ordered:
         return failure
     unfinished = [state for state in watch.ranks if state.exit is None]
+    if ending.lost_folders and (returncode != 0 or unfinished):
+        return name_lost_folder(*next(iter(ending.lost_folders.items())), watch.ranks)
     if returncode != 0 or unfinished:
         return _engine_failure(folder, engine, returncode, unfinished=unfinished)
     return different_parameters(plan, watch.ranks)

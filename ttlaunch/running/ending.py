@@ -196,6 +196,8 @@ class RunEnd:
         ending = self._ending
         if ending.lost_hosts or ending.failure is not None:
             return True
+        if any(lost.ends_run for lost in ending.lost_folders.values()):
+            return True
         if ending.signal_number and not self._is_recipe:
             return False
         return bool(ending.lost_shims) or any(state.phase is Phase.FAILED for state in ranks)

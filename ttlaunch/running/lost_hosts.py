@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.errors import HostError
 from ttlaunch.running.logs.output import View
+from ttlaunch.running.lost_folders import LostFolder
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
@@ -98,11 +99,13 @@ class Losses:
         shims: Ranks whose shim is gone, with the time at which this was noticed, seconds since the epoch.
         hosts: Lost hosts, by name.
         silent: Hosts that have sent nothing for long and are not lost yet, by name.
+        folders: Removed folders of the run, by host; that of this machine under "".
     """
 
     shims: Mapping[int, float]
     hosts: Mapping[str, LostHost]
     silent: Mapping[str, SilentHost] = field(default_factory=dict)
+    folders: Mapping[str, LostFolder] = field(default_factory=dict)
 
 
 class SilenceWatch:

@@ -13,6 +13,7 @@ from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
 from ttlaunch.planning.launch_plan import EngineNames
 from ttlaunch.records.agents import ProcessReport, RankProcess, StoppedHelper
 from ttlaunch.records.parser import parse
+from ttlaunch.running.lost_folders import LostFolder, look_at_scratch
 from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.watch import RankState
 
@@ -126,6 +127,7 @@ class LocalRankController:
         self._run_id = run_id
         self._run_folder = run_folder
         self._lost: dict[int, float] = {}
+        self._lost_folder: LostFolder | None = None
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
         """Return nothing: the engine needs no help to start processes on this machine."""
@@ -137,7 +139,8 @@ class LocalRankController:
             pid = state.started.shim_pid if state.started else None
             if pid and state.exit is None and is_gone(pid):
                 self._lost.setdefault(state.row.rank, time.time())
-        return Losses(self._lost, {})
+        self._lost_folder = self._lost_folder or look_at_scratch(self.recordings, time.time())
+        return Losses(self._lost, {}, folders={"": self._lost_folder} if self._lost_folder else {})
 
     def signal_ranks(
         self,

@@ -38,6 +38,7 @@ from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.hang.stopped import StoppedWatch
 from ttlaunch.running.logs.merge import MergedWriter
 from ttlaunch.running.logs.output import EngineOutput, View
+from ttlaunch.running.lost_folders import FolderWatch
 from ttlaunch.running.lost_hosts import SilenceWatch
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
@@ -113,6 +114,7 @@ class _Supervision:
         self._lost = LostCheckpoints(self.view)
         self._hangs = HangWatch(self.plan, self.folder, self.controller, timeout_s=hang_timeout_s)
         self._silence = SilenceWatch(self.folder, self.view)
+        self._folders = FolderWatch(self.folder, self.view)
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
         self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds)
 
@@ -244,6 +246,7 @@ class _Supervision:
         losses = self.controller.losses(self.watch.ranks)
         self._ending.note_losses(losses)
         self._silence.notice(losses)
+        self._folders.notice(losses.folders)
 
     def _notice_last_losses(self) -> None:
         """Notice losses after the end of the run; a folder that cannot be written then becomes the reported failure."""

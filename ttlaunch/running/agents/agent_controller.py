@@ -110,7 +110,8 @@ class AgentRankController:
         shims = {rank: when for link in self._links for rank, when in link.lost_shims.items()}
         hosts = {link.host: link.lost for link in self._links if link.lost is not None}
         silent = {link.host: silence for link in self._links if (silence := link.silence()) is not None}
-        return Losses(shims, hosts, silent)
+        folders = {link.host: link.lost_folder for link in self._links if link.lost_folder is not None}
+        return Losses(shims, hosts, silent, folders)
 
     def signal_ranks(
         self,

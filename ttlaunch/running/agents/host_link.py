@@ -27,11 +27,13 @@ from ttlaunch.records.agents import (
     AgentReady,
     AgentStopped,
     FilePiece,
+    FolderGone,
     ProcessReport,
     ShimLost,
     parse_agent_frame,
 )
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord
+from ttlaunch.running.lost_folders import LostFolder, ends_run
 from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 
 START_S = 10.0
@@ -80,6 +82,7 @@ class HostLink:
         lost: Why the host counts as lost; None while it does not.
         unwritable: Why a file from the host could not be written on this machine.
         lost_shims: Ranks whose shim is gone, with the time at which the agent noticed it.
+        lost_folder: A folder that the run needs on the host and that was removed; None while all exist.
         over: Set when the host will send nothing more.
     """
 
@@ -113,6 +116,7 @@ class HostLink:
         self.unwritable: OSError | None = None
         self.over = threading.Event()
         self.lost_shims: dict[int, float] = {}
+        self.lost_folder: LostFolder | None = None
         self._transport, self._arguments, self._pythons = transport, arguments, (python,)
         self._ranks, self._last_step = frozenset(ranks), last_step
         self._keep, self._note = keep, note
@@ -239,6 +243,9 @@ class HostLink:
                 self._wake.set()
             case ShimLost():
                 self.lost_shims.setdefault(frame.rank, frame.time - self.clock_offset_s)
+            case FolderGone(what=what, path=path):
+                noticed = frame.time - self.clock_offset_s
+                self.lost_folder = self.lost_folder or LostFolder(what, path, noticed, ends_run=ends_run(what))
             case AgentGone():
                 raise HostError(self.host, Trouble.SCRIPT, f"its agent reports: {frame.reason}")
             case AgentEnded():

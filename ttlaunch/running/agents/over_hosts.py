@@ -19,6 +19,7 @@ from ttlaunch.planning.on_host import HostPlaces, plan_on_host
 from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents, start_agents
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay
+from ttlaunch.running.lost_folders import folders_on_host
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Watch
 
@@ -111,6 +112,9 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
         "folder": folder,
         "scratch": str(run.scratch),
         "ranks": _ranks_of(run, host),
+        "needed": folders_on_host(
+            run=folder, scratch=str(run.scratch), release=host.release, remote=host.remote_folder
+        ),
         "daemons": list(run.plan.engine.names.daemons),
         "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,

@@ -18,15 +18,19 @@ from ttlaunch.running.failures.name_cause import (
     name_ending,
     name_exception,
     name_lost_daemon,
+    name_lost_folder,
     name_lost_shim,
     next_step,
 )
 from ttlaunch.running.failures.stderr_tail import StderrTail, chained
+from ttlaunch.running.lost_folders import LostFolder, describe_loss
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import RankState
 
 _HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _FOLLOWS = 0, 1, 2
 """The order in which endings are reported: with a cause of their own, with only an exit status, caused by another rank."""
+_NEEDS_FOLDERS = {Cause.IMPORT_ERROR, Cause.SHIM_LOST, Cause.DAEMON_LOST, Cause.NOT_STARTED}
+"""The classes of endings that a removed folder explains."""
 _OUT_OF_MEMORY_TOGETHER_S = 2.0  # the kernel takes that long to free a killed rank of many gigabytes
 
 
@@ -59,6 +63,7 @@ def first_failure(
     *,
     lost_shims: Mapping[int, float],
     lost_hosts: Mapping[str, LostHost] | None = None,
+    lost_folders: Mapping[str, LostFolder] | None = None,
     stopped: bool,
     witnesses: Witnesses | None = None,
 ) -> Failure | None:
@@ -68,6 +73,8 @@ def first_failure(
         ranks: All ranks, after their endings were read.
         lost_shims: Ranks whose shim is gone without a record, with the time at which this was noticed.
         lost_hosts: Lost hosts by name. The time of such a failure is that of the last frame from the host.
+        lost_folders: Folders of the run that were removed, by host. A folder without which a run may complete is named only for
+            a failure that its loss explains.
         stopped: Whether the launcher was ordered to end the run, or ends it itself; endings by its signals are then no failures.
         witnesses: Logs and other evidence; None if there is none.
     """
@@ -80,11 +87,18 @@ def first_failure(
         if lost is None and rank in seen.engine.killed_shims and not state.started:
             lost = seen.killing_since or math.inf
         candidates += _of_rank(state, lost, seen, stopped=stopped, lost_peer=rank in seen.engine.gave_up)
+    folders = {} if stopped else lost_folders or {}
+    candidates += [
+        _Candidate(_HAS_OWN_CAUSE, name_lost_folder(host, lost, ranks))
+        for host, lost in folders.items()
+        if lost.ends_run
+    ]
     if not candidates:
         return None
     candidates = _without_shims_killed_later(candidates)
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
     first = _largest_out_of_memory(first, candidates, ranks)
+    first = _follows_from_folder(first, folders, ranks)
     followers = _followers(first, candidates, ranks, lost_hosts=lost_hosts or {})
     last_lines = seen.stderr_tail(first.rank).lines if first.rank is not None else ()
     hint = first.next_step or next_step(first)
@@ -163,6 +177,18 @@ def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Cand
         next_step=NEXT_STEP,
     )
     return _Candidate(_HAS_OWN_CAUSE, failure)
+
+
+def _follows_from_folder(first: Failure, folders: Mapping[str, LostFolder], ranks: list[RankState]) -> Failure:
+    """Return the loss of a folder in place of a failure that follows from it; any other failure gets a note about the loss."""
+    for host, lost in folders.items():
+        text = " ".join((first.cause, *first.evidence))
+        if lost.ends_run or host not in {"", first.host}:
+            continue
+        if first.kind in _NEEDS_FOLDERS or lost.path in text:
+            return name_lost_folder(host, lost, ranks)
+        first = replace(first, evidence=(*first.evidence, f"meanwhile {describe_loss(host, lost)}"))
+    return first
 
 
 def _followers(

@@ -28,6 +28,7 @@ class Cause(StrEnum):
     CRASHED = "crashed"  # in compiled code
     SHIM_LOST = "shim_lost"  # the rank's parent was killed, and the rank with it
     DAEMON_LOST = "daemon_lost"  # the engine's own process on a host was killed, and shims and ranks with it
+    FOLDER_LOST = "folder_lost"  # somebody removed a folder of the run
     HOST_LOST = "host_lost"
     HUNG = "hung"  # no rank made progress
     DIFFERS = "replicas_differ"  # ranks hold the same tensor with different bits

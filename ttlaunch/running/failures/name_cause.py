@@ -1,6 +1,7 @@
 """Describe a rank's failure for the report: a clause, the line of code if it is known, facts, and what to do next."""
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 from ttlaunch.diagnostics.count import render_size
@@ -8,6 +9,7 @@ from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure
 from ttlaunch.running.failures.stderr_tail import StderrTail
+from ttlaunch.running.lost_folders import LOOK_S, LostFolder, describe_loss
 from ttlaunch.running.watch import RankState
 
 _CODES = {
@@ -35,6 +37,7 @@ _SIGNALS = {
 """The clause about an ending by a signal of each class, with `{}` for the signal's name."""
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
+_MOST_NAMED = 8
 _ROLE_OF_PROGRAMS = "rank"  # the role of all ranks of a program that is no recipe
 _RESUME = "`ttlaunch run RECIPE --resume latest` continues from the newest checkpoint"
 _STEPS = {
@@ -45,6 +48,7 @@ _STEPS = {
     Cause.KILLED: f"find out who sent it: a person, a batch system at its limit, a watchdog; {_RESUME}",
     Cause.SHIM_LOST: f"find out who kills processes on that host; {_RESUME}",
     Cause.DAEMON_LOST: f"find out who kills processes on that host; {_RESUME}",
+    Cause.FOLDER_LOST: "find out who removes it: a clean-up of temporary files, a batch system, a person",
     Cause.LOST_PEER: "`ttlaunch doctor --on NAME` tries the network between the hosts",
 }
 _STEPS_OF_PROGRAMS = {
@@ -121,6 +125,21 @@ def name_lost_daemon(state: RankState, seen: float, *, launcher: str) -> Failure
     host = state.row.host
     cause = f"{launcher}'s daemon on {host} was killed, and took the ranks there along"
     return Failure(code="R057", kind=Cause.DAEMON_LOST, host=host, step=state.step or None, cause=cause, time=seen)
+
+
+def name_lost_folder(host: str, lost: LostFolder, ranks: Sequence[RankState]) -> Failure:
+    """Make the failure of a run one of whose folders was removed; `host` is "" for this machine."""
+    needed_by = [str(state.row.rank) for state in ranks if host in {"", state.row.host}]
+    more = ", …" if len(needed_by) > _MOST_NAMED else ""
+    hosts = {state.row.host for state in ranks}
+    return Failure(
+        code="R066",
+        kind=Cause.FOLDER_LOST,
+        host=host or (hosts.pop() if len(hosts) == 1 else None),
+        cause=f"{describe_loss(host, lost)}, while the run needed it",
+        time=lost.time - LOOK_S,
+        evidence=(f"it was needed by rank {', '.join(needed_by[:_MOST_NAMED])}{more}",) if needed_by else (),
+    )
 
 
 def _exception_clause(kind: Cause, name: str, message: str) -> str:
