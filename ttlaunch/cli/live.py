@@ -128,7 +128,7 @@ class PlainView:
         self._reports_ready = reports_ready
         self._last_line = 0.0
         self._lead: int | None = None
-        self._reason = ""
+        self._reason, self._next_reason_s = "", _SLOW_START_S
 
     def output(self, stream: str, line: bytes) -> None:
         self._write(sys.stdout if stream == "stdout" else sys.stderr, line)
@@ -144,12 +144,14 @@ class PlainView:
             print_output([line], to=stream)
 
     def tick(self, ranks: list[RankState]) -> None:
-        """After some seconds of start-up, print what it waits for, and again when that changes."""
+        """Every few seconds of start-up, print what it waits for if that has changed."""
         waited = time.time() - self._began
-        reason = slow_start(ranks, reports_ready=self._reports_ready) if waited >= _SLOW_START_S else ""
+        if waited < self._next_reason_s:
+            return
+        reason = slow_start(ranks, reports_ready=self._reports_ready)
         if reason and reason != self._reason:
             self._write(sys.stdout, f"start-up, {render_duration(waited)}: {reason}".encode())
-        self._reason = reason
+            self._reason, self._next_reason_s = reason, waited + _SLOW_START_S
 
     def _text(self, state: RankState, record: AnyProgress) -> str | None:
         if isinstance(record, Validation):
@@ -238,7 +240,7 @@ class TableView:
         validations = [v for state in ranks for v in state.validations]
         parts = [f"{done}/{total}", _left(ranks, done, total)] if total else []
         parts += [self._times(ranks), *map(_validation, validations[-1:])]
-        first, *others = _filled([part for part in parts if part], width=width)
+        first, *others = _filled([part for part in parts if part], width=width - (_SHORTEST_BAR + 2 if total else 0))
         bar = min(_BAR, width - len(first) - 2)
         if not total or bar < _SHORTEST_BAR:
             return [Text(line) for line in (first, *others)]
@@ -273,11 +275,10 @@ def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
         return ""
     hosts = list(dict.fromkeys(clean(state.row.host) for state in ranks))
     missing = list(dict.fromkeys(clean(state.row.host) for state in ranks if state.phase is Phase.WAITING))
+    if len(missing) == len(hosts):
+        return "starting the ranks"
     if missing:
-        noun = "host" if len(missing) == 1 else "hosts"
-        return (
-            "starting the ranks" if len(hosts) == 1 else f"waiting for {noun} {listed(missing, last='and', quote='')}"
-        )
+        return f"waiting for {'host' if len(missing) == 1 else 'hosts'} {listed(missing, last='and', quote='')}"
     progress = {stage: number for number, stage in enumerate(START_STAGES)}
     starting = [state for state in ranks if state.ready_time is None]
     least = min(progress.get(state.stage, -1) for state in starting)
