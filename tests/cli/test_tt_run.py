@@ -87,3 +87,30 @@ def test_bindings_of_more_ranks_than_hosts_among_the_words_are_refused(refused):
 
 def test_bindings_that_are_not_there_are_refused(refused):
     refused("run --rank-binding bindings.yaml -- hostname", status=2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rankfile ranks",
+        "-rf ranks",
+        "--map-by rankfile:file=ranks",
+        "--map-by rankfile:oversubscribe:file=ranks:nolocal",
+        "--mca rmaps_rankfile_path ranks",
+    ],
+)
+def test_a_rankfile_is_refused_with_the_hostfile_that_places_the_ranks_alike(ttlaunch, words):
+    Path("ranks").write_text("rank 2=b slot=0\nrank 0=a slot=0\nrank 1=a slot=1\n")
+    answer = ttlaunch(["plan", "--mpi-args", words, "--", "hostname"])
+    assert (2, 1) == (answer.status, answer.stderr.count("error["))
+    hint = "hint: the same as a hostfile, one line each: `a slots=2`, `b slots=1`; `--hostfile FILE` names it"
+    assert hint in answer.stderr
+
+
+def test_a_rankfile_whose_order_no_hostfile_gives_says_which_ranks_to_renumber(ttlaunch):
+    Path("ranks").write_text("rank 0=a slot=0\nrank 1=b slot=0\nrank 2=a slot=1\n")
+    answer = ttlaunch(["plan", "--mpi-args", "--rankfile ranks", "--", "hostname"])
+    assert (
+        "`a slots=2`, `b slots=1`; there the ranks of one host follow each other, so renumber those of `a`"
+        in answer.stderr
+    )

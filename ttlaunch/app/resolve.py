@@ -372,6 +372,9 @@ def _named_files(request: RunSpec) -> tuple[_NamedFiles, list[Diagnostic]]:
         from ttlaunch.engines.choose import ENGINES
 
         arguments, found = ENGINES[0].parse_arguments(request.mpi_args)
+        if arguments.rankfile:
+            path, mistake = arguments.rankfile
+            found[found.index(mistake)] = _with_hostfile(mistake, path)
         if arguments.hosts or arguments.hostfile:
             options.append("`--mpi-args`")
             if request.hostfile:
@@ -384,3 +387,14 @@ def _named_files(request: RunSpec) -> tuple[_NamedFiles, list[Diagnostic]]:
         )
         found.append(usage_mistake(message, f"leave out {' and '.join(options)}, or the configuration"))
     return named, found
+
+
+def _with_hostfile(mistake: Diagnostic, rankfile: str) -> Diagnostic:
+    """Add to the mistake of naming a rankfile which hostfile places the ranks alike."""
+    from ttlaunch.spec.located.codes import TOPOLOGY
+    from ttlaunch.spec.located.source import read_source
+    from ttlaunch.spec.topology.hosts import hostfile_of_rankfile
+
+    source, _ = read_source(Path.cwd() / rankfile, codes=TOPOLOGY, what="a rankfile")
+    hint = hostfile_of_rankfile(source) if source else ""
+    return replace(mistake, hints=(*mistake.hints, f"{hint}; `--hostfile FILE` names it")) if hint else mistake

@@ -46,11 +46,13 @@ class EngineArguments:
         hosts: The hosts that they name, as the text of a hostfile; None if they name none.
         hostfile: The hostfile that they name; None if they name none.
         passed: The arguments that are passed to the engine unchanged.
+        rankfile: The file that they name with a host for each rank, and the mistake that this is; None if they name none.
     """
 
     hosts: Source | None = None
     hostfile: str | None = None
     passed: tuple[str, ...] = ()
+    rankfile: tuple[str, Diagnostic] | None = None
 
 
 @dataclass(frozen=True)

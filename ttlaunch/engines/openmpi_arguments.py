@@ -19,6 +19,8 @@ from ttlaunch.planning.secrets import mask_arguments
 _OPTION = "--mpi-args"
 _HOSTS = {"host", "H"}
 _HOSTFILE = {"hostfile", "machinefile", "default-hostfile"}
+_SETTINGS = ("mca", "gmca", "omca", "prtemca", "pmixmca")
+_RANKFILE_SETTING = "rmaps_rankfile_path"
 _WHY_DECIDED = {
     "n": "`--ranks` or the bindings say how many ranks there are",
     "wdir": "ranks start in the current folder",
@@ -28,10 +30,11 @@ _DECIDED_BY_PLAN = {
     **dict.fromkeys(("n", "np", "c"), "n"),
     **dict.fromkeys(("wdir", "wd", "set-cwd-to-session-dir"), "wdir"),
     **dict.fromkeys(("map-by", "rank-by", "rankfile", "rf", "N", "npernode", "pernode", "ppr", "npersocket"), "map-by"),
-    **dict.fromkeys(("bynode", "byslot"), "map-by"),
+    **dict.fromkeys(("bynode", "byslot", _RANKFILE_SETTING), "map-by"),
 }
 _OUTPUT = {"tag-output", "timestamp-output", "merge-stderr-to-stdout", "output-filename", "output"}
 _TAKES_NO_VALUE = {*_OUTPUT - {"output-filename", "output"}, "pernode", "bynode", "byslot", "set-cwd-to-session-dir"}
+_MAP_BY_RANKFILE = re.compile(r"rankfile:(?:[^:]*:)*?file=(?P<file>[^:]+)(?::.*)?")
 _HOST = re.compile(r"(?P<name>.+?)(?::(?P<slots>[0-9]+))?\Z")
 
 
@@ -53,7 +56,8 @@ def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
     if len(files) + bool(hosts) > 1:
         message = f"`{_OPTION}` names hosts in several ways; one was expected"
         found.append(_mistake(message, Label(_whole(source))))
-    return EngineArguments(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_arguments.passed)), found
+    passed, rankfile = tuple(sorted_arguments.passed), sorted_arguments.rankfile
+    return EngineArguments(_as_hostfile(hosts), files[0] if files else None, passed, rankfile), found
 
 
 @dataclass
@@ -65,6 +69,7 @@ class _SortedArguments:
         files: The hostfiles that were named.
         passed: The arguments for mpirun.
         found: The mistakes in arguments.
+        rankfile: The last rankfile that was named, and the mistake that this is.
         place: Where the search for the next argument begins in the text.
     """
 
@@ -74,6 +79,7 @@ class _SortedArguments:
     files: list[str] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
     found: list[Diagnostic] = field(default_factory=list)
+    rankfile: tuple[str, Diagnostic] | None = None
     place: int = 0
 
     def take(self) -> None:
@@ -83,6 +89,8 @@ class _SortedArguments:
         span = self.source.span(1, self.place + 1, max(1, len(word)))
         self.place += len(word)
         name, equals, value = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
+        if name in _SETTINGS and self.rest[:1] == [_RANKFILE_SETTING]:
+            name = self.rest.pop(0)
         if name in _HOSTS | _HOSTFILE:
             if not equals and (not self.rest or self.rest[0].startswith("-")):
                 self.found.append(_mistake(f"`{shown(word)}` names no host", Label(span, "expected a value")))
@@ -92,8 +100,10 @@ class _SortedArguments:
             why = _WHY_DECIDED[_DECIDED_BY_PLAN[name]]
             message = f"`{shown(word)}` in `{_OPTION}` sets what the plan decides"
             self.found.append(_mistake(message, Label(span, why), hints=(f"leave `{shown(word)}` out",)))
-            if not equals and name not in _TAKES_NO_VALUE:
-                del self.rest[:1]
+            if not equals and name not in _TAKES_NO_VALUE and self.rest:
+                value = self.rest.pop(0)
+            rankfile = _rankfile(name, value)
+            self.rankfile = (rankfile, self.found[-1]) if rankfile else self.rankfile
         elif name in _OUTPUT:
             message = f"`{shown(word)}` in `{_OPTION}` is ignored: ttlaunch marks lines by rank and keeps them per rank"
             self.found.append(_mistake(message, Label(span), severity=Severity.WARNING))
@@ -112,15 +122,19 @@ class _SortedArguments:
             self.passed.append(word)
 
 
+def _rankfile(name: str, value: str) -> str:
+    """Return the rankfile that an option names; empty if it names none."""
+    if name in {"rankfile", "rf", _RANKFILE_SETTING}:
+        return value
+    match = _MAP_BY_RANKFILE.fullmatch(value) if name == "map-by" else None
+    return match["file"] if match else ""
+
+
 def own_settings(settings: Sequence[Sequence[str]], passed: Sequence[str]) -> list[str]:
     """Return ttlaunch's settings for mpirun without those that the user sets: mpirun refuses a setting that is given twice."""
     theirs = {word.lstrip("-").partition("=")[0] for word in passed if word.startswith("-")}
     bare = [word.lstrip("-") for word in passed]
-    theirs |= {
-        f"mca {bare[index + 1]}"
-        for index, word in enumerate(bare[:-1])
-        if word in {"mca", "gmca", "omca", "prtemca", "pmixmca"}
-    }
+    theirs |= {f"mca {bare[index + 1]}" for index, word in enumerate(bare[:-1]) if word in _SETTINGS}
     kept: list[str] = []
     for setting in settings:
         name = setting[0].lstrip("-")

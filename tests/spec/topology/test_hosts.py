@@ -459,7 +459,7 @@ error[T015]: hosts.txt is a rankfile, not a hostfile: `rank 0=a slot=0`
   | ^^^^^^^^^^^^^^^ as a line of a hostfile: `a slots=2`
   = note: ranks take the slots in the order of the hostfile, so it needs no rank numbers
 
-hint: the same as a hostfile, one line each: `a slots=2`, `b slots=1`
+hint: as a hostfile, one line each: `a slots=2`, `b slots=1`; there the ranks of one host follow each other, so renumber those of `a`
 """
     check(files, expected)
 

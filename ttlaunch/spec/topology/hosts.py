@@ -9,6 +9,7 @@ skips (a second word on a line) or misreads (`a:2` as a name) is an error here, 
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source, Span
@@ -18,7 +19,7 @@ from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.host_names import expand_ranges, host_name_problem, user_name_problem
 from ttlaunch.spec.topology.model import Host, HostName
 
-_RANKFILE = re.compile(r"\s*rank\s+[0-9]+\s*=\s*(?P<host>\S+)(\s+slots?\s*=.*)?", re.IGNORECASE)
+_RANKFILE = re.compile(r"\s*rank\s+(?P<rank>[0-9]{1,9})\s*=\s*(?P<host>\S+)(\s+slots?\s*=.*)?", re.IGNORECASE)
 _WORD = re.compile(r"[^\s=]+(\s*=\s*[^\s=]*)?|=\S*")
 _COMMENT = re.compile(r"#|(?<!\S)//")
 _COUNT = re.compile(r"[0-9]+\Z")
@@ -206,6 +207,20 @@ def _twice(first: Host, again: _Line) -> Diagnostic:
     return mistake_at(codes.HOST_TWICE, message, place, label=label, other=other, note=note, hint=hint)
 
 
+def hostfile_of_rankfile(source: Source) -> str:
+    """Return the hint that shows the lines of the hostfile that gives each rank the host of a rankfile; empty for other texts."""
+    ranked = [match for line in source.lines if (match := _RANKFILE.match(line))]
+    hosts = [match["host"] for match in sorted(ranked, key=lambda match: int(match["rank"]))]
+    blocks = Counter(name for name, _ in groupby(hosts))
+    names = {name: shown(name, longest=_LONGEST_SHOWN) for name in blocks}
+    lines = [f"`{names[name]} slots={count}`" for name, count in list(Counter(hosts).items())[:_MOST_LINES_SHOWN]]
+    torn = next((name for name, count in blocks.items() if count > 1), None)
+    if torn is not None:
+        caveat = f"there the ranks of one host follow each other, so renumber those of `{names[torn]}`"
+        return f"as a hostfile, one line each: {', '.join(lines)}; {caveat}"
+    return f"the same as a hostfile, one line each: {', '.join(lines)}" if lines else ""
+
+
 def _rankfile(source: Source) -> Diagnostic | None:
     """If the text is a rankfile, return a diagnostic with the equivalent hostfile."""
     ranked = [(number, match) for number, line in enumerate(source.lines, start=1) if (match := _RANKFILE.match(line))]
@@ -215,9 +230,8 @@ def _rankfile(source: Source) -> Diagnostic | None:
     number, first = ranked[0]
     text = source.line(number)
     span = Span(source, number, len(text) - len(text.lstrip()) + 1, len(text.strip()))
-    lines = [f"`{shown(name, longest=_LONGEST_SHOWN)} slots={count}`" for name, count in slots.items()]
     message = f"{source.name} is a rankfile, not a hostfile: `{shown(text.strip())}`"
     label = f"as a line of a hostfile: `{shown(first['host'])} slots={slots[first['host']]}`"
     note = "ranks take the slots in the order of the hostfile, so it needs no rank numbers"
-    hint = f"the same as a hostfile, one line each: {', '.join(lines[:_MOST_LINES_SHOWN])}"
+    hint = hostfile_of_rankfile(source)
     return mistake_at(codes.RANKFILE, message, span, label=label, note=note, hint=hint)
