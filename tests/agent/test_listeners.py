@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.security import forbidding
 from tests.security.listeners import addresses_of
 from ttlaunch.agent.listeners import LOOPBACK, Listeners, addresses_in, drop_packets
 
@@ -130,6 +131,14 @@ def test_a_socket_whose_port_its_process_has_chosen_listens_on_as_before(server,
     look(listeners := Listeners(LOOPBACK), pid)
     assert (listeners.moved, everywhere(pid), port) == (0, True, chosen)
     assert answers(port)
+
+
+@pytest.mark.parametrize("before", [(), (sys.executable, forbidding.__file__)], ids=["here", "in a container"])
+def test_a_process_knows_whether_it_may_move_the_sockets_of_its_children(before, look, server):
+    look(Listeners(LOOPBACK), server()[0])  # or this machine forbids it
+    code = "from ttlaunch.agent.listeners import may_move_listeners; print(may_move_listeners())"
+    answer = subprocess.run([*before, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == f"{not before}\n"
 
 
 def test_a_socket_that_drops_packets_takes_no_further_connection_and_keeps_those_it_has():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.running.conftest import start_run, until  # noqa: F401 - fixtures
+from tests.security import forbidding
 from tests.security.listeners import addresses_of, places_of
 from ttlaunch import contract
 from ttlaunch.agent.listeners import LOOPBACK, move_until_it_has_children
@@ -64,6 +65,16 @@ def test_a_run_of_a_recipe_with_a_process_group_of_torch_listens_on_loopback_alo
     )
     listening = addresses_of([run.supervisor(), run.mpirun(), *run_processes(run.run_folder.name)])
     assert [address for address in listening if not address.is_loopback] == []
+
+
+def test_a_run_says_once_that_its_sockets_cannot_be_moved_and_goes_on(here):
+    (here / "work.py").write_text("from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n")
+    words = [forbidding.__file__, sys.executable, "-m", "ttlaunch", "run", "work.py", "-n", "2"]
+    run = subprocess.run(
+        [sys.executable, *words], cwd=here, capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("H041") == 1
 
 
 def test_no_other_user_reaches_mpirun_once_the_ranks_of_a_recipe_have_found_each_other(

@@ -137,6 +137,26 @@ class Listeners:
         return all(found.getsockopt(level, name) == value for level, name, value in self._options)
 
 
+def may_move_listeners() -> bool:
+    """Whether the kernel lets this process move the sockets of its children; tried with a child that has one.
+
+    Raises:
+        OSError: No child can be started.
+    """
+    import subprocess  # noqa: PLC0415 - daemons need not wait for it
+
+    ours, its = socket.socketpair()
+    with ours, its, subprocess.Popen(["sleep", "60"], stdin=its.fileno()) as child:
+        try:
+            process = _Process(child.pid)
+            with contextlib.closing(process), process.borrowed(0), _frozen(child.pid):
+                return True
+        except OSError:
+            return False
+        finally:
+            child.kill()
+
+
 def refuse_connections(pid: int) -> None:
     """Let a descendant take no further connection, and keep those that it has; nothing if the kernel forbids it."""
     with contextlib.suppress(OSError):  # it has ended, or may not be touched

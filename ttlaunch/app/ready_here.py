@@ -10,7 +10,7 @@ from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.preflight import check_machine
+from ttlaunch.running.preflight import check_listeners, check_machine
 from ttlaunch.running.rank_controller import LocalRankController, RankController
 from ttlaunch.running.runs.record_inputs import installed_version
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -40,7 +40,7 @@ def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
     """
     problems = _check_cuda(prepared)
     problems += check_machine(prepared.plan, prepared.engine, python=prepared.surroundings.python)
-    stop_on_errors(problems, dialogue)
+    stop_on_errors([*problems, *check_listeners()], dialogue)
     return _ReadyHere(prepared.plan)
 
 

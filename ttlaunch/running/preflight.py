@@ -4,7 +4,8 @@ import os
 import subprocess
 from collections.abc import Collection
 
-from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
+from ttlaunch.agent.listeners import may_move_listeners
+from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed, shown
 from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.record_inputs import installed_version
@@ -21,6 +22,18 @@ def check_machine(plan: LaunchPlan, engine: Engine, *, python: str) -> list[Diag
         return []
     found = check_packages(plan.program)
     return found or (_mpi4py_pairing(engine, python) if Capability.MPI in engine.can else [])
+
+
+def check_listeners() -> list[Diagnostic]:
+    """Warn if MPI will listen on all interfaces of this machine, because its sockets cannot be moved."""
+    try:
+        if may_move_listeners():
+            return []
+    except OSError:  # no process can be started, which the run itself will report
+        return []
+    message = "mpirun listens on all networks of this machine: it does not let a process trace its children"
+    hint = "in a container, `docker run --cap-add SYS_PTRACE`; elsewhere, a firewall"
+    return [Diagnostic("H041", message, severity=Severity.WARNING, hints=(hint,), blame=Blame.HOSTS)]
 
 
 def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:

@@ -239,6 +239,17 @@ def test_ranks_need_shared_memory(found, shm, severity, label):
     assert [(severity, "H024", label)] == [(s, code, text) for s, code, _, text in answer]
 
 
+def test_hosts_on_which_mpi_cannot_be_kept_on_the_network_are_named(found):
+    assert [
+        (
+            "warning",
+            "H041",
+            "host `metal-02` lets MPI listen on all networks",
+            "does not let a process trace its children",
+        )
+    ] == found(2, {1: {"moves_listeners": True}, 2: {"moves_listeners": False}})
+
+
 def test_limits_are_measured_by_the_size_of_the_cluster(found):
     limits = {"nofile": (256, 4096), "nproc": (None, None), "memlock": (65536, 65536)}
     text = "nofile 256, 264 wanted"

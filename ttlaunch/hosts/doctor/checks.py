@@ -43,6 +43,7 @@ def check_everything(
         *software.check_same_engine(facts, topology=topology, engine=engine, launcher=launcher),
         *machine.check_disk(facts, topology=topology),
         *machine.check_shared_memory(facts, topology=topology),
+        *machine.check_listeners(facts, topology=topology),
         *identity.check_clocks(facts, topology=topology),
         *identity.check_names(facts, topology=topology, connections=connections),
         *machine.check_limits(facts, topology=topology),

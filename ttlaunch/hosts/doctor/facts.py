@@ -182,6 +182,7 @@ class HostFacts:
         machine: Equal for two names of one machine.
         names: The addresses that each name of the hostfile has on this host, possibly none; lacks names without an
             answer in time.
+        moves_listeners: Whether processes there may move the sockets on which their children listen.
         folders: The folders of earlier runs in shared memory that no process uses.
         tried: The interpreters for ranks that the probe looked for.
         default_interface: The name of the interface with the default route.
@@ -198,6 +199,7 @@ class HostFacts:
     disk: Disk | None = None
     limits: dict[str, tuple[Size | None, Size | None]] = field(default_factory=dict)
     shm: Shm | None = None
+    moves_listeners: Flag | None = None
     rdma: tuple[Word, ...] = ()
     devices: Devices | None = None
     interfaces: tuple[Interface, ...] = ()

@@ -107,6 +107,22 @@ def check_shared_memory(facts: Facts, *, topology: Topology) -> list[Diagnostic]
     ]
 
 
+def check_listeners(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
+    """Report hosts on which MPI keeps listening on all interfaces, because its sockets cannot be moved."""
+    return of_hosts(
+        "H041",
+        {
+            host: "does not let a process trace its children"
+            for host, known in facts.items()
+            if known.moves_listeners is False
+        },
+        topology=topology,
+        says=("lets MPI listen on all networks", "let MPI listen on all networks"),
+        hints=("in a container, `docker run --cap-add SYS_PTRACE`; elsewhere, a firewall around the chosen network",),
+        severity=Severity.WARNING,
+    )
+
+
 def check_limits(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
     """Report limits of the login that ranks may reach."""
     evidence = {}
