@@ -33,6 +33,7 @@ ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on e
 ENV_TRACE_STEPS = "TTLAUNCH_TRACE_STEPS"  # how many steps a rank is to trace; set by the plan, and only with `--trace`
 ENV_NETWORKS = "TTLAUNCH_NETWORKS"  # the networks that the engine told the ranks to use; not set if it named none
 ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, on the rank's host
+ENV_KEPT_PACKAGE = "TTLAUNCH_KEPT_PACKAGE"  # set where `repro` continues with the ttlaunch that an older run kept
 ENV_UMASK = "TTLAUNCH_UMASK"  # the user's, in octal, for what a supervisor starts; its own files are private
 PREFIX = "TTLAUNCH_"
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches

@@ -290,5 +290,5 @@ def test_json_of_a_run_is_all_there_is_on_stdout(here):
     report = json.loads(answer.stdout)
     assert (report["status"], report["world_size"], report["failure"]) == ("done", 2, None)
     assert ([], []) == (report.pop("diagnostics"), report.pop("earlier"))
-    [folder] = [path for path in (here / "runs").iterdir() if path.is_dir()]
+    [folder] = [path for path in (here / "runs").glob("[!.]*") if path.is_dir()]
     assert report == json.loads((folder / "report.json").read_text())

@@ -259,6 +259,6 @@ def test_hosts_that_share_the_folder_of_a_run_send_each_their_own_ranks_files(ma
     assert answer.status == 0, answer.stderr
     report = json.loads(answer.stdout)
     assert [("done", 4), ("done", 4)] == [(row["state"], row["step"]) for row in report["ranks"]]
-    [run] = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    [run] = [path for path in (tmp_path / "runs").glob("[!.]*") if path.is_dir()]
     assert ["step-2", "step-4"] == sorted(path.name for path in (run / "checkpoints").iterdir())
     assert not (run / "events.jsonl").read_text().count("host_joined_again")

@@ -31,7 +31,7 @@ def run_with_openmpi_4(here, bare_python, skip_or_fail):
             timeout=120,
             check=False,
         )
-        folders = [path for path in here.glob("runs/*") if path.is_dir()]
+        folders = [path for path in here.glob("runs/[!.]*") if path.is_dir()]
         report = json.loads((folders[0] / "report.json").read_text()) if folders else None
         return process, report, folders[0] if folders else None
 

@@ -44,7 +44,7 @@ def old_run(tmp_path_factory):
     """A folder with one run, as the last version left it."""
     folder = tmp_path_factory.mktemp("old")
     train(folder, steps=4)
-    [run] = [path for path in folder.glob("runs/*") if path.is_dir()]
+    [run] = [path for path in folder.glob("runs/[!.]*") if path.is_dir()]
     path = run / contract.PLAN_FILE
     plan = json.loads(path.read_text())
     assert plan["engine"].pop("names")["rank_variables"]

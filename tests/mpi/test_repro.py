@@ -41,7 +41,7 @@ class Folder:
         )
 
     def runs(self):
-        return sorted(path for path in (self.path / "runs").iterdir() if path.is_dir())
+        return sorted(path for path in (self.path / "runs").glob("[!.]*") if path.is_dir())
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +95,77 @@ def test_another_recipe_is_refused_unless_asked_for(first, tmp_path):
     assert answer.stdout.splitlines()[-1] == "  same bits as     run"
 
 
+def test_a_recipe_that_has_changed_or_gone_is_repeated_as_it_was(tmp_path):
+    folder = Folder(tmp_path)
+    assert folder.ttlaunch("run", "mine", "-n", "2", "-c", "train.yaml").returncode == 0
+    run = folder.runs()[0].name
+    trainer = tmp_path / "mine" / "trainer.py"
+    trainer.write_text("raise RuntimeError\n")
+    answer = folder.ttlaunch("repro", run)
+    assert answer.returncode == 0, answer.stderr
+    assert (
+        f"warning[P033]: {run} is repeated with the code that it ran: the recipe in {trainer.parent} has changed"
+        in answer.stderr
+    )
+    assert answer.stdout.splitlines()[-1] == f"  same bits as     {run}"
+    shutil.rmtree(trainer.parent)
+    again = folder.ttlaunch("repro", "latest")  # of the repeated run, whose recipe's folder is the kept one
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-1] == f"  same bits as     {folder.runs()[1].name}"
+    assert len({json.loads((path / "code.json").read_text())["kept"]["program"]["tree"] for path in folder.runs()}) == 1
+    assert folder.ttlaunch("runs", "clean", "--yes").returncode == 0
+    assert [] == list((tmp_path / "runs").glob(".code-*/*/*/*"))
+
+
+def test_kept_code_that_was_changed_is_not_run(tmp_path):
+    folder = Folder(tmp_path)
+    (tmp_path / "hello.py").write_text("print('hello')\n")
+    assert folder.ttlaunch("run", "hello.py").returncode == 0
+    (tmp_path / "hello.py").write_text("print('bye')\n")
+    again = folder.ttlaunch("repro", "latest")
+    assert (again.returncode, "rank 0 rank | hello" in again.stdout.splitlines()) == (0, True), again.stderr
+    present = folder.ttlaunch("repro", folder.runs()[0].name, "--with-changes")
+    assert (present.returncode, "rank 0 rank | bye" in present.stdout.splitlines()) == (0, True), present.stderr
+    for path in (tmp_path / "runs").glob(".code-*/*/*/*"):
+        if path.is_file() and path.read_bytes() == b"print('hello')\n":
+            path.write_text("print('evil')\n")
+    answer = folder.ttlaunch("repro", folder.runs()[0].name)
+    assert answer.returncode == 3
+    assert f"error[P033]: {folder.runs()[0].name} cannot be repeated: the script" in answer.stderr
+    assert "was changed" in answer.stderr
+    assert "evil" not in answer.stdout
+
+
+def test_a_run_is_repeated_with_the_ttlaunch_that_it_ran(tmp_path):
+    """Launcher and ranks are those of then, whatever has become of them since."""
+    folder, package = Folder(tmp_path), tmp_path / "package"
+    for name in ("ttlaunch", "recipes", "configurations"):
+        shutil.copytree(RECIPES.parent / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "which.py").write_text("import ttlaunch\nprint('with', ttlaunch.__file__)\n")
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+
+    def ours(*words):
+        command = [sys.executable, "-P", "-m", "ttlaunch", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    first = ours("run", "which.py")
+    assert f"with {package}/ttlaunch/__init__.py" in first.stdout, first.stderr
+    (run,) = folder.runs()
+    with (package / "ttlaunch" / "lab" / "play.py").open("a") as file:
+        file.write("# changed\n")
+    answer = ours("repro", run.name)
+    assert answer.returncode == 0, answer.stderr
+    tree = json.loads((run / "code.json").read_text())["kept"]["package"]
+    assert f"with {next((tmp_path / 'runs').glob('.code-*'))}/trees/{tree}/ttlaunch/__init__.py" in answer.stdout
+    assert f"warning[P034]: {run.name} is repeated with ttlaunch as it was then" in answer.stderr
+    assert tree == json.loads((folder.runs()[1] / "code.json").read_text())["kept"]["package"]
+    present = ours("repro", run.name, "--with-changes")
+    assert f"with {package}/ttlaunch/__init__.py" in present.stdout
+
+
 def test_another_text_is_refused(first, tmp_path):
     shutil.copytree(first.path, tmp_path / "all")
-    run = next(path for path in sorted((tmp_path / "all/runs").iterdir()) if path.is_dir())
+    run = next(path for path in sorted((tmp_path / "all/runs").glob("[!.]*")) if path.is_dir())
     plan = json.loads((run / "plan.json").read_text())
     plan["recipe"]["folder"], plan["working_folder"] = str(tmp_path / "all/mine"), str(tmp_path / "all")
     (run / "plan.json").write_text(json.dumps(plan))

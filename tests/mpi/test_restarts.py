@@ -86,7 +86,7 @@ def test_a_run_that_breaks_once_ends_with_the_bits_of_one_that_never_broke(run, 
     assert (earlier["failure"]["code"], earlier["failure"]["rank"]) == ("R004", 1)
     assert answer.stderr == f"restart 1 of 1, from the newest checkpoint of {earlier['run_id']}\n"
     assert report["began_from"]["step"] == 4
-    assert len([path for path in (tmp_path / "runs").iterdir() if path.is_dir()]) == 3
+    assert len([path for path in (tmp_path / "runs").glob("[!.]*") if path.is_dir()]) == 3
 
 
 def test_what_breaks_every_time_is_given_up(run):
@@ -99,4 +99,4 @@ def test_what_breaks_every_time_is_given_up(run):
 
 def test_without_the_option_nothing_is_repeated(run, tmp_path):
     assert run("True").returncode == 1
-    assert len([path for path in (tmp_path / "runs").iterdir() if path.is_dir()]) == 1
+    assert len([path for path in (tmp_path / "runs").glob("[!.]*") if path.is_dir()]) == 1

