@@ -35,6 +35,12 @@ ENV_NETWORKS = "TTLAUNCH_NETWORKS"  # the networks that the engine told the rank
 ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, on the rank's host
 ENV_KEPT_PACKAGE = "TTLAUNCH_KEPT_PACKAGE"  # set where `repro` continues with the ttlaunch that an older run kept
 ENV_UMASK = "TTLAUNCH_UMASK"  # the user's, in octal, for what a supervisor starts; its own files are private
+ENV_PYTHONPATH = (
+    "TTLAUNCH_PYTHONPATH"  # the PYTHONPATH that a program's rank sets for itself; see `rank_exceptions/at_start`
+)
+ENV_EXCEPTIONS = (
+    "TTLAUNCH_EXCEPTIONS"  # the file in which it writes its exceptions; likewise only until Python has started
+)
 PREFIX = "TTLAUNCH_"
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
 
@@ -129,6 +135,11 @@ def progress_file(rank: int) -> str:
 def error_file(rank: int) -> str:
     """Written by a rank whose role raised: type, message, traceback, file, line, step, time."""
     return f"{RECORDS_DIR}/rank-{rank}.error.json"
+
+
+def exceptions_file(rank: int) -> str:
+    """Written by the rank: the exceptions that ended it or were about to, a line each; the last line counts."""
+    return f"{RECORDS_DIR}/rank-{rank}.exceptions.jsonl"
 
 
 def recorder_file(rank: int) -> str:

@@ -10,7 +10,7 @@ from tests.records.written import progress
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import RankError, RankExit, kind_of
+from ttlaunch.records.ranks import ErrorCause, ErrorInFlight, RankError, RankExit, kind_of
 from ttlaunch.running.conclude import different_parameters
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
@@ -23,7 +23,7 @@ from ttlaunch.running.watch import Phase, RankState, Watch, fold
 ROLES = ["worker", "worker", "aggregator", "optimizer"]
 
 
-RECORDS = {"exit": RankExit, "error": RankError, "started": lambda: None}
+RECORDS = {"exit": RankExit, "error": RankError, "in_flight": ErrorInFlight, "started": lambda: None}
 
 
 def test_a_removed_folder_is_named_before_the_shims_that_it_ended_but_not_before_an_exception_of_a_rank():
@@ -138,6 +138,147 @@ def test_a_rank_that_lost_its_peer_is_not_blamed_for_it(kind, message, cause):
     ranks = states(r0=raised(1.0, kind, message), r3=cause)
     assert first_failure(ranks, lost_shims={}, stopped=False).rank == 3
     assert blamed(states(r0=raised(1.0, kind, message))) == ("R026", f"rank 0 (worker, box) lost its peer: {kind}")
+
+
+def came_from(time, kind, message="", *, origin="", broken=(), seen=None):
+    """The record of an exception, with what the rank knows of where it came from."""
+    causes = (ErrorCause(type=kind, message=message, origin=origin),)
+    known = {"type": kind, "message": message, "causes": causes, "broken": broken, "seen": seen}
+    return RankError(time=time, file="t.py", line=7, **known)
+
+
+PEER_GONE = {"error": came_from(1.0, "ConnectionResetError", broken=("local 127.0.0.1:4711",))}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        came_from(1.1, "OSError", "https://data.example: Connection reset by peer"),
+        came_from(1.1, "EOFError", "Ran out of input"),
+        came_from(1.1, "RuntimeError", "the connection was closed by the store of tokens"),
+        came_from(1.1, "ConnectionResetError", origin="connection", broken=("192.0.2.7:9000",)),
+        came_from(1.1, "BrokenPipeError", origin="connection", broken=("local 127.0.0.1:443",)),
+    ],
+    ids=["words", "empty file", "words of a program", "server elsewhere", "server with a port of the system's"],
+)
+def test_a_rank_whose_server_of_data_is_gone_is_blamed_before_the_ranks_that_lost_it(error):
+    ranks = states(r0=ended(0.9, number=signal.SIGTERM))
+    ranks[1].error, ranks[2].error = error, PEER_GONE["error"]
+    assert blamed(ranks) == ("R002", f"rank 1 (worker, box) raised {error.type}")
+
+
+def test_a_refused_connection_is_blamed_unless_another_rank_has_a_cause_of_its_own():
+    ranks = states(r2=ended(0.9, number=signal.SIGTERM))
+    ranks[1].error = came_from(1.0, "ConnectionRefusedError", origin="connection")
+    ranks[0].error = PEER_GONE["error"]
+    assert blamed(ranks) == ("R002", "rank 1 (worker, box) raised ConnectionRefusedError")
+    ranks[3].exit = RankExit(time=1.2, signal=signal.SIGKILL)
+    assert blamed(ranks) == ("R004", "rank 3 (optimizer, box) was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        came_from(1.0, "Exception", "MPI_ERR_OTHER: known error not in list", origin="mpi"),
+        came_from(1.0, "RuntimeError", "gloo/transport/tcp: Connection closed by peer", origin="torch"),
+        came_from(1.0, "PeerLostError", "rank 3 is gone", origin="ttlaunch"),
+        came_from(1.0, "EOFError", origin="connection", broken=("local",)),
+        came_from(1.0, "ConnectionResetError", "a peer has closed", broken=("local",)),
+        came_from(1.0, "BrokenPipeError", origin="connection", broken=("unknown",)),
+    ],
+    ids=lambda error: error.type,
+)
+def test_a_rank_that_lost_another_rank_is_not_blamed_for_a_later_failure(error):
+    ranks = states(r3=ended(1.1, status=3))
+    ranks[0].error = error
+    assert blamed(ranks) == ("R003", "rank 3 (optimizer, box) exited with status 3")
+
+
+def test_a_server_on_another_machine_may_be_a_rank_if_the_run_is_spread():
+    ranks = states(r3=ended(1.1, status=3))
+    ranks[0].error = came_from(1.0, "ConnectionResetError", broken=("192.0.2.7:9000",))
+    assert blamed(ranks)[1].startswith("rank 0 ")
+    ranks[2].row = RankRow(2, "crate", 0, "aggregator")
+    assert blamed(ranks)[1].startswith("rank 3 ")
+
+
+def pending(seen, *, uncaught=False):
+    return ErrorInFlight(error=came_from(seen, "ValueError", "short", seen=seen), uncaught=uncaught)
+
+
+def test_a_rank_that_was_ended_while_it_cleaned_up_is_blamed_before_those_that_noticed():
+    ranks = states(r1=ended(2.0, number=signal.SIGTERM))
+    ranks[1].in_flight, ranks[0].error = pending(0.9), PEER_GONE["error"]
+    failure = first_failure(ranks, lost_shims={}, stopped=False)
+    assert (failure.code, failure.rank, failure.time) == ("R002", 1, 0.9)
+    assert failure.evidence == ("`ValueError: short`", "it was still cleaning up when SIGTERM ended it")
+
+
+def test_an_exception_that_may_still_be_caught_explains_only_ends_that_nothing_else_explains():
+    ranks = states(r1=ended(2.0, number=signal.SIGTERM))
+    uncertain = pending(0.9)
+    ranks[1].in_flight = ErrorInFlight(error=uncertain.error, is_certain=False)
+    ranks[0].error = PEER_GONE["error"]
+    assert blamed(ranks)[1].startswith("rank 1 ")
+    ranks[3].exit = RankExit(time=1.2, status=3)
+    assert blamed(ranks)[1].startswith("rank 3 ")
+
+
+def test_the_order_of_exceptions_is_that_in_which_they_were_first_seen():
+    ranks = states(r2=raised(1.5))
+    ranks[1].error = came_from(4.0, "ValueError", "short", seen=1.0)
+    assert blamed(ranks)[1].startswith("rank 1 ")
+
+
+@pytest.mark.parametrize(
+    ("known", "in_flight"),
+    [
+        (ended(2.0, number=signal.SIGTERM), ErrorInFlight(error=None)),
+        (ended(2.0, number=signal.SIGKILL), pending(1.0)),
+        (ended(2.0, status=3), pending(1.0)),
+    ],
+    ids=["it went on", "somebody killed it", "it exited"],
+)
+def test_an_exception_by_which_a_rank_did_not_end_is_not_its_failure(known, in_flight):
+    ranks = states(r1=known)
+    ranks[1].in_flight = in_flight
+    assert "raised" not in blamed(ranks)[1]
+
+
+LEFT_IMPROPERLY = "prterun has exited due to process rank 1 with PID 21241 on node vm exiting\nimproperly. There are\n"
+
+
+def test_a_rank_that_left_with_status_0_is_known_from_mpirun():
+    ranks = states(r0=ended(1.3, number=signal.SIGTERM), r1=ended(1.0, status=0), r2=ended(0.5, status=0))
+    failure = first_failure(ranks, lost_shims={}, stopped=False, witnesses=said(LEFT_IMPROPERLY))
+    assert (failure.code, failure.kind, failure.rank) == ("R005", "left_early", 1)
+
+
+def test_the_last_rank_that_left_before_its_peers_failed_explains_their_failure():
+    ranks = states(r1=ended(0.95, status=0), r2=ended(0.5, status=0), r3=ended(3.0, status=0))
+    ranks[0].error = PEER_GONE["error"]
+    assert blamed(ranks) == ("R005", "rank 1 (worker, box) left with status 0 before the other ranks")
+    ranks[3].exit = RankExit(time=1.2, status=3)
+    assert blamed(ranks)[1].startswith("rank 3 "), "a failure of its own outranks it"
+
+
+def test_a_rank_that_finished_long_ago_does_not_explain_a_connection_to_anybody():
+    ranks = states(r1=ended(1.0, status=0))
+    ranks[0].error = came_from(60.0, "BrokenPipeError")
+    assert blamed(ranks) == ("R002", "rank 0 (worker, box) raised BrokenPipeError")
+    ranks[0].error = came_from(1.1, "BrokenPipeError")
+    assert blamed(ranks)[0] == "R005"
+
+
+def test_all_lines_of_a_message_and_its_notes_are_told_up_to_a_limit():
+    def told(message, notes=()):
+        ranks = states()
+        ranks[0].error = RankError(time=1.0, type="ValueError", message=message, notes=tuple(notes))
+        return first_failure(ranks, lost_shims={}, stopped=False).evidence
+
+    assert told("first\nsecond", ["look at file 7"]) == ("`ValueError: first`", "second", "look at file 7")
+    assert told("x" * 600) == (f"`ValueError: {'x' * 500}…`",)
+    assert told("\n".join("abcdefghijklmnop"))[-2:] == ("l", "… and 4 more lines in the rank's log")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

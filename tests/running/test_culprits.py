@@ -31,6 +31,19 @@ FAULTS = {
     "abort in C": ("ctypes.CDLL(None).abort()", "R004", "crashed", "crashed with SIGABRT", 7),
     "memory": (TAKE_ALL.strip(), "R024", "out_of_memory", "ran out of memory", 9),
     "import": ("import no_such", "R025", "import_error", "could not import: No module named 'no_such'", 7),
+    "left": ("os._exit(0)", "R005", "left_early", "left with status 0 before the other ranks", None),
+    "words": ('raise OSError("https://x.example: Connection reset by peer")', "R002", "raised", "raised OSError", 7),
+    "empty": ("__import__('pickle').loads(b'')", "R002", "raised", "raised EOFError", 7),
+    "refused": (
+        "__import__('socket').create_connection(('127.0.0.1', 1))",
+        "R002",
+        "raised",
+        "raised ConnectionRefusedError",
+        7,
+    ),
+    "long": ('raise ValueError("x" * 20_000)', "R002", "raised", "raised ValueError", 7),
+    "group": ('raise ExceptionGroup("", [ValueError("a")])', "R002", "raised", "raised ExceptionGroup", 7),
+    "MPI": ("MPI.COMM_WORLD.send(1, dest=77)", "R002", "raised", "raised mpi4py.MPI.Exception", 7),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "R004", "killed", "was killed by SIGKILL", None),
 }
 # Every rank is connected to every other one, so all see at once that one has gone.
@@ -115,6 +128,46 @@ def test_peers_that_all_lose_their_connection_at_once_are_not_blamed(here, start
     failure = run.report["failure"]
     assert (failure["rank"], failure["class"]) == (1, "killed"), failure
     assert {one["class"] for one in failure["cascade"]} <= {"lost_peer", "ended"}
+
+
+MESH, _, LOOP = STORM.partition("for step in range(10000):\n")
+CLOSES_FIRST = (
+    f"{MESH}import time\ndef work():\n  for step in range(10000):\n{LOOP}"
+    "try:\n    work()\nfinally:\n    for peer in peers:\n        peer.close()\n    if rank == 1:\n        time.sleep({slow})\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "slow", "code", "kind"),
+    [
+        ('raise ValueError("bucket 7")', 0.4, "R002", "raised"),
+        ('raise ValueError("bucket 7")', 4, "R002", "raised"),
+        ("os._exit(0)", 0, "R005", "left_early"),
+        ("sys.exit(0)", 0, "R005", "left_early"),
+    ],
+)
+def test_a_rank_that_closes_its_connections_first_is_named_and_not_those_that_notice(
+    here, start_run, fault, slow, code, kind
+):
+    program = CLOSES_FIRST.replace("{slow}", str(slow)).replace("os.kill(os.getpid(), signal.SIGKILL)", fault)
+    (here / "storm.py").write_text(program)
+    run = start_run("storm.py", "-n", "4")
+    assert run.ends(within_s=30) == 1
+    failure = run.report["failure"]
+    assert (failure["rank"], failure["code"], failure["class"]) == (1, code, kind), failure
+
+
+def test_a_rank_that_tries_again_is_not_blamed_when_another_one_fails(here, start_run):
+    patient = "\n      try:\n        raise OSError\n      except OSError:\n        time.sleep(60)"
+    program = CLOSES_FIRST.replace("{slow}", "0").replace("os.kill(os.getpid(), signal.SIGKILL)", patient)
+    (here / "storm.py").write_text(
+        program.replace("work()\nfinally", "work()\nfinally").replace(
+            "  for step in", '  if rank == 2:\n    time.sleep(1)\n    raise ValueError("mine")\n  for step in'
+        )
+    )
+    run = start_run("storm.py", "-n", "4")
+    assert run.ends(within_s=30) == 1
+    assert (run.report["failure"]["rank"], run.report["failure"]["cause"]) == (2, "raised ValueError")
 
 
 def test_a_peer_in_which_mpi_gave_up_over_tcp_is_not_blamed(here, start_run):

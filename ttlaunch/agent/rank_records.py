@@ -49,6 +49,9 @@ class RankRecords:
                 file.write(json.dumps({"kind": contract.KIND_STARTED, **vars(record)}) + "\n")
             with open(reserved_path, "wb", opener=contract.open_private) as reserved:
                 reserved.write(b" " * _RESERVED)
+            if not self._is_recipe:  # a program appends to it, and does not know the rights that it must have
+                exceptions = self._path(contract.exceptions_file(self._rank))
+                os.close(contract.open_private(exceptions, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         except OSError as error:
             print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
+_AT_START = os.path.join(_PACKAGE_PARENT, "ttlaunch", "rank_exceptions", "at_start")
 _PR_SET_CHILD_SUBREAPER = 36
 _OUTPUT_GRACE_S = 1.0
 _RECORD_GRACE_S = (
@@ -92,10 +93,19 @@ def rank_environment(
     environment.pop(contract.ENV_NETWORKS, None)  # inherited if this run was started from within another one
     if networks is not None:
         environment[contract.ENV_NETWORKS] = networks
+    if plan["recipe"] is None:  # the runtime of a recipe writes down its exceptions itself
+        exceptions = os.path.join(run_folder, contract.exceptions_file(row["rank"]))
+        environment.update(_with_exceptions_written(environment.pop("PYTHONPATH", None), exceptions))
     environment.setdefault(
         "PYTHONFAULTHANDLER", "1"
     )  # a crash in compiled code then prints the Python line that led to it
     return environment
+
+
+def _with_exceptions_written(path: str | None, file: str) -> dict[str, str]:
+    """Return the variables that make a Python program write its exceptions to a file; `path` is its own PYTHONPATH."""
+    own = {} if path is None else {contract.ENV_PYTHONPATH: path}
+    return {**own, "PYTHONPATH": f"{_AT_START}{os.pathsep}{path}" if path else _AT_START, contract.ENV_EXCEPTIONS: file}
 
 
 def _own_row(plan: Record) -> Record:

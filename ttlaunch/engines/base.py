@@ -83,12 +83,14 @@ class EngineReport:
     Attributes:
         gave_up: Ranks that ended because the connection to a peer had closed.
         killed_shims: Ranks whose shim was killed by somebody other than the engine.
+        left_early: Ranks that left while the engine still expected something of them, such as the end of MPI.
         lost_daemon: Whether the engine lost the connection to its daemon on a host.
     """
 
     gave_up: frozenset[int] = frozenset()
     killed_shims: frozenset[int] = frozenset()
     lost_daemon: bool = False
+    left_early: frozenset[int] = frozenset()
 
 
 class Engine(PlansCommands, Protocol):

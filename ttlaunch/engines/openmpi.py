@@ -201,7 +201,12 @@ class OpenMpi:
         return "; ".join([*lines, f"exec {starter}{daemon}"])
 
     def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:
-        return EngineReport(_gave_up(output, statuses), _killed_shims(output), _LOST_DAEMON in output)
+        return EngineReport(
+            gave_up=_gave_up(output, statuses),
+            killed_shims=frozenset(int(rank) for rank in _KILLED_SHIM.findall(output)),
+            left_early=frozenset(int(rank) for rank in _LEFT_EARLY.findall(output)),
+            lost_daemon=_LOST_DAEMON in output,
+        )
 
     def pairs_with(self, library: str) -> bool:
         """Compare the major versions: libraries and engines of one major version work together."""
@@ -283,7 +288,9 @@ _SYSTEM_PREFIXES = {"/usr", "/usr/local"}
 _LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d{1,9})")
 _GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d{1,9})\]")
 _GAVE_UP_STATUS = 14
+# mpirun reports shims that somebody else has killed, but not those that it kills itself.
 _KILLED_SHIM = re.compile(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
+_LEFT_EARLY = re.compile(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exiting\s+improperly")
 _LOST_DAEMON = "has lost communication with a remote daemon"  # the message does not have the host's name in `hosts.txt`
 
 
@@ -295,11 +302,6 @@ def _gave_up(output: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
     """
     named = {int(rank) for rank in _GAVE_UP.findall(output)}
     return frozenset(named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS})
-
-
-def _killed_shims(output: str) -> frozenset[int]:
-    """Find the ranks whose shim was killed by somebody else than mpirun, which does not report those that it kills."""
-    return frozenset(int(rank) for rank in _KILLED_SHIM.findall(output))
 
 
 _unusable = partial(Diagnostic, hints=(_INSTALL,), blame=Blame.HOSTS)

@@ -249,6 +249,7 @@ def is_file_of(piece: FilePiece, *, ranks: Collection[int], last_step: int) -> b
         contract.times_file(rank),
         contract.stacks_file(rank),
         contract.progress_file(rank),
+        contract.exceptions_file(rank),
         contract.traffic_file(rank),
         contract.trace_file(rank),
         profile_file(rank),

@@ -260,26 +260,78 @@ def moved_back(record: T, seconds: float) -> T:
     The result is limited to the times that a record may have.
     """
     known = vars(record)
-    if "time" not in known:
+    times = {name: known[name] for name in ("time", "seen", "left") if known.get(name) is not None}
+    if isinstance(known.get("error"), RankError):
+        return type(record)(**{**known, "error": moved_back(known["error"], seconds)})
+    if not times:
         return record
-    return type(record)(**{**known, "time": min(max(0.0, known["time"] - seconds), LATEST)})
+    moved = {name: min(max(0.0, value - seconds), LATEST) for name, value in times.items()}
+    return type(record)(**{**known, **moved})
 
 
 # Records that are written once per rank.
 
 
 @record
+class ErrorCause:
+    """One exception of a chain: the one that ended the rank comes first, then those that led to it.
+
+    Attributes:
+        origin: Which code raised it, see `rank_exceptions/describe.py`; empty for any code that exchanges no messages.
+    """
+
+    type: Word
+    message: Text = ""
+    origin: Word = ""
+
+
+@record
 class RankError:
-    """`records/rank-N.error.json`: the exception that a rank's role raised; `file` and `line` are its place."""
+    """`records/rank-N.error.json`: the exception that a rank's role raised; `file` and `line` are its place.
+
+    Attributes:
+        module: The module of the exception's type.
+        notes: What `add_note` added to the exception.
+        causes: The exception and those that led to it; None in records of older versions.
+        broken: The other ends of the rank's connections that were broken, see `rank_exceptions/describe.py`.
+        seen: When the exception was first seen in flight, if that was before it ended the rank.
+    """
 
     type: Word = "None"
+    module: Word = ""
     message: Text = ""
+    notes: tuple[Text, ...] = ()
+    causes: tuple[ErrorCause, ...] | None = None
+    broken: tuple[Word, ...] = ()
     traceback: Text = ""
     file: Word | None = None
     line: Count | None = None
     step: Step | None = None
     role: Word = ""
+    seen: Time | None = None
     time: Time = 0.0
+
+    @property
+    def began(self) -> float:
+        """When the rank began to fail."""
+        return self.time if self.seen is None else min(self.seen, self.time)
+
+
+@record
+class ErrorInFlight:
+    """A line of `records/rank-N.exceptions.jsonl`: an exception that ended the rank, or that will unless the rank goes on after all.
+
+    Attributes:
+        error: The exception; None if the rank has gone on after the one of the line before.
+        uncaught: Whether nothing in the rank caught it; else it was still cleaning up when the line was written.
+        is_certain: Whether it was clear when the line was written that nothing in the rank would catch it.
+        left: When a program's rank began to exit without an exception.
+    """
+
+    error: RankError | None
+    uncaught: Flag = False
+    is_certain: Flag = True
+    left: Time | None = None
 
 
 _NO_OUTPUT: dict[str, int] = {}

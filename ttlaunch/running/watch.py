@@ -18,6 +18,7 @@ from ttlaunch.records.ranks import (
     AnyProgress,
     Digests,
     Done,
+    ErrorInFlight,
     LayerNorms,
     LostCheckpoint,
     Parameters,
@@ -33,6 +34,7 @@ from ttlaunch.records.ranks import (
     moved_back,
     read_progress,
 )
+from ttlaunch.records.regular_files import read_tail
 from ttlaunch.running.bad_records import BadLine, BadRecords, good_records
 from ttlaunch.running.replicas import ReplicaWatch
 from ttlaunch.running.runs.files import Tail, read_file
@@ -41,6 +43,7 @@ from ttlaunch.running.runs.run_folder import RunFolder
 _QUICK_S, _USUAL_S = 0.1, 0.25
 _STARTING_S = 10.0
 _HELD_RECORDS = 4096
+_EXCEPTIONS_BYTES = 1 << 20  # more than the longest line that a rank writes about an exception
 _LOOK_BYTES, _LEAST_BYTES = 1 << 20, 1 << 16
 """How many bytes of all ranks together a look reads, and at least of each; honest ranks write far less between two looks."""
 _T = TypeVar("_T")
@@ -77,6 +80,7 @@ class RankState:
         stops_after: The step to which the rank is committed; known once it has noticed the order to stop.
         is_asked_to_stop: Whether the ranks were ordered to stop.
         error: What the rank wrote about its own exception.
+        in_flight: The last exception that ended the rank, or was about to, as far as the rank wrote it; read once it has ended.
         exit: What the shim wrote about the rank's end.
         clock_offset_s: By how many seconds the clock of the rank's host is ahead of this machine's.
     """
@@ -106,6 +110,7 @@ class RankState:
     is_asked_to_stop: bool = False
     started: Started | None = None
     error: RankError | None = None
+    in_flight: ErrorInFlight | None = None
     exit: RankExit | None = None
     clock_offset_s: float = 0.0
 
@@ -246,7 +251,10 @@ class Watch:
     def _read_endings(self, state: RankState) -> None:
         rank = state.row.rank
         state.error = state.error or self._read_ending(state, RankError, contract.error_file(rank))
-        state.exit = state.exit or self._read_ending(state, RankExit, contract.exit_file(rank))
+        if state.exit is None:
+            state.exit = self._read_ending(state, RankExit, contract.exit_file(rank))
+            if state.exit is not None:
+                state.in_flight = self._read_in_flight(state)
         if state.error or (state.exit and state.exit.is_failure):
             state.phase = Phase.FAILED
         elif state.exit:
@@ -261,6 +269,19 @@ class Watch:
             self.bad.add(BadLine(state.row.rank, name, None, record.reason))
             return None
         return self._in_our_time(state, record)
+
+    def _read_in_flight(self, state: RankState) -> ErrorInFlight | None:
+        """Read the last exception that a rank has written down while it was in flight; None if there is none."""
+        name = contract.exceptions_file(state.row.rank)
+        try:
+            lines = read_tail(self._folder.file(name), most=_EXCEPTIONS_BYTES).splitlines()
+        except OSError:
+            return None
+        record = read(ErrorInFlight, lines[-1]) if lines else None
+        if isinstance(record, BadRecord):
+            self.bad.add(BadLine(state.row.rank, name, None, record.reason))
+            return None
+        return record and self._in_our_time(state, record)
 
     def _in_our_time(self, state: RankState, record: _T) -> _T:
         offset = self._clocks.get(state.row.host)

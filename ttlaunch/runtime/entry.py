@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import contract, flight_recorder
+from ttlaunch.rank_exceptions.watch import ExceptionWatch
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
 from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, open_flight_recorder
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
     from ttlaunch.runtime.comm.fabric import FabricCommunicator
     from ttlaunch.runtime.comm.mpi import MpiCommunicator
+
+_THIS_FILE = "/ttlaunch/runtime/entry.py"
+"""Any exception that comes as far as this file ends the rank."""
 
 
 def main() -> None:
@@ -75,8 +79,12 @@ class _RankRun:
         self.recipe_folder: Path | None = None
         self.context: Any = None
         self.records: ProgressWriter
+        self.exceptions = ExceptionWatch(
+            str(self.run_dir / contract.exceptions_file(self.rank)), opener=contract.open_private, last=_THIS_FILE
+        )
 
     def run(self) -> None:
+        self.exceptions.start()
         world = read_world(self.plan_file)
         self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
         recorder = open_flight_recorder(os.environ, rank=self.rank)
@@ -172,11 +180,20 @@ class _RankRun:
     def fail(self, error: BaseException) -> NoReturn:
         """Record the error for the launcher and on standard error, and end the process at once, without waiting for any peer."""
         try:
+            self.exceptions.note(error)
             print_error(error)
             step = self.context.step if self.context is not None else 0
             if self.context is not None:
                 self.context.traffic.close()
-            write_error(self.run_dir, self.rank, error, role=self.role, step=step, recipe_folder=self.recipe_folder)
+            write_error(
+                self.run_dir,
+                self.rank,
+                error,
+                role=self.role,
+                step=step,
+                recipe_folder=self.recipe_folder,
+                seen=self.exceptions.first_seen(error),
+            )
             sys.stdout.flush()
             sys.stderr.flush()
         finally:

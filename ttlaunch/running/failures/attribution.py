@@ -6,15 +6,16 @@ that follows from another rank.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ttlaunch.engines.base import EngineReport
-from ttlaunch.records.ranks import RankError, RankExit
-from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
+from ttlaunch.records.ranks import ErrorInFlight, RankError, RankExit
+from ttlaunch.running.failures.causes import Cause, LostPeer, classify_ending, classify_exception, lost_peer
 from ttlaunch.running.failures.failure import Failure, Follower
 from ttlaunch.running.failures.name_cause import (
+    name_early_exit,
     name_ending,
     name_exception,
     name_lost_daemon,
@@ -22,13 +23,15 @@ from ttlaunch.running.failures.name_cause import (
     name_lost_shim,
     next_step,
 )
-from ttlaunch.running.failures.stderr_tail import StderrTail, chained
+from ttlaunch.running.failures.stderr_tail import StderrTail
 from ttlaunch.running.lost_folders import LostFolder, describe_loss
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import RankState
 
-_HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _FOLLOWS = 0, 1, 2
-"""The order in which endings are reported: with a cause of their own, with only an exit status, caused by another rank."""
+_HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _LEFT, _PERHAPS_OWN, _FOLLOWS = range(5)
+"""The order in which endings are reported: with a cause of their own, with only an exit status, with status 0 before the others
+failed, with a lost connection that may be to anybody, caused by another rank."""
+_LEFT_JUST_NOW_S, _EXIT_TAKES_S = 2.0, 1.0
 _NEEDS_FOLDERS = {Cause.IMPORT_ERROR, Cause.SHIM_LOST, Cause.DAEMON_LOST, Cause.NOT_STARTED}
 """The classes of endings that a removed folder explains."""
 _OUT_OF_MEMORY_TOGETHER_S = 2.0  # the kernel takes that long to free a killed rank of many gigabytes
@@ -79,6 +82,7 @@ def first_failure(
         witnesses: Logs and other evidence; None if there is none.
     """
     seen = witnesses or Witnesses()
+    hosts = {state.row.host for state in ranks}
     candidates = [_lost_host(lost, ranks, seen) for lost in (lost_hosts or {}).values()]
     for state in ranks:
         rank = state.row.rank
@@ -86,13 +90,14 @@ def first_failure(
         # A shim that was killed before it recorded its process can only be known from the engine's output.
         if lost is None and rank in seen.engine.killed_shims and not state.started:
             lost = seen.killing_since or math.inf
-        candidates += _of_rank(state, lost, seen, stopped=stopped, lost_peer=rank in seen.engine.gave_up)
+        candidates += _of_rank(state, lost, seen, stopped=stopped, hosts=hosts)
     folders = {} if stopped else lost_folders or {}
     candidates += [
         _Candidate(_HAS_OWN_CAUSE, name_lost_folder(host, lost, ranks))
         for host, lost in folders.items()
         if lost.ends_run
     ]
+    candidates += _left(candidates, ranks, seen) if not stopped else []
     if not candidates:
         return None
     candidates = _without_shims_killed_later(candidates)
@@ -106,27 +111,80 @@ def first_failure(
 
 
 def _of_rank(
-    state: RankState, lost: float | None, seen: Witnesses, *, stopped: bool, lost_peer: bool
+    state: RankState, lost: float | None, seen: Witnesses, *, stopped: bool, hosts: Collection[str]
 ) -> list[_Candidate]:
     """Return the failure of one rank as the only candidate, or nothing if it has not failed."""
+    rank, ending = state.row.rank, state.exit
     if state.error is not None:
-        kind = _of_exception(state.error, state.exit)
-        return [_Candidate(_FOLLOWS if kind.follows else _HAS_OWN_CAUSE, name_exception(state, state.error, kind))]
-    if state.exit is not None and state.exit.is_failure:
-        time = state.exit.time
-        by_us = seen.killing_since is not None and time > seen.killing_since
-        tail = seen.stderr_tail(state.row.rank)
-        kind = classify_ending(state.exit, tail, by_us=by_us or stopped, lost_peer=lost_peer)
+        return [_of_exception(state, state.error, hosts, is_certain=True)]
+    if ending is not None and ending.is_failure:
+        by_us = stopped or (seen.killing_since is not None and ending.time > seen.killing_since)
+        tail, gave_up = seen.stderr_tail(rank), rank in seen.engine.gave_up
+        kind = classify_ending(ending, tail, by_us=by_us, lost_peer=gave_up)
         if stopped and kind is Cause.ENDED:
             return []
+        written = _ended_by(state.in_flight, ending, kind, gave_up=gave_up)
+        if written is not None:
+            is_certain = state.in_flight is None or state.in_flight.is_certain
+            return [_of_exception(state, written, hosts, is_certain=is_certain)]
         has_no_cause = kind is Cause.EXITED and tail.raised is None
         order = _FOLLOWS if kind.follows else _GIVES_NO_CAUSE if has_no_cause else _HAS_OWN_CAUSE
-        return [_Candidate(order, name_ending(state, state.exit, tail, kind=kind))]
-    if lost is not None and state.exit is None and not stopped:
-        by_daemon = seen.engine.lost_daemon and state.row.rank not in seen.engine.killed_shims
+        return [_Candidate(order, name_ending(state, ending, tail, kind=kind))]
+    if lost is not None and ending is None and not stopped:
+        by_daemon = seen.engine.lost_daemon and rank not in seen.engine.killed_shims
         named = name_lost_daemon(state, lost, launcher=seen.launcher) if by_daemon else name_lost_shim(state, lost)
         return [_Candidate(_HAS_OWN_CAUSE, named)]
     return []
+
+
+def _of_exception(state: RankState, error: RankError, hosts: Collection[str], *, is_certain: bool) -> _Candidate:
+    lost, kills = lost_peer(error, hosts=hosts), (state.exit.oom_kills if state.exit else None) or 0
+    kind = classify_exception(error.type, error.message, lost=lost is LostPeer.YES, oom_kills=kills)
+    perhaps_own = not is_certain or (kind is Cause.RAISED and lost is LostPeer.PERHAPS)
+    order = _FOLLOWS if kind.follows else _PERHAPS_OWN if perhaps_own else _HAS_OWN_CAUSE
+    return _Candidate(order, name_exception(state, error, kind))
+
+
+def _ended_by(in_flight: ErrorInFlight | None, ending: RankExit, kind: Cause, *, gave_up: bool) -> RankError | None:
+    """Return the exception that a rank wrote down last, if the rank ended by it.
+
+    A rank that was still cleaning up has failed by it if it was then ended with the run, or if MPI gave up in it meanwhile.
+    """
+    if in_flight is None:
+        return None
+    was_ended = kind is Cause.ENDED or gave_up
+    is_uncaught = in_flight.uncaught and not ending.signal and bool(ending.status)
+    return in_flight.error if was_ended or is_uncaught else None
+
+
+def _left(candidates: list[_Candidate], ranks: list[RankState], seen: Witnesses) -> list[_Candidate]:
+    """Find a rank that left with status 0 while the others still needed it.
+
+    The engine may say so. Otherwise it is the last rank that left before the first one failed, if no failure has a cause of
+    its own: then something has to explain why these ranks lost their peer. A rank whose lost connection may be to anybody
+    needs this explanation only if the other one has just left.
+    """
+    gone = [state for state in ranks if state.exit is not None and not state.exit.is_failure]
+    named = [state for state in gone if state.row.rank in seen.engine.left_early]
+    if named:
+        return [_Candidate(_HAS_OWN_CAUSE, name_early_exit(state, _left_at(state))) for state in named]
+    if not candidates or any(one.order < _LEFT for one in candidates):
+        return []
+    first = min(one.failure.time or math.inf for one in candidates)
+    times = {_left_at(state): state for state in gone}
+    last = max((time for time in times if time <= first), default=None)
+    # The others may have noticed its closed connections before its interpreter had come to its end.
+    last = last or min((time for time in times if time <= first + _EXIT_TAKES_S), default=None)
+    needs_one = all(one.order == _FOLLOWS for one in candidates)
+    if last is None or (first - last > _LEFT_JUST_NOW_S and not needs_one):
+        return []
+    return [_Candidate(_LEFT, name_early_exit(times[last], last))]
+
+
+def _left_at(state: RankState) -> float:
+    """Return when a rank that ended with status 0 began to exit, as far as it is known."""
+    began = state.in_flight.left if state.in_flight else None
+    return began or (state.exit.time if state.exit else math.inf)
 
 
 def _without_shims_killed_later(candidates: list[_Candidate]) -> list[_Candidate]:
@@ -139,12 +197,6 @@ def _without_shims_killed_later(candidates: list[_Candidate]) -> list[_Candidate
 
 def _is_lost_shim(candidate: _Candidate) -> bool:
     return candidate.failure.kind in {Cause.SHIM_LOST, Cause.DAEMON_LOST}
-
-
-def _of_exception(error: RankError, ending: RankExit | None) -> Cause:
-    chain = chained(error.traceback.splitlines())
-    kills = (ending.oom_kills if ending else None) or 0
-    return classify_exception(error.type, error.message, chain=chain, oom_kills=kills)
 
 
 def _largest_out_of_memory(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:

@@ -1,17 +1,19 @@
 """Classify why a rank ended: by its own fault, by a cause from outside, or because another rank was gone.
 
-An exception is classified by its type and message. An ending without an exception is classified by its status, its signal,
+An exception is classified by its type and message, and by what its rank wrote about where it came from: what a rank lost must
+be another rank, not a server of data. An ending without an exception is classified by its status, its signal,
 the kernel's count of kills, and the last lines of the rank's log. Times are not considered.
 """
 
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from ttlaunch import contract
-from ttlaunch.records.ranks import RankExit
-from ttlaunch.running.failures.stderr_tail import StderrTail
+from ttlaunch.rank_exceptions.outline import CONNECTION
+from ttlaunch.records.ranks import ErrorCause, RankError, RankExit
+from ttlaunch.running.failures.stderr_tail import StderrTail, chained
 
 
 class Cause(StrEnum):
@@ -51,22 +53,14 @@ class Cause(StrEnum):
 _EXIT_STATUSES = {Cause.HOST_LOST: contract.STATUS_HOST_LOST, Cause.HUNG: contract.STATUS_HUNG}
 
 
-_PEER_TYPES = {
-    "BrokenPipeError",
-    "ConnectionAbortedError",
-    "ConnectionRefusedError",
-    "ConnectionResetError",
-    "DistNetworkError",
-    "EOFError",
-    "PeerLostError",
-}
+_CONNECTION_TYPES = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
+_PEER_TYPES = {*_CONNECTION_TYPES, "DistNetworkError", "EOFError", "PeerLostError"}
 _GENERAL_TYPES = {
     "CommunicationError",
     "DistBackendError",
     "DistError",
     "DistStoreError",
     "Exception",
-    "OSError",
     "RuntimeError",
     "SocketError",  # the name of `CommunicationError` in records of older versions
     "TimeoutError",
@@ -80,6 +74,8 @@ _PEER_WORDS = re.compile(
 _OWN_MPI_ERRORS = re.compile(
     r"MPI_ERR_(?:ARG|BUFFER|COMM|COUNT|DIMS|GROUP|INFO|KEYVAL|NO_MEM|OP|RANK|REQUEST|ROOT|TAG|TOPOLOGY|TRUNCATE|TYPE|WIN)\b"
 )
+_EMPTY_PICKLE = "Ran out of input"
+_FIRST_USUAL_PORT = 1024  # no rank of a user's listens below
 _MEMORY_TYPES = {"MemoryError", "_ArrayMemoryError", "OutOfMemoryError"}
 _MEMORY_WORDS = re.compile(r"can(?:'t|not) allocate memory|out of memory|std::bad_alloc|MPI_ERR_NO_MEM", re.IGNORECASE)
 _IMPORT_TYPES = {"ImportError", "ModuleNotFoundError"}
@@ -97,26 +93,72 @@ _END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _ABORTED = re.compile(r"terminate called .*", re.DOTALL)
 
 
-def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oom_kills: int = 0) -> Cause:
+def classify_exception(
+    kind: str, message: str, *, chain: Iterable[str] = (), lost: bool | None = None, oom_kills: int = 0
+) -> Cause:
     """Classify an exception.
 
     Args:
         kind: The name of the exception's type.
         message: The exception's message.
         chain: `type: message` of the exceptions that it was raised from, or during whose handling it was raised.
+        lost: Whether the exception says that another rank is gone; None: judge by the types and messages.
         oom_kills: How many processes the kernel killed for lack of memory in the rank's control group; one may be its child.
     """
     if kind in _CHECKPOINT_TYPES:
         return Cause.CHECKPOINT
-    if kind in _MEMORY_TYPES or (kind in _GENERAL_TYPES and _MEMORY_WORDS.search(message)):
+    general = kind in _GENERAL_TYPES or kind == "OSError"
+    if kind in _MEMORY_TYPES or (general and _MEMORY_WORDS.search(message)):
         return Cause.OUT_OF_MEMORY
-    if kind in _GENERAL_TYPES and oom_kills and "killed by signal" in message:
+    if general and oom_kills and "killed by signal" in message:
         return Cause.OUT_OF_MEMORY
-    if _is_about_a_peer(kind, message) or any(_is_about_a_peer(*_split_link(link)) for link in chain):
+    if _is_about_a_peer_in(kind, message, chain) if lost is None else lost:
         return Cause.LOST_PEER
     if kind == "SystemExit":
         return Cause.LEFT_EARLY if message in {"", "0", "None", "False"} else Cause.EXITED
     return Cause.IMPORT_ERROR if kind in _IMPORT_TYPES else Cause.RAISED
+
+
+class LostPeer(StrEnum):
+    """Whether an exception says that another rank is gone."""
+
+    YES = "yes"
+    PERHAPS = "perhaps"  # a connection was lost, but nothing tells to whom
+    NO = "no"
+
+
+def lost_peer(error: RankError, *, hosts: Collection[str]) -> LostPeer:
+    """Judge by what a rank wrote about an exception and those that led to it whether it lost another rank.
+
+    Args:
+        error: The record.
+        hosts: The hosts of the run's ranks.
+    """
+    if error.causes is None:
+        chain = chained(error.traceback.splitlines())
+        return LostPeer.YES if _is_about_a_peer_in(error.type, error.message, chain) else LostPeer.NO
+    answers = {_names_a_rank(cause, error, hosts) for cause in error.causes}
+    return LostPeer.YES if LostPeer.YES in answers else LostPeer.PERHAPS if LostPeer.PERHAPS in answers else LostPeer.NO
+
+
+def _names_a_rank(cause: ErrorCause, error: RankError, hosts: Collection[str]) -> LostPeer:
+    if not _is_about_a_peer(cause.type, cause.message):
+        return LostPeer.NO
+    if cause.type == "PeerLostError" or cause.origin not in {"", CONNECTION}:
+        return LostPeer.YES  # nobody else is reached over MPI, torch.distributed or our own messages
+    if any(_may_be_a_rank(address, hosts) for address in error.broken):
+        return LostPeer.YES
+    if error.broken or (cause.origin != CONNECTION and cause.type not in _CONNECTION_TYPES):
+        return LostPeer.NO
+    return LostPeer.PERHAPS
+
+
+def _may_be_a_rank(address: str, hosts: Collection[str]) -> bool:
+    """Whether a rank may be at an address, as `rank_exceptions/describe.py` writes it."""
+    port = address.rpartition(":")[2]
+    if port.isdecimal() and int(port) < _FIRST_USUAL_PORT:
+        return False
+    return len(set(hosts)) > 1 or address.startswith("local") or address == "unknown"
 
 
 def classify_ending(ending: RankExit, stderr_tail: StderrTail, *, by_us: bool, lost_peer: bool = False) -> Cause:
@@ -156,10 +198,16 @@ def _classify_signal(number: int, ending: RankExit, stderr_tail: StderrTail, *, 
     return Cause.CRASHED if number in _CRASHES else Cause.KILLED
 
 
+def _is_about_a_peer_in(kind: str, message: str, chain: Iterable[str]) -> bool:
+    return _is_about_a_peer(kind, message) or any(_is_about_a_peer(*_split_link(link)) for link in chain)
+
+
 def _is_about_a_peer(kind: str, message: str) -> bool:
-    """Whether an exception only says that another rank is gone."""
+    """Whether an exception only says that the other end of a connection is gone."""
     if message.startswith("MPI_ERR_"):
         return not _OWN_MPI_ERRORS.match(message)
+    if kind == "EOFError" and message == _EMPTY_PICKLE:
+        return False
     return kind in _PEER_TYPES or (kind in _GENERAL_TYPES and bool(_PEER_WORDS.search(message)))
 
 

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from ttlaunch.diagnostics.count import render_size
+from ttlaunch.diagnostics.count import counted, render_size
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure
@@ -35,6 +35,8 @@ _SIGNALS = {
     Cause.LOST_PEER: "lost its peer: {}",
 }
 """The clause about an ending by a signal of each class, with `{}` for the signal's name."""
+_MOST_LINES, _LONGEST_LINE = 12, 500
+"""How much of an exception's message and notes a verdict shows."""
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
 _MOST_NAMED = 8
@@ -52,6 +54,7 @@ _STEPS = {
     Cause.LOST_PEER: "`ttlaunch doctor --on NAME` tries the network between the hosts",
 }
 _STEPS_OF_PROGRAMS = {
+    Cause.LEFT_EARLY: "look for what calls `sys.exit` or `os._exit` in the program or in a library that it uses",
     Cause.OUT_OF_MEMORY: "use less memory per rank, or run fewer ranks on the host",
     Cause.KILLED: "find out who sent it: a person, a batch system at its limit, a watchdog",
     Cause.SHIM_LOST: "find out who kills processes on that host",
@@ -68,25 +71,47 @@ def next_step(failure: Failure) -> str | None:
 
 def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
     """Make the failure of a rank that recorded its exception."""
-    first_line = error.message.partition("\n")[0]
-    name = error.type
+    first_line, *more = message_lines(error)
+    name = f"{error.module}.{error.type}" if error.module.startswith("mpi4py.") else error.type
     if kind is Cause.CHECKPOINT:  # its message is complete; a line of code would not help
         is_write = name == "CheckpointWriteError"
         # A checkpoint that cannot be read now cannot be read after a restart either; writing one may work the next time.
         code, cause = ("R030", "could not keep a checkpoint") if is_write else ("R031", "could not begin")
         cause = f"{cause}: {first_line}"
-        return rank_failure(state.row, code=code, kind=kind, cause=cause, time=error.time, comes_again=not is_write)
+        return rank_failure(state.row, code=code, kind=kind, cause=cause, time=error.began, comes_again=not is_write)
     other_world = name == "WorldSizeError"  # the ranks use another MPI than mpirun's; a restart would not change that
     return _failure(
         state,
         kind=kind,
         code="R001" if other_world else _CODES.get(kind, "R002"),
         cause=_exception_clause(kind, name, first_line),
-        time=error.time,
+        time=error.began,
         place=f"{error.file}:{error.line}" if error.file else None,
-        evidence=(f"`{name}: {first_line}`", *_memory_facts(state.exit, kind), *_peer_facts(kind)),
+        evidence=(
+            f"`{name}: {first_line}`",
+            *more,
+            *_clean_up_facts(state),
+            *_memory_facts(state.exit, kind),
+            *_peer_facts(kind),
+        ),
         step=error.step,
         comes_again=other_world or kind in _COMES_AGAIN,
+    )
+
+
+def message_lines(error: RankError) -> list[str]:
+    """Return the lines of an exception's message and of its notes that a verdict shows; at least one, which may be empty."""
+    lines = [line for text in (error.message, *error.notes) for line in text.splitlines() if line.strip()]
+    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[:_MOST_LINES]]
+    if len(lines) > _MOST_LINES:
+        shown.append(f"… and {counted(len(lines) - _MOST_LINES, 'more line')} in the rank's log")
+    return shown or [""]
+
+
+def name_early_exit(state: RankState, time: float) -> Failure:
+    """Make the failure of a program's rank that left with status 0 at a time when other ranks still needed it."""
+    return _failure(
+        state, kind=Cause.LEFT_EARLY, code="R005", cause="left with status 0 before the other ranks", time=time
     )
 
 
@@ -140,6 +165,13 @@ def name_lost_folder(host: str, lost: LostFolder, ranks: Sequence[RankState]) ->
         time=lost.time - LOOK_S,
         evidence=(f"it was needed by rank {', '.join(needed_by[:_MOST_NAMED])}{more}",) if needed_by else (),
     )
+
+
+def _clean_up_facts(state: RankState) -> tuple[str, ...]:
+    """Say so if the rank was ended before the exception had left its `finally` clauses."""
+    if state.error is not None or state.exit is None or not state.exit.signal:
+        return ()
+    return (f"it was still cleaning up when {_signal_name(state.exit.signal)} ended it",)
 
 
 def _exception_clause(kind: Cause, name: str, message: str) -> str:

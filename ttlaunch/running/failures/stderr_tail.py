@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ttlaunch.rank_exceptions.outline import is_own_file
 from ttlaunch.records.regular_files import read_tail
 
 _TAIL_BYTES = 65536
@@ -22,7 +23,6 @@ _THREAD = re.compile(
 )
 _IN_THREAD = re.compile(r"Exception (?:ignored )?in thread (?:started by: )?(?P<name>.*?):?$")
 _NATIVE_FRAME = re.compile(r"\[[^\]]+:\d+\] (?:\[ ?\d+\]|\*\*\* End of error)|Extension modules: ")
-_NOT_OWN = ("/site-packages/", "/dist-packages/", "/lib/python3", "/ttlaunch/runtime/", "<frozen ")
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,6 @@ def parse_thread_error(text: str) -> ThreadError | None:
     end = next((at for at in range(start + 2, len(lines)) if not lines[at].startswith(" ")), len(lines))
     raised = parse_raised(lines[start + 1 : end + 1])
     return None if raised is None else ThreadError(header["name"], raised)
-
-
-def is_own_file(file: str) -> bool:
-    """Whether a file of a stack is the user's own code, and not the interpreter's, a package's or ttlaunch's."""
-    return not any(part in file for part in _NOT_OWN)
 
 
 def chained(lines: list[str]) -> tuple[str, ...]:

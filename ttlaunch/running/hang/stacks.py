@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ttlaunch.running.failures.stderr_tail import is_own_file
+from ttlaunch.rank_exceptions.outline import is_own_file
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)\Z')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")

@@ -7,13 +7,12 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from types import TracebackType
 
 from ttlaunch import contract
+from ttlaunch.rank_exceptions.describe import describe
 
 _PATIENCE_S = 10.0
 _LOOK_AGAIN_S = 0.05
-_LONGEST_TEXT = 256 * 1024  # of a message and of a traceback; the launcher refuses records that are far longer
 
 
 class ProgressWriter:
@@ -59,36 +58,31 @@ def print_error(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-def write_error(  # the role, the step and the recipe's folder are what an exception does not know
-    run_dir: Path, rank: int, error: BaseException, *, role: str, step: int, recipe_folder: Path | None
+def write_error(
+    run_dir: Path,
+    rank: int,
+    error: BaseException,
+    *,
+    role: str,
+    step: int,
+    recipe_folder: Path | None,
+    seen: float | None = None,
 ) -> None:
     """Record why a rank failed, atomically: a reader finds the whole record or none.
 
-    `file` and `line` are those of the innermost frame in the recipe's folder, or of the innermost frame at all.
+    Args:
+        run_dir: The run's folder.
+        rank: The rank.
+        error: The exception that ended it.
+        role, step: What an exception does not know.
+        recipe_folder: The place of the failure is the innermost line of a file in this folder, if there is one.
+        seen: When the exception was first seen in flight; None if it was not.
     """
-    file, line = _place(error.__traceback__, recipe_folder)
-    record = {
-        "type": type(error).__name__,
-        "message": str(error)[:_LONGEST_TEXT],
-        "traceback": "".join(traceback.format_exception(error))[-_LONGEST_TEXT:],
-        "file": file,
-        "line": line,
-        "step": step,
-        "role": role,
-        "time": time.time(),
-    }
+    fields = describe(error, folder=str(recipe_folder) if recipe_folder else None)
+    record = {**fields, "seen": seen, "step": step, "role": role}
     path = run_dir / contract.error_file(rank)
     contract.make_private_folder(path.parent)
     unfinished = path.with_suffix(".unfinished")
     with open(unfinished, "w", encoding="utf-8", opener=contract.open_private) as written:
         written.write(json.dumps(record))
     unfinished.replace(path)
-
-
-def _place(trace: TracebackType | None, recipe_folder: Path | None) -> tuple[str | None, int | None]:
-    frames = traceback.extract_tb(trace)
-    if not frames:
-        return None, None
-    inside = [frame for frame in frames if recipe_folder and Path(frame.filename).is_relative_to(recipe_folder)]
-    innermost = (inside or frames)[-1]
-    return innermost.filename, innermost.lineno

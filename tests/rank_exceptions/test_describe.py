@@ -1,0 +1,89 @@
+"""What a record says of an exception: message, notes, place, causes, and connections whose other end is gone."""
+
+import io
+import pickle
+import socket
+
+import pytest
+
+from ttlaunch.rank_exceptions.describe import broken_connections, describe
+from ttlaunch.rank_exceptions.outline import CONNECTION, TORCH
+
+
+def raised(function):
+    with pytest.raises((ValueError, OSError, EOFError, KeyError)) as caught:
+        function()
+    return describe(caught.value)
+
+
+def test_a_record_has_the_whole_message_and_the_notes():
+    error = ValueError("first\nsecond")
+    error.add_note("look at file 7")
+    found = describe(error)
+    assert (found["message"], found["notes"]) == ("first\nsecond", ["look at file 7"])
+
+
+def test_a_message_of_any_length_is_cut():
+    assert len(describe(ValueError("x" * 1_000_000))["message"]) == 256 * 1024
+
+
+def test_an_exception_that_cannot_say_what_it_is_does_not_break_the_record():
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert describe(MuteError())["message"] == "its message cannot be made: RuntimeError"
+
+
+def test_the_place_is_the_users_line_below_compiled_code_and_packages(here):
+    (here / "mine.py").write_text("import json\ndef work():\n    json.loads('')\n")
+    scope = {}
+    exec(compile((here / "mine.py").read_text(), str(here / "mine.py"), "exec"), scope)  # noqa: S102
+    found = raised(scope["work"])
+    assert (found["file"], found["line"]) == (str(here / "mine.py"), 3)
+
+
+def test_a_refused_connection_comes_from_a_socket_and_an_empty_file_does_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()
+    assert raised(lambda: socket.create_connection(free))["causes"][0]["origin"] == CONNECTION
+    assert not raised(lambda: pickle.load(io.BytesIO()))["causes"][0]["origin"]  # noqa: S301
+
+
+def test_every_exception_of_the_chain_is_told():
+    def receive():
+        raise RuntimeError("[x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711")
+
+    def work():
+        try:
+            receive()
+        except RuntimeError as error:
+            raise KeyError("loss") from error
+
+    first, second = raised(work)["causes"]
+    assert (first["type"], first["origin"]) == ("KeyError", "")
+    assert (second["type"], second["origin"]) == ("RuntimeError", TORCH)
+
+
+def test_only_connections_whose_other_end_is_gone_are_broken():
+    before = broken_connections()
+    kept, other = socket.socketpair()
+    with kept, other, socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        with server.accept()[0] as accepted:
+            port = client.getsockname()[1]
+            assert broken_connections() == before
+            client.sendall(b"what was not read yet")
+            client.close()
+            assert accepted.fileno() != -1
+            assert broken_connections() == [*before, f"local 127.0.0.1:{port}"]
+        other.close()
+        assert broken_connections() == [*before, "local"]
+
+
+def test_looking_at_a_connection_takes_no_byte_from_it():
+    one, other = socket.socketpair()
+    with one, other:
+        other.sendall(b"seven")
+        broken_connections()
+        assert one.recv(5) == b"seven"

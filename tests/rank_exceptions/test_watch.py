@@ -1,0 +1,169 @@
+"""What a rank's process leaves of the exceptions that it handled and of the one that ended it, seen from outside."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ttlaunch
+from ttlaunch import contract
+
+AT_START = Path(ttlaunch.__file__).parent / "rank_exceptions/at_start"
+
+
+@pytest.fixture
+def start(here):
+    """`start(code)` starts a program as a shim does."""
+    (here / contract.RECORDS_DIR).mkdir()
+    processes = []
+
+    def start(code, *, path="", **variables):
+        (here / "work.py").write_text(code)
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            **({contract.ENV_PYTHONPATH: path} if path else {}),
+            contract.ENV_EXCEPTIONS: str(here / contract.exceptions_file(0)),
+            "PYTHONPATH": os.pathsep.join([str(AT_START), path] if path else [str(AT_START)]),
+            **variables,
+        }
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "work.py"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def lines(here):
+    path = here / contract.exceptions_file(0)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_lines(here, number, *, within_s=20):
+    deadline = time.monotonic() + within_s
+    while len(lines(here)) < number:
+        assert time.monotonic() < deadline, lines(here)
+        time.sleep(0.01)
+    return lines(here)
+
+
+def test_an_exception_is_pending_while_the_program_still_cleans_up(here, start):
+    process = start("import time\ntry:\n    raise ValueError('bucket 7')\nfinally:\n    time.sleep(60)\n")
+    first, line = wait_for_lines(here, 2)
+    assert (first["is_certain"], first["error"]["message"], first["error"]["line"]) == (False, "bucket 7", 3)
+    assert (line["uncaught"], line["error"]["message"], line["error"]["line"]) == (False, "bucket 7", 3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert lines(here) == [first, line]
+
+
+def test_the_exception_that_ends_a_program_has_the_time_at_which_it_was_first_seen(here, start):
+    process = start("import time\ntry:\n    raise ValueError('bucket 7')\nfinally:\n    time.sleep(0.5)\n")
+    _, said = process.communicate()
+    _, pending, _, last = lines(here)
+    assert (process.returncode, last["uncaught"], last["error"]["seen"]) == (1, True, pending["error"]["seen"])
+    assert 0.3 < last["error"]["time"] - last["error"]["seen"] < 10
+    assert said.count("ValueError: bucket 7") == 1, "Python still prints it itself"
+
+
+def test_a_loop_that_tries_again_is_never_pending(here, start):
+    code = "import time\nfor _ in range(5):\n    try:\n        raise OSError\n    except OSError:\n        time.sleep(0.1)\n"
+    assert start(code).wait() == 0
+    first, taken_back, left = lines(here)
+    assert (first["is_certain"], taken_back, left["error"]) == (False, {"error": None}, None), (
+        "once, until files are loaded"
+    )
+
+
+def test_an_exception_that_compiled_code_kept_after_all_is_taken_back(here, start):
+    code = """\
+import time
+class Look:
+    @property
+    def gone(self):
+        try:
+            raise AttributeError
+        finally:
+            time.sleep(0.2)
+hasattr(Look(), "gone")
+time.sleep(0.2)
+"""
+    assert start(code).wait() == 0
+    _, pending, taken_back, _ = lines(here)
+    assert pending["error"]["type"] == "AttributeError"
+    assert taken_back == {"error": None}
+
+
+def test_a_program_that_prints_an_exception_and_goes_on_has_not_failed(here, start):
+    code = "import sys\ntry:\n    raise ValueError\nexcept ValueError:\n    sys.excepthook(*sys.exc_info())\n"
+    assert start(code).wait() == 0
+    assert [line["error"] for line in lines(here)] == [None], "only that it left"
+
+
+def test_a_long_message_and_a_group_are_kept_with_their_place(here, start):
+    start("raise ExceptionGroup('x' * 20_000, [ValueError('a')])\n").communicate()
+    first, line = lines(here)
+    assert (first["uncaught"], first["error"]["type"], first["error"]["line"]) == (True, "ExceptionGroup", 1)
+    assert (line["error"]["type"], line["error"]["line"], len(line["error"]["message"])) == ("ExceptionGroup", 1, 16384)
+
+
+def test_the_program_sees_the_environment_and_the_path_that_it_was_meant_to_have(here, start):
+    code = """\
+import json, os, subprocess, sys
+names = [name for name in ("PYTHONPATH", "TTLAUNCH_PYTHONPATH", "TTLAUNCH_EXCEPTIONS") if name in os.environ]
+below = subprocess.run([sys.executable, "-c", "import sys; print(sys.modules.keys() & {'ttlaunch', 'sitecustomize'})"],
+                       capture_output=True, text=True)
+print(json.dumps([names, os.environ.get("PYTHONPATH"), [part for part in sys.path if "at_start" in part], below.stdout]))
+"""
+    assert json.loads(start(code).communicate()[0]) == [[], None, [], "set()\n"]
+    assert json.loads(start(code, path="/some/where").communicate()[0]) == [
+        ["PYTHONPATH"],
+        "/some/where",
+        [],
+        "set()\n",
+    ]
+
+
+def test_a_sitecustomize_of_the_users_is_imported_as_before(here, start):
+    (here / "theirs").mkdir()
+    (here / "theirs/sitecustomize.py").write_text("print('theirs')\n")
+    process = start("import sitecustomize\nprint(sitecustomize.__file__)\n", path=str(here / "theirs"))
+    assert process.communicate() == (f"theirs\n{here}/theirs/sitecustomize.py\n", "")
+
+
+def test_the_start_of_a_program_loads_nothing_else(here, start):
+    code = "import sys\nprint(sorted(name for name in sys.modules if name in {'json', 'socket', 'threading', 'ast', 'traceback'}))\n"
+    assert start(code).communicate()[0] == "[]\n"
+
+
+def test_a_program_that_leaves_says_when(here, start):
+    began = time.time()
+    assert start("import sys\nsys.exit(0)\n").wait() == 0
+    [line] = lines(here)
+    assert (line["error"], began <= line["left"] <= time.time()) == (None, True)
+
+
+def test_a_program_that_leaves_slowly_is_pending_with_its_status(here, start):
+    start("import sys, time\ntry:\n    sys.exit(0)\nfinally:\n    time.sleep(60)\n")
+    line = wait_for_lines(here, 2)[-1]
+    assert (line["error"]["type"], line["error"]["message"]) == ("SystemExit", "0")
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing_for_the_program(here, start):
+    process = start("raise ValueError('bucket 7')\n", **{contract.ENV_EXCEPTIONS: str(here / "no/where")})
+    _, said = process.communicate()
+    assert (process.returncode, said.splitlines()[-1]) == (1, "ValueError: bucket 7")

@@ -1,0 +1,49 @@
+"""Python imports this when a rank of a program starts: it has the rank's exceptions written down, and leaves no other trace.
+
+The shim puts this folder first on the rank's PYTHONPATH, with the path that the rank is to have in `TTLAUNCH_PYTHONPATH`, and the
+file to write in `TTLAUNCH_EXCEPTIONS`. Both are removed here, so other processes that the rank starts get the environment that
+they were meant to have. A `sitecustomize` of the user's or of the machine's is imported as if this one
+were not there.
+"""
+
+import os
+import sys
+
+
+def _begin() -> None:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [part for part in sys.path if part != folder]
+    path, records = os.environ.pop("TTLAUNCH_PYTHONPATH", None), os.environ.pop("TTLAUNCH_EXCEPTIONS", None)
+    if path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = path
+    package = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
+    if sys.version_info >= (3, 9) and records:
+        sys.path.insert(0, package)
+        try:
+            from ttlaunch.rank_exceptions.watch import ExceptionWatch
+        finally:
+            sys.path.remove(package)
+        watch = ExceptionWatch(records)
+        watch.take_hooks()
+        watch.start()
+
+
+def _import_the_next() -> None:
+    """Import the `sitecustomize` that Python would have found without this one; do nothing if there is none."""
+    own = sys.modules.pop(__name__)
+    try:
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+    except ImportError as error:
+        if getattr(error, "name", None) != __name__:
+            raise
+    finally:
+        sys.modules.setdefault(__name__, own)  # Python's import needs one
+
+
+try:  # noqa: SIM105 - Python has not loaded contextlib yet
+    _begin()
+except Exception:  # noqa: BLE001, S110 - the rank's work is worth more than what is known about its exceptions
+    pass
+_import_the_next()

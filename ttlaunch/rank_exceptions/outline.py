@@ -1,0 +1,94 @@
+"""Outline an exception: the user's line in its traceback, and where it and the exceptions before it came from.
+
+This file imports nothing, because the first record of an exception must be written at once.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_NOT_OWN = ("/site-packages/", "/dist-packages/", "/lib/python3", "/ttlaunch/runtime/", "<frozen ", "src/mpi4py/")
+LONGEST_WORD = 1024
+LONGEST_CHAIN = 8
+
+MPI, TORCH, TTLAUNCH, CONNECTION = "mpi", "torch", "ttlaunch", "connection"
+"""Where an exception was raised, as the field `origin` names it; empty for any other code."""
+_ORIGINS = (
+    ("mpi4py.", MPI),
+    ("torch.distributed", TORCH),
+    ("ttlaunch.runtime.comm", TTLAUNCH),
+    ("multiprocessing.connection", CONNECTION),
+    ("socket", CONNECTION),
+    ("ssl", CONNECTION),
+)
+_TORCH_TYPES = {"DistBackendError", "DistError", "DistNetworkError", "DistStoreError"}
+_TORCH_WORDS = ("gloo/transport/", "ProcessGroup", "Timed out waiting ", "ncclRemoteError")
+
+
+def place_of(trace: TracebackType | None, folder: str | None = None) -> tuple[str | None, int | None]:
+    """Return the innermost line of a file in a folder, or of the user's code, or of any code.
+
+    Args:
+        trace: The traceback of an exception.
+        folder: The folder of the user's code, if it is known.
+    """
+    frames = []
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    inside = [one for one in frames if folder and one[0].startswith(folder + "/")]
+    own = [one for one in frames if is_own_file(one[0])]
+    known = inside or own or frames
+    return (known[-1][0][:LONGEST_WORD], known[-1][1]) if known else (None, None)
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a file of a stack is the user's own code, and not the interpreter's, a package's or ttlaunch's."""
+    return not any(part in file for part in _NOT_OWN)
+
+
+def causes_of(error: BaseException) -> list[tuple[str, str, str]]:
+    """Return type, message and origin of an exception and of those that led to it."""
+    return [(type(one).__name__, text_of(one), _origin(one)) for one in chain_of(error)]
+
+
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an exception, and those that it was raised from, or during whose handling it was raised."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and all(one is not known for known in chain) and len(chain) < LONGEST_CHAIN:
+        chain.append(one)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return chain
+
+
+def _origin(error: BaseException) -> str:
+    """Return which code raised an exception: the innermost frames tell, or its type and words if it comes from compiled code."""
+    module, name = str(type(error).__module__), type(error).__name__
+    if module.startswith("mpi4py"):
+        return MPI
+    if name in _TORCH_TYPES or (
+        isinstance(error, RuntimeError) and any(word in text_of(error) for word in _TORCH_WORDS)
+    ):
+        return TORCH
+    trace, modules = error.__traceback__, []
+    while trace is not None:
+        modules.append(str(trace.tb_frame.f_globals.get("__name__", "")) + ".")
+        trace = trace.tb_next
+    for inner in reversed(modules[-3:]):
+        for start, origin in _ORIGINS:
+            if inner.startswith(start.rstrip(".") + "."):
+                return origin
+    return ""
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's message."""
+    try:
+        return str(error)
+    except Exception as wrong:  # noqa: BLE001 - an exception of the user's, whose `__str__` may do anything
+        return f"its message cannot be made: {type(wrong).__name__}"
