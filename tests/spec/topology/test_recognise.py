@@ -1,5 +1,6 @@
 """A file that is named alone is recognised by what stands in it; its name only decides where that does not."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ def test_the_name_decides_where_the_text_does_not(name, kind):
 def test_of_several_kinds_the_name_takes_its_own_and_the_others_are_said():
     check("port: 22\ntraining_config:\n", "cluster", others=["train"], name="notes.yaml")
     check("port: 22\ntraining_config:\n", "train", others=["cluster"], name="train.yaml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a" + " " * 300000 + "!", "h " + "a = b " * 50000 + "!", "pinnings" + " " * 300000 + "!", "a slots" + " " * 300000, "slots " * 50000, "[" * 300000, "a" * 300000 + "!"],
+    ids=["spaces", "values", "a field", "a key", "words", "brackets", "letters"],
+)  # fmt: skip
+def test_a_long_line_is_recognised_at_once(line):
+    began = time.process_time()
+    recognise(Source("x", f"{line}\n"))
+    assert time.process_time() - began < 1
 
 
 def test_keys_that_no_file_has_say_nothing():

@@ -17,9 +17,10 @@ from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.places import DESCRIPTORS, MOCK_CLUSTERS, NamedFile
 
 _KEY = re.compile(r"(?:\{\s*)?[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?\s*:(?:\s|$)")
-_TEXTPROTO = re.compile(r"(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)\s*:?\s*[{<\[]")
-_SLOTS = re.compile(r"\S+\s+(?:.*\s)?(?:slots|max[_-]slots)\s*=|rank\s+[0-9]+\s*=", re.IGNORECASE)
-_HOST = re.compile(r"[\w.@\[\]:,-]*[\w\]](?:\s+[\w.-]+(?:\s*=\s*\S*)?)*\Z")
+_TEXTPROTO = re.compile(r"(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)\s*+:?+\s*+[{<\[]")
+# The time that these take must grow with the length of a line, not with its square: anybody may have written the file.
+_SLOTS = re.compile(r"\S++(?=\s).*?\s(?:slots|max[_-]slots)\s*+=|rank\s++[0-9]++\s*+=", re.IGNORECASE)
+_HOST = re.compile(r"[\w.@\[\]:,-]*[\w\]](?:\s++[\w.-]++(?:\s*+=\s*+\S*+)?+)*+\Z")
 
 
 class Kind(StrEnum):
