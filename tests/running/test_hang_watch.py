@@ -231,7 +231,7 @@ def test_ranks_that_mpirun_does_not_start_are_told(run):
     one.ranks[1].phase = Phase.WAITING
     assert one.rest(119) is None
     failure = told_after(one, least=1, most=3)
-    assert (failure.code, failure.message) == ("R038", "mpirun has not started 1 of 2 ranks within 120 s")
+    assert (failure.code, failure.message) == ("R038", "mpirun has not started 1 of 2 ranks within 2 min")
     assert failure.evidence == ("on box: rank 1",)
 
 
@@ -243,7 +243,7 @@ def test_processes_that_end_have_two_minutes_for_it(run):
     assert one.rest(119) is None
     failure = told_after(one, least=1, most=6)
     assert (failure.code, failure.rank) == ("R014", 0)
-    assert failure.cause.startswith("has returned from its role, and its process has not ended for 12")
+    assert failure.cause.startswith("has returned from its role, and its process has not ended for 2 min")
 
 
 def test_processes_that_end_are_not_waited_for_while_one_beside_them_is_stopped(run):

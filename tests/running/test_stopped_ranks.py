@@ -46,7 +46,7 @@ def test_a_stopped_rank_is_named_within_seconds_and_once(tmp_path):
     assert [STOPPED] == run.rest(1.0)
     assert [STOPPED] == run.rest(60.0)
     run.controller.stopped = frozenset()
-    assert [STOPPED, ("stderr", "rank 1 (worker, box) goes on after 66 s")] == run.rest(1.5)
+    assert [STOPPED, ("stderr", "rank 1 (worker, box) goes on after 1 min 6 s")] == run.rest(1.5)
     assert ["rank_stopped", "rank_goes_on"] == [event["event"] for event in read_events(tmp_path)]
 
 

@@ -10,7 +10,7 @@ from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, read_launcher_here
 from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.diagnostics import Diagnostic, Format, LaunchError
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, render_duration
 
 EXAMPLES = """\
 [bold]ttlaunch stop latest[/bold]   the newest run; its ranks finish the current step and save a checkpoint first
@@ -58,7 +58,9 @@ def stop(
             print_lines([f"{path.name}: {message}"])
 
     if not interrupt(launcher, grace_s=grace, now=now, report=say):
-        message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after the request to stop"
+        message = (
+            f"the run {path.name} has not ended {render_duration(time.monotonic() - began)} after the request to stop"
+        )
         hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
         raise LaunchError([Diagnostic("R048", message, hints=(hint,))])
     _say(path, f"has ended after {time.monotonic() - began:.1f} s", form=form, was_running=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.conclude import Ending
@@ -129,7 +130,7 @@ class RunEnd:
         elif ending.terminated is None and number != signal.SIGHUP:
             left = 0.0 if self._count >= _AT_ONCE else min(SHORT_GRACE_S, max(0.0, self._deadline - now))
             self._deadline = now + left
-            again = f"{left:.0f} s are left; {_again(number)} ends every rank at once"
+            again = f"{render_duration(left)} are left; {_again(number)} ends every rank at once"
             yield ShowMessage(again if left else "ending every rank at once")
 
     def _begin_grace(self, number: int, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:

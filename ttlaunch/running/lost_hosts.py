@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.errors import HostError
 from ttlaunch.running.logs.output import View
@@ -135,12 +136,12 @@ class SilenceWatch:
         now = time.time()
         append_event(self._folder, "host_silent", host=host, silent_s=round(now - silence.since, 1))
         left_s = max(0.0, silence.lost_at - now)
-        self._say(f"host {host} has not answered for {now - silence.since:.0f} s; {_prospect(left_s)}")
+        self._say(f"host {host} has not answered for {render_duration(now - silence.since)}; {_prospect(left_s)}")
 
     def _report_return(self, host: str, silence: SilentHost) -> None:
         silent_s = time.time() - silence.since
         append_event(self._folder, "host_back", host=host, silent_s=round(silent_s, 1))
-        self._say(f"host {host} answers again after {silent_s:.0f} s, and nothing of its output is lost")
+        self._say(f"host {host} answers again after {render_duration(silent_s)}, and nothing of its output is lost")
 
     def _say(self, text: str) -> None:
         self._view.output("stderr", clean(text).encode())
@@ -170,11 +171,11 @@ def loss_notes(lost: LostHost, ranks: Sequence[RankState], *, stood_still_s: flo
     if not stood_still_s:
         return notes
     note = (
-        f"this machine, or the supervisor, stood still for {stood_still_s:.0f} s; "
+        f"this machine, or the supervisor, stood still for {render_duration(stood_still_s)}; "
         "hosts that hear nothing from it for the time of their lease end their ranks"
     )
     return (*notes, note)
 
 
 def _prospect(left_s: float) -> str:
-    return f"unless it comes back within {left_s:.0f} s, its ranks end and the run with them"
+    return f"unless it comes back within {render_duration(left_s)}, its ranks end and the run with them"

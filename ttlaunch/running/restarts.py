@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import listed
+from ttlaunch.diagnostics import listed, render_duration
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.files import read_object_if_any, write_whole
@@ -117,7 +117,9 @@ def wait_for_lease(decision: Restart, *, report: Callable[[str], None]) -> None:
         return
     hosts = listed(decision.excluded, last="and", quote="")
     has, its = ("has", "its") if len(decision.excluded) == 1 else ("have", "their")
-    report(f"waiting {left_s:.0f} s until {hosts} {has} ended {its} ranks for certain; Ctrl-C cancels the restart")
+    report(
+        f"waiting {render_duration(left_s)} until {hosts} {has} ended {its} ranks for certain; Ctrl-C cancels the restart"
+    )
     threading.Event().wait(left_s)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.frames import FrameStream
@@ -260,7 +261,9 @@ class HostLink:
     def _give_up(self) -> None:
         """Count the host as lost although it answers, because it does not end and the run must be able to end."""
         self._never_ends = True
-        error = HostError(self.host, Trouble.SCRIPT, f"it was ordered to end and sent nothing new for {_END_S:.0f} s")
+        error = HostError(
+            self.host, Trouble.SCRIPT, f"it was ordered to end and sent nothing new for {render_duration(_END_S)}"
+        )
         self.lost = LostHost(error, self._lease.last_heard)
 
     def _confirm_end(self, connection: _Connection, killed: int) -> None:
@@ -318,7 +321,7 @@ class HostLink:
         if latest is not None and latest.trouble is Trouble.STOPPED:
             outage, latest = latest, None
         elif outage.trouble is Trouble.TIMED_OUT:
-            outage.evidence = f"it has not answered for {self._lease.silent_s:.0f} s"
+            outage.evidence = f"it has not answered for {render_duration(self._lease.silent_s)}"
         notes = () if latest is None else (f"connecting to it again: {latest.evidence}",)
         self.lost = LostHost(HostError(self.host, outage.trouble, outage.evidence, notes=notes), self._lease.last_heard)
 

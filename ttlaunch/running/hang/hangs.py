@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.flight_recorder import DONE, Recording
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.failures.causes import Cause
@@ -287,7 +287,9 @@ def _loading(ranks: Sequence[RankState], recordings: Mapping[int, Recording]) ->
 def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, *, launcher: str) -> Failure:
     """Make the failure of an engine that has not started all ranks."""
     hosts = list(dict.fromkeys(state.row.host for state in missing))
-    what = f"{launcher} has not started {len(missing)} of {counted(world_size, 'rank')} within {quiet_s:.0f} s"
+    what = (
+        f"{launcher} has not started {len(missing)} of {counted(world_size, 'rank')} within {render_duration(quiet_s)}"
+    )
     evidence = tuple(
         f"on {host}: rank {', '.join(str(one.row.rank) for one in missing if one.row.host == host)}" for host in hosts
     )
@@ -296,7 +298,7 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
     """Make the failure of a hanging program that is no recipe: of the rank that stands apart, if there is one."""
-    silence = f"no rank has printed anything for {quiet_s:.0f} s"
+    silence = f"no rank has printed anything for {render_duration(quiet_s)}"
     one = find_odd_one(ranks)
     is_python = any(other.process and other.process.catches_crashes for other in ranks)
     failure = Failure(

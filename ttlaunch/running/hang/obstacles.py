@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.records.agents import StoppedHelper
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure
@@ -27,7 +27,7 @@ def find_obstacle(snapshot: ProcessSnapshot, ranks: Sequence[RankState], *, quie
 
 
 def _stopped(host: str, helper: StoppedHelper, ranks: Sequence[RankState], *, quiet_s: float) -> Failure:
-    since = f"was stopped by a signal, and nobody resumed it within {quiet_s:.0f} s"
+    since = f"was stopped by a signal, and nobody resumed it within {render_duration(quiet_s)}"
     hint = f"`kill -CONT {helper.pid}` {f'on {host} ' if host else ''}continues a stopped process"
     if helper.rank is not None:
         what = f"its shim (process {helper.pid})" if helper.is_shim else f"its child {_named(helper)}"

@@ -6,6 +6,7 @@ This is done only if all ranks are on this machine. Other hosts are only asked f
 import time
 from collections.abc import Callable, Sequence
 
+from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.rank_controller import RankController
@@ -63,7 +64,9 @@ class StoppedWatch:
         if state.row.rank in self._reported:
             self._reported.remove(state.row.rank)
             if state.exit is None:
-                self._report("rank_goes_on", state, seconds=now - since, text=f"goes on after {now - since:.0f} s")
+                self._report(
+                    "rank_goes_on", state, seconds=now - since, text=f"goes on after {render_duration(now - since)}"
+                )
 
     def _report(self, event: str, state: RankState, *, seconds: float, text: str) -> None:
         row = state.row

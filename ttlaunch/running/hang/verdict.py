@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ttlaunch.diagnostics.count import counted, render_size
+from ttlaunch.diagnostics.count import counted, render_duration, render_size
 from ttlaunch.flight_recorder import VERBS
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
@@ -76,7 +76,7 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
 
     stopped = [one for one in ranks if one.is_stopped]
     if stopped:
-        cause = f"was stopped by a signal, and nobody resumed it within {quiet_s:.0f} s"
+        cause = f"was stopped by a signal, and nobody resumed it within {render_duration(quiet_s)}"
         return Verdict("R013", min(stopped, key=order), cause)
     idle = [one for one in ranks if not one.is_done and not peers_of(one, ranks)]
     not_waiting, odd = min(idle, key=order, default=None), None
@@ -96,7 +96,9 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
     if cycle:
         return Verdict(*find_mismatch(ranks, cycle))
     last = next((one for one in ranks if not one.has_left), ranks[0])
-    return Verdict("R014", last, f"has returned from its role, and its process has not ended for {quiet_s:.0f} s")
+    return Verdict(
+        "R014", last, f"has returned from its role, and its process has not ended for {render_duration(quiet_s)}"
+    )
 
 
 def _progress(one: Seen) -> tuple[float, ...]:
@@ -119,7 +121,7 @@ def _step(one: Seen) -> int | None:
 
 
 def _describe_idle(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, is_odd: bool, quiet_s: float) -> str:
-    still = f"has not moved for {quiet_s:.0f} s"
+    still = f"has not moved for {render_duration(quiet_s)}"
     frame = frame_to_report(one.stack)
     where = f", in `{frame.function}` at {short_place(frame.place)}" if frame else ""
     if not one.stack:
