@@ -3,16 +3,19 @@
 import re
 import sys
 import time
+from datetime import UTC, datetime
 
 import pytest
 
 from tests.records.written import progress
+from ttlaunch import contract
 from ttlaunch.cli.live import TableView, fitting_columns, make_view, slow_start
 from ttlaunch.contract import START_STAGES
 from ttlaunch.diagnostics import render_duration
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.runs.facts import RunFacts
+from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, fold
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
@@ -113,11 +116,11 @@ def test_attach_counts_from_the_start_of_the_run(terminal, here):
     assert all(4 <= int(time) < 20 for time in times)
 
 
-def test_the_views_count_from_the_time_in_the_runs_id(capsys):
+def test_the_views_count_from_the_time_in_the_runs_id(capsys, tmp_path):
     facts = RunFacts("mine", "local", (RankRow(0, "a", 0, "worker"),), is_recipe=True)
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(time.time() - 1666))
     ranks = states("a")
-    with make_view(facts, f"{stamp}-3fa1") as view:
+    with make_view(facts, RunFolder(f"{stamp}-3fa1", tmp_path)) as view:
         view.tick(ranks)
         begin(ranks[0])
         view.tick(ranks)  # the next line comes some seconds later
@@ -125,6 +128,18 @@ def test_the_views_count_from_the_time_in_the_runs_id(capsys):
         rf"run {stamp}-3fa1: mine on local, 1 rank\nstart-up, 27 min 4[67] s: starting the ranks\n",
         capsys.readouterr().out,
     )
+
+
+def test_a_run_in_a_renamed_folder_counts_from_its_first_event(capsys, tmp_path):
+    facts, folder = (
+        RunFacts("mine", "local", (RankRow(0, "a", 0, "worker"),), is_recipe=True),
+        RunFolder("old", tmp_path),
+    )
+    stamp = datetime.fromtimestamp(time.time() - 3 * 3600 - 2, UTC).isoformat()
+    (tmp_path / contract.EVENTS_FILE).write_text(f'{{"time": "{stamp}", "event": "start"}}\n')
+    with make_view(facts, folder) as view:
+        view.tick(states("a"))
+    assert "start-up, 3 h: starting the ranks\n" in capsys.readouterr().out
 
 
 def test_start_up_and_training_are_two_times():

@@ -233,12 +233,13 @@ def test_the_table_tells_the_time_that_is_left():
     assert drawn(ranks).splitlines()[-1].endswith(" 3/10  7 s left  start-up T, training T")
 
 
-def test_a_narrow_terminal_moves_the_validation_below_the_bar():
+@pytest.mark.parametrize("width", [80, 200])
+def test_lines_below_the_table_stay_narrow_so_that_a_smaller_window_breaks_none(width):
     ranks = ranks_of("trainer")
     for record in steps(ranks[0], upto=4):
         fold(ranks[0], progress(record))
     fold(ranks[0], progress({"kind": "validation", "time": 5.0, "step": 4, "loss": 1.5, "perplexity": 4.48}))
-    *_, bar, validation = drawn(ranks, width=80).splitlines()
+    *_, bar, validation = drawn(ranks, width=width).splitlines()
     assert "validation loss 1.5000, perplexity 4.48" == validation
     assert bar.startswith("━" * 30 + "  4/4  start-up T, training T")
 

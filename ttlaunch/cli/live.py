@@ -22,7 +22,7 @@ from ttlaunch.running.logs.fold import ShownOutput, render_ranks
 from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.overview import start_time
-from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.runs.run_folder import RunFolder, read_events
 from ttlaunch.running.watch import Phase, RankState, render_speed, start_up_end, steps_done
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _MOST_ROWS = 24
 _ROWS_BESIDE = 6
 """The rows that a terminal needs besides the rows of ranks: headings, progress, and the line of the prompt."""
 _BAR, _SHORTEST_BAR = 30, 8
+_WIDEST_PROGRESS = 80
+"""Lines below the table are not wider, so that a wide terminal can become narrower without breaking lines that are drawn."""
 _LONGEST_NOTE = 1000
 _COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "samples/s", "state")
 _LEAVE = ("grad norm", "ms/step", "host", "tokens/s", "samples/s", "loss")
@@ -45,19 +47,21 @@ _APART = (3, 2, 1)
 
 
 @contextmanager
-def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[View]:
+def make_view(facts: RunFacts, folder: RunFolder, *, quiet: bool = False) -> Iterator[View]:
     """Print the run's id, and return a table if stdout is a terminal that can redraw it, else a view that prints lines.
 
     Args:
         facts: The facts about the run.
-        run_id: The run's id.
+        folder: The run's folder.
         quiet: Show nothing (for JSON).
     """
     if quiet:
         yield SilentView()
         return
-    began = start_time(run_id) or time.time()
-    first = f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}"
+    # A folder that was renamed has another name than the run's id, but still the run's history.
+    noted = (event["time"] for event in read_events(folder.path))
+    began = start_time(folder.run_id) or next(noted, time.time())
+    first = f"run {folder.run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}"
     with discarding_unwritable(sys.stdout):
         print_lines([first])
     if can_redraw(sys.stdout):
@@ -79,7 +83,7 @@ def make_following_view(
     """Make a view for a process that supervises the ranks itself: each tick also shows what they have printed."""
     chosen = range(len(facts.ranks)) if only is None else only
     output = ShownOutput(folder.path, facts.ranks, only=chosen, streams=("stdout", "stderr"))
-    with make_view(facts, folder.run_id, quiet=quiet) as view:
+    with make_view(facts, folder, quiet=quiet) as view:
         if quiet:
             yield view
             return
@@ -228,7 +232,7 @@ class TableView:
             table.add_row(*(Text(cells[name], style=style if name == "state" else "") for name in columns))
         rest = len(ranks) - most
         more = [Text(f"… and {counted(rest, 'more rank')}")] if rest > 0 else []
-        return Group(table, *more, *self._progress(ranks, width=console.width))
+        return Group(table, *more, *self._progress(ranks, width=min(console.width, _WIDEST_PROGRESS)))
 
     def _progress(self, ranks: list[RankState], *, width: int) -> "list[RenderableType]":
         """Render the progress below the table, in as many lines as its parts need."""

@@ -145,7 +145,7 @@ class _Watcher:
         """Show a run from its beginning, and return its outcome; None if it has no report."""
         folder, facts, pace = RunFolder(path.name, path), read_facts(path), Pace()
         only = range(len(facts.ranks)) if self._only is None else self._only
-        with make_view(facts, folder.run_id, quiet=self._form is Format.JSON) as view:
+        with make_view(facts, folder, quiet=self._form is Format.JSON) as view:
             self._followed = followed = FollowedRun(folder, facts, view, only=only)
             while not followed.has_ended and not self._supervisor.is_over and self._stopped_by is None:
                 self._show(followed.poll, path)
