@@ -33,7 +33,16 @@ _FREE = {
         ("compression_config.kind", "block_size", "k", "compression_config.rank", "error_feedback"), _CODEC
     ),
     **dict.fromkeys(
-        ("every", "pull_interval", "is_ahead", "staleness_bound", "staleness_rule", "slow_workers"), _DRIFT
+        (
+            "every",
+            "pull_interval",
+            "is_ahead",
+            "staleness_bound",
+            "staleness_rule",
+            "staleness_damping",
+            "slow_workers",
+        ),
+        _DRIFT,
     ),
     **dict.fromkeys(("outer_learning_rate", "outer_momentum", "polyak_interval", "polyak_decay"), _RATES),
     **dict.fromkeys(("straggler", "straggler_timeout_s", "zero_config.stage", "shard"), _CHOICES),

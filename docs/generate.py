@@ -22,7 +22,14 @@ from ttlaunch.diagnostics.explain import known_codes, load_page
 from ttlaunch.planning.environment import PASSED_PREFIXES
 from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
-from ttlaunch.spec.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
+from ttlaunch.spec.topology.schema import (
+    BindingsFile,
+    ClusterFile,
+    DescriptorMappingFile,
+    MeshGraphFile,
+    MockMappingFile,
+    SubContextFilesFile,
+)
 from ttlaunch.spec.topology.variables import MANAGED
 
 ROOT = Path(__file__).parents[1]
@@ -200,12 +207,16 @@ def _topology_files() -> str:
         "`mgd.yaml`", MeshGraphFile, "The mesh graph descriptor describes chips, boards, meshes and links.\n"
     )
     mapping = _sections("A mapping of sub-contexts", SubContextFilesFile, "It replaces `rank_bindings.yaml`.\n")
+    only_checked = "`tt-run` reads it. ttlaunch checks it with `ttlaunch validate`; a run needs bindings.\n"
+    descriptors = _sections("A mapping of descriptors", DescriptorMappingFile, only_checked)
+    clusters = _sections("A mapping of mock clusters", MockMappingFile, only_checked)
     cluster = _sections(
         "`cluster.yaml`", ClusterFile, "Optional settings for logging into hosts and for the ranks' environment.\n"
     )
+    parts = (graph, bindings, mapping, descriptors, clusters, cluster)
     return (
         "# The files of a cluster\n\n`hosts.txt` is an Open MPI hostfile: one `<host> slots=<n>` per line.\n\n"
-        + "\n".join(re.sub(r"^#", "##", text, flags=re.MULTILINE) for text in (graph, bindings, mapping, cluster))
+        + "\n".join(re.sub(r"^#", "##", text, flags=re.MULTILINE) for text in parts)
     )
 
 
