@@ -134,8 +134,12 @@ def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iter
         return
     label, hint = f"more than the {_micro_batches(training)} of a step", _smaller_batches(training, workers)
     message = f"{counted(workers, 'worker')} share {_micro_batches(training)}; each needs at least one"
-    others = (_batch(training),)
-    yield Problem("C011", message, "multihost_config.num_workers", label, others=others, hints=(hint,))
+    others = [_batch(training)]
+    devices = config.device_config.local_ranks // config.device_config.split_ranks
+    if devices > 1:
+        given = counted(config.multihost_config.num_workers, "worker")
+        others.append(("device_config.mesh_shape", f"{given} with {devices} devices each = {workers}"))
+    yield Problem("C011", message, "multihost_config.num_workers", label, others=tuple(others), hints=(hint,))
 
 
 def _micro_batches(training: TrainingConfig) -> str:
