@@ -57,7 +57,8 @@ def _cause(difference: Difference, rows: Sequence[RankRow], *, did: str, when: s
     if difference.odd:
         return f"{did} other bits in `{difference.name}` than {name_ranks(most, noun='ranks')}"
     sides = [_one(rows[side[0]]) if len(side) == 1 else name_ranks(side, noun="ranks") for side in (most, *rest)]
-    return f"{' and '.join(sides[:_MOST_NAMED])} {did} different bits in `{difference.name}`{when}"
+    *first, last = sides if len(sides) <= _MOST_NAMED else [*sides[: _MOST_NAMED - 1], "others"]
+    return f"{', '.join(first)} and {last} {did} different bits in `{difference.name}`{when}"
 
 
 def _evidence(difference: Difference, rows: Sequence[RankRow], *, agreed: int | None) -> Iterator[str]:

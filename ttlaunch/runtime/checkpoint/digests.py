@@ -85,7 +85,10 @@ def make_digests(cfg: ConfigFile, world: World, records: ProgressWriter) -> Repl
 
 def as_words(tensor: Tensor) -> Tensor:
     """Return the bits of a tensor as 32-bit integers, shape `(N,)`; as bytes if their number is no multiple of four."""
-    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    values = tensor.detach().reshape(-1)
+    if values.element_size() == _WORD_BYTES:
+        return values.view(torch.int32)
+    bits = values.view(torch.uint8)
     return bits if len(bits) % _WORD_BYTES else bits.view(torch.int32)
 
 
@@ -101,8 +104,9 @@ def digest(words_N: Tensor, factors_C: Tensor) -> Tensor:
         words_N: The values, from `as_words`.
         factors_C: `odd_factors`, at least as many as there are values or as a block has.
     """
-    total = torch.zeros((), dtype=torch.int64, device=words_N.device)
-    for block in words_N.split(_BLOCK):
+    first, *rest = words_N.split(_BLOCK) if len(words_N) > _BLOCK else (words_N,)
+    total = (first * factors_C[: len(first)]).sum()
+    for block in rest:
         total = total * _ODD + (block * factors_C[: len(block)]).sum()
     return total
 

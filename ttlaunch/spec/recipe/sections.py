@@ -67,7 +67,7 @@ class TrainingConfig(Section):
         32, description="sequences of one validation; fewer if the validation text is shorter"
     )
     verify_interval: Annotated[Positive | None, Bits.FREE] = Field(
-        10,
+        20,
         description="steps between comparisons of the digests of tensors that several ranks hold; also at every checkpoint; "
         "null: only there",
     )
