@@ -34,6 +34,12 @@ ATTRIBUTES = (
     "running/failures/causes",
     "running/failures/stderr_tail",
     "running/failures/name_cause",
+    "running/hang/odd_one",
+    "running/hang/obstacles",
+    "running/hang/verdict",
+    "running/hang/hangs",
+    "running/lost_folders",
+    "agent/process_facts",
     "agent/rank_records",
 )
 

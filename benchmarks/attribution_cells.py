@@ -24,8 +24,36 @@ CLASSES = {
     "import error": "import_error",
     "error in one role": "raised",
     "closed peers": "killed",
+    "stopped": "hung",
+    "stopped shim": "hung",
+    "stopped child": "hung",
+    "stopped daemon": "hung",
+    "stopped agent": "host_lost",
+    "another program": "hung",
+    "endless loop": "hung",
+    "holds the interpreter": "hung",
+    "another collective": "hung",
+    "in finalize": "hung",
+    "exception in a thread": "hung",
+    "network cut one way": "hung",
+    "folder of the run removed": "folder_lost",
+    "folder of ttlaunch removed": "folder_lost",
 }
 """The class that a report is to name, by fault."""
+
+HOST_NAMED = {
+    "stopped daemon",
+    "stopped agent",
+    "network cut one way",
+    "folder of the run removed",
+    "folder of ttlaunch removed",
+}
+"""Faults of a host: the report is to name the host, and no rank."""
+HOSTS_ONLY = {*HOST_NAMED} - {"stopped daemon"}
+PROGRAM_ONLY = {"closed peers", "in finalize", "network cut one way"}
+"""Faults of ranks that meet over MPI or sockets of their own; a recipe's transport is another matter."""
+HANGS = {fault for fault, kind in CLASSES.items() if kind == "hung"}
+HANG_TIMEOUT_S = 4
 
 LAYOUT = {HERE: ("localhost",) * RANKS, HOSTS: ("node0", "node0", "node1", "node2")}
 """The host of each rank; a recipe of three ranks has the first three."""
@@ -74,10 +102,12 @@ def plan_cells(place: str, rounds: int) -> list[Cell]:
 
 def _with(place: str, fault: str, turn: int) -> list[Cell]:
     """A fault in everybody who can have it."""
+    if fault in HOSTS_ONLY and place != HOSTS:
+        return []
     if fault == "error in one role":
         return [Cell(place, "recipe", fault, role, None, turn) for role in ROLES]
     cells = [Cell(place, "program", fault, "rank", rank, turn) for rank in range(RANKS)]
-    if fault != "closed peers":  # those of a recipe meet over MPI
+    if fault not in PROGRAM_ONLY:
         cells += [Cell(place, "recipe", fault, role, rank, turn) for role, ranks in ROLES.items() for rank in ranks]
     return cells
 
@@ -85,6 +115,17 @@ def _with(place: str, fault: str, turn: int) -> list[Cell]:
 def is_right(entry: dict[str, Any]) -> bool:
     """Whether a result names who was broken, where and by what."""
     cell = Cell(*(entry[name] for name in Cell._fields))
-    named = entry["named"]
-    is_there = named in cell.guilty and entry["host"] == LAYOUT[cell.place][named]
+    named, hosts = entry["named"], {LAYOUT[cell.place][rank] for rank in cell.guilty}
+    if cell.fault == "network cut one way":
+        hosts.add(cut_peer(cell))
+    if cell.fault in HOST_NAMED:
+        is_there = named is None and entry["host"] in hosts
+    else:
+        is_there = named in cell.guilty and entry["host"] == LAYOUT[cell.place][named]
     return is_there and entry["class"] == CLASSES[cell.fault]
+
+
+def cut_peer(cell: Cell) -> str:
+    """The host whose packets the host of the guilty rank drops, in a network that is cut one way."""
+    own = LAYOUT[cell.place][min(cell.guilty)]
+    return next(host for host in reversed(LAYOUT[cell.place]) if host != own)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attribution_cells import BROKEN, BY_KERNEL, HERE, LAYOUT, RANKS, Cell
+from attribution_cells import BROKEN, BY_KERNEL, HANG_TIMEOUT_S, HANGS, HERE, LAYOUT, RANKS, Cell, cut_peer
 
 from tests.cluster.hosts import Cluster
 
@@ -31,11 +31,13 @@ class Place(NamedTuple):
         name: As in a cell.
         group: A control group with little memory, for what is started here; None: we may make none, or hosts have theirs.
         popen: Starts a command in a folder.
+        heal: Undoes what a fault has done to the network.
     """
 
     name: str
     group: Path | None
     popen: Callable[..., "subprocess.Popen[str]"]
+    heal: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -54,7 +56,11 @@ def open_place(name: str) -> Iterator[Place]:
         def popen(command: list[str], *, cwd: Path, env: dict[str, str], **options: Any) -> "subprocess.Popen[str]":
             return cluster.popen("launcher", command, cwd=cwd, env=cluster.environment("launcher") | env, **options)
 
-        yield Place(name, None, popen)
+        def heal() -> None:
+            for host in names:
+                cluster.run(host, ["iptables", "-w", "-F"])
+
+        yield Place(name, None, popen, heal)
 
 
 def break_cell(cell: Cell, place: Place, folder: Path) -> dict[str, Any]:
@@ -68,10 +74,12 @@ def break_cell(cell: Cell, place: Place, folder: Path) -> dict[str, Any]:
         hosts = LAYOUT[place.name]
         lines = [f"{host} slots={hosts.count(host)}\n" for host in dict.fromkeys(hosts)]
         (lab / "hosts.txt").write_text("".join(lines), encoding="utf-8")
+    words += ["--hang-timeout", str(HANG_TIMEOUT_S)] if cell.fault in HANGS else []
     words += ["--", "sockets"] if cell.fault == "closed peers" else []
     began = time.monotonic()
     said = start([sys.executable, "-m", "ttlaunch", *words], cell, place, folder, within_s=LONGEST_S)
     seconds = time.monotonic() - began
+    place.heal()
     try:
         failure = json.loads(said.stdout)["failure"] or {}
     except ValueError:
@@ -90,6 +98,7 @@ def start(
     for name in ("faults.py", "ring.py"):
         shutil.copy(BROKEN / name, folder)
     order = {"fault": cell.fault, "role": cell.role, "rank": cell.rank, "step": cell.step, "hosts": LAYOUT[place.name]}
+    order["peer"] = cut_peer(cell) if cell.fault == "network cut one way" else None
     (folder / "fault.json").write_text(json.dumps(order))
     procs = place.group / "cgroup.procs" if place.group and cell.fault == BY_KERNEL else None
     process = place.popen(

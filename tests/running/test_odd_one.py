@@ -37,6 +37,14 @@ def test_a_rank_at_another_line_than_most_is_the_odd_one():
     assert 2 == odd(ranks(WAITS, WAITS, OTHER, WAITS))
 
 
+def test_a_rank_in_mpi_whose_stack_could_not_be_read_counts_as_one_of_the_others():
+    assert 3 == odd(ranks(WAITS, (), WAITS, OTHER))
+    assert 2 == odd(ranks(WAITS, WAITS, (), WAITS, p2=process(2, does="waits", waits_in="hrtimer_nanosleep")))
+    assert odd(ranks(WAITS, (), OTHER)) is None
+    assert odd(ranks(WAITS, (), ())) is None
+    assert odd(ranks(WAITS, WAITS, OTHER, (), (), ())) is None
+
+
 def test_a_rank_that_came_another_way_to_the_same_line_is_the_odd_one():
     elsewhere = (WAITS[0], Frame("/home/me/ring.py", 31, "main"))
     assert 1 == odd(ranks(WAITS, elsewhere, WAITS))

@@ -34,14 +34,17 @@ _GONE = {"ended", "exiting", "program"}
 def find_odd_one(ranks: Sequence[Seen]) -> Seen | None:
     """Return the rank that stands apart; None if none does, or if it cannot be told which."""
     broken = [one for one in ranks if one.thread_error]
-    if len(broken) == 1:
-        return broken[0]
-    standing = _standings(ranks)
-    most, count = Counter(standing.values()).most_common(1)[0]
+    if len(broken) == 1 or len(ranks) == 1:
+        return (broken or ranks)[0]
+    standing, number = _standings(ranks), len(ranks)
+    if any(one.kind == "place" for one in standing.values()):
+        # A rank that waits in MPI and whose stack could not be read in time may be at any place of the others.
+        ranks = [one for one in ranks if standing[one.rank] != _Standing("process", ("polls", ""))]
+    most, count = Counter(standing[one.rank] for one in ranks).most_common(1)[0]
     rest = [one for one in ranks if standing[one.rank] != most]
     if not rest:
-        return ranks[0] if len(ranks) == 1 else None
-    candidates = rest if 2 * count > len(ranks) else ranks
+        return None
+    candidates = rest if 2 * count > len(ranks) and 2 * len(ranks) > number else ranks
     polling = {one.rank for one in ranks if one.process and one.process.does == "polls"}
     not_polling = [one for one in candidates if one.process and polling and one.rank not in polling]
     gone = [one for one in candidates if standing[one.rank].kind in _GONE]
