@@ -309,11 +309,16 @@ def fitting_columns(rows: Sequence[Mapping[str, str]], *, width: int) -> tuple[l
     if len({row["host"] for row in rows}) == 1:
         columns.remove("host")
     widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in columns}
-    left = [None, *(name for name in _LEAVE if name in columns)]
-    for apart, name in [*((apart, None) for apart in _APART), *((1, name) for name in left[1:])]:
-        columns = [column for column in columns if column != name]
-        if sum(widths[column] + apart for column in columns) - apart <= width:
-            break
+
+    def fits(apart: int) -> bool:
+        return sum(widths[name] + apart for name in columns) - apart <= width
+
+    for apart in _APART:
+        if fits(apart):
+            return columns, apart
+    for name in _LEAVE:
+        if name in columns and not fits(apart):
+            columns.remove(name)
     return columns, apart
 
 
