@@ -44,6 +44,7 @@ from ttlaunch.cli import (
     validate,
     weights,
 )
+from ttlaunch.cli.completion import completing_in_bash
 from ttlaunch.cli.console import print_lines, reporting_errors, reports_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.cli.mistakes import describe, format_of, is_mistake
@@ -169,7 +170,7 @@ def main() -> None:
         from typer import rich_utils
 
         rich_utils.COLOR_SYSTEM = None  # else help texts would keep bold and dim text
-    sys.exit(status_of(_run_app))
+    sys.exit(completing_in_bash(lambda: status_of(_run_app)))
 
 
 def _run_app() -> int:

@@ -6,7 +6,7 @@ typer reports such mistakes in its own words and those of pydantic, and never as
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from itertools import pairwise
 from pathlib import Path
@@ -103,10 +103,13 @@ def _unknown_option(error: Any, words: Sequence[str], *, command: str) -> Diagno
     known = [name for one in parameters.values() if not getattr(one, "hidden", False) for name in one.opts]
     near = did_you_mean(option, [name for name in known if name.startswith("--")])
     if "overrides" in parameters:
+        from ttlaunch.spec.recipe.declare import Recipe
+        from ttlaunch.spec.recipe.shared import settable_keys
+
         target = _target(own)
         if "arguments" in parameters and isinstance(target, str):
             return usage_mistake(message, _for_the_script(own, option, target, command=command))
-        near = _settings(_keys(target), option, own) or near
+        near = _settings(settable_keys(target if isinstance(target, Recipe) else None), option, own) or near
     return usage_mistake(message, *(near or (f"`{command} --help` lists all",)))
 
 
@@ -138,16 +141,6 @@ def _target(words: Sequence[str]) -> Any:
             with redirect_stdout(sys.stderr):  # what a recipe.py prints must not mix with JSON
                 return load_recipe(found)
     return None
-
-
-def _keys(target: Any) -> Iterator[str]:
-    """Yield the keys of a recipe's training file, or without a recipe those that recipes share."""
-    from ttlaunch.spec.recipe.config import keys_of
-    from ttlaunch.spec.recipe.declare import Recipe
-    from ttlaunch.spec.recipe.sections import TrainingFile
-
-    model, unread = (target.config, target.unread) if isinstance(target, Recipe) else (TrainingFile, ())
-    return (key for key, _, section in keys_of(model) if section is None and key not in unread)
 
 
 def _place(words: Sequence[str], option: str) -> int:

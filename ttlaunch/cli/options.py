@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.cli.completion import complete_settings
 from ttlaunch.diagnostics import Format
 
 
@@ -44,7 +45,12 @@ ConfigFile = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. training_config.batch_size=16. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key, e.g. training_config.batch_size=16. Repeatable.",
+        autocompletion=complete_settings,
+    ),
 ]
 Env = Annotated[
     list[str] | None,

@@ -1,11 +1,13 @@
-"""Check a training file without a recipe: by the sections that recipes share, since any recipe may add its own."""
+"""The keys that recipes share, by which a training file is checked without a recipe; any recipe may add its own."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pydantic.fields import FieldInfo
+
 from ttlaunch.diagnostics import Diagnostic, KeyMistake, Severity, Span
 from ttlaunch.diagnostics.suggest import closest
-from ttlaunch.spec.recipe.config import LoadedConfig, check_config, load_config
+from ttlaunch.spec.recipe.config import LoadedConfig, check_config, keys_of, load_config
 from ttlaunch.spec.recipe.declare import Layout, Recipe
 from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -15,6 +17,14 @@ _SHARED = Recipe(
     config=TrainingFile,
     layouts=[Layout("one process", rank=1)],
 )
+
+
+def settable_keys(recipe: Recipe | None) -> dict[str, FieldInfo]:
+    """Return the field of each key that `--set` may change; without a recipe, of those that recipes share."""
+    chosen = recipe or _SHARED
+    unread = tuple(f"{key}." for key in chosen.unread)
+    keys = ((key, field) for key, field, section in keys_of(chosen.config) if section is None)
+    return {key: field for key, field in keys if not f"{key}.".startswith(unread)}
 
 
 def check_training_file(
