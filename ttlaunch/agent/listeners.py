@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 LOOPBACK: Addresses = {int(socket.AF_INET): "127.0.0.1", int(socket.AF_INET6): "::1"}
 """The loopback addresses, by family."""
 
-_EVERYWHERE = {"0.0.0.0", "::"}  # noqa: S104 - what is looked for, not bound
 _PIDFD_GETFD = 438  # the same number on every architecture; Python has no function for it
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17  # requests of ptrace
 _EVERY_THREAD = 0x40000000  # __WALL: wait for a thread that is not the first of its process too
@@ -127,14 +126,19 @@ class Listeners:
                 return True
             if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return _has_peer(found)  # without a peer it may listen later
-            if found.getsockname()[0] in _EVERYWHERE and self._has_options(found):
+            if _is_everywhere(found) and self._has_options(found):
                 if not _move(process, found, self._addresses[found.family]):
                     return False
-                self.moved += found.getsockname()[0] not in _EVERYWHERE
+                self.moved += not _is_everywhere(found)
             return True
 
     def _has_options(self, found: socket.socket) -> bool:
         return all(found.getsockopt(level, name) == value for level, name, value in self._options)
+
+
+def _is_everywhere(found: socket.socket) -> bool:
+    """Whether a socket listens on all interfaces: its address is zero."""
+    return not any(socket.inet_pton(found.family, found.getsockname()[0].partition("%")[0]))
 
 
 def may_move_listeners() -> bool:

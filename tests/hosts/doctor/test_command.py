@@ -46,7 +46,7 @@ def test_an_empty_choice_of_hosts_is_a_mistake(ttlaunch):
     answer = ttlaunch(["doctor", "--hosts", " , "])
 
     assert 2 == answer.status
-    assert "no host is named" in answer.stderr
+    assert "error[P009]: `--hosts  , ` names no host" in answer.stderr
 
 
 def test_a_line_says_why_a_host_is_missing_and_what_the_others_have(facts):

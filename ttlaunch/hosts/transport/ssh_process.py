@@ -124,7 +124,11 @@ class SshProcess:
         """Distinguish the end of a command's output from that of the connection, and from a greeting that never ran it."""
         if not self._channel.eof_received and not self._killed:
             raise HostError(self._host, Trouble.LOST, self._why_lost())
-        if not self._stdout.passed and not self._killed:
+        if self._stdout.passed or self._killed:
+            return
+        if (
+            self._stdout.noise.strip() or not self.stderr().strip()
+        ):  # a shell that cannot read the command says so there
             raise self._answered_by_another()
 
     def _answered_by_another(self) -> HostError:
