@@ -61,7 +61,7 @@ def test_a_file_is_not_overwritten_unless_forced(run, tmp_path):
 def test_mistakes_are_shown_and_nothing_is_written(run, tmp_path):
     result = run("-", "new.textproto", stdin=YAML.replace("[1, 8], host", "[1, 9], host"))
     assert result.exit_code == 3
-    assert result.stderr.startswith("error[T036]: mesh 0 has device_topology [1, 9], but its hosts make [1, 8]\n")
+    assert result.stderr.startswith("error[T036]: a mesh has device_topology [1, 9], but its hosts make [1, 8]\n")
     assert not (tmp_path / "new.textproto").exists()
 
 
@@ -91,3 +91,12 @@ def test_a_command_line_that_makes_no_sense_is_refused(run, arguments, message):
 def test_what_is_lost_is_said(run):
     result = run("-", "-", stdin=TEXTPROTO.replace("STRICT", "RELAXED"))
     assert result.stderr == "note: version 1 cannot express that the channels inside a mesh are RELAXED\n"
+
+
+def test_a_file_of_another_kind_is_one_mistake(run, tmp_path):
+    (tmp_path / "bindings.yaml").write_text(
+        'rank_bindings:\n  - {rank: 0, mesh_id: 0}\nmesh_graph_desc_path: "mgd.yaml"\n'
+    )
+    answer = run("bindings.yaml", "out.textproto")
+    message = "error[T062]: bindings.yaml is a rank bindings file; a mesh graph descriptor was expected"
+    assert (3, 1, True) == (answer.exit_code, answer.stderr.count("error["), answer.stderr.startswith(message))

@@ -114,3 +114,9 @@ def test_a_rankfile_whose_order_no_hostfile_gives_says_which_ranks_to_renumber(t
         "`a slots=2`, `b slots=1`; there the ranks of one host follow each other, so renumber those of `a`"
         in answer.stderr
     )
+
+
+def test_a_file_of_a_cluster_in_place_of_the_training_file_is_one_mistake(ttlaunch):
+    answer = ttlaunch(["plan", "data_parallel", "-c", "mgd.yaml"])
+    assert (3, 1) == (answer.status, answer.stderr.count("error["))
+    assert answer.stderr.startswith("error[T062]: mgd.yaml is a mesh graph descriptor; a training file was expected")

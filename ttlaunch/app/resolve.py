@@ -264,7 +264,7 @@ def _configure(
     loaded = load_config(
         recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame
     )
-    result.diagnostics += loaded.diagnostics
+    result.diagnostics += _other_kind(loaded) or loaded.diagnostics
     cluster = result.topology
     if (
         request.ranks is not None
@@ -280,6 +280,15 @@ def _configure(
         loaded, mistakes = naive_config(found.name, recipe, loaded)
         result.diagnostics += mistakes
     return loaded
+
+
+def _other_kind(loaded: "LoadedConfig") -> list[Diagnostic]:
+    """Return the one mistake if a file of a cluster was given as the training file; nothing for a training file."""
+    from ttlaunch.spec.topology.recognise import Kind, OtherKind, explain_other_kinds, kind_of_content
+
+    source = loaded.root.span.source
+    kind = kind_of_content(source) if has_errors(loaded.diagnostics) else None
+    return list(explain_other_kinds([OtherKind(source, Kind.TRAIN, kind)])) if kind and kind is not Kind.TRAIN else []
 
 
 def _undefined_references(loaded: "LoadedConfig") -> list[Diagnostic]:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, has_errors
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, fold_repeats, has_errors
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.located.codes import TOPOLOGY
@@ -25,6 +25,7 @@ from ttlaunch.spec.topology.mesh_graph import MeshGraph
 from ttlaunch.spec.topology.mgd_schema import DescriptorFile
 from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto
 from ttlaunch.spec.topology.mgd_yaml import mesh_graph_of
+from ttlaunch.spec.topology.recognise import Kind, OtherKind, explain_other_kinds, kind_of_content
 
 _PORTS = re.compile(r"\[\s*[0-9]+\s*,\s*[NESWZ][0-9]+\s*\]", re.IGNORECASE)
 Version = Literal["yaml", "textproto"]
@@ -52,9 +53,12 @@ def version_of(source: Source) -> Version:
 
 def convert(source: Source, *, to: Version) -> Converted:
     """Read a descriptor of either version and any generation, and write it as the requested one."""
+    kind = kind_of_content(source)
+    if kind and kind is not Kind.MGD:
+        return Converted(None, list(explain_other_kinds([OtherKind(source, Kind.MGD, kind)])), [])
     graph, file, found = read_any(source)
     if graph is None or has_errors(found):
-        return Converted(None, found, [])
+        return Converted(None, fold_repeats(found), [])
     if to == "yaml":
         text, notes = yaml_of(graph, file)
     else:

@@ -286,9 +286,9 @@ class _Reading:
     def is_other_kind(self, source: Source, expected: Kind, named: NamedFile | None = None) -> bool:
         """Return whether the content of a file is clearly that of another kind; that is then the only mistake to report."""
         kind = kind_of_content(source)
-        if kind in {None, expected}:
+        if kind is None or kind is expected:
             return False
-        self.others.append(OtherKind(source, expected, kind or expected, named))
+        self.others.append(OtherKind(source, expected, kind, named))
         return True
 
     def read_cluster(self, path: Path) -> None:

@@ -52,8 +52,8 @@ def _check(
         parts = [counted(len(topology.bindings), "rank") + " bound", *counted_parts(topology)] if topology else []
         return CheckedFile(loaded.diagnostics, ", ".join(parts), loaded.descriptor_found)
     content = kind_of_content(source)
-    if content not in {None, kind}:
-        return CheckedFile(list(explain_other_kinds([OtherKind(source, kind, content or kind)])))
+    if content and content is not kind:
+        return CheckedFile(list(explain_other_kinds([OtherKind(source, kind, content)])))
     if kind is Kind.MAPPING:
         text, found = load_mapping(source, path, working_folder=working_folder)
         return CheckedFile(found, "" if has_errors(found) else text)
