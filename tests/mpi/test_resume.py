@@ -239,7 +239,7 @@ def test_each_lost_checkpoint_of_several_ranks_is_said_once(tmp_path, small_disk
     (small_disk / "filler").write_bytes(bytes(900_000))
     words = ("--runs-dir", str(small_disk), "--set", "checkpoint_config.on_error=continue", "--format", "full")
     shown, said = training.start("four stages", *words).communicate(timeout=60)
-    (run,) = (path for path in small_disk.iterdir() if path.is_dir())
+    (run,) = (path for path in small_disk.glob("[!.]*") if path.is_dir())
     lost = [loss["step"] for loss in json.loads((run / "report.json").read_text())["lost_checkpoints"]]
     assert {30} <= set(lost) <= {8, 16, 24, 30}
     live = [line for line in said.splitlines() if line.startswith("warning[R032]: step ") and ": /" in line]

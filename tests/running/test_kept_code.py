@@ -279,6 +279,13 @@ def test_a_large_recipe_is_kept_with_a_warning_when_it_is_stored_and_not_with_ev
     assert (None, [("P053", Severity.WARNING, f"the code of this run is not kept: {reason}")]) == keep()
 
 
+def test_nothing_is_kept_on_a_disk_that_is_nearly_full(recipe, runs, here, monkeypatch):
+    monkeypatch.setattr(kept_code, "_LEFT_BYTES", 10**18)  # more than this disk has
+    with open_store(runs) as store, pytest.raises(KeptCodeError, match=f"the disk of {runs} has only .* left"):
+        store.keep(program_tree(recipe, here))
+    assert {} == objects(runs)
+
+
 def test_ttlaunch_itself_is_kept_and_is_not_read_again_before_it_changes(runs, monkeypatch):
     with open_store(runs) as store:
         name = store.keep_package()

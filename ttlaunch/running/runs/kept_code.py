@@ -32,6 +32,8 @@ LARGE_BYTES = 5_000_000
 """A larger tree is kept with a warning: it is data rather than code."""
 
 _MOST_BYTES = 100_000_000
+_LEFT_BYTES = 50_000_000
+"""What stays free on the disk: a run needs the space for its records and checkpoints, and can do without a copy of its code."""
 _PACKAGE = Path(__file__).parents[2]
 _BESIDE_THE_PACKAGE = ("recipes", "configurations")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -147,12 +149,16 @@ class Store:
         """Store a tree, and return what `code.json` says of it; `is_new` is not written but tells that it was not there.
 
         Raises:
-            KeptCodeError: The tree is too large.
+            KeptCodeError: The tree is too large, or the disk is nearly full.
             OSError: A file cannot be read or stored.
         """
         size = sum(path.stat().st_size for path in tree.files.values())
         if size > _MOST_BYTES:
             raise KeptCodeError(f"its files have {render_size(size)}, more than {render_size(_MOST_BYTES)}")
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < size + _LEFT_BYTES:
+            raise KeptCodeError(f"the disk of {self.path.parent} has only {render_size(free)} left")
         manifest, withheld = _manifest(tree, self._write)
         name = hashlib.sha256(manifest).hexdigest()
         is_new = not self._object(name).is_file()
