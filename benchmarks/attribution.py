@@ -41,6 +41,10 @@ ATTRIBUTES = (
     "running/lost_folders",
     "agent/process_facts",
     "agent/rank_records",
+    "rank_exceptions/describe",
+    "rank_exceptions/fate",
+    "rank_exceptions/outline",
+    "rank_exceptions/watch",
 )
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attribution_cells import BY_KERNEL, CLASSES, HERE, RANKS, Cell
+from attribution_cells import BY_KERNEL, CLASSES, HERE, OVER_SOCKETS, RANKS, Cell
 from attribution_places import Place, start
 
 HANGING_S = 20.0
@@ -28,7 +28,7 @@ def show_others(scratch: Path, group: Path | None) -> None:
     for fault in faults:
         told = []
         for name, (command, pattern) in launchers.items():
-            words = [*command, "ring.py", *(["sockets"] if fault == "closed peers" else [])]
+            words = [*command, "ring.py", *(["sockets"] if fault in OVER_SOCKETS else [])]
             cell, place = Cell(HERE, "program", fault, "rank", _GUILTY, 0), Place(HERE, group, subprocess.Popen)
             ended = start(words, cell, place, scratch / f"{name} {fault}", within_s=HANGING_S)
             named = _ranks(pattern, ended.stdout + ended.stderr)

@@ -13,17 +13,20 @@ ROLES = {"worker": (0, 1), "server": (2,)}
 LATEST_STEP = 30
 BY_KERNEL = "out of memory, by the kernel"
 CLASSES = {
-    "raise": "raised",
-    "sys.exit": "exited",
-    "os._exit": "exited",
-    "SIGKILL": "killed",
-    "SIGSEGV": "crashed",
-    "abort in C": "crashed",
-    "out of memory": "out_of_memory",
-    BY_KERNEL: "out_of_memory",
-    "import error": "import_error",
-    "error in one role": "raised",
-    "closed peers": "killed",
+    **dict.fromkeys(("raise", "error in one role", "long message", "exception group", "lines and notes"), "raised"),
+    **dict.fromkeys(("raised from another", "exception without words", "recursion", "assertion"), "raised"),
+    **dict.fromkeys(("division by zero", "missing file", "full disk", "timeout", "bytes that are no text"), "raised"),
+    **dict.fromkeys(("service refuses", "service resets", "empty file", "pipe to a dead child"), "raised"),
+    **dict.fromkeys(("clean-up of 0.4 s", "clean-up of 4 s", "MPI error"), "raised"),
+    **dict.fromkeys(
+        ("sys.exit", "sys.exit with words", "os._exit", "_exit in C", "exec of false", "MPI_Abort"), "exited"
+    ),
+    **dict.fromkeys(("sys.exit(0)", "sys.exit(0), slowly", "os._exit(0)", "exec of true"), "left_early"),
+    **dict.fromkeys(("SIGKILL", "SIGXCPU", "SIGALRM", "killed by its child", "closed peers"), "killed"),
+    **dict.fromkeys(("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP"), "crashed"),
+    **dict.fromkeys(("null pointer", "abort in C", "os.abort"), "crashed"),
+    **dict.fromkeys(("out of memory", BY_KERNEL, "MemoryError"), "out_of_memory"),
+    **dict.fromkeys(("import error", "import of a missing name"), "import_error"),
     "stopped": "hung",
     "stopped shim": "hung",
     "stopped child": "hung",
@@ -41,6 +44,8 @@ CLASSES = {
 }
 """The class that a report is to name, by fault."""
 
+OVER_SOCKETS = {"closed peers", "clean-up of 0.4 s", "clean-up of 4 s", "sys.exit(0)", "sys.exit(0), slowly"}
+"""The faults of the program in which its ranks meet over sockets: over MPI, the others notice nothing before the rank has ended."""
 HOST_NAMED = {
     "stopped daemon",
     "stopped agent",
@@ -50,7 +55,7 @@ HOST_NAMED = {
 }
 """Faults of a host: the report is to name the host, and no rank."""
 HOSTS_ONLY = {*HOST_NAMED} - {"stopped daemon"}
-PROGRAM_ONLY = {"closed peers", "in finalize", "network cut one way"}
+PROGRAM_ONLY = {*OVER_SOCKETS, "in finalize", "network cut one way"} - {"sys.exit(0)"}
 """Faults of ranks that meet over MPI or sockets of their own; a recipe's transport is another matter."""
 HANGS = {fault for fault, kind in CLASSES.items() if kind == "hung"}
 HANG_TIMEOUT_S = 4

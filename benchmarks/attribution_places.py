@@ -12,7 +12,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attribution_cells import BROKEN, BY_KERNEL, HANG_TIMEOUT_S, HANGS, HERE, LAYOUT, RANKS, Cell, cut_peer
+from attribution_cells import (
+    BROKEN,
+    BY_KERNEL,
+    HANG_TIMEOUT_S,
+    HANGS,
+    HERE,
+    LAYOUT,
+    OVER_SOCKETS,
+    RANKS,
+    Cell,
+    cut_peer,
+)
 
 from tests.cluster.hosts import Cluster
 
@@ -75,7 +86,7 @@ def break_cell(cell: Cell, place: Place, folder: Path) -> dict[str, Any]:
         lines = [f"{host} slots={hosts.count(host)}\n" for host in dict.fromkeys(hosts)]
         (lab / "hosts.txt").write_text("".join(lines), encoding="utf-8")
     words += ["--hang-timeout", str(HANG_TIMEOUT_S)] if cell.fault in HANGS else []
-    words += ["--", "sockets"] if cell.fault == "closed peers" else []
+    words += ["--", "sockets"] if cell.fault in OVER_SOCKETS and cell.program == "program" else []
     began = time.monotonic()
     said = start([sys.executable, "-m", "ttlaunch", *words], cell, place, folder, within_s=LONGEST_S)
     seconds = time.monotonic() - began

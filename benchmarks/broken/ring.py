@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faults import break_if_due
+from faults import break_if_due, clean_up
 
 _STEPS = 200
 _STEP_S = 0.005
@@ -32,25 +32,29 @@ def main() -> None:
     )
     rank, size = (int(os.environ[name]) for name in variables)
     is_over_mpi = variables[0] != "RANK" and "sockets" not in sys.argv
-    meet = over_mpi() if is_over_mpi else over_sockets(rank, size)
-    for step in range(1, _STEPS + 1):
-        break_if_due(rank=rank, role="rank", step=step)
-        time.sleep(_STEP_S)
-        meet()
+    meet, close = over_mpi() if is_over_mpi else over_sockets(rank, size)
+    try:
+        for step in range(1, _STEPS + 1):
+            break_if_due(rank=rank, role="rank", step=step)
+            time.sleep(_STEP_S)
+            meet()
+    finally:
+        close()
+        clean_up()
 
 
-def over_mpi() -> Callable[[], None]:
-    """Wait for all ranks in an all-reduce."""
+def over_mpi() -> tuple[Callable[[], None], Callable[[], None]]:
+    """How to wait for all ranks in an all-reduce, and how to part, which MPI does itself."""
     from mpi4py import MPI
 
     def meet() -> None:
         MPI.COMM_WORLD.allreduce(1)
 
-    return meet
+    return meet, lambda: None
 
 
-def over_sockets(rank: int, size: int) -> Callable[[], None]:
-    """Wait for all ranks by a byte from each; one that has gone is an error in all others at once."""
+def over_sockets(rank: int, size: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """How to wait for all ranks by a byte from each, and how to close these connections, which all others notice at once."""
     hosts = json.loads(Path("fault.json").read_text())["hosts"]
     is_spread = len(set(hosts)) > 1
     listener = socket.create_server(("", _FIRST_PORT + rank)) if is_spread else _listening(rank)
@@ -65,7 +69,11 @@ def over_sockets(rank: int, size: int) -> Callable[[], None]:
             if not peer.recv(1):
                 raise ConnectionResetError("a peer has closed its connection")
 
-    return meet
+    def close() -> None:
+        for peer in peers:
+            peer.close()
+
+    return meet, close
 
 
 def _listening(rank: int) -> socket.socket:
