@@ -219,6 +219,7 @@ def test_an_exception_that_may_still_be_caught_explains_only_ends_that_nothing_e
     uncertain = pending(0.9)
     ranks[1].in_flight = ErrorInFlight(error=uncertain.error, is_certain=False)
     ranks[0].error = PEER_GONE["error"]
+    ranks[2].error = came_from(0.8, "BrokenPipeError")  # whose time is exact, while the other one's was seen later
     assert blamed(ranks)[1].startswith("rank 1 ")
     ranks[3].exit = RankExit(time=1.2, status=3)
     assert blamed(ranks)[1].startswith("rank 3 ")

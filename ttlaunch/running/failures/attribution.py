@@ -28,9 +28,10 @@ from ttlaunch.running.lost_folders import LostFolder, describe_loss
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import RankState
 
-_HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _LEFT, _PERHAPS_OWN, _FOLLOWS = range(5)
+_HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _LEFT, _IN_FLIGHT, _PERHAPS_OWN, _FOLLOWS = range(6)
 """The order in which endings are reported: with a cause of their own, with only an exit status, with status 0 before the others
-failed, with a lost connection that may be to anybody, caused by another rank."""
+failed, with an exception that the rank might still have caught, with a lost connection that may be to anybody, caused by another
+rank."""
 _LEFT_JUST_NOW_S, _EXIT_TAKES_S = 2.0, 1.0
 _NEEDS_FOLDERS = {Cause.IMPORT_ERROR, Cause.SHIM_LOST, Cause.DAEMON_LOST, Cause.NOT_STARTED}
 """The classes of endings that a removed folder explains."""
@@ -140,8 +141,9 @@ def _of_rank(
 def _of_exception(state: RankState, error: RankError, hosts: Collection[str], *, is_certain: bool) -> _Candidate:
     lost, kills = lost_peer(error, hosts=hosts), (state.exit.oom_kills if state.exit else None) or 0
     kind = classify_exception(error.type, error.message, lost=lost is LostPeer.YES, oom_kills=kills)
-    perhaps_own = not is_certain or (kind is Cause.RAISED and lost is LostPeer.PERHAPS)
-    order = _FOLLOWS if kind.follows else _PERHAPS_OWN if perhaps_own else _HAS_OWN_CAUSE
+    order = _HAS_OWN_CAUSE if is_certain else _IN_FLIGHT
+    if kind.follows or (kind is Cause.RAISED and lost is LostPeer.PERHAPS):
+        order = _FOLLOWS if kind.follows else _PERHAPS_OWN
     return _Candidate(order, name_exception(state, error, kind))
 
 
