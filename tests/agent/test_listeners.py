@@ -136,7 +136,7 @@ def test_a_socket_whose_port_its_process_has_chosen_listens_on_as_before(server,
 @pytest.mark.parametrize("before", [(), (sys.executable, forbidding.__file__)], ids=["here", "in a container"])
 def test_a_process_knows_whether_it_may_move_the_sockets_of_its_children(before, look, server):
     look(Listeners(LOOPBACK), server()[0])  # or this machine forbids it
-    code = "from ttlaunch.agent.listeners import may_move_listeners; print(may_move_listeners())"
+    code = "from ttlaunch.agent.tracing import may_trace; print(may_trace())"
     answer = subprocess.run([*before, sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == f"{not before}\n"
 

@@ -18,6 +18,8 @@ import socket
 import struct
 import time
 
+from ttlaunch.agent.tracing import TracedProcess, frozen, has_peer, has_tracer, read_text
+
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 LOOPBACK: Addresses = {int(socket.AF_INET): "127.0.0.1", int(socket.AF_INET6): "::1"}
 """The loopback addresses, by family."""
 
-_PIDFD_GETFD = 438  # the same number on every architecture; Python has no function for it
-_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17  # requests of ptrace
-_EVERY_THREAD = 0x40000000  # __WALL: wait for a thread that is not the first of its process too
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.ENOSYS}
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # a program for the kernel's packet filter: keep 0 bytes of every packet
@@ -40,42 +39,6 @@ _LOOK_S = 0.005
 _LONGEST_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 _ANY_PORT = 9  # nothing is sent there
-
-
-class _Process:
-    """Another process, whose descriptors this one may borrow."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._descriptor = os.pidfd_open(pid)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def sockets(self) -> Iterator[tuple[int, str]]:
-        """Yield the numbers of the descriptors that are sockets, each with what the kernel calls the socket."""
-        for name in os.listdir(f"/proc/{self.pid}/fd"):
-            try:
-                target = os.readlink(f"/proc/{self.pid}/fd/{name}")
-            except FileNotFoundError:  # closed meanwhile
-                continue
-            if target.startswith("socket:"):
-                yield int(name), target
-
-    @contextlib.contextmanager
-    def borrowed(self, number: int) -> Iterator[socket.socket]:
-        """A second descriptor of one of its sockets."""
-        with socket.socket(fileno=_call("syscall", _PIDFD_GETFD, self._descriptor, number, 0)) as found:
-            yield found
-
-    @contextlib.contextmanager
-    def connections(self, listener: socket.socket) -> Iterator[list[socket.socket]]:
-        """Second descriptors of the connections that it has accepted from a listener."""
-        port = listener.getsockname()[1]
-        with contextlib.ExitStack() as borrowed:
-            sockets = [borrowed.enter_context(self.borrowed(number)) for number, _ in self.sockets()]
-            alike = [found for found in sockets if (found.family, found.type) == (listener.family, listener.type)]
-            yield [found for found in alike if _has_peer(found) and found.getsockname()[1] == port]
 
 
 class Listeners:
@@ -105,7 +68,7 @@ class Listeners:
             False if the kernel does not let this process see the other's sockets, or stop it.
         """
         try:
-            process = _Process(pid)
+            process = TracedProcess(pid)
         except OSError as error:
             return error.errno != errno.ENOSYS  # otherwise it has ended
         try:
@@ -114,18 +77,18 @@ class Listeners:
                     self._known.add(target)
         except OSError as error:
             # Otherwise a socket or a thread has gone while it was looked at; the next look finds what there is then.
-            return error.errno not in _FORBIDDEN or _is_traced(pid)
+            return error.errno not in _FORBIDDEN or has_tracer(pid)
         finally:
             process.close()
         return True
 
-    def _is_settled(self, process: _Process, number: int) -> bool:
+    def _is_settled(self, process: TracedProcess, number: int) -> bool:
         """Move a socket if it has to be moved; returns whether it needs no further look."""
         with process.borrowed(number) as found:
             if found.family not in LOOPBACK or found.type != socket.SOCK_STREAM:
                 return True
             if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return _has_peer(found)  # without a peer it may listen later
+                return has_peer(found)  # without a peer it may listen later
             if _is_everywhere(found) and self._has_options(found):
                 if not _move(process, found, self._addresses[found.family]):
                     return False
@@ -141,30 +104,10 @@ def _is_everywhere(found: socket.socket) -> bool:
     return not any(socket.inet_pton(found.family, found.getsockname()[0].partition("%")[0]))
 
 
-def may_move_listeners() -> bool:
-    """Whether the kernel lets this process move the sockets of its children; tried with a child that has one.
-
-    Raises:
-        OSError: No child can be started.
-    """
-    import subprocess  # noqa: PLC0415 - daemons need not wait for it
-
-    ours, its = socket.socketpair()
-    with ours, its, subprocess.Popen(["sleep", "60"], stdin=its.fileno()) as child:
-        try:
-            process = _Process(child.pid)
-            with contextlib.closing(process), process.borrowed(0), _frozen(child.pid):
-                return True
-        except OSError:
-            return False
-        finally:
-            child.kill()
-
-
 def refuse_connections(pid: int) -> None:
     """Let a descendant take no further connection, and keep those that it has; nothing if the kernel forbids it."""
     with contextlib.suppress(OSError):  # it has ended, or may not be touched
-        process = _Process(pid)
+        process = TracedProcess(pid)
         with contextlib.closing(process):
             for number, _ in process.sockets():
                 with process.borrowed(number) as found:
@@ -273,20 +216,11 @@ def descendants(pid: int) -> Iterator[tuple[int, str]]:
     except OSError:
         return
     for thread in threads:
-        for child in _read(f"/proc/{pid}/task/{thread}/children").split():
-            name, _, rest = _read(f"/proc/{child}/stat").partition(" (")[2].rpartition(") ")
+        for child in read_text(f"/proc/{pid}/task/{thread}/children").split():
+            name, _, rest = read_text(f"/proc/{child}/stat").partition(" (")[2].rpartition(") ")
             if rest[:1] not in {"", "Z", "X"}:
                 yield int(child), name
             yield from descendants(int(child))
-
-
-def _read(path: str) -> str:
-    """Return the text of a file about a process; empty if the process has ended."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def _range(network: str) -> tuple[int, int]:
@@ -306,7 +240,7 @@ def _number(address: str) -> int:
     return int.from_bytes(socket.inet_pton(socket.AF_INET, address), "big")
 
 
-def _move(process: _Process, listener: socket.socket, address: str) -> bool:
+def _move(process: TracedProcess, listener: socket.socket, address: str) -> bool:
     """Let a socket listen on one address in place of all interfaces, with the same port.
 
     Returns:
@@ -323,7 +257,7 @@ def _move(process: _Process, listener: socket.socket, address: str) -> bool:
         after.enter_context(_gate(listener, (address, *rest)))
         # The process must not find its socket in between, when it does not listen: it would report an error, and listen no
         # more. A stop by signal would do, but Open MPI 4 prints a line about the signal that continues it.
-        after.enter_context(_frozen(process.pid))
+        after.enter_context(frozen(process.pid))
         if _has_arrivals(process, listener):
             return False
         listener.shutdown(socket.SHUT_RDWR)  # gives back a port that the kernel chose, so that it can be bound again
@@ -363,7 +297,7 @@ def drop_packets(listener: socket.socket) -> None:
     listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
 
 
-def _has_arrivals(process: _Process, listener: socket.socket) -> bool:
+def _has_arrivals(process: TracedProcess, listener: socket.socket) -> bool:
     """Whether a connection waits to be accepted, or is being made."""
     if select.select([listener], [], [], 0)[0]:
         return True
@@ -372,69 +306,3 @@ def _has_arrivals(process: _Process, listener: socket.socket) -> bool:
         rows = [line.split() for line in file]
     port = listener.getsockname()[1]
     return any(row[3] == _HALF_OPEN and row[1].endswith(f":{port:04X}") for row in rows)
-
-
-def _has_peer(found: socket.socket) -> bool:
-    try:
-        found.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _frozen(pid: int) -> Iterator[None]:
-    """Stop all threads of a descendant for as long as the block runs; it does not notice.
-
-    Nobody else may wait for a child meanwhile: the stop would look like its end.
-    """
-    threads: list[int] = []
-    try:
-        while new := {int(task) for task in os.listdir(f"/proc/{pid}/task")} - set(threads):
-            for thread in new:
-                _call("ptrace", _SEIZE, thread, 0, 0)
-                threads.append(thread)
-                _call("ptrace", _INTERRUPT, thread, 0, 0)
-                seen = os.waitid(os.P_PID, thread, os.WSTOPPED | os.WEXITED | os.WNOWAIT | _EVERY_THREAD)
-                if seen is None or seen.si_code not in {os.CLD_TRAPPED, os.CLD_STOPPED}:
-                    raise ProcessLookupError(thread)
-                os.waitid(os.P_PID, thread, os.WSTOPPED | _EVERY_THREAD)
-        yield
-    finally:
-        for thread in threads:
-            try:
-                _call("ptrace", _DETACH, thread, 0, 0)
-            except OSError:  # it has been killed
-                _pass_on_the_end(thread, pid)
-
-
-def _pass_on_the_end(thread: int, pid: int) -> None:
-    """Take the news of a traced thread's end, which its process's parent gets only then; leave that of our own child for its owner."""
-    with contextlib.suppress(OSError):
-        if thread != pid or _status(pid).get("PPid") != str(os.getpid()):
-            os.waitid(os.P_PID, thread, os.WEXITED | _EVERY_THREAD)
-
-
-def _is_traced(pid: int) -> bool:
-    """Whether a debugger has the process now, so that it can be stopped when the debugger has gone."""
-    return _status(pid).get("TracerPid", "0") != "0"
-
-
-def _status(pid: int) -> dict[str, str]:
-    """Return the lines of a process's status by name; empty if it has ended."""
-    lines = _read(f"/proc/{pid}/status").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _call(function: str, *arguments: int) -> int:
-    """Call a function of the C library that Python has no name for.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
-    library = ctypes.CDLL(None, use_errno=True)
-    result: int = getattr(library, function)(*(ctypes.c_long(value) for value in arguments))
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return result

@@ -23,7 +23,7 @@ import time
 
 from ttlaunch import contract
 from ttlaunch.agent import claims, probe_software
-from ttlaunch.agent.listeners import may_move_listeners
+from ttlaunch.agent.tracing import may_trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def main(arguments: dict[str, Any]) -> int:
         "memory": _memory,
         "disk": lambda: _disk(_expand(arguments["remote_folder"])),
         "shm": _shm,
-        "moves_listeners": may_move_listeners,
+        "moves_listeners": may_trace,
         "devices": _devices,
         "software": lambda: probe_software.find_software(arguments),
         "network": _interfaces,

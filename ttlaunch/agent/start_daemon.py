@@ -12,20 +12,16 @@ between the two does the work and ends when it is done. Python 3.9 and the stand
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, _PACKAGE_PARENT)
-from ttlaunch.agent.listeners import Listeners, addresses_in, descendants, refuse_connections  # noqa: E402 - the path above makes it importable
-from ttlaunch.agent.parent_death import prctl  # noqa: E402
-
-sys.path.remove(_PACKAGE_PARENT)
+    from ttlaunch.agent.listeners import Listeners
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.005
@@ -42,17 +38,12 @@ def main() -> int:
     # By this name whoever ends the run knows that this process belongs to the daemon, and ends it after the ranks.
     with open("/proc/self/comm", "w", encoding="utf-8") as file:
         file.write(name)
-    addresses = addresses_in(networks)
-    if not addresses and not ranks:
-        _become(command)
-    # A daemon that detaches itself from its parent stays a descendant, and so can be traced.
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _adopt_orphans()
     reader, writer = os.pipe()
     companion = os.fork()
     if not companion:
         os.close(reader)
-        prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        _Companion(name, writer).start(command, addresses, folder=folder, ranks=ranks)
+        _Companion(name, writer).start(command, networks, folder=folder, ranks=ranks)
     os.close(writer)
     with open(reader, encoding="ascii") as answers:
         child, *ended = (int(line) for line in answers)
@@ -72,9 +63,10 @@ class _Companion:
         self._answers = answers
         self._child = 0
 
-    def start(self, command: list[str], addresses: Mapping[int, str], *, folder: str, ranks: str) -> None:
+    def start(self, command: list[str], networks: str, *, folder: str, ranks: str) -> None:
         """Start the daemon and do the work; never returns."""
         try:
+            _adopt_orphans()  # before there is a daemon that could detach itself
             self._child = os.fork()
             if not self._child:
                 os.close(self._answers)
@@ -84,10 +76,13 @@ class _Companion:
             nothing = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(nothing, descriptor)
+            from ttlaunch.agent.listeners import Listeners, addresses_in  # noqa: PLC0415 - the daemon need not wait for it
+
+            addresses = addresses_in(networks)
             if addresses:
                 self._move_listeners(Listeners(addresses))
             if ranks:
-                from ttlaunch import contract  # noqa: PLC0415 - the daemon need not wait for it
+                from ttlaunch import contract  # noqa: PLC0415 - as above
 
                 files = [contract.progress_file(int(rank)) for rank in ranks.split(",")]
                 self._refuse_connections([os.path.join(folder, name) for name in files])
@@ -96,6 +91,8 @@ class _Companion:
 
     def _move_listeners(self, listeners: Listeners) -> None:
         """Move the sockets of the daemon as soon as they exist: it listens before it starts other programs."""
+        from ttlaunch.agent.listeners import descendants  # noqa: PLC0415 - as above
+
         deadline = time.monotonic() + _LONGEST_S
         while time.monotonic() < deadline:
             below = list(descendants(os.getpid()))
@@ -106,6 +103,8 @@ class _Companion:
 
     def _refuse_connections(self, missing: list[str]) -> None:
         """Close the daemon to others once every rank of this host has reported that it has found the others."""
+        from ttlaunch.agent.listeners import descendants, refuse_connections  # noqa: PLC0415 - as above
+
         while daemons := self._daemons(descendants(os.getpid())):
             missing = [path for path in missing if _READY not in _start_of(path)]
             if not missing:
@@ -131,6 +130,11 @@ class _Companion:
         os.write(self._answers, b"%d\n" % value)
 
 
+def _adopt_orphans() -> None:
+    """Make orphans below this process its children, so that a daemon that detaches itself can still be traced and waited for."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def _become(command: list[str]) -> None:
     try:
         os.execv(command[0], command)  # noqa: S606 - no shell is wanted
@@ -148,4 +152,5 @@ def _start_of(path: str) -> bytes:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     sys.exit(main())

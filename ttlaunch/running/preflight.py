@@ -4,7 +4,7 @@ import os
 import subprocess
 from collections.abc import Collection
 
-from ttlaunch.agent.listeners import may_move_listeners
+from ttlaunch.agent.tracing import may_trace
 from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed, shown
 from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
@@ -27,7 +27,7 @@ def check_machine(plan: LaunchPlan, engine: Engine, *, python: str) -> list[Diag
 def check_listeners() -> list[Diagnostic]:
     """Warn if MPI will listen on all interfaces of this machine, because its sockets cannot be moved."""
     try:
-        if may_move_listeners():
+        if may_trace():
             return []
     except OSError:  # no process can be started, which the run itself will report
         return []

@@ -121,7 +121,7 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
     stream = start_script(
         transport,
         "probe",
-        beside=("claims", "listeners", "probe_software"),
+        beside=("claims", "probe_software", "tracing"),
         arguments=arguments,
         pythons=pythons,
         timeout_s=timeout_s,
