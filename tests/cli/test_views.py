@@ -290,6 +290,6 @@ def test_json_of_a_run_is_all_there_is_on_stdout(here):
     assert (answer.returncode, answer.stderr) == (0, "")
     report = json.loads(answer.stdout)
     assert (report["status"], report["world_size"], report["failure"]) == ("done", 2, None)
-    assert ([], []) == (report.pop("diagnostics"), report.pop("earlier"))
+    assert ("ttlaunch.run/1", [], []) == (report.pop("schema"), report.pop("diagnostics"), report.pop("earlier"))
     [folder] = [path for path in (here / "runs").glob("[!.]*") if path.is_dir()]
     assert report == json.loads((folder / "report.json").read_text())
