@@ -42,6 +42,7 @@ ENV_EXCEPTIONS = (
     "TTLAUNCH_EXCEPTIONS"  # the file in which it writes its exceptions; likewise only until Python has started
 )
 PREFIX = "TTLAUNCH_"
+ENV_OPTION = "--env"  # the origin of a variable, in `environment.json`, that this option set
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
 
 # A value `env:NAME` stands for the variable NAME of the launching shell; its value is never written down.

@@ -232,3 +232,23 @@ def test_an_asynchronous_run_is_repeated_in_its_order_of_arrivals(tmp_path):
     traffic = json.loads((first / "report.json").read_text())["traffic"]
     assert traffic["not_compared"] is None
     assert [] == [edge for edge in traffic["edges"] if edge["bytes"] != edge["formula_bytes"]]
+
+
+def test_a_variable_of_the_command_line_is_given_again_or_warned_of(tmp_path):
+    folder = Folder(tmp_path)
+    run = folder.ttlaunch("run", "mine", "-c", "train.yaml", "--env", "OMP_NUM_THREADS=1", "--env", "HF_TOKEN=canary")
+    assert 0 == run.returncode, run.stderr
+    (made,) = _runs(tmp_path)
+    origins = json.loads((made / "environment.json").read_text())["variables"]
+    assert ["--env", "--env"] == [origins["OMP_NUM_THREADS"], origins["HF_TOKEN"]]
+
+    again = folder.ttlaunch("repro", made.name)
+    assert "it ran with `--env OMP_NUM_THREADS`" in again.stderr
+    assert "`--env HF_TOKEN=VALUE` sets it again" in again.stderr
+    same = folder.ttlaunch("repro", made.name, "--env", "OMP_NUM_THREADS=1", "--env", "HF_TOKEN=x")
+    assert (0, False) == (same.returncode, "--env" in same.stderr), same.stderr
+    assert "same bits as" in same.stdout
+
+
+def _runs(folder):
+    return [path for path in (folder / "runs").iterdir() if (path / "plan.json").is_file()]

@@ -193,12 +193,20 @@ def _make_folder(
     from ttlaunch.errors import RunFolderError
     from ttlaunch.running.runs.record_inputs import write_inputs
     from ttlaunch.running.runs.run_folder import create_run_folder, private_files
+    from ttlaunch.spec.topology.variables import variables_named
 
     try:
         folder = create_run_folder(options.runs_dir, group=options.share_with)
         resolved = prepared.resolved_config
         with private_files(folder):
-            found = write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
+            found = write_inputs(
+                ready.plan,
+                folder,
+                resolved_config=resolved,
+                shell=os.environ,
+                release=ready.release,
+                given=variables_named(prepared.request.env),
+            )
         dialogue.warn(found)
     except RunFolderError as error:
         raise LaunchError([Diagnostic("H008", str(error), hints=(_ELSEWHERE,), blame=Blame.HOSTS)]) from error

@@ -11,7 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions, execute_plan, make_ready
 from ttlaunch.app.named_run import find_named_run
 from ttlaunch.cli.console import exit_with, print_lines
-from ttlaunch.cli.options import GraceSeconds, HangTimeout, NamedRun, OutputFormat, RunsDir, Verbose
+from ttlaunch.cli.options import Env, GraceSeconds, HangTimeout, NamedRun, OutputFormat, RunsDir, Verbose
 from ttlaunch.diagnostics import Format, has_errors
 
 EXAMPLES = """\
@@ -29,6 +29,7 @@ def repro(
     with_changes: Annotated[
         bool, typer.Option("--with-changes", help="Start even if code or text have changed.")
     ] = False,
+    env: Env = None,
     grace: GraceSeconds = 30.0,
     hang_timeout: HangTimeout = None,
     runs_dir: RunsDir = Path("runs"),
@@ -49,7 +50,7 @@ def repro(
         package = older_package(origin, dialogue)
         if package is not None:
             _repeat_with(package, origin.working_folder)
-    prepared = prepare_again(origin, dialogue, runs_dir=runs, with_changes=with_changes)
+    prepared = prepare_again(origin, dialogue, runs_dir=runs, with_changes=with_changes, env=env or ())
     options = RunOptions(runs, grace, hang_timeout_s=hang_timeout)
     ready = make_ready(prepared, options, dialogue)
     session = start_supervisor(

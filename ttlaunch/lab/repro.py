@@ -1,5 +1,6 @@
 """Repeat a recorded run on this machine, and compare the bits."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ttlaunch import contract
@@ -19,22 +20,26 @@ from ttlaunch.running.readers.repeat import (
 )
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.kept_code import KeptCodeError
+from ttlaunch.spec.topology.variables import variables_named
 
 _SHORT = 12
 _LONGEST = 300
 
 
-def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_changes: bool) -> "PreparedRun":
+def prepare_again(
+    origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_changes: bool, env: Sequence[str]
+) -> "PreparedRun":
     """Check and plan a recorded run again, in the folder where it was started and with the code that it ran.
 
     Args:
         with_changes: Whether to start the present code and text if they have changed.
+        env: Variables for the ranks, as `--env` has them.
 
     Raises:
         LaunchError: The training text has changed, the code has changed and was not kept, or the run cannot be planned any
             more.
     """
-    found = [*_secret_arguments(origin), *_other_versions(origin)]
+    found = [*_secret_arguments(origin), *_other_versions(origin), *_other_variables(origin, env)]
     origin, changes = _with_its_code(origin, with_changes=with_changes)
     found += changes
     if has_errors(found):
@@ -49,6 +54,7 @@ def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_
         resume=origin.resume,
         replay=origin.arrivals,
         naive=origin.is_naive,
+        env=env,
         runs_dir=runs_dir,
     )
     prepared = prepare(request, dialogue, working_folder=folder)
@@ -127,6 +133,16 @@ def _other_versions(origin: "Origin") -> list[Diagnostic]:
         return []
     message = f"{origin.run_id} may end with other bits now: {versions[0]}"
     return [Diagnostic("P034", message, notes=tuple(versions[1:]), severity=Severity.WARNING)]
+
+
+def _other_variables(origin: "Origin", env: Sequence[str]) -> list[Diagnostic]:
+    """Warn of variables that `--env` set for the run, and that are not given again."""
+    missing = [name for name in origin.variables if name not in variables_named(env)]
+    if not missing:
+        return []
+    message = f"{origin.run_id} may end with other bits now: it ran with `--env {shown(missing[0])}`"
+    hints = tuple(f"`--env {shown(name)}=VALUE` sets it again" for name in missing)
+    return [Diagnostic("P034", message, hints=hints, severity=Severity.WARNING)]
 
 
 def _other_text(origin: "Origin", sha256: str | None, *, with_changes: bool) -> list[Diagnostic]:

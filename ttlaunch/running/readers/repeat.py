@@ -40,6 +40,7 @@ class Origin:
         folder: The run's folder.
         plan_hash: The hash of the run's plan.
         kept: The trees that hold the code, see `running/runs/kept_code.py`; None if the code was not kept.
+        variables: The variables that `--env` set, whose values are not taken from the run's folder.
         arrivals: For an asynchronous run, the rank whose gradient made each update; else empty.
     """
 
@@ -58,6 +59,7 @@ class Origin:
     versions: Mapping[str, str]
     arrivals: tuple[int, ...] = ()
     is_naive: bool = False
+    variables: tuple[str, ...] = ()
     folder: Path = Path()
     plan_hash: str | None = None
     kept: Mapping[str, Any] | None = None
@@ -78,7 +80,7 @@ def read_origin(path: Path) -> Origin:
         ValueError: A file in the folder is damaged.
     """
     plan, code = read_object(path / contract.PLAN_FILE), read_object(path / contract.CODE_FILE)
-    versions = read_object(path / contract.ENVIRONMENT_FILE)["versions"]
+    environment = read_object(path / contract.ENVIRONMENT_FILE)
     report = read_object(path / contract.REPORT_FILE) if (path / contract.REPORT_FILE).is_file() else {}
     recipe, start = plan.get("recipe"), plan.get("start")
     try:
@@ -96,14 +98,17 @@ def read_origin(path: Path) -> Origin:
             sha256=report.get("parameters_sha256") if report.get("status") == "done" else None,
             commit=code["commit"],
             tree=code["recipe"]["tree"] if recipe else None,
-            versions=versions,
+            versions=environment["versions"],
+            variables=tuple(
+                k for k, origin in (environment.get("variables") or {}).items() if origin == contract.ENV_OPTION
+            ),
             arrivals=_arrivals(path, world_size=plan["world_size"]),
             is_naive=bool(plan.get("naive")),
             folder=path,
             plan_hash=plan.get("hash"),
             kept=code.get("kept"),
         )
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{contract.PLAN_FILE} or {contract.CODE_FILE} lacks {error}") from error
 
 

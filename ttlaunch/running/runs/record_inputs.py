@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ def write_inputs(
     resolved_config: str,
     shell: Mapping[str, str],
     release: str | None = None,
+    given: Collection[str] = (),
 ) -> list[Diagnostic]:
     """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`; return notes on what is unknown.
 
@@ -41,6 +42,7 @@ def write_inputs(
         resolved_config: The text of `train.yaml`; empty for a program that is no recipe.
         shell: The launching shell's environment, from which the origin of variables is derived.
         release: The hash of the release on all hosts; None if ranks run from this machine's own files.
+        given: The variables that `--env` sets, whose origin is recorded as that.
 
     Raises:
         RunFolderError: The files cannot be written; the folder is then removed.
@@ -49,7 +51,7 @@ def write_inputs(
         write_plan(plan, folder.path, run_id=folder.run_id)
         if resolved_config:
             folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
-        write_environment(folder, plan, versions=_versions(), shell=shell)
+        write_environment(folder, plan, versions=_versions(), shell=shell, given=given)
         commit, problems = describe_commit(Path(plan.working_folder))
         code = {**_describe_recipe(plan), **commit, "release": release}
         with contextlib.ExitStack() as until_recorded:

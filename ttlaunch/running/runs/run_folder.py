@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,12 +157,18 @@ def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None)
 
 
 def write_environment(
-    folder: RunFolder, plan: LaunchPlan, *, versions: Mapping[str, str], shell: Mapping[str, str]
+    folder: RunFolder,
+    plan: LaunchPlan,
+    *,
+    versions: Mapping[str, str],
+    shell: Mapping[str, str],
+    given: Collection[str] = (),
 ) -> None:
     """Write names and origins of the ranks' environment variables; their values are only in `plan.json`."""
     values = {k: plan.secrets.get(v.removeprefix(contract.REFERENCE), v) for k, v in plan.environment.items()}
     from_shell = {name for name, value in values.items() if shell.get(name) == value}
     origins = {name: "shell" if name in from_shell else "plan" for name in plan.environment}
+    origins |= dict.fromkeys(given, contract.ENV_OPTION)
     for row in plan.ranks:
         origins |= {name: origins.get(name, f"rank {row.rank}") for name in row.environment}
     content = {

@@ -122,6 +122,11 @@ def given_variables(texts: Iterable[str], *, environment: Mapping[str, str]) -> 
     return given, found
 
 
+def variables_named(texts: Iterable[str]) -> list[str]:
+    """Return the names of the variables that `--env` sets, each once."""
+    return list(dict.fromkeys(text.partition("=")[0] for text in texts))
+
+
 def misspelled(name: str) -> str | None:
     """Return the known variable from which a name differs by one changed, missing, added or swapped letter."""
     if name in KNOWN_VARIABLES:
