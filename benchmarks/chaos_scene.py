@@ -131,7 +131,7 @@ def start_run(folder: Path, kind: str, *, seconds: float, cluster: Cluster | Non
             view.kill()
             raise RuntimeError(f"a run did not begin: {(folder / 'out').read_text(errors='replace')[-500:]}")
         time.sleep(_LOOK_S)
-    return Run(view, next(path for path in folder.glob("runs/*") if path.is_dir()), scratch, cluster)
+    return Run(view, next(path for path in folder.glob("runs/[!.]*") if path.is_dir()), scratch, cluster)
 
 
 def break_run(run: Run, fault: str) -> None:
@@ -183,7 +183,7 @@ def _is_up(folder: Path) -> str | None:
     logs = [path.read_bytes() for path in folder.glob("runs/*/logs/rank-*.stdout")]
     if len(logs) < RANKS or not all(b"up" in log for log in logs):
         return None
-    run_id = next(path.name for path in folder.glob("runs/*") if path.is_dir())
+    run_id = next(path.name for path in folder.glob("runs/[!.]*") if path.is_dir())
     for pid in [pid for pid, found in processes_of_runs() if found == run_id]:
         try:
             entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -139,7 +139,7 @@ class _suppressed:  # noqa: N801 - used like contextlib.suppress
 
 
 def _runs(folder: Path) -> set[Path]:
-    return {path for path in (folder / "runs").glob("*") if path.is_dir()}
+    return {path for path in (folder / "runs").glob("[!.]*") if path.is_dir()}
 
 
 def main() -> int:

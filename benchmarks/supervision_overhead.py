@@ -77,7 +77,7 @@ def _steps(folder: Path, pairs: int, steps: int) -> bool:
     folder.mkdir()
     ratios, seconds = [], []
     runs = [_supervised(folder, steps)]  # also gives the plan that the bare ranks follow
-    run = next((folder / "runs").glob("*-*"))
+    run = next((folder / "runs").glob("[!.]*-*"))
     for number in range(pairs):
         own = folder / str(number)
         if number % 2:
@@ -100,12 +100,12 @@ def _supervised(folder: Path, steps: int) -> Steps:
     """A training under ttlaunch."""
     words = ["run", "data_parallel", "--ranks", str(RANKS), "--set", f"training_config.steps={steps}"]
     words += ["--set", "checkpoint_config.interval=null", "--set", f"training_config.validation_interval={steps}"]
-    before = set((folder / "runs").glob("*-*"))
+    before = set((folder / "runs").glob("[!.]*-*"))
     process = subprocess.Popen(
         [sys.executable, "-m", "ttlaunch", *words], cwd=folder, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL
     )
-    _wait(lambda: set((folder / "runs").glob("*-*")) - before, process)
-    [run] = set((folder / "runs").glob("*-*")) - before
+    _wait(lambda: set((folder / "runs").glob("[!.]*-*")) - before, process)
+    [run] = set((folder / "runs").glob("[!.]*-*")) - before
     _wait(lambda: len(step_ends(run)) > _SKIPPED, process)
     began, since = _processor_s(run.name, process.pid), time.monotonic()
     _wait(lambda: len(step_ends(run)) > steps - _SKIPPED, process)
@@ -164,7 +164,7 @@ def _launches(folder: Path, rounds: int) -> bool:
     folder.mkdir()
     ours = [sys.executable, "-m", "ttlaunch", "run", "-n", "4", "--", "true"]
     _seconds(ours, folder)
-    run = next((folder / "runs").glob("*-*"))
+    run = next((folder / "runs").glob("[!.]*-*"))
     words = _until_program(run)
     ways = {
         "mpirun": ([*words, "true"], run),
