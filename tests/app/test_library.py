@@ -151,6 +151,10 @@ def test_a_number_that_an_option_cannot_have_is_refused(here, options, message):
             "`set={'a=b #': 1}`: 'a=b #' is no key; one such as 'training_config.steps' was expected",
         ),
         ({"set": {"a": {1, 2}}}, "`set={'a': {1, 2}}`: a set has no place in a training file"),
+        ({"env": {"A_TOKEN=": "canary"}}, "`env=…`: a name without `=` was expected"),
+        ({"env": {"A_TOKEN": 3}}, "`env=…`: a text as value was expected"),
+        ({"env": "A=1"}, "`env=…`: a list of texts was expected"),
+        ({"env": ["1A=canary"]}, "`--env 1A` does not name an environment variable"),
     ],
 )
 def test_what_an_option_cannot_be_is_refused(here, options, message):
@@ -158,6 +162,13 @@ def test_what_an_option_cannot_be_is_refused(here, options, message):
         ttlaunch.plan("hierarchical_parallel", **options)
     assert ([message], 2) == ([one.message for one in caught.value.diagnostics], caught.value.exit_status)
     assert [message] == [one.message for one in ttlaunch.validate("hierarchical_parallel", **options).diagnostics]
+
+
+@pytest.mark.parametrize("env", [{"A": "1", "B_TOKEN": "canary"}, ["A=1", "B_TOKEN=canary"]])
+def test_variables_for_ranks_are_planned_without_their_secrets(here, env):
+    plan = ttlaunch.plan("data_parallel", env=env)
+    assert ("1", "env:TTLAUNCH_SECRET_0") == (plan.environment["A"], plan.environment["B_TOKEN"])
+    assert "canary" not in repr(plan)
 
 
 @pytest.mark.parametrize(
