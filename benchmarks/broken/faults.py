@@ -72,11 +72,12 @@ def _parent(pid: int) -> int:
 
 
 def _agent() -> int:
-    """The agent of the run on this host: a daemon of our loader, which reads nothing."""
+    """The agent of the run on this host: a daemon of our loader, which reads nothing. An earlier fault may have left one stopped."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             is_loader = b"import sys" in (folder / "cmdline").read_bytes()
-            if is_loader and (folder / "fd/0").readlink() == Path(os.devnull):
+            is_stopped = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+            if is_loader and not is_stopped and (folder / "fd/0").readlink() == Path(os.devnull):
                 return int(folder.name)
         except OSError:
             continue

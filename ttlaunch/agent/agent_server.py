@@ -66,7 +66,7 @@ class AgentServer:
         self._question: int | None = None
         self._answered: int | None = None
         self._reported_shims: set[int] = set()
-        self._reported_folder = False
+        self._reported_folders: set[str] = set()
         self._alive_at = self._boxes_at = -math.inf
 
     def serve(self) -> bool:
@@ -163,7 +163,7 @@ class AgentServer:
         self._look_anew()
         self._sent_ended = False
         self._reported_shims.clear()
-        self._reported_folder = False
+        self._reported_folders.clear()
         self._alive_at = -math.inf
 
     def _confirm(self, received: int) -> None:
@@ -217,9 +217,10 @@ class AgentServer:
         if now - self._alive_at >= _ALIVE_S:
             self._alive_at = now
             line.send({"kind": "alive", "clock": lease_clock(), "done": self._done})
-            lost = None if self._reported_folder or self._killed is not None else self._run.lost_folder()
-            if lost is not None:
-                self._reported_folder = True
+            lost = None if self._killed is not None else self._run.lost_folder()
+            # Removing a tree takes time, so the folder that is missing first may not be the last or the worst one.
+            if lost is not None and lost["what"] not in self._reported_folders:
+                self._reported_folders.add(lost["what"])
                 line.send({"kind": "folder_gone", **lost})
         for rank in [rank for rank in self._run.lost_shims if rank not in self._reported_shims]:
             self._reported_shims.add(rank)

@@ -59,13 +59,14 @@ class FolderWatch:
 
     def __init__(self, folder: RunFolder, view: View) -> None:
         self._folder, self._view = folder, view
-        self._reported: set[str] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def notice(self, folders: Mapping[str, LostFolder]) -> None:
         """Report what is new; call it a few times a second with the lost folder of each host."""
-        for host in folders.keys() - self._reported:
-            self._reported.add(host)
-            lost = folders[host]
+        for host, lost in folders.items():
+            if (host, lost.what) in self._reported:
+                continue
+            self._reported.add((host, lost.what))
             append_event(self._folder, "folder_lost", host=host, what=lost.what, path=lost.path)
             follows = "the run cannot go on" if lost.ends_run else "the run goes on as long as nothing needs it"
             self._view.output("stderr", clean(f"{describe_loss(host, lost)}; {follows}").encode())

@@ -244,14 +244,19 @@ class HostLink:
                 self._wake.set()
             case ShimLost():
                 self.lost_shims.setdefault(frame.rank, frame.time - self.clock_offset_s)
-            case FolderGone(what=what, path=path):
-                noticed = frame.time - self.clock_offset_s
-                self.lost_folder = self.lost_folder or LostFolder(what, path, noticed, ends_run=ends_run(what))
+            case FolderGone():
+                self._note_folder(frame)
             case AgentGone():
                 raise HostError(self.host, Trouble.SCRIPT, f"its agent reports: {frame.reason}")
             case AgentEnded():
                 self._confirm_end(connection, frame.killed)
         self._note_life(connection)
+
+    def _note_folder(self, gone: FolderGone) -> None:
+        """Keep the loss of a folder, and in place of one without which the run goes on, that of one without which it cannot."""
+        if self.lost_folder is None or (ends_run(gone.what) and not self.lost_folder.ends_run):
+            noticed = gone.time - self.clock_offset_s
+            self.lost_folder = LostFolder(gone.what, gone.path, noticed, ends_run=ends_run(gone.what))
 
     def _note_life(self, connection: _Connection) -> None:
         """Count a frame as a sign of life, unless the host has broken the protocol and the connection is still new."""
