@@ -94,7 +94,7 @@ def _cost_is_met(recipe: str, folder: Path) -> bool:
         outcome = simulate(read_world(folder / contract.PLAN_FILE), folder, saves=False)
     assert (outcome.errors, outcome.findings) == ({}, [])
     step_ms = max(steps_ms.values())
-    digest_ms = max(statistics.median(one) for one in digests_ms.values())
+    digest_ms = max((statistics.median(one) for one in digests_ms.values()), default=0.0)
     share = digest_ms / INTERVAL / step_ms
     verdict = "met" if share <= LIMIT else "MISSED"
     print(f"{recipe:22} {count:8} {digest_ms:11.2f} {step_ms:8.1f} {share:10.2%} {LIMIT:6.0%} {verdict}", flush=True)

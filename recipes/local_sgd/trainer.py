@@ -57,7 +57,9 @@ def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
             replica.agree()
 
     norms = replica.optimizer if is_first else None
-    loop = TrainingLoop(cfg, ctx, validate=validate, norms=norms, saved=(replica, replica), owners=workers)
+    loop = TrainingLoop(
+        cfg, ctx, validate=validate, norms=norms, saved=(replica, replica), owners=workers, held=replica.replicated
+    )
     for step in loop.steps():
         known = replica.step(step)._asdict()
         if step % every == 0 or step == ctx.data(cfg).total_steps:

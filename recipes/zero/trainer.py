@@ -89,7 +89,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         norms=whole_norms,
         saved=(owned, optimizer),
         owners=owners,
-        held=weights.replicated,
+        held=weights.replicated if cfg.zero_config.stage else None,
     )
     for step in loop.steps():
         loss, tokens = _mean_gradient(cfg, ctx, step, model=model, weights=weights, gradients=gradients)

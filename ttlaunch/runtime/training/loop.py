@@ -1,7 +1,6 @@
 """What every recipe does around its updates: validate before the first, report each, and save checkpoints."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 
 from torch import Tensor
 
@@ -34,7 +33,7 @@ class TrainingLoop:
         norms: HasLayerNorms | None = None,
         saved: tuple[HasParameters, HasState] | None = None,
         owners: Sequence[Rank] = (),
-        held: Callable[[], Iterable[tuple[str, Tensor]]] = tuple,
+        held: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
         compares: bool = True,
     ) -> None:
         """Send and report nothing yet.
@@ -48,7 +47,8 @@ class TrainingLoop:
             saved: Model and optimizer that checkpoints take from this rank or, if it is no owner, from another rank that
                 has the same; None: nothing.
             owners: The ranks whose parts make up a checkpoint, others save nothing; empty: all ranks of this role.
-            held: Returns further tensors that other ranks hold, too; called when a comparison of replicas is due.
+            held: Returns the tensors that other ranks hold, too, when a comparison of replicas is due; None: all that are in
+                `saved`.
             compares: Whether all tensors have the updates of each step when it ends; if not, the recipe calls `ctx.compare`
                 itself, and only checkpoints compare here.
         """
@@ -79,8 +79,7 @@ class TrainingLoop:
 
     def _compare(self, step: int) -> None:
         if self._compares:
-            self._ctx.compare(step, self._all_held)
+            self._ctx.compare(step, self._held or self._all_saved)
 
-    def _all_held(self) -> Iterable[tuple[str, Tensor]]:
-        saved = () if self._saved is None else held_tensors(*self._saved)
-        return chain(saved, self._held())
+    def _all_saved(self) -> Iterable[tuple[str, Tensor]]:
+        return () if self._saved is None else held_tensors(*self._saved)

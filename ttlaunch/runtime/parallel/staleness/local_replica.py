@@ -219,6 +219,19 @@ class LocalReplica:
             exchange.accumulate(index, tokens=tokens, loss=loss)
         return exchange.finish()
 
+    def replicated(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that all workers have equal: agreed weights and outer state, and at an agreement the model's weights.
+
+        If workers average gradients, the optimizer's state, too.
+        """
+        yield from self._views(self.agreed_N)
+        for kind, flat_N in self._shared.items():
+            yield from ((f"{kind}.{name}", view) for name, view in self._views(flat_N))
+        if self.is_agreed:
+            yield from ((f"weights.{name}", view) for name, view in self._views(self.model.weights_N))
+        if self._exchange is not None:
+            yield from self.optimizer.named_state()
+
     # What checkpoints contain: the agreed weights under the parameters' names, which the first worker writes, and each
     # worker's replica under names that end with the worker's place.
 

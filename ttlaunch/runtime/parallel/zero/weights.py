@@ -136,7 +136,7 @@ class GatheredWeights:
         self._coming.clear()
 
     def replicated(self) -> Iterator[tuple[str, Tensor]]:
-        """Wait for the published weights, and yield the parameters of the whole model if every rank keeps all of them."""
+        """Wait for the published weights, and yield the parameters of the model if every rank keeps all of them."""
         self.wait()
         if not self._owned.shares_parameters:
             yield from self._model.named_parameters()
