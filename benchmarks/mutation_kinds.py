@@ -49,6 +49,7 @@ _FREE = {
     **dict.fromkeys(("num_servers", "tensor_parallel_config.ranks", "replicas", "ranks_per_stage"), _WORLD),
     "initial_weights": "a file that is looked for when a run is prepared",
     "enabled": "one process instead of several",
+    "verify_interval": "other steps at which equal digests are compared",
     "num_workers": _WORLD,
     "pipeline_parallel_config.num_blocks": "a number that was said twice is said once",
 }

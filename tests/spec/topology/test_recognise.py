@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch.diagnostics import Source
-from ttlaunch.spec.topology.recognise import Kind, Recognised, recognise
+from ttlaunch.spec.topology.recognise import Kind, Recognised, kind_of_content, recognise
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,6 +85,21 @@ def test_a_long_line_is_recognised_at_once(line):
     began = time.process_time()
     recognise(Source("x", f"{line}\n"))
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("a\nb\n", Kind.HOSTS),
+        ("a slots=1\n", Kind.HOSTS),
+        ("wormhole\n", None),
+        ("these lines describe\nthe cluster of the lab\n", None),
+        ("port: 22\ntraining_config:\n", None),
+        ("rank_bindings: []\n", Kind.BINDINGS),
+    ],
+)
+def test_only_a_clear_content_is_said_to_be_of_a_kind(text, kind):
+    assert kind == kind_of_content(Source("x", text))
 
 
 def test_keys_that_no_file_has_say_nothing():

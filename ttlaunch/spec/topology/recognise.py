@@ -126,9 +126,12 @@ def kind_of_content(source: Source) -> Kind | None:
     scores = _scores(source)
     best = max(scores.values(), default=0)
     likely = [kind for kind, score in scores.items() if score == best and best]
-    # A single word may be the name of a host, and anything else.
-    is_clear = len(likely) == 1 and (likely != [Kind.HOSTS] or len(source.text.split()) > 1)
-    return likely[0] if is_clear else None
+    if likely == [Kind.HOSTS]:
+        lines = list(_lines(source))
+        # Words without `slots=` may be names of hosts, and any other text: only a column of them is clear.
+        is_column = len(lines) > 1 and all(len(line.split()) == 1 for line in lines)
+        return Kind.HOSTS if is_column or any(_SLOTS.match(line) for line in lines) else None
+    return likely[0] if len(likely) == 1 else None
 
 
 def recognise(source: Source) -> Recognised:
