@@ -189,10 +189,11 @@ def test_an_exception_that_a_clause_may_keep_is_not_said_to_end_its_thread(here,
     assert not looked(here, GOES_ON[case])
 
 
-def test_code_without_a_source_may_keep_any_exception():
+@pytest.mark.parametrize("file", ["<no file>", "<frozen importlib._bootstrap>"])
+def test_code_without_a_source_may_keep_any_exception(file):
     answers = []
     code = "try:\n    raise ValueError\nfinally:\n    answers.append(look())"
     look = lambda: will_end(sys.exc_info()[1], sys._getframe(1), last="/test_fate.py")  # noqa: E731
     with contextlib.suppress(ValueError):
-        exec(compile(code, "<no file>", "exec"), {"look": look, "answers": answers})  # noqa: S102
+        exec(compile(code, file, "exec"), {"look": look, "answers": answers})  # noqa: S102
     assert answers == [False]

@@ -214,6 +214,14 @@ def test_a_rank_that_was_ended_while_it_cleaned_up_is_blamed_before_those_that_n
     assert failure.evidence == ("`ValueError: short`", "it was still cleaning up when SIGTERM ended it")
 
 
+def test_a_rank_whose_end_nobody_could_record_is_blamed_for_the_exception_that_it_was_handling():
+    ranks = states(r1={"started": {}})
+    ranks[1].in_flight, ranks[0].error = pending(0.9), PEER_GONE["error"]
+    assert blamed(ranks) == ("R002", "rank 1 (worker, box) raised ValueError")
+    assert blamed(ranks, lost={1: 2.0}) == ("R002", "rank 1 (worker, box) raised ValueError")
+    assert blamed(ranks, lost={1: 0.8})[0] == "R006", "its shim was killed from outside"
+
+
 def test_an_exception_that_may_still_be_caught_explains_only_ends_that_nothing_else_explains():
     ranks = states(r1=ended(2.0, number=signal.SIGTERM))
     uncertain = pending(0.9)

@@ -45,13 +45,14 @@ def will_end(error: BaseException, frame: FrameType, *, last: str = "") -> bool:
         name = place.f_code.co_filename
         if last and name.endswith(last):
             return True
-        if name.endswith("/contextlib.py") or name.startswith("<frozen "):
+        is_handling = place is trace.tb_frame
+        if not is_handling and (name.endswith("/contextlib.py") or name.startswith("<frozen ")):
             continue  # it raises again what the generator of a `with` statement raises; runpy catches nothing
         tree = _parsed(name)
         if tree is None:
             return False
         around = _way_of(tree, place.f_lineno)
-        if place is trace.tb_frame:
+        if is_handling:
             found = _handling(around, trace.tb_lineno, place.f_lineno)
             if found is None:
                 return False

@@ -113,7 +113,11 @@ class ExceptionWatch:
             return
         # An exception that one clause keeps is looked at again only when it has left this clause.
         at = error, error.__traceback__
-        if error is self._pending or (at[0] is self._passed[0] and at[1] is self._passed[1]):
+        if (
+            error is self._pending
+            or _is_handled_by_python(error)
+            or (at[0] is self._passed[0] and at[1] is self._passed[1])
+        ):
             return
         self._seen = {known: seen for known, seen in self._seen.items() if known in map(id, chain_of(error))}
         self._seen.setdefault(id(error), time.time())
@@ -168,6 +172,12 @@ class ExceptionWatch:
                 file.write(line.encode() + b"\n")
         except OSError:  # the log says the same
             return
+
+
+def _is_handled_by_python(error: BaseException) -> bool:
+    """Whether the code that handles an exception has no source, as Python's own import, which tries and goes on."""
+    trace = error.__traceback__
+    return trace is None or trace.tb_frame.f_code.co_filename.startswith("<")
 
 
 def _quoted(text: str) -> str:

@@ -122,6 +122,7 @@ def find_failure(
     ordered = ending.signal_number is not None
     lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None
+    watch.read_exceptions()
     failure = first_failure(
         watch.ranks,
         lost_shims=lost_shims,

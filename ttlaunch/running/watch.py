@@ -80,7 +80,7 @@ class RankState:
         stops_after: The step to which the rank is committed; known once it has noticed the order to stop.
         is_asked_to_stop: Whether the ranks were ordered to stop.
         error: What the rank wrote about its own exception.
-        in_flight: The last exception that ended the rank, or was about to, as far as the rank wrote it; read once it has ended.
+        in_flight: The last exception that ended the rank, or was about to, as far as the rank wrote it; read when the run is over.
         exit: What the shim wrote about the rank's end.
         clock_offset_s: By how many seconds the clock of the rank's host is ahead of this machine's.
     """
@@ -242,6 +242,11 @@ class Watch:
         """Do what `records` does, and return the records of a run that is known to be short."""
         return list(self.records())
 
+    def read_exceptions(self) -> None:
+        """Read which exception was in flight in each rank; call it when no rank can write any more."""
+        for state in self.ranks:
+            state.in_flight = self._read_in_flight(state)
+
     def _new_records(self, state: RankState, most: int | None) -> Iterator[tuple[RankState, AnyProgress]]:
         rank = state.row.rank
         name, tail = contract.progress_file(rank), self._tails[rank]
@@ -251,10 +256,7 @@ class Watch:
     def _read_endings(self, state: RankState) -> None:
         rank = state.row.rank
         state.error = state.error or self._read_ending(state, RankError, contract.error_file(rank))
-        if state.exit is None:
-            state.exit = self._read_ending(state, RankExit, contract.exit_file(rank))
-            if state.exit is not None:
-                state.in_flight = self._read_in_flight(state)
+        state.exit = state.exit or self._read_ending(state, RankExit, contract.exit_file(rank))
         if state.error or (state.exit and state.exit.is_failure):
             state.phase = Phase.FAILED
         elif state.exit:

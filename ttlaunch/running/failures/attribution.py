@@ -131,11 +131,19 @@ def _of_rank(
         has_no_cause = kind is Cause.EXITED and tail.raised is None
         order = _FOLLOWS if kind.follows else _GIVES_NO_CAUSE if has_no_cause else _HAS_OWN_CAUSE
         return [_Candidate(order, name_ending(state, ending, tail, kind=kind))]
-    if lost is not None and ending is None and not stopped:
-        by_daemon = seen.engine.lost_daemon and rank not in seen.engine.killed_shims
+    return [] if ending is not None or stopped else _of_lost(state, lost, seen, hosts=hosts)
+
+
+def _of_lost(state: RankState, lost: float | None, seen: Witnesses, *, hosts: Collection[str]) -> list[_Candidate]:
+    """Return the failures of a rank of whose end there is no record: it was lost with its shim, or had failed before that."""
+    candidates, in_flight = [], state.in_flight
+    if in_flight is not None and in_flight.error is not None:
+        candidates.append(_of_exception(state, in_flight.error, hosts, is_certain=in_flight.is_certain))
+    if lost is not None:
+        by_daemon = seen.engine.lost_daemon and state.row.rank not in seen.engine.killed_shims
         named = name_lost_daemon(state, lost, launcher=seen.launcher) if by_daemon else name_lost_shim(state, lost)
-        return [_Candidate(_HAS_OWN_CAUSE, named)]
-    return []
+        candidates.append(_Candidate(_HAS_OWN_CAUSE, named))
+    return candidates
 
 
 def _of_exception(state: RankState, error: RankError, hosts: Collection[str], *, is_certain: bool) -> _Candidate:
