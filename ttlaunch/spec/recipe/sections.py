@@ -170,7 +170,7 @@ class PipelineParallelConfig(Section):
 
     num_blocks: Size | None = Field(
         None,
-        description="number of the model's blocks; null: that of transformer_config; needed in one of both sections",
+        description="number of the model's blocks; null: that of transformer_config; two that differ are an error",
     )
     blocks_per_rank: (
         Annotated[list[Size], Field(min_length=1)] | Annotated[dict[NonNegative, Size], Field(min_length=1)]
