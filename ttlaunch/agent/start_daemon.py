@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ttlaunch.agent.listeners import Listeners
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LOOK_S = 0.005
+_LOOK_S, _LOOK_AGAIN_S = 0.005, 0.02  # until a socket of the daemon listens, and for further ones
 _LOOK_FOR_REPORTS_S = 0.1
 _LONGEST_S = 30.0  # for a daemon to listen; then it starts ranks
 _READY = b'"kind": "ready"'
@@ -99,7 +99,7 @@ class _Companion:
             daemons = self._daemons(below)
             if not daemons or not all(map(listeners.look, daemons)) or len(daemons) < len(below):
                 return
-            self._wait(_LOOK_S)
+            self._wait(_LOOK_AGAIN_S if listeners.moved else _LOOK_S)
 
     def _refuse_connections(self, missing: list[str]) -> None:
         """Close the daemon to others once every rank of this host has reported that it has found the others."""
