@@ -349,10 +349,10 @@ def test_plot_draws_the_loss_in_the_terminal(ttlaunch, learned, monkeypatch):
 
 
 def test_svg_is_a_picture_over_steps_seconds_and_bytes(ttlaunch, learned, here):
-    assert "wrote loss.svg\n" == ttlaunch("report --svg loss.svg").stdout
+    assert "wrote loss.svg\n" == ttlaunch("report --out loss.svg").stdout
     picture = (here / "loss.svg").read_text()
     assert all(title in picture for title in (">steps<", ">seconds of training<", ">MB sent by all ranks<"))
-    answer = ttlaunch("report --svg no/where.svg")
+    answer = ttlaunch("report --out no/where.svg")
     assert (2, "") == (answer.status, answer.stdout)
     assert "no/where.svg" in answer.stderr
 

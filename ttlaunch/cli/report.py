@@ -24,7 +24,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch report --plot[/bold]   the losses as curves, in the terminal
 
-[bold]ttlaunch report --svg loss.svg[/bold]   the losses over steps, seconds and bytes, as a picture
+[bold]ttlaunch report --out loss.svg[/bold]   the losses over steps, seconds and bytes, as a picture
 
 [bold]ttlaunch report latest --format json[/bold]   all of this as JSON, with times by rank instead of by role
 """
@@ -44,7 +44,7 @@ def report(
     svg: Annotated[
         Path | None,
         typer.Option(
-            "--svg", metavar="FILE", help="Write a picture of the losses over steps, seconds and bytes to a file."
+            "--out", "-o", metavar="FILE", help="Write a picture of the losses over steps, seconds and bytes to a file."
         ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
