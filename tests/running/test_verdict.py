@@ -6,6 +6,8 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, read_recorder
+from ttlaunch.records.agents import RankProcess
+from ttlaunch.running.failures.stderr_tail import Raised, ThreadError, parse_thread_error
 from ttlaunch.running.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
@@ -301,3 +303,53 @@ def test_the_last_dump_of_the_main_thread_counts():
 def test_what_is_no_stack_is_none(text):
     assert () == parse_main_stack(text)
     assert recipe_frame(parse_main_stack(text)) is None
+
+
+def at(file, line):
+    return (Frame(f"/home/me/mine/{file}", line, "worker"), Frame(f"{RUNTIME}/entry.py", 99, "_call_role"))
+
+
+def test_of_ranks_that_call_mpi_directly_the_one_at_another_line_is_named(ranks):
+    stacks = {0: at("trainer.py", 30), 1: at("trainer.py", 30), 2: at("trainer.py", 41), 3: at("trainer.py", 30)}
+    code, said = verdict(ranks([], [], [], [], stack=stacks))
+    assert "R014" == code
+    apart = (
+        "has not moved for 12 s, nor has any other rank, and it stands apart from them, in `worker` at trainer.py:41"
+    )
+    assert f"rank 2 (worker, box) {apart}" == said
+
+
+def test_a_thread_that_raised_is_repeated_in_the_verdict_on_its_rank(ranks):
+    raised = ThreadError("loader", Raised("ValueError", "shard 7", "/home/me/mine/data.py", 7))
+    seen = ranks([(RECV, 1, 0, "answer", ...)], [], stack={1: at("trainer.py", 41)}, thread_error={1: raised})
+    failure = judge(seen, quiet_s=12.0, now=0.0)
+    assert ("R014", 1, "/home/me/mine/data.py:7") == (failure.code, failure.rank, failure.place)
+    assert failure.cause.endswith("; its thread `loader` had raised `ValueError: shard 7`")
+
+
+def test_the_process_of_a_rank_without_a_stack_is_described(ranks):
+    sleeps = RankProcess(rank=1, name="sleep", program="/bin/sleep", does="waits", waits_in="", catches_crashes=False)
+    _, said = verdict(ranks([(RECV, 1, 0, "answer", ...)], [], process={1: sleeps}))
+    assert said.endswith("and it waits for none, and runs `sleep` without a Python stack and sleeps")
+
+
+PRINTED = """\
+loading
+Exception in thread loader:
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 982, in run
+    self._target()
+  File "/home/me/data.py", line 7, in load
+    raise ValueError("shard 7")
+ValueError: shard 7
+Traceback (most recent call last):
+  File "/home/me/other.py", line 1, in later
+KeyError: 'what the program printed of another exception that it caught'
+"""
+
+
+def test_the_exception_of_a_thread_is_read_from_what_the_rank_printed():
+    found = parse_thread_error(PRINTED)
+    assert ThreadError("loader", Raised("ValueError", "shard 7", "/home/me/data.py", 7)) == found
+    assert parse_thread_error("Traceback (most recent call last):\nValueError: x\n") is None
+    assert parse_thread_error("Exception in thread loader:\n") is None
