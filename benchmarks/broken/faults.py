@@ -101,7 +101,8 @@ def hang(fault: str) -> bool:
             while True:
                 pass
         case "holds the interpreter":
-            ctypes.PyDLL(None).sleep(600)
+            while True:  # a signal, such as the one that asks for stacks, ends the sleep
+                ctypes.PyDLL(None).sleep(600)
         case "exception in a thread":
             _lose_thread()
         case "another collective" | "in finalize":

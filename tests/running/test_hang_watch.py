@@ -7,7 +7,7 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.flight_recorder import COLLECTIVE, DONE, GROUP
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
-from ttlaunch.records.agents import StoppedHelper
+from ttlaunch.records.agents import RankProcess, StoppedHelper
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -27,15 +27,17 @@ class RankController:
         self.stopped, self.faults, self.helpers = frozenset(), {}, ()
         self.signals, self.looks, self.dumped = [], [], []
         self.late = 0
+        self.processes, self.asked = {}, []
 
     def snapshot(self, ranks, *, since, closely=False):
         self.looks.append(since)
         if len(self.looks) <= self.late:
             return None
-        return ProcessSnapshot(self.stopped, self.faults, self.helpers)
+        return ProcessSnapshot(self.stopped, self.faults, self.helpers, self.processes)
 
     def signal_ranks(self, ranks, number, *, marker=None):
         self.signals.append(number)
+        self.asked += [state.row.rank for state in ranks]
         for state in ranks:
             path = self.folder / contract.stacks_file(state.row.rank)
             path.parent.mkdir(exist_ok=True)
@@ -257,6 +259,14 @@ def test_processes_that_end_are_not_waited_for_while_one_beside_them_is_stopped(
     assert failure.cause.startswith(
         "`prted` (process 12) on this machine, a process of the launcher of ranks, was stopped "
     )
+
+
+def test_a_rank_that_became_another_program_is_not_killed_by_the_request_for_its_stacks(run):
+    one = run(timeout_s=7.0)
+    about = {"name": "x", "program": "/bin/x", "does": "waits", "waits_in": ""}
+    one.controller.processes = {rank: RankProcess(rank=rank, catches_crashes=rank == 0, **about) for rank in range(2)}
+    told_after(one, least=7, most=13)
+    assert [0] == one.controller.asked
 
 
 def test_a_program_that_is_silent_is_judged_only_where_that_was_asked_for(run, tmp_path):

@@ -231,7 +231,10 @@ class HangWatch:
             case.asked_at, case.first_sizes = now, self._stack_sizes()
             case.last_sizes = case.first_sizes
             if self._is_recipe:
-                self._controller.signal_ranks(ranks, signal.SIGUSR2)
+                # A rank that has become another program would be killed by the signal, and then be taken for the cause.
+                processes = case.snapshot.processes if case.snapshot else {}
+                asked = [s for s in ranks if s.row.rank not in processes or processes[s.row.rank].catches_crashes]
+                self._controller.signal_ranks(asked, signal.SIGUSR2)
             return False
         silent = self._silent_ranks(ranks, case)
         before, case.last_sizes = case.last_sizes, self._stack_sizes()
