@@ -35,6 +35,35 @@ if comm.rank == 1:
 comm.recv(source=1)
 """
 
+CLOSES = """\
+import os, socket, sys, time
+rank, size = int(os.environ["TTLAUNCH_RANK"]), int(os.environ["TTLAUNCH_WORLD_SIZE"])
+def connected(port):
+    while True:
+        try:
+            return socket.create_connection(("HOST", port))
+        except OSError:
+            time.sleep(0.02)
+if rank == 0:
+    server = socket.create_server(("", 47100))
+    peers = [server.accept()[0] for _ in range(1, size)]
+else:
+    peers = [connected(47100)]
+try:
+    for step in range(10_000):
+        for peer in peers:
+            peer.sendall(b".")
+        if step == 20 and rank == 0:
+            FAULT
+        for peer in peers:
+            if not peer.recv(1):
+                raise ConnectionResetError("a peer has closed its connection")
+finally:
+    for peer in peers:
+        peer.close()
+    time.sleep(2 if rank == 0 else 0)
+"""
+
 
 TOLD_WITHIN_S = 10.0
 GONE_WITHIN_S = contract.LEASE_S + contract.AFTER_LEASE_S
@@ -99,6 +128,25 @@ def test_a_rank_that_raises_is_named_with_its_host(cluster, ttlaunch_on, lab, tm
     assert "\nerror[R002]: rank 1 (rank, node1) raised ValueError\n" in answer.stderr
     assert "ValueError: bucket 7" in answer.stderr
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [('raise ValueError("bucket 7")', "R002"), ("os._exit(0)", "R005"), ("sys.exit(0)", "R005")],
+)
+def test_a_rank_that_closes_its_connections_first_is_named_with_its_host(
+    cluster,
+    ttlaunch_on,
+    lab,  # noqa: F811 - the fixture
+    tmp_path,
+    fault,
+    code,
+):
+    (tmp_path / "closes.py").write_text(CLOSES.replace("HOST", "node0").replace("FAULT", fault))
+    lab(cluster.hostfile())
+    answer = ttlaunch_on(cluster)("run closes.py --on lab --ranks 3", timeout_s=60)
+    assert answer.status == 1
+    assert f"\nerror[{code}]: rank 0 (rank, node0) " in f"\n{answer.stderr}", answer.stderr
 
 
 @pytest.mark.parametrize("what", ["rank", "shim"])

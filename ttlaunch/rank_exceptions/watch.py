@@ -1,6 +1,6 @@
 """Watch a rank for the exception that will end it, and write it down while the rank still cleans up.
 
-A thread looks 50 times a second which exception the main thread is handling. One that will end the process is *pending*: it is
+A thread looks 25 times a second which exception the main thread is handling. One that will end the process is *pending*: it is
 written to the rank's file, and taken back if the process goes on after all. So a rank whose clean-up takes seconds, or that is
 ended meanwhile, is still known as the one that failed first.
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-LOOK_S = 0.02
+LOOK_S = 0.04
 _FATE = "ttlaunch.rank_exceptions.fate"
 _MOST_RECORDS = 64
 _LONGEST_OUTLINE = 500
