@@ -23,6 +23,24 @@ def test_a_record_has_the_whole_message_and_the_notes():
     assert (found["message"], found["notes"]) == ("first\nsecond", ["look at file 7"])
 
 
+def test_the_exceptions_in_a_group_are_notes_and_the_only_one_gives_the_place(here):
+    (here / "mine.py").write_text("def load(n):\n    raise ValueError(f'shard {n}')\n")
+    scope = {}
+    exec(compile((here / "mine.py").read_text(), str(here / "mine.py"), "exec"), scope)  # noqa: S102
+
+    def part(number):
+        with pytest.raises(ValueError, match="shard") as caught:
+            scope["load"](number)
+        return caught.value
+
+    found = describe(ExceptionGroup("in a TaskGroup", [ExceptionGroup("inner", [part(1)])]))
+    assert (found["file"], found["line"]) == (str(here / "mine.py"), 2)
+    assert found["notes"] == ["ValueError: shard 1, at mine.py:2"]
+    found = describe(ExceptionGroup("in a TaskGroup", [part(number) for number in range(6)] + [KeyError("k")]))
+    assert found["notes"][3:] == ["ValueError: shard 3, at mine.py:2", "and 3 more in the group"]
+    assert describe(ExceptionGroup("x", [KeyError("k")]))["notes"] == ["KeyError: 'k'"]
+
+
 def test_a_message_of_any_length_is_cut():
     assert len(describe(ValueError("x" * 1_000_000))["message"]) == 256 * 1024
 

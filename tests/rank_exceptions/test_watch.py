@@ -74,7 +74,7 @@ def test_an_exception_is_pending_while_the_program_still_cleans_up(here, start):
 def test_the_exception_that_ends_a_program_has_the_time_at_which_it_was_first_seen(here, start):
     process = start("import time\ntry:\n    raise ValueError('bucket 7')\nfinally:\n    time.sleep(0.5)\n")
     _, said = process.communicate()
-    _, pending, _, last = lines(here)
+    _, pending, _, last, _ = lines(here)
     assert (process.returncode, last["uncaught"], last["error"]["seen"]) == (1, True, pending["error"]["seen"])
     assert 0.3 < last["error"]["time"] - last["error"]["seen"] < 10
     assert said.count("ValueError: bucket 7") == 1, "Python still prints it itself"
@@ -116,7 +116,7 @@ def test_a_program_that_prints_an_exception_and_goes_on_has_not_failed(here, sta
 
 def test_a_long_message_and_a_group_are_kept_with_their_place(here, start):
     start("raise ExceptionGroup('x' * 20_000, [ValueError('a')])\n").communicate()
-    first, line = lines(here)
+    first, line, _ = lines(here)
     assert (first["uncaught"], first["error"]["type"], first["error"]["line"]) == (True, "ExceptionGroup", 1)
     assert (line["error"]["type"], line["error"]["line"], len(line["error"]["message"])) == ("ExceptionGroup", 1, 16384)
 
@@ -155,6 +155,22 @@ def test_a_program_that_leaves_says_when(here, start):
     assert start("import sys\nsys.exit(0)\n").wait() == 0
     [line] = lines(here)
     assert (line["error"], began <= line["left"] <= time.time()) == (None, True)
+
+
+def test_a_program_that_an_exception_ends_says_when_all_its_code_has_run(here, start):
+    code = "import atexit, time\natexit.register(time.sleep, 0.3)\nraise ValueError('bucket 7')\n"
+    assert start(code).wait() == 1
+    _, raised, left = lines(here)
+    assert (left["error"], left["uncaught"]) == (raised["error"], True)
+    assert 0.25 < left["left"] - raised["error"]["time"] < 10
+
+
+def test_an_exception_that_only_the_programs_own_hook_sees_is_known_too(here, start):
+    process = start("import sys\nsys.excepthook = lambda *_: None\nraise ValueError('bucket 7')\n")
+    assert (process.communicate()[1], process.returncode) == ("", 1)
+    last = lines(here)[-1]
+    assert (last["error"]["message"], last["error"]["line"], last["uncaught"]) == ("bucket 7", 3, True)
+    assert "left" in last
 
 
 def test_a_program_that_leaves_slowly_is_pending_with_its_status(here, start):

@@ -206,6 +206,21 @@ def pending(seen, *, uncaught=False):
     return ErrorInFlight(error=came_from(seen, "ValueError", "short", seen=seen), uncaught=uncaught)
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGXCPU, "`ulimit -t`"), (signal.SIGXFSZ, "`ulimit -f`"), (signal.SIGALRM, "`signal.alarm`")],
+)
+def test_a_signal_of_the_kernel_or_of_a_timer_is_not_looked_for_outside(number, words):
+    step = first_failure(states(r1=ended(2.0, number=number)), lost_shims={}, stopped=False).next_step
+    assert words in step
+    assert "find out who" not in step
+
+
+def test_an_exception_without_a_message_has_no_colon():
+    ranks = states(r1={"error": {"type": "StopIteration", "time": 1.0}})
+    assert first_failure(ranks, lost_shims={}, stopped=False).evidence == ("`StopIteration`",)
+
+
 def test_a_rank_that_was_ended_while_it_cleaned_up_is_blamed_before_those_that_noticed():
     ranks = states(r1=ended(2.0, number=signal.SIGTERM))
     ranks[1].in_flight, ranks[0].error = pending(0.9), PEER_GONE["error"]

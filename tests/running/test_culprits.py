@@ -4,6 +4,7 @@ A fixed selection of what `benchmarks/attribution.py` breaks: every kind of faul
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,19 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_from_one_that_somebody_
     assert (failure["rank"], failure["class"], failure["code"]) == (1, "out_of_memory", "R024"), failure
     assert "the kernel killed it, or a child of it, for want of memory" in failure["evidence"]
     until(lambda: not (small_group / "cgroup.procs").read_text(), within_s=10, what="the group is empty")
+
+
+def test_a_rank_of_a_program_that_raises_and_waits_in_finalize_ends_the_run(here, start_run):
+    (here / "ring.py").write_text(RING.format(guilty=1, fault='raise ValueError("bucket 7")'))
+    run = start_run("-n", "3", "--", sys.executable, "ring.py")  # not `-m mpi4py`, which aborts MPI
+    assert run.ends(within_s=30) == 1
+    failure = run.report["failure"]
+    assert (failure["rank"], failure["code"], failure["class"]) == (1, "R002", "raised"), failure
+    assert failure["place"] == f"{here}/ring.py:7"
+    assert "as in MPI_Finalize, which waits for the other ranks" in failure["evidence"][-1]
+    assert (
+        "hint: with `python -m mpi4py` in place of `python`, a rank that raises ends the others at once" in run.stderr
+    )
 
 
 def test_peers_that_all_lose_their_connection_at_once_are_not_blamed(here, start_run):

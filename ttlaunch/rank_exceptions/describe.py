@@ -7,6 +7,7 @@ Python 3.9 and the standard library only.
 
 from __future__ import annotations
 
+import builtins
 import os
 import select
 import socket
@@ -27,6 +28,7 @@ LONGEST_TEXT = 256 * 1024
 _LONGEST_NOTE = 4096
 _MOST_NOTES = 16
 _LONGEST_CAUSE = 4096
+_MOST_PARTS = 4
 _MOST_DESCRIPTORS = 4096
 _MOST_BROKEN = 16
 
@@ -38,12 +40,14 @@ def describe(error: BaseException, *, folder: str | None = None) -> Record:
         error: The exception, with its traceback.
         folder: The folder of the user's code, if it is known: the place is the innermost line of a file in it.
     """
-    file, line = place_of(error.__traceback__, folder)
+    parts = _parts_of(error)
+    only = parts[0] if len(parts) == 1 and parts[0].__traceback__ else error
+    file, line = place_of(only.__traceback__, folder)
     return {
         "type": type(error).__name__[:LONGEST_WORD],
         "module": str(type(error).__module__)[:LONGEST_WORD],
         "message": text_of(error)[:LONGEST_TEXT],
-        "notes": [str(note)[:_LONGEST_NOTE] for note in _notes_of(error)],
+        "notes": [str(note)[:_LONGEST_NOTE] for note in _notes_of(error)] + _part_notes(parts, folder),
         "causes": [
             {"type": name[:LONGEST_WORD], "message": message[:_LONGEST_CAUSE], "origin": origin}
             for name, message, origin in causes_of(error)
@@ -102,6 +106,32 @@ def _other_end(one: socket.socket) -> str:
 def _notes_of(error: BaseException) -> list[Any]:
     notes = getattr(error, "__notes__", None)
     return list(notes)[:_MOST_NOTES] if isinstance(notes, (list, tuple)) else []
+
+
+def _parts_of(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in a group, as `asyncio.TaskGroup` raises it, without groups in between; empty if it is no group."""
+    group = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
+    if group is None or not isinstance(error, group):
+        return []
+    parts: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, group):
+            waiting[:0] = one.exceptions
+        else:
+            parts.append(one)
+    return parts
+
+
+def _part_notes(parts: list[BaseException], folder: str | None) -> list[str]:
+    """Say in a note for each exception of a group what it is and where it was raised: the group itself says only how many."""
+    notes = []
+    for one in parts[:_MOST_PARTS]:
+        file, line = place_of(one.__traceback__, folder)
+        where = f", at {os.path.basename(file)}:{line}" if file else ""
+        notes.append(f"{type(one).__name__}: {text_of(one)}"[:_LONGEST_NOTE] + where)
+    return notes + ([f"and {len(parts) - _MOST_PARTS} more in the group"] if len(parts) > _MOST_PARTS else [])
 
 
 def _traceback_of(error: BaseException) -> str:

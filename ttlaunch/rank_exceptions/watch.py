@@ -53,6 +53,7 @@ class ExceptionWatch:
         self._passed: tuple[object, object] = None, None
         self._left = _MOST_RECORDS
         self._is_told = False  # whether the last line is about an exception
+        self._end = '"error": null'  # how the program ends, as the fields of a line
         self._uncaught = False
 
     def start(self) -> None:
@@ -61,7 +62,7 @@ class ExceptionWatch:
             _thread.start_new_thread(self._watch, ())
 
     def take_hooks(self) -> None:
-        """Have Python call `ends_by` with the exception that ends this process, and note when it begins to exit without one."""
+        """Have Python call `ends_by` with the exception that ends this process, and note when the program has come to its end."""
         atexit.register(self._leave)
         previous = sys.excepthook
 
@@ -86,9 +87,14 @@ class ExceptionWatch:
         self._outline(error, '"uncaught": true')
 
     def _leave(self) -> None:
-        if not self._uncaught and os.getpid() == self._pid:
-            self._uncaught = True
-            self._append(f'{{"error": null, "left": {time.time()!r}}}')
+        """Note that the program's own code has all run: Python calls last what was registered first."""
+        if os.getpid() != self._pid:
+            return
+        printed = getattr(sys, "last_value", None)  # Python sets it before it calls a hook that has replaced ours
+        if not self._uncaught and isinstance(printed, BaseException):
+            self.ends_by(printed)
+        self._uncaught = True
+        self._append(f'{{{self._end}, "left": {time.time()!r}}}')
 
     def first_seen(self, error: BaseException) -> float | None:
         """Return when an exception, or the first of those that led to it, was seen in flight; None if it was not."""
@@ -152,7 +158,10 @@ class ExceptionWatch:
         fields = describe(error)
         fields["message"] = fields["message"][:_LONGEST_MESSAGE]
         fields["traceback"] = fields["traceback"][-_LONGEST_TRACEBACK:]
-        self._append(json.dumps({"error": {**fields, "seen": self.first_seen(error)}, "uncaught": uncaught}))
+        line = json.dumps({"error": {**fields, "seen": self.first_seen(error)}, "uncaught": uncaught})
+        self._append(line)
+        if uncaught:
+            self._end = line[1:-1]
 
     def _outline(self, error: BaseException, how: str) -> None:
         """Write what can be written without importing anything."""

@@ -325,7 +325,7 @@ class ErrorInFlight:
         error: The exception; None if the rank has gone on after the one of the line before.
         uncaught: Whether nothing in the rank caught it; else it was still cleaning up when the line was written.
         is_certain: Whether it was clear when the line was written that nothing in the rank would catch it.
-        left: When a program's rank began to exit without an exception.
+        left: When all code of a program's rank had run, after `error` or without one; only its libraries then end.
     """
 
     error: RankError | None

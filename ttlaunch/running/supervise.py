@@ -36,6 +36,7 @@ from ttlaunch.running.ending import (
 from ttlaunch.running.flight_recorders import drop_evidence, keep_recorders
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.hang.stopped import StoppedWatch
+from ttlaunch.running.hang.stuck_exit import StuckExitWatch
 from ttlaunch.running.logs.merge import MergedWriter
 from ttlaunch.running.logs.output import EngineOutput, View
 from ttlaunch.running.lost_folders import FolderWatch
@@ -113,6 +114,7 @@ class _Supervision:
         self._takes_connections = True
         self._lost = LostCheckpoints(self.view)
         self._hangs = HangWatch(self.plan, self.folder, self.controller, timeout_s=hang_timeout_s)
+        self._exits = StuckExitWatch(self.plan, self.folder, self.watch)
         self._silence = SilenceWatch(self.folder, self.view)
         self._folders = FolderWatch(self.folder, self.view)
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
@@ -235,7 +237,7 @@ class _Supervision:
     def _notice_hang(self) -> None:
         if self._ending.since is None and self._ending.failure is None:
             self._standing.notice(self.watch.ranks)
-            self._ending.failure = self._hangs.check(self.watch.ranks)
+            self._ending.failure = self._exits.check() or self._hangs.check(self.watch.ranks)
 
     def _notice_difference(self) -> None:
         """End a run whose replicas differ; no checkpoint of this step or a later one is completed."""

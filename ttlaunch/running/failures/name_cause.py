@@ -54,11 +54,21 @@ _STEPS = {
     Cause.LOST_PEER: "`ttlaunch doctor --on NAME` tries the network between the hosts",
 }
 _STEPS_OF_PROGRAMS = {
-    Cause.LEFT_EARLY: "look for what calls `sys.exit` or `os._exit` in the program or in a library that it uses",
+    Cause.LEFT_EARLY: "look for what calls `sys.exit`, `os._exit` or `MPI_Abort` in the program or in a library that it uses",
     Cause.OUT_OF_MEMORY: "use less memory per rank, or run fewer ranks on the host",
     Cause.KILLED: "find out who sent it: a person, a batch system at its limit, a watchdog",
     Cause.SHIM_LOST: "find out who kills processes on that host",
 }
+
+_STEPS_OF_SIGNALS: dict[int, str] = {
+    signal.SIGXCPU: "the kernel sends it at a limit of processor time: look at `ulimit -t`",
+    signal.SIGXFSZ: "the kernel sends it at a limit of the size of files: look at `ulimit -f`",
+    **dict.fromkeys(
+        (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+        "a timer sends it that the program or a library has set, such as `signal.alarm`",
+    ),
+}
+"""What to do next after signals that hardly anybody sends from outside."""
 
 
 def next_step(failure: Failure) -> str | None:
@@ -88,7 +98,7 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
         time=error.began,
         place=f"{error.file}:{error.line}" if error.file else None,
         evidence=(
-            f"`{name}: {first_line}`",
+            f"`{name}: {first_line}`" if first_line else f"`{name}`",
             *more,
             *_clean_up_facts(state),
             *_memory_facts(state.exit, kind),
@@ -135,7 +145,16 @@ def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: C
     else:
         cause = f"exited with status {ending.status}"
     facts += (*_memory_facts(ending, kind), *_peer_facts(kind))
-    return _failure(state, kind=kind, code=code, cause=cause, time=ending.time, place=place, evidence=facts)
+    return _failure(
+        state,
+        kind=kind,
+        code=code,
+        cause=cause,
+        time=ending.time,
+        place=place,
+        evidence=facts,
+        next_step=_STEPS_OF_SIGNALS.get(ending.signal) if ending.signal else None,
+    )
 
 
 def name_lost_shim(state: RankState, seen: float) -> Failure:
