@@ -185,6 +185,21 @@ def test_a_missing_interpreter_is_recorded(shim):
     assert ended.exit["start_error"] == "No such file or directory: /no/such/python"
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"#!/no/such/sh -e\n", "there is no `/no/such/sh`, which the first line of ./work names"),
+        (b"#!/bin/sh\r\n", "there is no `/bin/sh`, which the first line of ./work names; the line ends as on Windows"),
+        (b"echo 1\n", "./work is no program for this machine, and no script whose first line names its interpreter"),
+    ],
+)
+def test_a_script_whose_interpreter_is_missing_is_not_said_to_be_missing_itself(shim, here, content, said):
+    (here / "work").write_bytes(content)
+    (here / "work").chmod(0o755)
+    ended = shim("", command=["./work"])
+    assert (ended.status, ended.exit["start_error"].startswith(said)) == (70, True), ended.exit["start_error"]
+
+
 def test_a_missing_working_folder_is_recorded(shim, here):
     plan = plan_for(here, [sys.executable, "-c", "pass"], working_folder="/no/such/folder")
     ended = shim("", plan=plan)

@@ -33,6 +33,20 @@ def test_a_command_that_fails_is_named_with_its_status(ttlaunch, here):
     assert (1, "exited with status 4") == (failure["rank"], failure["cause"])
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./notes.txt", "`./notes.txt` is not executable\n\nhint: `chmod +x ./notes.txt` makes it a program"),
+        ("./things", "`./things` is a folder and no program\n\nhint: a recipe's folder goes before `--`\n"),
+    ],
+)
+def test_a_file_that_is_no_program_is_not_said_to_be_missing(ttlaunch, here, name, said):
+    (here / "notes.txt").write_text("echo 1\n")
+    (here / "things").mkdir()
+    answer = ttlaunch(["run", "--", name])
+    assert (answer.status, answer.stderr.startswith(f"error[P009]: {said}")) == (2, True), answer.stderr
+
+
 def test_a_program_that_is_not_there_is_refused(ttlaunch, here):
     answer = ttlaunch(["run", "--", "nonesuch", "--x"])
 

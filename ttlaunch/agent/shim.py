@@ -12,6 +12,7 @@ Python 3.9 and the standard library only, about 15 ms.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _AT_START = os.path.join(_PACKAGE_PARENT, "ttlaunch", "rank_exceptions", "at_start")
 _PR_SET_CHILD_SUBREAPER = 36
+_LONGEST_FIRST_LINE = 256  # as much as Linux reads
 _OUTPUT_GRACE_S = 1.0
 _RECORD_GRACE_S = (
     0.1  # the rank and all its descendants have ended, so only the rest in the pipes is still to be copied
@@ -139,7 +141,7 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
         process = _start(plan, environment)
     except (OSError, LookupError) as error:
         wrong = getattr(error, "filename", None) or plan["rank_command"][0]
-        text = f"{error.strerror or error}: {wrong}" if isinstance(error, OSError) else str(error)
+        text = _why_not(error, wrong, plan["working_folder"]) if isinstance(error, OSError) else str(error)
         print(f"rank {rank} cannot be started: {text}", file=sys.stderr)
         records.not_started(text)
         return _SHIM_FAILED
@@ -162,6 +164,27 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
     if ending.signal:
         return 128 + ending.signal
     return _LEFT_EARLY if ending.left_early else ending.status or 0
+
+
+def _why_not(error: OSError, program: str, folder: str) -> str:
+    """Say why a program cannot be started: the system's message does not name what a file needs that is there."""
+    path, plain = os.path.join(folder, program), f"{error.strerror or error}: {program}"
+    if "/" not in program or not os.path.isfile(path):
+        return plain
+    if error.errno == errno.ENOEXEC:
+        return f"{program} is no program for this machine, and no script whose first line names its interpreter, such as `#!/bin/sh`"
+    if error.errno != errno.ENOENT:
+        return plain
+    try:
+        with open(path, "rb") as file:
+            first = file.read(_LONGEST_FIRST_LINE).split(b"\n")[0]
+    except OSError:
+        return plain
+    if not first.startswith(b"#!"):
+        return f"{program} is there, but not the loader or library that it names"
+    named = (first[2:].split() or [b""])[0].decode(errors="backslashreplace")
+    why = "; the line ends as on Windows" if first.endswith(b"\r") else ""
+    return f"there is no `{named}`, which the first line of {program} names{why}"
 
 
 def _keep_listeners_on_networks(plan: Record, pid: int, networks: str | None) -> None:

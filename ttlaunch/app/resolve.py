@@ -173,12 +173,22 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
     result.name = script.stem
 
 
+def _unusable_program(program: str, path: Path | None) -> Diagnostic:
+    """Say why a program cannot be run; `path` is its file if it was named by a path."""
+    name = shown(program)
+    if path is not None and path.is_dir():
+        return usage_mistake(f"`{name}` is a folder and no program", "a recipe's folder goes before `--`")
+    if path is not None and path.is_file():
+        hint = f"`chmod +x {name}` makes it a program, or name what is to run it: `-- bash {name}`"
+        return usage_mistake(f"`{name}` is not executable", hint)
+    return usage_mistake(f"there is no program `{name}` to run", "a recipe's name goes before `--`")
+
+
 def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     program = str(request.target)
     beside = working_folder / program if "/" in program else None
     if _is_here(result) and not shutil.which(str(beside) if beside else program, path=os.environ.get("PATH")):
-        message = f"there is no program `{shown(program)}` to run"
-        result.diagnostics.append(usage_mistake(message, "a recipe's name goes before `--`"))
+        result.diagnostics.append(_unusable_program(program, beside))
     _refuse_recipe_options(result, request)
     result.command = (program, *request.arguments)
     result.name = Path(program).name

@@ -10,9 +10,10 @@ import typer
 import yaml
 
 from ttlaunch.hosts.sync.read_files import CHUNK
-from ttlaunch.hosts.sync.secret_files import KeySearch, holds_private_key, looks_secret
+from ttlaunch.hosts.sync.secret_files import KeySearch, has_private_key, holds_private_key, looks_secret
 
 BEGIN = "-----BEGIN PRIVATE KEY-----"
+BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n"
 
 
@@ -24,6 +25,8 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY---
         (".env.example", "A=", False),
         ("environment.yml", "A=1", False),
         ("id_rsa", "", True),
+        ("kubeconfig.yaml", "", True),
+        ("lab.kubeconfig", "", True),
         ("id_ed25519", "", True),
         ("id_ed25519.pub", "", False),
         ("server.pem", KEY, True),
@@ -100,6 +103,20 @@ def test_a_file_looks_secret_by_its_name_and_where_that_says_little_by_what_is_i
         ("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQ\n", True),
         (f'{{"private_key": "{BEGIN}\\nMIIEvQIBADANBgkqhkiG9w0B\\n"}}', True),
         (f"KEY='{BEGIN}\\nMHcCAQEEIIIIIIIIIIII'", True),
+        (f'KEY = """{BEGIN}\n{BODY}\n', True),
+        (f"KEY=r'''{BEGIN}\r\n{BODY}", True),
+        (f'export KEY="{BEGIN}\n{BODY}\n"\n', True),
+        (f"<key>{BEGIN}\n{BODY}</key>", True),
+        (f"key={BEGIN}\\n{BODY}\\n", True),
+        (f"key: '{BEGIN}\n\n  {BODY}\n'\n", True),
+        (f'("{BEGIN}\\n"\n     "{BODY}\\n")\n', True),
+        (f'const k = "{BEGIN}\\r\\n" +\n "{BODY}\\r\\n";\n', True),
+        (f"\ufeff{BEGIN}\n{BODY}\n", True),
+        (f'K = """{BEGIN}\nProc-Type: 4,ENCRYPTED\n', True),
+        (f'K = """{BEGIN.replace(" PRIV", " OPENSSH PRIV")}\nb3BlbnNzaC1rZXktdjEAAAAA\n', True),
+        ("---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nComment: x\n", True),
+        (f'starts_with(text, "{BEGIN}")\n    informationElements()\n', False),
+        (f'marks = ("{BEGIN}", "{BEGIN}")\n', False),
         ('BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"\n', False),
         ('if "-----BEGIN PRIVATE KEY-----\\n" in text:\n', False),
         ("# begins with -----BEGIN PRIVATE KEY-----\n", False),
@@ -113,6 +130,21 @@ def test_a_private_key_is_found_at_any_place_whatever_the_pieces_that_a_file_is_
     for start in range(0, len(content), piece):
         search.add(content[start : start + piece])
     assert secret is search.found
+
+
+@pytest.mark.parametrize(
+    ("content", "secret"),
+    [
+        (f"{BEGIN}\r\n{BODY}\r\n".encode("utf-16"), True),
+        (b"\xfe\xff" + f"{BEGIN}\r\n{BODY}\r\n".encode("utf-16-be"), True),
+        (b"PuTTY-User-Key-File-3: ssh-ed25519\r\nEncryption: none\r\n", True),
+        (b"# public key: age1xyz\nAGE-SECRET-KEY-1" + b"Q" * 58 + b"\n", True),
+        (b"match `PuTTY-User-Key-File-3: `, then the type\n", False),
+        (b"begins with AGE-SECRET-KEY-1 and 58 letters\n", False),
+    ],
+)
+def test_keys_of_other_tools_and_in_the_texts_of_windows_are_found(content, secret):
+    assert secret == has_private_key(content)
 
 
 @pytest.mark.parametrize("before", [CHUNK - 10, CHUNK - 1, CHUNK, 2 * CHUNK - 20])

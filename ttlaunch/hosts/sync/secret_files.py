@@ -17,7 +17,7 @@ _NAMES = re.compile(
     rb"""
     .*\.env | \.env\..* | \.envrc
     | [._]netrc | \.pgpass | \.my\.cnf | \.mylogin\.cnf | \.htpasswd | \.dockercfg | \.git-credentials | \.s3cfg | \.boto
-    | \.vault-token | \.databrickscfg | rclone\.conf | credentials | kubeconfig | kaggle\.json
+    | \.vault-token | \.databrickscfg | rclone\.conf | credentials | (.*\.)?kubeconfig(\.ya?ml)? | kaggle\.json
     | \.secrets? | (.*[._-])? secrets? \.(ya?ml|json|toml|ini|cfg|conf|txt|properties)
     | client_secret.*\.json | application_default_credentials\.json
     | (id_(rsa|dsa|ecdsa|ed25519)(_sk)? ([_-][\w-]+)? | ssh_host_\w+_key | (.*[._-])? (deploy|ssh|private|signing)[_-]?key)
@@ -48,11 +48,23 @@ _PERHAPS = (b".pem", b".key", b"rc", b".yml", b".conf", b".ini", b".json")  # th
 _PIECE = 1024 * 1024
 
 _BEGIN = rb"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+_BETWEEN = rb"(?:\\+[rn]|[\s\"'`+,()\\]){1,200}"
+"""What stands between the first line of a key and the next one in a text of any kind: line ends, also written as `\\n`, and quotes."""
+_BODY = rb"(?:M[A-P][A-Za-z0-9+/=]{14}|b3BlbnNzaC1rZXkt|Proc-Type:)"
+"""How the next line begins: the DER of a sequence, OpenSSH's name of its format, or a header of an encrypted key."""
 _PRIVATE_KEY = re.compile(
     rb"[\r\n][ \t]{0,100}%b[ \t]{0,100}[\r\n]"  # a line of its own, as in PEM, in OpenSSH's and in PGP's files
-    rb"|[\"']%b(?:\\+r)?\\+n[A-Za-z0-9+/=]{16}" % (_BEGIN, _BEGIN)  # a string in which `\n` ends the line, as in JSON
+    rb"|[\"']%b(?:\\+r)?\\+n[A-Za-z0-9+/=]{16}"  # a string in which `\n` ends the line, as in JSON
+    rb"|%b%b%b"  # a text in which more stands on the line, as `KEY = \"\"\"-----BEGIN …` in Python or `export KEY="…` in a script
+    rb"|[\r\n]---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----[ \t]{0,100}[\r\n]"
+    % (_BEGIN, _BEGIN, _BEGIN, _BETWEEN, _BODY)
 )
 _MARK = b"PRIVATE KEY"
+_OTHER_KEY = re.compile(rb"(?:\A|[\r\n])PuTTY-User-Key-File-[0-9]+: [!-~]+[\r\n]|\bAGE-SECRET-KEY-1[0-9A-Z]{50}")
+_OTHER_MARKS = (b"PuTTY-User-Key-File-", b"AGE-SECRET-KEY-1")
+"""What keys without the usual first line have. They are looked for in the first piece of a file only, as their files are small."""
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
+"""How a text in UTF-16 begins, as Windows writes it; a search without the zero bytes finds a key in either byte order."""
 _LONGEST = 1024
 """More bytes than a match of `_PRIVATE_KEY` has, so that one across two pieces of a file is found in the second."""
 
@@ -91,11 +103,17 @@ class KeySearch:
     def __init__(self) -> None:
         self.found = False
         self._end = b"\n"
+        self._is_first, self._is_wide = True, False
 
     def add(self, piece: bytes) -> None:
         """Look at the next piece."""
         if self.found:
             return
+        if self._is_first:
+            self._is_first, self._is_wide = False, piece.startswith(_WIDE)
+            self.found = any(mark in piece for mark in _OTHER_MARKS) and bool(_OTHER_KEY.search(piece))
+        if self._is_wide:
+            piece = piece.replace(b"\0", b"")
         # The seam is searched by itself: joining every piece with the end of the former would copy the whole file.
         for part in (self._end + piece[:_LONGEST], piece):
             if _MARK in part and _PRIVATE_KEY.search(part):
