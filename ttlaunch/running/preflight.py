@@ -31,7 +31,7 @@ def check_listeners() -> list[Diagnostic]:
             return []
     except OSError:  # no process can be started, which the run itself will report
         return []
-    message = "mpirun listens on all networks of this machine: it does not let a process trace its children"
+    message = "MPI listens on all networks of this machine: it does not let a process trace its children"
     hint = "in a container, `docker run --cap-add SYS_PTRACE`; elsewhere, a firewall"
     return [Diagnostic("H041", message, severity=Severity.WARNING, hints=(hint,), blame=Blame.HOSTS)]
 
