@@ -39,6 +39,18 @@ SECRET_NAMES = [
     "db.password",
     "client-secret",
     "JWT",
+    "DBPASS",
+    "DB_PW",
+    "LDAP_BINDPW",
+    "PASSWORD1",
+    "TOKEN2",
+    "PASSWORDS",
+    "API_KEYS",
+    "MINIO_SECRETKEY",
+    "HFTOKEN",
+    "DOCKER_AUTH_CONFIG",
+    "SLACK_WEBHOOK_URL",
+    "MNEMONIC",
 ]
 OTHER_NAMES = [
     "TOKENIZER",
@@ -65,6 +77,10 @@ OTHER_NAMES = [
     "PASSIVE",
     "SSH_KEY_PATH",
     "TOKEN_URL",
+    "NUM_TOKENS",
+    "KEYS",
+    "SEED",
+    "NUM_KV_KEYS",
 ]
 SECRET_VALUES = [
     f"postgres://ann:{CANARY}@db/x",
@@ -79,6 +95,14 @@ SECRET_VALUES = [
     "ghp_" + "a" * 36,
     "hf_" + "a" * 34,
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
+    "https://" + "a1" * 12 + "@github.com/x",
+    "https://hooks.slack.com/services/T0/B0/xyz",
+    f'{{"password": "{CANARY}"}}',
+    f"X-Api-Key: {CANARY}",
+    "AIza" + "a" * 35,
+    "npm_" + "a" * 36,
+    "dckr_pat_" + "a" * 27,
+    "AGE-SECRET-KEY-1" + "Q" * 58,
 ]
 OTHER_VALUES = [
     "ssh://git@host/x",
@@ -91,6 +115,9 @@ OTHER_VALUES = [
     "sk-1",
     "hf_model",
     "12:30",
+    "https://ann@host/x",
+    "sort_key: 3",
+    "x-offset: 4",
 ]
 
 
@@ -126,6 +153,7 @@ ARGUMENTS = {
     "-api-key X --lr 3": "-api-key env:TTLAUNCH_SECRET_0 --lr 3",
     "--apiKey=X": "--apiKey=env:TTLAUNCH_SECRET_0",
     "env PGPASSWORD=X prog": "env PGPASSWORD=env:TTLAUNCH_SECRET_0 prog",
+    "+db.password=X ++token=X": "+db.password=env:TTLAUNCH_SECRET_0 ++token=env:TTLAUNCH_SECRET_0",
     "model.api_key=X": "model.api_key=env:TTLAUNCH_SECRET_0",
     "--token --verbose": "--token --verbose",
     "--tokenizer X --password-file X": "--tokenizer X --password-file X",

@@ -17,8 +17,10 @@ _WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]+")
 _ENDS_SECRET = re.compile(
     r"""
     (?: (?:\A|_)(?:KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|AUTHORIZATION|COOKIES?|CREDENTIALS?|CREDS|JWT|BEARER|DSN|SAS)
-      | _PWD | SSHPASS | APIKEY | ACCESSKEY | AUTHTOKEN | PASSWORD | PASSWD | PASSPHRASE | CONNECTION_STRING )
-    (?:_(?:B64|BASE64|HEX|JSON|PEM|VALUE|STRING|OLD|NEW|PROD|DEV|[0-9]+))*\Z
+      | _PWD | (?:_|BIND|USER|ROOT|DB)PW | (?:SSH|DB|USER|ROOT|LDAP|MAIL|SMTP|REDIS)PASS | (?:API|ACCESS|SECRET|PRIVATE|ENCRYPTION)KEYS?
+      | (?:AUTH|ACCESS|API|HF|GH|GITHUB|GITLAB|SLACK)_?TOKENS? | PASSWORDS? | PASSWD | PASSPHRASE | CONNECTION_STRING
+      | (?:\A|_)(?:API|ACCESS|SECRET|PRIVATE|ENCRYPTION)_KEYS | MNEMONIC | SEED_PHRASE | AUTH_CONFIG | WEBHOOK_URL )
+    [0-9]*(?:_(?:B64|BASE64|HEX|JSON|PEM|VALUE|STRING|OLD|NEW|PROD|DEV|[0-9]+))*\Z
     """,
     re.VERBOSE,
 )
@@ -26,7 +28,7 @@ _HAS_SECRET = re.compile(
     r"(?:\A|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION|COOKIE)(?:_|\Z)"
 )
 _ABOUT_A_SECRET = re.compile(
-    r"_(?:FILE|PATH|DIR|FOLDER|NAME|ID|URL|HOST|REGION|TTL|TIMEOUT|SIZE|LENGTH|COUNT|MAX|MIN|TYPE)\Z"
+    r"(?<!WEBHOOK)_(?:FILE|PATH|DIR|FOLDER|NAME|ID|URL|HOST|REGION|TTL|TIMEOUT|SIZE|LENGTH|COUNT|MAX|MIN|TYPE)\Z"
 )
 """Names such as `AWS_ACCESS_KEY_ID` and `PASSWORD_FILE`, whose values are not secret."""
 _PLAIN = re.compile(
@@ -40,14 +42,19 @@ _SECRET_VALUE = re.compile(
     | \b(?:password|passwd|pwd|accountkey|sharedaccesskey)\s*=\s*[^\s;]     # what databases call a connection string
     | -----BEGIN[ ][A-Z0-9 ]*PRIVATE[ ]KEY-----
     | \bLS0tLS1CRUdJTi                                                     # "-----BEGIN " in base64
-    | \b(?:authorization|cookie)\s*:\s*\S | \bbearer\s+[a-z0-9._~+/=-]{16}
+    | [a-z][a-z0-9+.-]*://[^/?\#\s:@]{20,}@                                # with a token in place of a user
+    | ://hooks\.slack\.com/services/\S
+    | \b(?:password|passwd|api_?key|client_?secret)["']?\s*:\s*[^\s,}]      # in JSON or YAML
+    | \b(?:authorization|cookie|x-[a-z-]*(?:key|token))\s*:\s*\S | \bbearer\s+[a-z0-9._~+/=-]{16}
     | \bgh[pousr]_[a-z0-9]{16} | \bgithub_pat_[a-z0-9_]{16} | \bglpat-[a-z0-9_-]{16} | \bhf_[a-z0-9]{16}
     | \bsk-[a-z0-9_-]{20} | \bxox[abeoprs]-[a-z0-9-]{10} | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
+    | \bAIza[a-z0-9_-]{35} | \bnpm_[a-z0-9]{36} | \b[rs]k_live_[a-z0-9]{10} | \bdckr_pat_[a-z0-9_-]{10} | \bpypi-AgE[a-z0-9_-]{10}
+    | \bSG\.[a-z0-9_-]{16,}\.[a-z0-9_-]{16} | \bAGE-SECRET-KEY-1[a-z0-9]{20}
     | \beyJ[a-z0-9_-]{8,}\.eyJ[a-z0-9_-]{8,}\.                             # a JSON web token
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_ASSIGNED = re.compile(r"(?:--?)?([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_ASSIGNED = re.compile(r"(?:--?|\+\+?)?([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _OPTION = re.compile(r"--?([A-Za-z_][\w.-]*)")
 _MASK = "***"
 
