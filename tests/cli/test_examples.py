@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.cli import parity, place, plan, report, run, show, simulate, weights
+from ttlaunch.cli import hosts, parity, place, plan, report, run, show, simulate, weights
 from ttlaunch.lab.parity import Parity
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -99,3 +99,15 @@ def test_the_examples_of_parity_compare_cells(ttlaunch, line, monkeypatch):
     assert 0 == ttlaunch(line).status
     (cells,) = asked
     assert len(cells) > len({cell.precision for cell in cells})
+
+
+def test_the_examples_of_hosts_write_hostfiles(ttlaunch, here, monkeypatch):
+    variables = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1", "SKYPILOT_NODE_IPS": "10.0.0.1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (here / "hostfile").write_text("pi-worker-0.pi.default.svc slots=2\n")
+    (here / "nodes.json").write_text('[{"node_ip": "10.0.0.1", "state": "ALIVE"}]')
+    lines = [line.replace("/etc/mpi/", "") for line in examples(hosts.EXAMPLES)]
+    assert 4 == len(lines)
+    assert [0] * 4 == [ttlaunch(line).status for line in lines]
+    assert "n2 slots=1" in (here / "hosts.txt").read_text()

@@ -29,6 +29,7 @@ WITHOUT_A_RUN = {
     "explain": "explain",
     "explain C001": "explain",
     "init lab --hosts a,b": "init",
+    "hosts --from k8s hosts.txt": "hosts",
     "convert configurations/lab2/mgd.yaml mgd.textproto": "convert",
     "data book.txt made.txt": "data",
     "ps --all": "ps",

@@ -31,6 +31,7 @@ JSON_SCHEMAS = {
     "diff": 1,
     "doctor": 1,
     "explain": 1,
+    "hosts": 1,
     "init": 1,
     "log-line": 1,
     "losses": 1,

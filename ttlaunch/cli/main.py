@@ -23,6 +23,7 @@ from ttlaunch.cli import (
     diff,
     doctor,
     explain,
+    hosts,
     init,
     logs,
     metrics,
@@ -118,7 +119,7 @@ _PANELS: dict[str, tuple[ModuleType, ...]] = {
     "Run": (run, plan, attach, stop, repro),
     "Look": (ps, logs, report, metrics, diff, runs, explain),
     "Hosts": (doctor, prepare, sync),
-    "Files": (init, validate, show, place, configs, recipes, data, weights, convert, schema),
+    "Files": (init, hosts, validate, show, place, configs, recipes, data, weights, convert, schema),
     "Lab": (simulate, parity, compare, chaos),
 }
 _PASS_ON_A_COMMAND = (run, plan, chaos)

@@ -60,8 +60,9 @@ def _github(diagnostic: Diagnostic) -> str:
     """Write one line with a workflow command, which GitHub shows as an annotation at the diagnostic's place in the file."""
     command = "notice" if diagnostic.severity is Severity.NOTE else str(diagnostic.severity)
     label, where = diagnostic.primary, ""
-    if label and label.span.source.name not in _SOURCES_WITHOUT_FILE:
-        where = f"file={_escape_property(label.span.source.name)},line={label.span.line},col={label.span.column},"
+    name = label.span.source.name if label else ""
+    if label and name not in _SOURCES_WITHOUT_FILE and not name.startswith("$"):  # `$NAME` is a variable
+        where = f"file={_escape_property(name)},line={label.span.line},col={label.span.column},"
     lines = [diagnostic.message, *([label.text] if label and label.text else [])]
     lines += [f"{other.span}: {other.text}".removesuffix(": ") for other in diagnostic.secondary]
     lines += [f"note: {note}" for note in diagnostic.notes] + [f"hint: {hint}" for hint in diagnostic.hints]

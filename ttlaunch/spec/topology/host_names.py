@@ -10,6 +10,7 @@ _NUMBERS = re.compile(r"[0-9.]+\Z")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?\Z")
 _LONGEST_NAME = 253
 _LONGEST_PART = 63
+_TOO_LONG = f"a name has at most {_LONGEST_NAME} characters, {_LONGEST_PART} between two dots"
 _MOST_HOSTS = 65_536
 _BYTE = 256
 
@@ -23,7 +24,7 @@ def host_name_problem(name: str) -> str | None:
         whole = len(parts) == 4 and all(part and int(part[:4]) < _BYTE for part in parts)  # noqa: PLR2004 - IPv4
         return None if whole else "an IPv4 address has four numbers from 0 to 255"
     if len(name) > _LONGEST_NAME or any(len(part) > _LONGEST_PART for part in name.split(".")):
-        return f"a name has at most {_LONGEST_NAME} characters, {_LONGEST_PART} between two dots"
+        return _TOO_LONG
     if not _NAME.match(name):
         return "a name has letters, digits, `-`, `_` and `.`, with a letter or digit at both ends"
     return None
@@ -43,6 +44,9 @@ def expand_ranges(text: str) -> list[str] | str:
     pieces = re.split(r"\[([^\[\]]*)\]", text)
     if any("[" in piece or "]" in piece for piece in pieces):
         return "a bracket has no partner"
+    # Without this bound, 65,536 names could repeat a prefix of any length.
+    if sum(len(piece) for piece in pieces[::2]) > _LONGEST_NAME:
+        return _TOO_LONG
     choices: list[list[str]] = []
     total = 1
     for index, piece in enumerate(pieces):

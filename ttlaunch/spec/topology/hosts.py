@@ -27,14 +27,18 @@ _ADDRESS = re.compile(r"[0-9.]+\Z")
 _SLOTS = ("slots", "max_slots", "max-slots")
 _MOST_SLOTS = 65_536
 _MOST_SLOTS_IN_ALL = 1_000_000
-_MOST_HOSTS_IN_ALL = 262_144
+MOST_HOSTS_IN_ALL = 262_144
 _LONGEST_SHOWN = 253
 _MOST_LINES_SHOWN = 32
 
 
 @dataclass(frozen=True)
-class _Line:
-    """One host of one line, as written."""
+class HostLine:
+    """One host of one line, as written.
+
+    Attributes:
+        counts: For `slots` and `max_slots`, the number that the line gives, and its place.
+    """
 
     name: str
     user: str | None
@@ -52,7 +56,7 @@ def parse_hosts(source: Source) -> tuple[list[Host], list[Diagnostic]]:
     rankfile = _rankfile(source)
     if rankfile:
         return [], [rankfile]
-    lines: list[_Line] = []
+    lines: list[HostLine] = []
     found: list[Diagnostic] = []
     for number, text in enumerate(source.lines, start=1):
         comment = _COMMENT.search(text)
@@ -62,14 +66,20 @@ def parse_hosts(source: Source) -> tuple[list[Host], list[Diagnostic]]:
             read, mistakes = _parse_line([word.group() for word in words], spans)
             lines += read
             found += mistakes
-            if len(lines) > _MOST_HOSTS_IN_ALL:
-                message = f"{source.name} lists more than {_MOST_HOSTS_IN_ALL} hosts"
+            if len(lines) > MOST_HOSTS_IN_ALL:
+                message = f"{source.name} lists more than {MOST_HOSTS_IN_ALL} hosts"
                 return [], [*found, mistake_at(codes.SLOTS, message, spans[0], label="up to here")]
     if not lines and not found:
         message = f"{source.name} lists no host; mpirun would run everything on this machine"
         found.append(Diagnostic(TOPOLOGY.empty_file, message, hints=("for this machine alone: `localhost slots=4`",)))
-    hosts, mistakes = _merge(lines)
-    return hosts, found + mistakes + _too_many(hosts)
+    hosts, mistakes = join_lines(lines)
+    return hosts, found + mistakes
+
+
+def join_lines(lines: list[HostLine]) -> tuple[list[Host], list[Diagnostic]]:
+    """Make one host of all lines that name it, and report contradictions between them and too many slots in all."""
+    hosts, found = _merge(lines)
+    return hosts, found + _too_many(hosts)
 
 
 def _too_many(hosts: list[Host]) -> list[Diagnostic]:
@@ -81,8 +91,8 @@ def _too_many(hosts: list[Host]) -> list[Diagnostic]:
     return [mistake_at(codes.SLOTS, message, largest.slots_span, label=f"{largest.slots} of them")]
 
 
-def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[Diagnostic]]:
-    hosts, found = _parse_names(words[0], spans[0])
+def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[HostLine], list[Diagnostic]]:
+    hosts, found = parse_names(words[0], spans[0])
     counts: dict[str, tuple[int, Span]] = {}
     for word, span in zip(words[1:], spans[1:], strict=True):
         key, _, value = (part.strip() for part in word.partition("="))
@@ -91,7 +101,7 @@ def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[
             if "=" not in word:
                 break  # likely another host, with its own words after it
             continue
-        count, mistake = _count(key, value, span)
+        count, mistake = parse_count(key, value, span)
         kind = "slots" if key == "slots" else "max_slots"
         if mistake:
             found.append(mistake)
@@ -108,8 +118,8 @@ def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[
     return [replace(host, counts=counts) for host in hosts], found
 
 
-def _parse_names(word: str, span: Span) -> tuple[list[_Line], list[Diagnostic]]:
-    """Return the hosts that the first word of a line names."""
+def parse_names(word: str, span: Span) -> tuple[list[HostLine], list[Diagnostic]]:
+    """Return the hosts that one word names: a host, a login name and a host, or ranges of hosts in brackets."""
     before, at, after = word.rpartition("@")
     user, name = (before, after) if at else (None, word)
     if user is not None and (problem := user_name_problem(user)):
@@ -124,7 +134,7 @@ def _parse_names(word: str, span: Span) -> tuple[list[_Line], list[Diagnostic]]:
         if problem:
             message = f"`{shown(each)}` cannot be a host name"
             return [], [mistake_at(codes.HOST_NAME, message, place, label=problem, hint=_name_hint(name))]
-    return [_Line(each, user, place) for each in names], []
+    return [HostLine(each, user, place) for each in names], []
 
 
 def _name_hint(name: str) -> str:
@@ -153,18 +163,19 @@ def _unknown_word(key: str, value: str, span: Span, *, host: str) -> Diagnostic:
     return mistake_at(codes.HOSTFILE_WORD, message, span, label="expected `slots=` or `max_slots=`", hint=hint)
 
 
-def _count(key: str, value: str, span: Span) -> tuple[int, Diagnostic | None]:
+def parse_count(key: str, value: str, span: Span) -> tuple[int, Diagnostic | None]:
+    """Read a number of slots, the value of `key`, whose text ends where `span` does."""
     if _COUNT.match(value) and len(value) < 10 and 0 < int(value) <= _MOST_SLOTS:  # noqa: PLR2004 - digits
         return int(value), None
     place = replace(span, column=span.column + span.length - len(value), length=len(value)) if value else span
     message = f"`{key}` is `{shown(value)}`" if value else f"`{key}` has no value"
     expected = f"a whole number from 1 to {_MOST_SLOTS}"
     message = f"{message}; {expected} was expected"
-    hint = "to leave the host out, put `#` before its line" if value.strip("0") == "" and value else ""
+    hint = "to leave the host out, put `#` before its line" if key in _SLOTS and value and not value.strip("0") else ""
     return 0, mistake_at(codes.SLOTS, message, place, label=f"expected {expected}", hint=hint)
 
 
-def _merge(lines: list[_Line]) -> tuple[list[Host], list[Diagnostic]]:
+def _merge(lines: list[HostLine]) -> tuple[list[Host], list[Diagnostic]]:
     """Add up the lines of each host; mpirun identifies a host by the part of its name before the first dot."""
     hosts: dict[str, Host] = {}
     found: list[Diagnostic] = []
@@ -181,13 +192,13 @@ def _merge(lines: list[_Line]) -> tuple[list[Host], list[Diagnostic]]:
     return list(hosts.values()), found
 
 
-def _host(line: _Line) -> Host:
+def _host(line: HostLine) -> Host:
     most = line.counts.get("max_slots")
     slots, span = line.counts.get("slots") or most or (1, line.span)
     return Host(HostName(line.name), slots, line.span, span, max_slots=most[0] if most else None, user=line.user)
 
 
-def _twice(first: Host, again: _Line) -> Diagnostic:
+def _twice(first: Host, again: HostLine) -> Diagnostic:
     place, label, note, hint = again.span, "", "", ""
     if first.name.lower() != again.name.lower():
         short = again.name.split(".")[0]
