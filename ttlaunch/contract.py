@@ -41,6 +41,13 @@ ENV_PYTHONPATH = (
 ENV_EXCEPTIONS = (
     "TTLAUNCH_EXCEPTIONS"  # the file in which it writes its exceptions; likewise only until Python has started
 )
+ENV_NO_MPI = "TTLAUNCH_NO_MPI"  # set while Python starts in a rank that cannot use MPI; likewise
+ENV_MASTER_ADDR = (
+    "TTLAUNCH_MASTER_ADDR"  # where rank 0 of a Python program listens; only shims get it, as the next three
+)
+ENV_MASTER_PORT = "TTLAUNCH_MASTER_PORT"
+ENV_RESTARTS = "TTLAUNCH_RESTARTS"  # how often the run has been restarted
+ENV_MOST_RESTARTS = "TTLAUNCH_MOST_RESTARTS"
 PREFIX = "TTLAUNCH_"
 ENV_OPTION = "--env"  # the origin of a variable, in `environment.json`, that this option set
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
@@ -136,6 +143,11 @@ def progress_file(rank: int) -> str:
 def error_file(rank: int) -> str:
     """Written by a rank whose role raised: type, message, traceback, file, line, step, time."""
     return f"{RECORDS_DIR}/rank-{rank}.error.json"
+
+
+def torch_error_file(rank: int) -> str:
+    """Written by torch's `@record` in a rank of a Python program, in torch's own format; nothing reads it."""
+    return f"{RECORDS_DIR}/rank-{rank}.torch-error.json"
 
 
 def exceptions_file(rank: int) -> str:
@@ -319,7 +331,7 @@ def release_lock(tree_hash: str) -> str:
     return f"{RELEASES_DIR}/{tree_hash}.lock"
 
 
-AGENT_VERSION = 2
+AGENT_VERSION = 3
 """Raised when the frames between launcher and agent change; each refuses the frames of another version.
 
 A launcher starts agents of its own version, but the package may be upgraded while both run."""

@@ -100,6 +100,32 @@ def test_a_script_finds_its_files_on_every_host(cluster4, ttlaunch_on, lab, tmp_
     assert all(f"/root/.ttlaunch/releases/{code['release']}/" in line[1] for line in lines)
 
 
+JOINED = """\
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(total := torch.tensor([dist.get_rank() + 1.0]))
+held = {name for name in os.environ if name.startswith(("OMPI_", "PMIX_", "TTLAUNCH_MASTER"))}
+place = [os.environ[name] for name in ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")]
+print("joined", dist.get_world_size(), total.item(), *place, held or "-", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_of_torchrun_joins_its_ranks_over_hosts(make_cluster, ttlaunch_on, lab, tmp_path):
+    cluster = make_cluster(hosts=2)
+    lab(cluster.hostfile())
+    (tmp_path / "join.py").write_text(JOINED)
+    answer = ttlaunch_on(cluster)("run join.py --on lab --ranks 2", timeout_s=60)
+    assert answer.status == 0, answer.stdout + answer.stderr
+    lines = sorted(line[line.index("joined") :] for line in answer.stdout.splitlines() if "joined" in line)
+    address = lines[0].split()[-2]
+    assert [f"joined 2 3.0 0 {group} 2 {address} -" for group in (0, 1)] == lines
+    assert address.count(".") == 3
+    assert not address.startswith("127.")
+    assert leftovers(cluster) == []
+
+
 def test_the_launching_machine_may_have_a_rank_too(make_cluster, ttlaunch_on, lab):
     cluster = make_cluster(hosts=1)
     lab("launcher slots=1\n" + cluster.hostfile())

@@ -10,6 +10,7 @@ from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import render
 from ttlaunch.engines.openmpi import OpenMpi, generation_of
+from ttlaunch.planning.launch_plan import CommandProgram
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.planning.recipe_plan import plan_recipe
 from ttlaunch.spec.topology.load import load_topology
@@ -51,10 +52,8 @@ def plan(here, monkeypatch):
         assert description.ok, render(description.diagnostics)
         around = dataclasses.replace(SURROUNDINGS, **(surroundings or {}))
         if description.command is not None:
-            command = ("./work.py",)
-            return plan_command(
-                command, description.topology, around, ranks=request.get("ranks"), name=description.name
-            )
+            program = CommandProgram(description.name, ("./work.py",))
+            return plan_command(program, description.topology, around, ranks=request.get("ranks"))
         return plan_recipe(description.choice, description.layout, description.topology, surroundings=around)
 
     return make

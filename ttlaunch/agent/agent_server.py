@@ -48,7 +48,11 @@ def lease_clock() -> float:
 class AgentServer:
     """Serves the launcher until it orders the end, or until the lease runs out."""
 
-    def __init__(self, run: HostedRun, listener: socket.socket, *, lease_s: float) -> None:
+    def __init__(
+        self, run: HostedRun, listener: socket.socket, *, lease_s: float, held: socket.socket | None = None
+    ) -> None:
+        """Begin to serve; `held` keeps a port for rank 0, until this server is closed."""
+        self._held = held
         listener.settimeout(0)
         self._run = run
         self._listener = listener
@@ -83,6 +87,8 @@ class AgentServer:
         for line in [*self._strangers, *([self._line] if self._line else [])]:
             line.flush()
             line.close()
+        if self._held is not None:
+            self._held.close()
 
     # Receive
 
@@ -117,6 +123,8 @@ class AgentServer:
         line = Line(connection)
         ready = {"kind": "ready", "time": time.time(), "clock": lease_clock(), "pid": os.getpid()}
         ready["version"] = contract.AGENT_VERSION
+        if self._held is not None:
+            ready["port"] = self._held.getsockname()[1]
         line.send({**ready, "sent": self._sent, "done": self._done})
         self._strangers.append(line)
         for forgotten in self._strangers[:-_STRANGERS]:

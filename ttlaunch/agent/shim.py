@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 _AT_START = os.path.join(_PACKAGE_PARENT, "ttlaunch", "rank_exceptions", "at_start")
+_FOR_SHIMS = {contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT, contract.ENV_RESTARTS, contract.ENV_MOST_RESTARTS}
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST_FIRST_LINE = 256  # as much as Linux reads
 _OUTPUT_GRACE_S = 1.0
@@ -78,6 +79,7 @@ def rank_environment(
     """Build the rank's environment: the inherited one without managed names and secrets, then the plan's and the contract's."""
     managed, secret = set(plan["managed"]), contract.SECRET_PREFIX
     environment = {k: v for k, v in inherited.items() if k not in managed and not k.startswith(secret)}
+    environment.update(_torch_world(plan, row, environment, inherited=inherited, run_folder=run_folder))
     environment.update(contract.fill_references({**plan["environment"], **row["environment"]}, inherited))
     environment.update(
         {
@@ -98,10 +100,38 @@ def rank_environment(
     if plan["recipe"] is None:  # the runtime of a recipe writes down its exceptions itself
         exceptions = os.path.join(run_folder, contract.exceptions_file(row["rank"]))
         environment.update(_with_exceptions_written(environment.pop("PYTHONPATH", None), exceptions))
+        if not _keeps_mpi(plan):
+            environment[contract.ENV_NO_MPI] = "1"
     environment.setdefault(
         "PYTHONFAULTHANDLER", "1"
     )  # a crash in compiled code then prints the Python line that led to it
     return environment
+
+
+def _torch_world(
+    plan: Record, row: Record, environment: dict[str, str], *, inherited: Mapping[str, str], run_folder: str
+) -> dict[str, str]:
+    """Return the variables of torchrun's for a rank of a Python program; empty for any other rank.
+
+    The variables of the engine's library are removed from `environment` if the program does not use MPI, and those of the launcher
+    that only shims need in any case.
+    """
+    if plan.get("python") is not None:
+        from ttlaunch.agent import torch_world  # noqa: PLC0415 - only ranks of Python programs pay for it
+
+        found = torch_world.torch_defaults(plan, row, environment)
+        found.update(torch_world.torch_world(plan, row, inherited, run_folder=run_folder))
+    else:
+        found = {}
+    prefixes = () if _keeps_mpi(plan) else tuple(plan["engine"]["names"].get("rank_prefixes", ()))
+    for name in [name for name in environment if name.startswith(prefixes) or name in _FOR_SHIMS]:
+        del environment[name]
+    return found
+
+
+def _keeps_mpi(plan: Record) -> bool:
+    python = plan.get("python")
+    return python is None or bool(python["uses_mpi"])
 
 
 def _with_exceptions_written(path: str | None, file: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ import socket
 from ttlaunch import contract
 from ttlaunch.agent import bridge, claims
 from ttlaunch.agent.agent_server import AgentServer
+from ttlaunch.agent.held_port import hold_port
 from ttlaunch.agent.hosted_run import HostedRun
 from ttlaunch.agent.line import forget, listen
 from ttlaunch.agent.run_processes import processes_of_runs
@@ -39,10 +40,11 @@ def main(arguments: dict[str, Any]) -> int:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
             sockets and shared memory, absolute; `ranks`: those of this host; `daemons`: names of the engine's
             processes, which are killed last; `needed`: what each folder that the run needs is for, with its path; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
-            run lasts; `lease_s`: seconds that ranks may run without a frame from the launcher.
+            run lasts; `holds_port`: whether to hold a port for rank 0; `lease_s`: seconds that ranks may run without a frame from the launcher.
     """
     try:
-        claim, held = _prepare(arguments)
+        claim, locks = _prepare(arguments)
+        held = hold_port() if arguments.get("holds_port") else None
         listener = listen(arguments["socket"])
     except OSError as error:
         reason = f"{error.filename or arguments['folder']}: {error.strerror or error}"
@@ -52,10 +54,12 @@ def main(arguments: dict[str, Any]) -> int:
     child = os.fork()
     if not child:
         _detach()
-        _attend(arguments, listener, claim)
+        _attend(arguments, listener, claim, held)
     os.waitpid(child, 0)
     listener.close()
-    claims.release([claim, *held])  # the agent keeps them
+    if held is not None:
+        held.close()
+    claims.release([claim, *locks])  # the agent keeps them
     return bridge.main(arguments)
 
 
@@ -73,8 +77,8 @@ def _detach() -> None:
     os.close(nothing)
 
 
-def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int) -> None:
-    """Be the agent, which holds a claim on its folder in shared memory; never returns."""
+def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int, held: socket.socket | None) -> None:  # noqa: PLR0917
+    """Be the agent, which holds a claim on its folder in shared memory and perhaps a port; never returns."""
     lease_s = float(arguments["lease_s"])
     run = HostedRun(
         arguments["run_id"],
@@ -84,7 +88,7 @@ def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int) -> N
         daemons=arguments.get("daemons", ()),
         needed=arguments.get("needed"),
     )
-    server = AgentServer(run, listener, lease_s=lease_s)
+    server = AgentServer(run, listener, lease_s=lease_s, held=held)
     try:
         if server.serve():
             run.remove_collected()

@@ -59,6 +59,8 @@ class RunOptions:
         hang_timeout_s: After how long without progress a run counts as hung; None to derive it from the steps.
         lease_s: How long ranks on another host continue to run without a message from this machine.
         share_with: The id of a group whose members may read the run; None: only the user can.
+        restarts: How often the run has been restarted.
+        most_restarts: How often it may be restarted.
     """
 
     runs_dir: Path
@@ -67,6 +69,13 @@ class RunOptions:
     hang_timeout_s: float | None = None
     lease_s: float = contract.LEASE_S
     share_with: int | None = None
+    restarts: int = 0
+    most_restarts: int = 0
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return what shims read from their environment: it may differ between runs of one plan."""
+        return {contract.ENV_RESTARTS: str(self.restarts), contract.ENV_MOST_RESTARTS: str(self.most_restarts)}
 
     @property
     def grace(self) -> "Grace":
@@ -139,7 +148,7 @@ def execute_plan(
         private_files(folder),
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # ends ranks if this process is killed
-        ready.controller(folder, watch := Watch(plan, folder), scratch) as controller,
+        ready.controller(folder, watch := Watch(plan, folder), scratch, variables=options.variables) as controller,
         registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(StartingRun(plan, controller, folder, scratch)) as view,
     ):

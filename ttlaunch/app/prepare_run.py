@@ -15,7 +15,7 @@ from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
 from ttlaunch.engines.base import Engine
 from ttlaunch.engines.choose import find_engine
 from ttlaunch.hosts.transport.local import is_this_machine
-from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps
 from ttlaunch.spec.topology.model import Topology
@@ -116,9 +116,11 @@ def make_plan(
         if request.profile_steps is not None:
             message = f"`--profile-steps` was given, but {description.name} is a program and no recipe"
             return usage_mistake(message)
-        return plan_command(
-            description.command, description.topology, surroundings, ranks=request.ranks, name=description.name
+        python = description.python
+        program = CommandProgram(
+            description.name, description.command, python is not None, python is None or python.uses_mpi
         )
+        return plan_command(program, description.topology, surroundings, ranks=request.ranks)
     if description.choice is None or description.layout is None:
         return None
     from ttlaunch.planning.recipe_plan import plan_recipe

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,8 +35,7 @@ def check_program(
         working_folder: The folder in which the command was typed.
         programs: By host, the folder of the ranks' interpreter, in which programs are looked for first.
     """
-    is_script = program.command[1:3] == SCRIPT_PREFIX
-    name = program.command[3 if is_script else 0]
+    is_script, name = _script_of(program.command)
     if "/" not in name:
         return _missing(name, transports, test=f"command -v {shlex.quote(name)}", programs=programs)
     path = Path(os.path.normpath(working_folder / name))
@@ -46,6 +46,14 @@ def check_program(
         name, transports, test=f"[ -f {shlex.quote(name)} ] && [ {flag} {shlex.quote(name)} ]", programs={}
     )
     return [_outside(path, release)] if found and path.exists() else found
+
+
+def _script_of(command: Sequence[str]) -> tuple[bool, str]:
+    """Return whether the ranks' interpreter runs a script, and the script, or else the program itself."""
+    if command[1:3] == SCRIPT_PREFIX:
+        return True, command[3]
+    is_script = command[0] == sys.executable and os.path.isabs("".join(command[1:2]))  # noqa: PTH117 - it is a text
+    return is_script, command[1 if is_script else 0]
 
 
 def _is_copied(path: Path, release: Release) -> bool:

@@ -1,20 +1,24 @@
 """Check this machine before a run whose ranks all run on it, and control these ranks."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from ttlaunch import contract
+from ttlaunch.agent.held_port import hold_port
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import LaunchPlan, is_python
 from ttlaunch.running.preflight import check_listeners, check_machine
 from ttlaunch.running.rank_controller import LocalRankController, RankController
 from ttlaunch.running.runs.record_inputs import installed_version
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
+
+_LOOPBACK = "127.0.0.1"
 
 
 class LaunchContext(Protocol):
@@ -28,8 +32,17 @@ class LaunchContext(Protocol):
     def release(self) -> str | None:
         """The hash of the release on all hosts; None if ranks run from the launching machine's own files."""
 
-    def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> AbstractContextManager[RankController]:
-        """Return a context with the controller of the ranks; enter it before the first rank starts."""
+    def controller(
+        self, folder: RunFolder, watch: Watch, scratch: Path, *, variables: Mapping[str, str]
+    ) -> AbstractContextManager[RankController]:
+        """Return a context with the controller of the ranks; enter it before the first rank starts.
+
+        Args:
+            folder: The run's folder.
+            watch: Follows the records of the ranks.
+            scratch: The run's folder in shared memory.
+            variables: What shims on every host read from their environment, besides the run's id.
+        """
 
 
 def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
@@ -64,6 +77,22 @@ class _ReadyHere:
         self.plan = plan
 
     @contextmanager
-    def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[RankController]:  # noqa: ARG002 - all is here
-        daemons = self.plan.engine.names.daemons
-        yield LocalRankController(folder.run_id, scratch=scratch, run_folder=folder.path, daemons=daemons)
+    def controller(
+        self,
+        folder: RunFolder,
+        watch: Watch,  # noqa: ARG002 - all is here
+        scratch: Path,
+        *,
+        variables: Mapping[str, str],
+    ) -> Iterator[RankController]:
+        with ExitStack() as held:
+            if is_python(self.plan):
+                port = held.enter_context(hold_port()).getsockname()[1]
+                variables = {**variables, contract.ENV_MASTER_ADDR: _LOOPBACK, contract.ENV_MASTER_PORT: str(port)}
+            yield LocalRankController(
+                folder.run_id,
+                scratch=scratch,
+                run_folder=folder.path,
+                daemons=self.plan.engine.names.daemons,
+                variables=variables,
+            )

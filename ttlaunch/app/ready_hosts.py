@@ -31,7 +31,7 @@ from ttlaunch.hosts.sync.data import DataItem, data_item
 from ttlaunch.hosts.sync.release import Release, make_release
 from ttlaunch.hosts.sync.results import Outcome, Synced
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
+from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.make import Networks
 from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_controller
 from ttlaunch.running.rank_controller import RankController
@@ -89,7 +89,9 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same specification has given a plan before
     hosts = [_ready_host(host, facts[host.host], outcome, program=plan.program) for host in transports]
-    return _ReadyHosts(plan, outcome.release.tree_hash, hosts, cluster=cluster, lease_s=lease_s)
+    return _ReadyHosts(
+        plan, outcome.release.tree_hash, hosts, cluster=cluster, addresses=choice.addresses, lease_s=lease_s
+    )
 
 
 def _read_release(prepared: PreparedRun) -> tuple[Release | None, list[Diagnostic]]:
@@ -185,8 +187,16 @@ class _ReadyHosts:
     """Hosts that are connected and checked and have the code."""
 
     def __init__(
-        self, plan: LaunchPlan, release: str, hosts: Sequence[ReadyHost], *, cluster: _Cluster, lease_s: float
+        self,
+        plan: LaunchPlan,
+        release: str,
+        hosts: Sequence[ReadyHost],
+        *,
+        cluster: _Cluster,
+        addresses: Mapping[str, str],
+        lease_s: float,
     ) -> None:
+        self._addresses = addresses
         self.plan = plan
         self.release = release
         self._hosts = hosts
@@ -194,11 +204,25 @@ class _ReadyHosts:
         self._lease_s = lease_s
 
     @contextmanager
-    def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[RankController]:
+    def controller(
+        self, folder: RunFolder, watch: Watch, scratch: Path, *, variables: Mapping[str, str]
+    ) -> Iterator[RankController]:
         prepared = self._cluster.prepared
         described = {*prepared.topology.cluster.environment, *prepared.topology.global_environment}
         python, secrets = prepared.surroundings.python, self.plan.secrets
-        run = RunOnHosts(self.plan, folder, scratch, python, prepared.engine, described, secrets, self._lease_s)
+        if is_python(self.plan):
+            variables = {**variables, contract.ENV_MASTER_ADDR: self._addresses[self.plan.ranks[0].host]}
+        run = RunOnHosts(
+            self.plan,
+            folder,
+            scratch,
+            python,
+            prepared.engine,
+            described=described,
+            secrets=secrets,
+            variables=variables,
+            lease_s=self._lease_s,
+        )
         try:
             controller = start_controller(run, self._hosts, watch)
             if isinstance(controller, dict):

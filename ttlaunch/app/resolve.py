@@ -6,11 +6,13 @@ All mistakes are collected.
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Dialogue, Unattended
+from ttlaunch.app.python_program import PythonProgram, look_at_python
 from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.diagnostics import (
     Blame,
@@ -60,6 +62,7 @@ class ResolvedSpec:
         layout: The layout of the recipe's roles on the cluster; None if no layout fits.
         command: The command line of every rank if the target is no recipe.
         name: The name of the recipe or program.
+        python: What is known about a program in Python; None for any other target.
         files: The files of the topology that were read.
         descriptor_found: A text that says where the mesh graph descriptor was found.
         mpi_args: Further arguments for the engine's command.
@@ -72,6 +75,7 @@ class ResolvedSpec:
     layout: "RoleLayout | None" = None
     command: tuple[str, ...] | None = None
     name: str = ""
+    python: PythonProgram | None = None
     files: list[str] = field(default_factory=list)
     descriptor_found: str | None = None
     mpi_args: tuple[str, ...] = ()
@@ -167,9 +171,13 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.diagnostics.append(usage_mistake(f"there is no script {shown(request.target)}"))
         return
     _refuse_recipe_options(result, request)
+    path = str(script.resolve())
+    if script.suffix == ".py":
+        _set_python(result, (sys.executable, path, *request.arguments), working_folder)
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
-    prefix = (sys.executable, *SCRIPT_PREFIX) if script.suffix == ".py" else ()
-    result.command = (*prefix, str(script.resolve()), *request.arguments)
+    mpi = SCRIPT_PREFIX if result.python is not None and result.python.uses_mpi else ()
+    prefix = (sys.executable, *mpi) if script.suffix == ".py" else ()
+    result.command = (*prefix, path, *request.arguments)
     result.name = script.stem
 
 
@@ -192,6 +200,15 @@ def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Pat
     _refuse_recipe_options(result, request)
     result.command = (program, *request.arguments)
     result.name = Path(program).name
+    _set_python(result, result.command, working_folder)
+
+
+def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Path) -> None:
+    """Note whether the command starts a Python program, and for the plan that is shown what its ranks get."""
+    result.python = look_at_python(command, working_folder)
+    if result.python is not None:
+        mpi = "" if result.python.uses_mpi else "; the program does not name MPI and runs without it"
+        result.remarks.append(f"ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR{mpi}")
 
 
 def _is_here(result: ResolvedSpec) -> bool:

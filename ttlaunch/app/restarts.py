@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -49,6 +50,7 @@ def run_with_restarts(
     Raises:
         LaunchError: A host is not ready, or there are no hosts for another start.
     """
+    options = replace(options, most_restarts=most)
     outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
     while True:
         last = outcomes[-1].folder.path
@@ -70,6 +72,7 @@ def run_with_restarts(
             begun(folder)
 
         again = prepare(following.request, dialogue)
+        options = replace(options, restarts=len(outcomes))
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 

@@ -227,6 +227,7 @@ def _names(generation: Generation) -> EngineNames:
         folders=("prte.*", "ompi.*", "openmpi-sessions-*", "pmix-*"),
         segments=("sm_segment.*", "vader_segment.*"),
         rank_listeners=_LISTENS,
+        rank_prefixes=("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_"),
     )
 
 

@@ -62,10 +62,17 @@ class RecipeProgram:
 
 @dataclass(frozen=True)
 class CommandProgram:
-    """The ranks run a program that is not a recipe."""
+    """The ranks run a program that is not a recipe.
+
+    Attributes:
+        is_python: Whether it is a Python program, whose ranks get the variables that torchrun sets.
+        uses_mpi: Whether a Python program names MPI, so that its ranks keep the engine's variables.
+    """
 
     name: str
     command: tuple[str, ...]
+    is_python: bool = False
+    uses_mpi: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class EngineNames:
         segments: Patterns of its files in shared memory, which a run must not leave behind.
         rank_listeners: Socket options (level, name, value) that tell sockets on which its library listens in ranks from those
             on which the ranks' own programs listen; empty if its library does not listen.
+        rank_prefixes: Prefixes of the variables in which it tells its library about the ranks.
     """
 
     launcher: str
@@ -97,6 +105,7 @@ class EngineNames:
     folders: tuple[str, ...] = ()
     segments: tuple[str, ...] = ()
     rank_listeners: tuple[tuple[int, int, int], ...] = ()
+    rank_prefixes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,7 @@ class LaunchPlan:
             "topology": self.topology,
             "recipe": {"name": recipe.name, "folder": recipe.folder} if recipe else None,
             "command": {"name": command.name, "command": list(command.command)} if command else None,
+            **({"python": {"uses_mpi": command.uses_mpi}} if command and command.is_python else {}),
             "layout": recipe.layout if recipe else None,
             "world_size": self.world_size,
             "config": recipe.config if recipe else None,
@@ -204,6 +214,11 @@ class LaunchPlan:
             "links": [list(link) for link in self.links],
             "engine": engine,
         }
+
+
+def is_python(plan: LaunchPlan) -> bool:
+    """Whether the ranks run a Python program, so that they get the variables that torchrun sets."""
+    return isinstance(plan.program, CommandProgram) and plan.program.is_python
 
 
 def render_plan_json(plan: LaunchPlan) -> str:

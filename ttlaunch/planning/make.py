@@ -59,7 +59,7 @@ class Surroundings:
 
 
 def plan_command(
-    command: Sequence[str], topology: Topology, surroundings: Surroundings, *, ranks: int | None, name: str
+    program: CommandProgram, topology: Topology, surroundings: Surroundings, *, ranks: int | None
 ) -> LaunchPlan | Diagnostic:
     """Plan a program that is not a recipe: every rank runs the same command."""
     world_size = topology.world_size or ranks or 1
@@ -74,7 +74,6 @@ def plan_command(
         offered = counted(len(topology.slots), "slot")
         message = f"`--ranks {world_size}` was given but the hosts offer {offered}"
         return Diagnostic("P002", message, Label(span, f"{offered} in all"))
-    program = CommandProgram(name, tuple(command))
     return plan_program(
         program, topology, surroundings, command=program.command, roles=("rank",) * world_size, flows=()
     )

@@ -16,6 +16,7 @@ from ttlaunch.records.parser import (
     FilePath,
     Flag,
     Pid,
+    Port,
     Rank,
     Size,
     Text,
@@ -62,6 +63,7 @@ class AgentReady:
         clock: The present reading of the lease's clock.
         done: How many orders the agent has carried out.
         pid: The agent's process; None for agents that did not send it yet.
+        port: The port that the agent holds for rank 0 of a Python program; None if it holds none.
     """
 
     version: Count = 0
@@ -69,6 +71,7 @@ class AgentReady:
     clock: Time
     done: Size
     pid: Pid | None = None
+    port: Port | None = None
 
 
 @record
@@ -242,7 +245,12 @@ def is_file_of(piece: FilePiece, *, ranks: Collection[int], last_step: int) -> b
             step <= last_step
             and piece.name == f"{folder}/{(contract.shard_record if piece.whole else contract.shard_file)(rank)}"
         )
-    whole = [contract.error_file(rank), contract.exit_file(rank), contract.recorder_file(rank)]
+    whole = [
+        contract.error_file(rank),
+        contract.exit_file(rank),
+        contract.recorder_file(rank),
+        contract.torch_error_file(rank),
+    ]
     in_pieces = [
         contract.stdout_file(rank),
         contract.stderr_file(rank),

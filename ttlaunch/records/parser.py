@@ -50,6 +50,7 @@ Size = int
 Step = int
 Rank = int
 Pid = int
+Port = int
 Status = int
 Signal = int
 Nanoseconds = int
@@ -362,6 +363,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Size": _whole(0, _LARGEST_SIZE, "a number of bytes"),
     "Rank": _whole(0, 2**31 - 1, "a rank"),
     "Pid": _whole(1, 2**31 - 1, "the number of a process"),
+    "Port": _whole(1, 65535, "the number of a port"),
     "Status": _whole(0, 255, "an exit status"),
     "Signal": _whole(1, 128, "the number of a signal"),
     "Nanoseconds": _whole(-_LARGEST_SIZE, _LARGEST_SIZE, "a time in nanoseconds"),

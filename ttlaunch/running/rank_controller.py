@@ -120,8 +120,25 @@ class LocalRankController:
 
     answers_at_once = True
 
-    def __init__(self, run_id: str, *, scratch: Path, run_folder: Path, daemons: Collection[str] = ()) -> None:
-        """Control the ranks of a run; `daemons` are the names of its engine's processes."""
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        scratch: Path,
+        run_folder: Path,
+        daemons: Collection[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Control the ranks of a run.
+
+        Args:
+            run_id: The run's id.
+            scratch: The run's folder in shared memory.
+            run_folder: The run's folder.
+            daemons: The names of its engine's processes.
+            variables: Further variables for the engine, which the shims read.
+        """
+        self._variables = variables or {}
         self.recordings = scratch
         self._daemons = daemons
         self._run_id = run_id
@@ -130,8 +147,8 @@ class LocalRankController:
         self._lost_folder: LostFolder | None = None
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
-        """Return nothing: the engine needs no help to start processes on this machine."""
-        return {}
+        """Return only what shims read: the engine needs no help to start processes on this machine."""
+        return self._variables
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """Find shims that are gone without a record of how their rank ended: somebody killed these."""

@@ -10,6 +10,17 @@ import os
 import sys
 
 
+class _WithoutMpi:
+    """Refuses MPI in a rank that runs without it: each rank would be alone in a world of its own."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Raise if MPI itself is imported; otherwise leave the search to Python."""
+        if name == "mpi4py.MPI":
+            message = "this rank runs without MPI, because the program does not name mpi4py; `import mpi4py` in the script gives it MPI"
+            raise ImportError(message, name=name)
+
+
 def _begin() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [part for part in sys.path if part != folder]
@@ -18,6 +29,8 @@ def _begin() -> None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = path
+    if os.environ.pop("TTLAUNCH_NO_MPI", None):
+        sys.meta_path.insert(0, _WithoutMpi())
     package = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
     if sys.version_info >= (3, 9) and records:
         sys.path.insert(0, package)

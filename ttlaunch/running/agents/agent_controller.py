@@ -93,14 +93,17 @@ class AgentRankController:
 
     answers_at_once = False
 
-    def __init__(self, links: Sequence[HostLink], relay: Relay, folder: RunFolder) -> None:
+    def __init__(
+        self, links: Sequence[HostLink], relay: Relay, folder: RunFolder, *, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._variables = variables or {}
         self.recordings = folder.path
         self._run_id = folder.run_id
         self._links = links
         self._relay = relay
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
-        return self._relay.settings(names)
+        return {**self._relay.settings(names), **self._variables}
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - agents know by themselves
         for link in self._links:

@@ -40,6 +40,7 @@ from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 START_S = 10.0
 """The time that an agent may take to start."""
 AGENT_MODULES = (
+    "held_port",
     "claims",
     "run_processes",
     "process_facts",
@@ -112,6 +113,7 @@ class HostLink:
         """
         self.host = transport.host
         self.clock_offset_s = 0.0
+        self.port: int | None = None  # that the agent holds for rank 0 of a Python program
         self.killed: int | None = None
         self.lost: LostHost | None = None
         self.unwritable: OSError | None = None
@@ -147,6 +149,7 @@ class HostLink:
         if isinstance(ready, AgentGone):
             raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
         self.clock_offset_s = ready.time - time.time()
+        self.port = ready.port
         self._lease.heard()
 
     def follow(self) -> None:

@@ -6,7 +6,7 @@ Only this module knows what differs between hosts: the paths of the interpreter,
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ttlaunch import contract
 from ttlaunch.engines.base import DaemonStart, Engine
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.on_host import HostPlaces, plan_on_host
 from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents, start_agents
 from ttlaunch.running.agents.host_link import HostLink
@@ -57,6 +57,7 @@ class RunOnHosts:
         engine: The engine that starts the ranks.
         described: The names of variables that the cluster's files set.
         secrets: Variables that are sent to the hosts and written to no file.
+        variables: What shims read from their environment besides the run's id.
         lease_s: How long ranks on a host may run without a message from this launcher.
     """
 
@@ -67,6 +68,7 @@ class RunOnHosts:
     engine: Engine
     described: Collection[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    variables: Mapping[str, str] = field(default_factory=dict)
     lease_s: float = contract.LEASE_S
 
 
@@ -95,10 +97,13 @@ def start_controller(
         watch.set_clock(link.host, link.clock_offset_s)
         append_event(run.folder, contract.EVENT_CLOCK, host=link.host, offset_s=round(link.clock_offset_s, 3))
     transports = {host.transport.host: host.transport for host in hosts}
+    if is_python(run.plan):
+        port = next(link.port for link in links if link.host == run.plan.ranks[0].host)
+        run = replace(run, variables={**run.variables, contract.ENV_MASTER_PORT: str(port)})
     over = {link.host: link.over for link in links}
     starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
     relay = Relay(transports, starts, engine=run.engine, scratch=run.scratch, is_lost=lambda host: over[host].is_set())
-    return AgentRankController(links, relay, run.folder)
+    return AgentRankController(links, relay, run.folder, variables=run.variables)
 
 
 def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
@@ -119,6 +124,7 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
         "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,
         "lock": host.lock,
+        "holds_port": is_python(run.plan) and run.plan.ranks[0].host == host.transport.host,
         "python": host.python,
         "files": {
             contract.PLAN_FILE: json.dumps(plan, indent=1) + "\n",
@@ -130,6 +136,7 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
 def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
     scratch = str(run.scratch)
     environment = {contract.ENV_RUN_ID: run.folder.run_id, contract.ENV_SCRATCH: scratch, "TMPDIR": scratch}
+    environment |= run.variables
     script = f"{host.release}/{contract.PACKAGE_DIR}/ttlaunch/agent/start_daemon.py"
     # Ranks of programs do not report that they have found each other.
     ranks = _ranks_of(run, host) if isinstance(run.plan.program, RecipeProgram) else []

@@ -1,0 +1,143 @@
+"""The variables of ranks of Python programs, one by one against torchrun's, and what they do not get."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.agent.shim import rank_environment
+
+PRINT = "import json, os\nopen('of-' + os.environ['RANK'] + '.json', 'w').write(json.dumps(dict(os.environ)))\n"
+PAGE = Path(__file__).parents[2] / "docs/how-to/run-your-pytorch-script.md"
+
+
+def rows(*hosts):
+    places = [(host, hosts[:number].count(host)) for number, host in enumerate(hosts)]
+    return [
+        {"rank": rank, "local_rank": local, "host": host, "role": "rank", "device_shape": None, "environment": {}}
+        for rank, (host, local) in enumerate(places)
+    ]
+
+
+def seen_by(rank, *hosts, inherited=None, uses_mpi=False, own=None, **changes):
+    plan = {
+        "recipe": None,
+        "python": {"uses_mpi": uses_mpi},
+        "environment": own or {},
+        "managed": [],
+        "engine": {"names": {"network_variables": [], "rank_prefixes": ["OMPI_", "PMIX_"]}},
+        "world_size": len(hosts),
+        "ranks": rows(*hosts),
+        **changes,
+    }
+    return rank_environment(plan, plan["ranks"][rank], inherited or {}, run_folder="/run", plan_path="/run/plan.json")
+
+
+def test_a_rank_knows_its_place_on_its_host_and_among_hosts():
+    seen = seen_by(2, "a", "a", "b")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
+    assert ["2", "3", "0", "1", "1", "2", "1"] == [seen[name] for name in names]
+    assert ("rank", "2", "3") == (seen["ROLE_NAME"], seen["ROLE_RANK"], seen["ROLE_WORLD_SIZE"])
+
+
+def test_what_the_user_sets_wins_and_a_place_in_the_shell_does_not():
+    seen = seen_by(1, "a", "a", own={"RANK": "7"}, inherited={"WORLD_SIZE": "9", "OMP_NUM_THREADS": "4"})
+    assert ("7", "2", "4") == (seen["RANK"], seen["WORLD_SIZE"], seen["OMP_NUM_THREADS"])
+
+
+def test_threads_are_limited_only_where_ranks_share_a_host():
+    assert "1" == seen_by(0, "a", "a")["OMP_NUM_THREADS"]
+    assert "OMP_NUM_THREADS" not in seen_by(0, "a", "b")
+
+
+def test_the_address_and_port_of_the_launcher_reach_a_rank_under_the_names_of_torch_alone():
+    given = {contract.ENV_MASTER_ADDR: "10.0.0.1", contract.ENV_MASTER_PORT: "12345", contract.ENV_RESTARTS: "2"}
+    seen = seen_by(0, "a", inherited={**given, contract.ENV_MOST_RESTARTS: "3"})
+    assert ("10.0.0.1", "12345") == (seen["MASTER_ADDR"], seen["MASTER_PORT"])
+    assert ("2", "3") == (seen["TORCHELASTIC_RESTART_COUNT"], seen["TORCHELASTIC_MAX_RESTARTS"])
+    assert not [name for name in seen if name in {*given, contract.ENV_MOST_RESTARTS}]
+
+
+def test_ranks_that_were_started_by_hand_keep_the_address_of_the_shell():
+    assert "10.9.9.9" == seen_by(0, "a", inherited={"MASTER_ADDR": "10.9.9.9"})["MASTER_ADDR"]
+
+
+@pytest.mark.parametrize(("uses_mpi", "left"), [(True, ["OMPI_COMM_WORLD_RANK", "PMIX_RANK"]), (False, [])])
+def test_variables_of_the_engine_reach_only_programs_that_name_mpi(uses_mpi, left):
+    seen = seen_by(0, "a", uses_mpi=uses_mpi, inherited={"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
+    assert left == sorted(name for name in seen if name.startswith(("OMPI_", "PMIX_")))
+
+
+def test_ranks_with_devices_are_not_told_to_use_the_processor():
+    with_devices = [{**row, "device_shape": [1, 1]} for row in rows("a", "a")]
+    assert "ACCELERATE_USE_CPU" not in seen_by(0, "a", "a", ranks=with_devices)
+
+
+def environments(folder, command, pattern):
+    """What two ranks see that a command starts, each once it is known which differences are documented."""
+    clean = {name: value for name, value in os.environ.items() if not re.match("OMP|TORCH|PRTE_|PMIX_|OPAL_", name)}
+    done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=100, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    found = [json.loads((folder / f"of-{rank}.json").read_text()) for rank in range(2)]
+    return [{name: value for name, value in one.items() if re.match(pattern, name)} for one in found]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_two_ranks_see_what_torchrun_gives_them_but_for_the_list_in_the_documents(here):
+    (here / "show.py").write_text(PRINT)
+    pattern = r"(?!TTLAUNCH_|TT_|PYTHON|_$|SHLVL$|PWD$|OLDPWD$)"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "show.py"]
+    expected = environments(here, torchrun, pattern)
+    found = environments(here, [sys.executable, "-m", "ttlaunch", "run", "-n", "2", "show.py"], pattern)
+    documented = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    for ours, theirs in zip(found, expected, strict=True):
+        differing = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+        assert differing <= documented
+        # The machine may have a GPU, and mpirun's libraries may be where the system looks for them.
+        assert documented <= differing | {"ACCELERATE_USE_CPU", "LD_LIBRARY_PATH"}
+        assert not [name for name in ours if name.startswith(("OMPI_", "PMI_", "PMIX_"))]
+
+
+DDP = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(dist.get_rank() + 1)
+losses = []
+for _ in range(5):
+    loss = model(torch.randn(16, 8)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    dist.all_reduce(total := loss.detach().clone())
+    losses.append(total.item())
+if dist.get_rank() == 0:
+    print("losses", dist.get_world_size(), [loss.hex() for loss in losses], flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_script_of_torchrun_trains_unchanged_with_the_same_losses(here):
+    (here / "train.py").write_text(DDP)
+
+    def losses(*command):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=here, capture_output=True, text=True, timeout=100, check=False
+        )
+        found = re.search(r"losses .*", done.stdout)
+        assert found, done.stdout + done.stderr
+        return found.group()
+
+    expected = losses("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    assert expected.startswith("losses 2 ")
+    assert expected == losses("ttlaunch", "run", "-n", "2", "--", sys.executable, "train.py")
