@@ -1,6 +1,7 @@
 """What a record says of an exception: message, notes, place, causes, and connections whose other end is gone."""
 
 import io
+import multiprocessing
 import pickle
 import socket
 
@@ -96,7 +97,21 @@ def test_only_connections_whose_other_end_is_gone_are_broken():
             assert accepted.fileno() != -1
             assert broken_connections() == [*before, f"local 127.0.0.1:{port}"]
         other.close()
+        assert broken_connections() == [*before, "pair"]
+
+
+def test_a_socket_with_a_name_may_be_another_ranks_and_one_without_is_that_of_a_child(here):
+    before = broken_connections()
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind("name")
+        server.listen()
+        client.connect("name")
+        server.accept()[0].close()
         assert broken_connections() == [*before, "local"]
+    ours, childs = multiprocessing.Pipe()
+    childs.close()
+    with ours:
+        assert broken_connections() == [*before, "pair"]
 
 
 def test_looking_at_a_connection_takes_no_byte_from_it():

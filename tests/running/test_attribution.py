@@ -216,6 +216,22 @@ def test_a_signal_of_the_kernel_or_of_a_timer_is_not_looked_for_outside(number, 
     assert "find out who" not in step
 
 
+def test_a_pipe_to_a_child_of_its_own_is_no_connection_to_a_rank():
+    ranks = states()
+    ranks[1].error = came_from(1.0, "EOFError", broken=("pair",))
+    assert blamed(ranks) == ("R002", "rank 1 (worker, box) raised EOFError")
+
+
+def test_the_only_rank_that_lost_no_peer_is_mentioned_where_all_others_lost_one():
+    ranks = states()
+    for state in (ranks[0], ranks[2], ranks[3]):
+        state.error = came_from(1.0, "ConnectionResetError", broken=("local 127.0.0.1:4711",))
+    note = "rank 1 (worker, box) is the only one that lost no peer, so the others may have lost it"
+    assert first_failure(ranks, lost_shims={}, stopped=False).evidence[-1] == note
+    ranks[3].error = None
+    assert "the only one" not in first_failure(ranks, lost_shims={}, stopped=False).evidence[-1]
+
+
 def test_an_exception_without_a_message_has_no_colon():
     ranks = states(r1={"error": {"type": "StopIteration", "time": 1.0}})
     assert first_failure(ranks, lost_shims={}, stopped=False).evidence == ("`StopIteration`",)

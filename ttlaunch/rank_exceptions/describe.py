@@ -15,7 +15,7 @@ import stat
 import time
 import traceback
 
-from ttlaunch.rank_exceptions.outline import LONGEST_WORD, causes_of, place_of, text_of
+from ttlaunch.rank_exceptions.outline import LONGEST_WORD, PAIR, causes_of, place_of, text_of
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def describe(error: BaseException, *, folder: str | None = None) -> Record:
 def broken_connections() -> list[str]:
     """Return the other ends of this process's sockets that have closed or reset the connection, such as `10.0.0.2:4711`.
 
-    An end on this machine has `local ` in front; that of a Unix socket is `local`.
+    An end on this machine has `local ` in front; that of a Unix socket is `local`, or `pair` if only a process that shares it with
+    this one, such as its child, can have had it.
     """
     broken: list[str] = []
     try:
@@ -94,13 +95,21 @@ def _is_broken(one: socket.socket) -> bool:
 
 def _other_end(one: socket.socket) -> str:
     if one.family not in (socket.AF_INET, socket.AF_INET6):
-        return "local"
+        return PAIR if _is_pair(one) else "local"
     try:
         host, port = one.getpeername()[:2]
     except OSError:  # reset: the system has forgotten the other end
         return "unknown"
     here = one.getsockname()[0]
     return f"{'local ' if host == here or host.startswith('127.') or host == '::1' else ''}{host}:{port}"
+
+
+def _is_pair(one: socket.socket) -> bool:
+    """Whether a Unix socket has no name at either end, as those of `socketpair` and `multiprocessing.Pipe`."""
+    try:
+        return not one.getpeername() and not one.getsockname()
+    except OSError:
+        return False
 
 
 def _notes_of(error: BaseException) -> list[Any]:

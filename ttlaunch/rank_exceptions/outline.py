@@ -17,6 +17,8 @@ LONGEST_CHAIN = 8
 
 MPI, TORCH, TTLAUNCH, CONNECTION = "mpi", "torch", "ttlaunch", "connection"
 """Where an exception was raised, as the field `origin` names it; empty for any other code."""
+PAIR = "pair"
+"""The other end of a connection that no rank can have; see `describe.broken_connections`."""
 _ORIGINS = (
     ("mpi4py.", MPI),
     ("torch.distributed", TORCH),

@@ -104,6 +104,7 @@ def first_failure(
     candidates = _without_shims_killed_later(candidates)
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
     first = _largest_out_of_memory(first, candidates, ranks)
+    first = _with_only_peer(first, candidates, ranks)
     first = _follows_from_folder(first, folders, ranks)
     followers = _followers(first, candidates, ranks, lost_hosts=lost_hosts or {})
     last_lines = seen.stderr_tail(first.rank).lines if first.rank is not None else ()
@@ -221,6 +222,17 @@ def _largest_out_of_memory(first: Failure, candidates: list[_Candidate], ranks: 
         and (one.failure.time or math.inf) - first.time < _OUT_OF_MEMORY_TOGETHER_S
     ]
     return max(together, key=lambda failure: -1.0 if failure.rank is None else used_bytes.get(failure.rank, 0.0))
+
+
+def _with_only_peer(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
+    """If all ranks but one have lost a peer, add which one: it may have closed its connections and gone on."""
+    lost = {one.failure.rank for one in candidates if one.failure.kind is Cause.LOST_PEER}
+    rest = [state for state in ranks if state.row.rank not in lost]
+    if first.kind is not Cause.LOST_PEER or len(rest) != 1:
+        return first
+    row = rest[0].row
+    note = f"rank {row.rank} ({row.role}, {row.host}) is the only one that lost no peer, so the others may have lost it"
+    return replace(first, evidence=(*first.evidence, note))
 
 
 def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Candidate:

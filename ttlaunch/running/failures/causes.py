@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from ttlaunch import contract
-from ttlaunch.rank_exceptions.outline import CONNECTION
+from ttlaunch.rank_exceptions.outline import CONNECTION, PAIR
 from ttlaunch.records.ranks import ErrorCause, RankError, RankExit
 from ttlaunch.running.failures.stderr_tail import StderrTail, chained
 
@@ -146,9 +146,10 @@ def _names_a_rank(cause: ErrorCause, error: RankError, hosts: Collection[str]) -
         return LostPeer.NO
     if cause.type == "PeerLostError" or cause.origin not in {"", CONNECTION}:
         return LostPeer.YES  # nobody else is reached over MPI, torch.distributed or our own messages
-    if any(_may_be_a_rank(address, hosts) for address in error.broken):
+    broken = [address for address in error.broken if address != PAIR]
+    if any(_may_be_a_rank(address, hosts) for address in broken):
         return LostPeer.YES
-    if error.broken or (cause.origin != CONNECTION and cause.type not in _CONNECTION_TYPES):
+    if broken or (cause.origin != CONNECTION and cause.type not in _CONNECTION_TYPES):
         return LostPeer.NO
     return LostPeer.PERHAPS
 
