@@ -48,10 +48,11 @@ def test_an_existing_file_is_kept_without_force(ttlaunch, here, in_job):
     assert "node3 slots=1" in (here / "hosts.txt").read_text()
 
 
-def test_the_hostfile_of_a_launcher_pod_is_found_by_its_variable(ttlaunch, here, in_job):
-    (here / "operators").write_text("pi-worker-0.pi.default.svc:4\n")
-    in_job({"HYDRA_HOST_FILE": "operators"})
-    assert ttlaunch("hosts --from k8s").stdout.endswith("\npi-worker-0.pi.default.svc slots=4\n")
+def test_a_hostfile_of_the_mpi_operator_is_read_from_standard_input_too(ttlaunch, here):
+    text = "pi-worker-0.pi.default.svc:4\n"
+    (here / "hostfile").write_text(text)
+    answers = [ttlaunch("hosts --from k8s -", stdin=text), ttlaunch("hosts --from k8s hostfile")]
+    assert [True] * 2 == [answer.stdout.endswith("\npi-worker-0.pi.default.svc slots=4\n") for answer in answers]
 
 
 def test_the_example_of_p054_shows_it(ttlaunch, in_job):

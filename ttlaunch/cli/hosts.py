@@ -26,7 +26,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch hosts --from skypilot --slots 2[/bold]   two ranks a host
 
-[bold]ttlaunch hosts --from k8s /etc/mpi/hostfile[/bold]   in the launcher pod of an MPIJob
+[bold]ttlaunch hosts --from k8s --slots 4 /etc/mpi/hostfile[/bold]   in the launcher pod of an MPIJob
 
 [bold]ttlaunch hosts --from ray nodes.json[/bold]   after `ray list nodes --format json > nodes.json`
 """
@@ -37,7 +37,7 @@ def hosts(
         str | None,
         typer.Argument(
             metavar="[FILE]",
-            help="k8s: the hostfile of the launcher pod, if no variable names it. ray: what `ray list nodes --format json` printed; - is standard input.",
+            help="k8s: a hostfile of the MPI Operator other than /etc/mpi/hostfile. ray: what `ray list nodes --format json` printed; - is standard input.",
             show_default=False,
         ),
     ] = None,
@@ -93,7 +93,7 @@ def _source(system: str, name: str | None) -> "tuple[Source | None, list[Diagnos
     """Read the file that a system's hosts come from; nothing if they come from variables, or no file is known."""
     from ttlaunch.spec.located.codes import TOPOLOGY
     from ttlaunch.spec.located.source import read_source, source_from_bytes
-    from ttlaunch.spec.topology.allocation import HOSTFILE_VARIABLES
+    from ttlaunch.spec.topology.allocation import OPERATORS_HOSTFILE
 
     if system not in {"k8s", "ray"}:
         if name is not None:
@@ -104,8 +104,8 @@ def _source(system: str, name: str | None) -> "tuple[Source | None, list[Diagnos
     if name == "-":
         source, found = source_from_bytes(sys.stdin.buffer.read(), codes=TOPOLOGY, what=what, name="standard input")
     else:
-        if name is None and system == "k8s":
-            name = next((os.environ[each] for each in HOSTFILE_VARIABLES if os.environ.get(each)), None)
+        if name is None and system == "k8s" and Path(OPERATORS_HOSTFILE).exists():
+            name = OPERATORS_HOSTFILE
         if name is None:
             return None, []
         source, found = read_source(Path(name), codes=TOPOLOGY, what=what, blame=Blame.COMMAND_LINE)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.diagnostics import Source, has_errors, render
-from ttlaunch.spec.topology.allocation import HOSTFILE_VARIABLES, SYSTEMS, read_allocation
+from ttlaunch.spec.topology.allocation import SYSTEMS, read_allocation
 from ttlaunch.spec.topology.hosts import parse_hosts
 from ttlaunch.spec.topology.load import load_topology_files
 
@@ -161,7 +161,6 @@ def test_hostfiles_of_the_mpi_operator_are_read_in_both_of_its_forms():
     open_mpi = "".join(f"{name} slots=2\n" for name in names)
     others = "".join(f"{name}:2\n" for name in names)
     assert [(name, 2) for name in names] == hosts_of("k8s", file=open_mpi) == hosts_of("k8s", file=others)
-    assert "OMPI_MCA_orte_default_hostfile" in HOSTFILE_VARIABLES
 
 
 def test_ray_nodes_that_are_alive_are_read_with_the_head_first():

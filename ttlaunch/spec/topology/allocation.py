@@ -38,8 +38,8 @@ _HOW_TO_ENTER = {
 }
 SYSTEMS = tuple(_TITLES)
 """The systems whose allocations can be read."""
-HOSTFILE_VARIABLES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
-"""The variables by which the MPI Operator tells a launcher pod its hostfile: for Open MPI, Intel MPI and MPICH."""
+OPERATORS_HOSTFILE = "/etc/mpi/hostfile"
+"""Where the MPI Operator mounts the hostfile in a launcher pod."""
 
 
 @dataclass(frozen=True)
