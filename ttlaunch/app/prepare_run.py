@@ -120,7 +120,7 @@ def make_plan(
         program = CommandProgram(
             description.name, description.command, python is not None, python is None or python.uses_mpi
         )
-        return plan_command(program, description.topology, surroundings, ranks=request.ranks)
+        return plan_command(program, description.topology, surroundings, ranks=description.ranks)
     if description.choice is None or description.layout is None:
         return None
     from ttlaunch.planning.recipe_plan import plan_recipe

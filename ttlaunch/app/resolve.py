@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.python_program import PythonProgram, look_at_python
 from ttlaunch.app.run_spec import RunSpec, short_name
+from ttlaunch.app.torchrun_options import ranks_of
 from ttlaunch.diagnostics import (
     Blame,
     Diagnostic,
@@ -63,6 +64,7 @@ class ResolvedSpec:
         command: The command line of every rank if the target is no recipe.
         name: The name of the recipe or program.
         python: What is known about a program in Python; None for any other target.
+        ranks: The number of ranks that the options ask for; None if they leave it open.
         files: The files of the topology that were read.
         descriptor_found: A text that says where the mesh graph descriptor was found.
         mpi_args: Further arguments for the engine's command.
@@ -76,6 +78,7 @@ class ResolvedSpec:
     command: tuple[str, ...] | None = None
     name: str = ""
     python: PythonProgram | None = None
+    ranks: int | None = None
     files: list[str] = field(default_factory=list)
     descriptor_found: str | None = None
     mpi_args: tuple[str, ...] = ()
@@ -96,6 +99,7 @@ def resolve(request: RunSpec, *, working_folder: Path | None = None, dialogue: D
     """
     result, working_folder = ResolvedSpec(), working_folder or Path.cwd()
     _load_topology_into(result, request, working_folder)
+    request = _with_number_of_ranks(result, request)
     if request.target is None:
         return result
     if request.is_command:
@@ -105,6 +109,18 @@ def resolve(request: RunSpec, *, working_folder: Path | None = None, dialogue: D
     else:
         _resolve_recipe(result, request, working_folder, dialogue=dialogue or Unattended())
     return result
+
+
+def _with_number_of_ranks(result: ResolvedSpec, request: RunSpec) -> RunSpec:
+    """Put the number of ranks into a specification that gives it by torchrun's options, and note it in the result."""
+    ranks = request.ranks if result.topology is None else ranks_of(request, result.topology)
+    if isinstance(ranks, Diagnostic):
+        result.diagnostics.append(ranks)
+        return request
+    result.ranks = ranks
+    if ranks is not None and request.ranks is None:
+        result.remarks.append(f"torchrun's options ask for the same as `--ranks {ranks}`")
+    return replace(request, ranks=ranks)
 
 
 def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topology":
@@ -181,12 +197,19 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
     result.name = script.stem
 
 
-def _unusable_program(program: str, path: Path | None) -> Diagnostic:
-    """Say why a program cannot be run; `path` is its file if it was named by a path."""
+def _unusable_program(program: str, path: Path) -> Diagnostic:
+    """Say why a program cannot be run; `path` is the file or folder of its name, if there is one."""
     name = shown(program)
-    if path is not None and path.is_dir():
+    if path.is_file() and path.suffix == ".py":
+        hint = f"`-- python {name}` runs it with the Python of your shell, `ttlaunch run {name}` with that of ttlaunch"
+        return usage_mistake(f"`{name}` is a Python script and no program that can be run by its name", hint)
+    if "/" not in program and path.is_file():
+        return usage_mistake(
+            f"`{name}` is a file of this folder, and there is no program of this name", f"`-- ./{name}`"
+        )
+    if "/" in program and path.is_dir():
         return usage_mistake(f"`{name}` is a folder and no program", "a recipe's folder goes before `--`")
-    if path is not None and path.is_file():
+    if path.is_file():
         hint = f"`chmod +x {name}` makes it a program, or name what is to run it: `-- bash {name}`"
         return usage_mistake(f"`{name}` is not executable", hint)
     return usage_mistake(f"there is no program `{name}` to run", "a recipe's name goes before `--`")
@@ -196,7 +219,7 @@ def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Pat
     program = str(request.target)
     beside = working_folder / program if "/" in program else None
     if _is_here(result) and not shutil.which(str(beside) if beside else program, path=os.environ.get("PATH")):
-        result.diagnostics.append(_unusable_program(program, beside))
+        result.diagnostics.append(_unusable_program(program, working_folder / program))
     _refuse_recipe_options(result, request)
     result.command = (program, *request.arguments)
     result.name = Path(program).name

@@ -29,6 +29,9 @@ class RunSpec:
         replay: For each update of an asynchronous run that is repeated, the rank whose gradient made it.
         naive: Whether ranks run the recipe's `naive.py`.
         env: Variables for all ranks as `NAME=VALUE`, or `NAME` for the value of the launching shell; may hold secrets.
+        nproc_per_node: The number of ranks on each host, as torchrun's option of this name.
+        nnodes: The number of hosts, likewise.
+        standalone: Whether all hosts have to be this machine, likewise.
     """
 
     target: str | None
@@ -49,6 +52,9 @@ class RunSpec:
     replay: tuple[int, ...] = ()
     naive: bool = False
     env: Sequence[str] = field(default=(), repr=False)
+    nproc_per_node: str | None = None
+    nnodes: str | None = None
+    standalone: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for another process of this version."""

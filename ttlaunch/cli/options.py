@@ -77,6 +77,17 @@ Ranks = Annotated[
         help="World size, if the cluster does not fix it. Sets the number of workers where only one number fits.",
     ),
 ]
+NprocPerNode = Annotated[
+    str | None,
+    typer.Option(
+        "--nproc-per-node", "--nproc_per_node", metavar="N", help="Ranks on every host, as torchrun spells it."
+    ),
+]
+Nnodes = Annotated[
+    str | None,
+    typer.Option("--nnodes", metavar="N", help="Number of hosts, as torchrun spells it; the hostfile decides."),
+]
+Standalone = Annotated[bool, typer.Option("--standalone", help="As torchrun spells it: all ranks run on this machine.")]
 HangTimeout = Annotated[
     float | None,
     typer.Option(
@@ -216,8 +227,12 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "mpi_args": (MpiArgs, None),
     "runs_dir": (RunsDir, Path("runs")),
     "resume": (Resume, None),
+    "nproc_per_node": (NprocPerNode, None),
+    "nnodes": (Nnodes, None),
+    "standalone": (Standalone, False),
 }
 """For each field of `RunSpec`, the argument or option that sets it, and its default."""
+TORCHRUN = ("nproc_per_node", "nnodes", "standalone")
 CLUSTER = ("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings", "mpi_args")
 
 
@@ -269,8 +284,39 @@ class CommandAfterDashes(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Record the number of arguments after `--`, then parse as usual."""
+        args = _with_dashes(args, self.params)
         ctx.meta[_COUNT] = len(args) - args.index("--") - 1 if "--" in args else 0
         return super().parse_args(ctx, args)
+
+
+def _with_dashes(words: list[str], options: Sequence[Any]) -> list[str]:
+    """Put `--` behind a script if only options that ttlaunch does not have follow it, as in `run train.py --lr 0.1`.
+
+    With options of both, `--ranks 2` among them could be meant for either, so the parser refuses the foreign ones and says where `--` goes.
+    """
+    from ttlaunch.app.resolve import is_script
+
+    takes_value = {name: not option.is_flag for option in options if option.opts[0][:1] == "-" for name in option.opts}
+    script, foreign, skipped = None, False, False
+    for place, word in enumerate(words):
+        name = word.partition("=")[0]
+        if skipped:
+            skipped = False
+        elif word == "--":
+            return words
+        elif word[:1] != "-" or word == "-":
+            if script is None and not is_script(word, Path.cwd()):
+                return words
+            script = place if script is None else script
+        elif name in takes_value or (word[:2] != "--" and word[:2] in takes_value):
+            if script is not None:
+                return words
+            skipped = name == word and takes_value.get(word, False)
+        elif script is None:
+            return words
+        else:
+            foreign = True
+    return [*words[: script + 1], "--", *words[script + 1 :]] if script is not None and foreign else words
 
 
 def is_command(ctx: Any, target: str, arguments: Sequence[str]) -> bool:

@@ -15,6 +15,7 @@ from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     CLUSTER,
+    TORCHRUN,
     GraceSeconds,
     HangTimeout,
     LeaseSeconds,
@@ -60,6 +61,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch run data_parallel --env OMP_NUM_THREADS=1[/bold]   set a variable for all ranks; `--env HF_TOKEN` passes on this shell's
 
+[bold]ttlaunch run --nproc-per-node 2 train.py --lr 0.1[/bold]   a script for torchrun, with its own arguments
+
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program instead of a recipe
 
 [bold]ttlaunch run --rank-binding FILE --mpi-args="--host a,b" -- ./program[/bold]   a program written for tt-run
@@ -72,7 +75,7 @@ _TRACED_STEPS = 20
 _ENV = "--env="
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume")
+@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume", *TORCHRUN)
 def run(
     *,
     spec: RunSpec,

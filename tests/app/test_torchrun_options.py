@@ -1,0 +1,93 @@
+"""torchrun's spelling of the number of ranks, and scripts with arguments but without `--`."""
+
+import json
+
+import pytest
+
+ONE, TWO = "localhost slots=4\n", "localhost slots=2\nnode1 slots=2\n"
+
+
+@pytest.fixture
+def typed(ttlaunch, here):
+    """`typed(line, hosts)`: the answer to a command line for the script `train.py` on a cluster `lab`."""
+
+    def answer(line, hosts=ONE):
+        (here / "configurations/lab").mkdir(parents=True)
+        (here / "configurations/lab/hosts.txt").write_text(hosts)
+        (here / "train.py").write_text("")
+        return ttlaunch(line)
+
+    return answer
+
+
+def planned(answer):
+    assert answer.status == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "ranks"),
+    [
+        ("--nproc-per-node 2", ONE, 2),
+        ("--nproc_per_node=3", ONE, 3),
+        ("--standalone --nproc-per-node 2", ONE, 2),
+        ("--standalone", ONE, 1),
+        ("--nnodes 1:1 --nproc-per-node 2", ONE, 2),
+        ("--nnodes 2 --nproc-per-node 2", TWO, 4),
+        ("--nproc-per-node 2 --ranks 4", TWO, 4),
+    ],
+)
+def test_options_of_torchrun_say_how_many_ranks_there_are(typed, options, hosts, ranks):
+    plan = planned(typed(f"plan --on lab {options} --format json train.py", hosts))
+    assert ranks == plan["world_size"]
+    said = [remark for remark in plan["remarks"] if remark.endswith(f"as `--ranks {ranks}`")]
+    assert (1 if "--ranks" not in options else 0) == len(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "message"),
+    [
+        ("--nnodes 2", ONE, "error[P055]: `--nnodes 2` was given but `lab` has 1 host"),
+        ("--nproc-per-node 5", ONE, "error[P055]: `--nproc-per-node 5` was given but localhost has 4 slots"),
+        ("--nproc-per-node 1", TWO, "error[P055]: `--nproc-per-node 1` was given but localhost has 2 slots"),
+        ("--standalone", TWO, "error[P055]: `--standalone` was given but `lab` has other hosts than this machine"),
+        (
+            "--nproc-per-node 2 -n 3",
+            ONE,
+            "error[P055]: `--ranks 3` was given but `--nproc-per-node 2` on 1 host is 2",
+        ),
+        ("--nproc-per-node gpu", ONE, "error[P009]: `--nproc-per-node` is `gpu`; a number of ranks was expected"),
+        ("--nproc-per-node 0", ONE, "error[P009]: `--nproc-per-node` is `0`; a number of ranks was expected"),
+        ("--nnodes 1:4", ONE, "error[P009]: `--nnodes` is `1:4`; a number of hosts was expected"),
+    ],
+)
+def test_options_that_contradict_the_hosts_are_refused(typed, options, hosts, message):
+    answer = typed(f"run --on lab {options} train.py", hosts)
+    assert (2, message) == (answer.status, answer.stderr.partition("\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("train.py --lr 0.1", ["--lr", "0.1"]),
+        ("train.py", []),
+        ("-n 2 train.py data --lr=0.1 -x -1", ["data", "--lr=0.1", "-x", "-1"]),
+        ("-n2 train.py --lr 0.1 -- --ranks 2", None),
+        ("train.py data --ranks 2", ["data"]),
+        ("train.py --ranks 2 --lr 0.1", None),
+        ("train.py --lr 0.1 --ranks 2", None),
+    ],
+)
+def test_arguments_of_a_script_need_no_dashes_unless_some_could_be_ttlaunchs(typed, line, arguments):
+    answer = typed(f"plan --format json {line}")
+    if arguments is None:
+        assert answer.status == 2
+    else:
+        assert arguments == planned(answer)["command"]["command"][2:]
+
+
+def test_a_script_that_is_named_as_a_program_is_answered_with_what_to_type(typed):
+    answer = typed("run -n 2 -- train.py --lr 1")
+    assert answer.status == 2
+    assert "`train.py` is a Python script and no program that can be run by its name" in answer.stderr
+    assert "`-- python train.py` runs it with the Python of your shell" in answer.stderr
