@@ -294,7 +294,7 @@ error[T008]: f.yaml is not YAML: found `]` where a value was expected
 
 def test_an_unknown_escape_is_marked():
     expected = """\
-error[T008]: f.yaml is not YAML: `\\\\` means nothing in double quotes
+error[T008]: f.yaml is not YAML: `\\q` means nothing in double quotes
  --> f.yaml:1:5
   |
 1 | a: "\\q"

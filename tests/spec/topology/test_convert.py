@@ -171,6 +171,19 @@ def test_what_yaml_cannot_say_gets_a_note(old, new, note):
     assert convert(Source("mgd", same), to="textproto").text == same
 
 
+@pytest.mark.parametrize(
+    ("numbers", "lost"), [((7,), "switch 7 and its links were"), ((7, 9), "switches 7, 9 and their links were")]
+)
+def test_switches_that_yaml_cannot_say_are_named(numbers, lost):
+    switch = (
+        'switch_descriptors { name: "S" arch: WORMHOLE_B0 device_topology { dims: [1, 4] } channels { count: 4 } }\n'
+    )
+    rows = "".join(f'  instances {{ switch {{ switch_descriptor: "S" switch_id: {one} }} }}\n' for one in numbers)
+    first = "  instances { mesh"
+    _, notes = converted(switch + TEXTPROTO.replace(first, rows + first, 1), "yaml")
+    assert [f"version 1 has no switches; {lost} left out"] == notes
+
+
 def test_ports_that_textproto_cannot_say_get_a_note():
     text = YAML.replace("W: 4}", "W: 4, Z: 2}")
     assert converted(text, "textproto")[1] == ["version 2 does not say how many ports a chip has to the Z side (2)"]

@@ -166,6 +166,22 @@ hint: bind the switch to a rank of another host: rank r takes the r-th slot of t
     check(files, expected)
 
 
+def test_a_binding_to_a_missing_mesh_lists_the_switches_too(check):
+    files = {"hosts.txt": "a\nb\nc\n", "mgd.yaml": with_switch(2), "rank_bindings.yaml": bound(0, 1, 7)}
+    expected = """\
+error[T011]: rank 2 is bound to mesh 7, which does not exist
+ --> rank_bindings.yaml:4:24
+  |
+4 |   - {rank: 2, mesh_id: 7}
+  |                        ^ no mesh or switch has id 7
+ --> mgd.yaml:2:1
+  |
+2 | mesh_descriptors {
+  | ---------------- this graph defines meshes 0, 1 and switch 2
+"""
+    check(files, expected)
+
+
 def test_two_ranks_of_one_switch_are_marked(load):
     files = {"hosts.txt": "a\nb\nc\nd\n", "mgd.yaml": with_switch(2), "rank_bindings.yaml": bound(0, 1, 2, 2)}
     assert ["ranks 2 and 3 both drive switch 2"] == [each.message for each in load(files).diagnostics]
@@ -274,6 +290,17 @@ error[T007]: field `type` is given twice
    |   ---- first given here
 """
     check_change('type: "FABRIC"', 'type: "FABRIC" type: "FABRIC"', expected)
+
+
+def test_a_list_of_two_for_one_value_is_one_mistake(check_change):
+    expected = """\
+error[T005]: `type` is a list of 2 items; text was expected
+  --> mgd.textproto:10:3
+   |
+10 |   type: ["FABRIC", "POD"]
+   |   ^^^^ expected text
+"""
+    check_change('type: "FABRIC"', 'type: ["FABRIC", "POD"]', expected)
 
 
 def test_a_list_for_one_value_is_refused(check_change):

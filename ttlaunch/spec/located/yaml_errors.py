@@ -100,6 +100,12 @@ def _broken_group(stop: _Stop) -> _Explanation:
     return _Explanation(what, Label(stop.here, "not indented like the rest"), began, hint)
 
 
+def _unknown_escape(stop: _Stop) -> _Explanation:
+    # libyaml marks the backslash.
+    what = f"`{stop.rest[:2]}` means nothing in double quotes"
+    return _Explanation(what, Label(stop.here), hint="use single quotes, or write `\\\\`")
+
+
 def _missing_value(stop: _Stop) -> _Explanation:
     return _Explanation(f"found `{stop.rest[:1]}` where a value was expected", Label(stop.here))
 
@@ -139,10 +145,7 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Explanation]], ...] = (
     ("did not find expected key", _broken_group),
     ("expected '-' indicator", _broken_group),
     ("undefined alias", _fixed_explanation("`*` refers to an anchor that is not defined", hint=_QUOTES)),
-    (
-        "unknown escape",
-        _fixed_explanation("`\\{rest}` means nothing in double quotes", hint="use single quotes, or write `\\\\`"),
-    ),
+    ("unknown escape", _unknown_escape),
     ("expected node content", _missing_value),
 )
 """Phrases of PyYAML's messages, each with the function that explains the mistake; the first match wins."""

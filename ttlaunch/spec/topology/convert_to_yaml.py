@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.spec.topology.graph_rules import missing_z_ports
-from ttlaunch.spec.topology.mesh_graph import MeshGraph
+from ttlaunch.spec.topology.mesh_graph import MeshGraph, numbered
 from ttlaunch.spec.topology.mgd_schema import DescriptorFile, MeshDescriptor, SwitchDescriptor
 from ttlaunch.spec.topology.mgd_yaml import DIM_TYPES
 from ttlaunch.spec.topology.model import Link
@@ -97,7 +97,9 @@ def _lost(graph: MeshGraph, file: DescriptorFile) -> list[str]:
     if any(mesh.policy == "RELAXED" for mesh in graph.meshes):
         notes.append("version 1 cannot express that the channels inside a mesh are RELAXED")
     if graph.switches:
-        notes.append(f"version 1 has no switches; {len(graph.switches)} and their links were left out")
+        which = numbered("switch", "switches", sorted(switch.id for switch in graph.switches))
+        whose = "its" if len(graph.switches) == 1 else "their"
+        notes.append(f"version 1 has no switches; {which} and {whose} links were left out")
     if file.pinnings:
         notes.append("version 1 has no pinnings; they were left out")
     kinds: list[MeshDescriptor | SwitchDescriptor] = [*file.mesh_descriptors, *file.switch_descriptors]

@@ -77,11 +77,19 @@ class MeshGraph:
 
     @property
     def ids_as_text(self) -> str:
-        """Return the ids as text: `mesh 0`, `meshes 0, 1`, or `meshes 0 to 31`."""
-        ids = self.mesh_ids
-        if len(ids) == 1:
-            return f"mesh {ids[0]}"
-        if len(ids) > 2 and ids == list(range(ids[0], ids[-1] + 1)):  # noqa: PLR2004 - "0 to 1" is no shorter
-            return f"meshes {ids[0]} to {ids[-1]}"
-        shown = ", ".join(str(number) for number in ids[:16])
-        return f"meshes {shown}" + (", …" if len(ids) > 16 else "")  # noqa: PLR2004 - fits on a line
+        """Return the ids as text: `mesh 0`, `meshes 0, 1`, `meshes 0 to 31`, or `mesh 0 and switch 1`."""
+        parts = [numbered("mesh", "meshes", self.mesh_ids)] if self.meshes else []
+        parts += (
+            [numbered("switch", "switches", sorted(switch.id for switch in self.switches))] if self.switches else []
+        )
+        return " and ".join(parts)
+
+
+def numbered(singular: str, plural: str, ids: Sequence[int]) -> str:
+    """Write ids in ascending order as text: `mesh 0`, `meshes 0, 1`, or `meshes 0 to 31`."""
+    if len(ids) == 1:
+        return f"{singular} {ids[0]}"
+    if len(ids) > 2 and list(ids) == list(range(ids[0], ids[-1] + 1)):  # noqa: PLR2004 - "0 to 1" is no shorter
+        return f"{plural} {ids[0]} to {ids[-1]}"
+    shown = ", ".join(str(number) for number in ids[:16])
+    return f"{plural} {shown}" + (", …" if len(ids) > 16 else "")  # noqa: PLR2004 - fits on a line

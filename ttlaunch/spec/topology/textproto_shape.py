@@ -59,6 +59,8 @@ class _Shaper:
                 keys.setdefault(name, field.span)
                 if field.value is not None:
                     items.append(self.value(field, kind))
+            elif name in entries and field.in_list and field.span == keys[name]:
+                entries[name].append(self.value(field, kind))  # a further item of one list, where no list may stand
             elif name in entries:
                 self._once(field, keys[name])
             elif field.in_list:
