@@ -9,7 +9,7 @@ import pytest
     ("text", "said"),
     {
         "1X=2": "error[T039]: `--env 1X` does not name an environment variable",
-        "=2": "error[T039]: `--env ` does not name an environment variable",
+        "=2": "error[T039]: `--env =…` does not name an environment variable",
         "NOT_THERE": "error[T025]: `--env NOT_THERE` takes the value of `NOT_THERE`, which is not defined in this shell",
         "A=env:NOT_THERE": "error[T025]: `--env A` takes the value of `NOT_THERE`, which is not defined in this shell",
         "TTLAUNCH_RANK=5": "error[P009]: `--env TTLAUNCH_RANK` has no effect: ttlaunch itself sets the variables `TTLAUNCH_…`",

@@ -43,3 +43,10 @@ def test_the_tutorial_about_a_cluster_shows_the_file_that_its_command_writes(ttl
     (shown,) = re.findall(r"^```text\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     written = (here / "configurations/lab/hosts.txt").read_text()
     assert shown.splitlines() == [line for line in written.splitlines() if not line.startswith("#")]
+
+
+def test_a_configuration_that_hides_a_built_in_one_says_so(ttlaunch):
+    note = "note: it hides the built-in configuration `local`, and commands without `--on` use it\n"
+    assert note == ttlaunch("init local --plain --hosts box-01").stderr
+    assert "note: it hides the built-in configuration `2loudboxes`\n" == ttlaunch("init 2loudboxes --hosts a,b").stderr
+    assert "" == ttlaunch("init 5loudboxes --hosts a,b --out elsewhere").stderr

@@ -44,6 +44,25 @@ def test_options_of_a_script_are_not_taken_for_keys(ttlaunch, here):
     assert "--set" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--lr 0.01", "training_config.learning_rate=0.01"),
+        ("--workers=3", "multihost_config.num_workers=3"),
+        ("--override training.batch_size=16", "training.batch_size=16"),
+    ],
+)
+def test_an_option_of_another_launcher_is_answered_with_the_key(ttlaunch, typed, meant):
+    answer = ttlaunch(f"run data_parallel {typed}")
+    assert f"hint: did you mean `--set {meant}`?\n" in answer.stderr
+
+
+def test_dashes_alone_make_no_option_alike(ttlaunch):
+    answer = ttlaunch("metrics latest --ly")
+    assert "did you mean" not in answer.stderr
+    assert "hint: `ttlaunch metrics --help` lists all" in answer.stderr
+
+
 def test_options_after_dashes_belong_to_the_program(ttlaunch):
     answer = ttlaunch("plan --ranks 2 --format json -- sh -c true --steps 5")
     assert 0 == answer.status

@@ -44,3 +44,11 @@ def test_no_command_shows_another_name_for_where_it_writes():
     }
     others = {"--write", "--svg", "--keep-in", "--results", "--dir", "--output", "--to-file"}
     assert set() == others & set(shown)
+
+
+def test_a_picture_is_not_written_under_a_name_that_promises_another_kind(ttlaunch, here):
+    answer = ttlaunch("show --out cluster.PNG")
+    assert (2, "") == (answer.status, answer.stdout)
+    expected = "error[P009]: `--out cluster.PNG`: pictures are SVG, not PNG\n\nhint: end it in `.svg`\n\n"
+    assert expected == answer.stderr
+    assert not (here / "cluster.PNG").exists()

@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
 from ttlaunch.app.signals import handled, handled_as_usual
-from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Severity, file_error, render, shown, usage_error
+from ttlaunch.contract import STATUS_USAGE
+from ttlaunch.diagnostics import (
+    Diagnostic,
+    Format,
+    LaunchError,
+    Severity,
+    file_error,
+    render,
+    shown,
+    usage_error,
+    usage_mistake,
+)
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
 
 if TYPE_CHECKING:
@@ -132,6 +143,27 @@ def discarding_unwritable(stream: TextIO) -> Iterator[None]:
             reason = (error.strerror or str(error)).lower()
             text = f"stdout cannot be written: {reason}; the run continues, and its folder keeps all output"
             print_lines([text], to=sys.stderr)
+
+
+def write_picture(path: Path, svg: str) -> None:
+    """Write a picture that a user has named.
+
+    Raises:
+        LaunchError: The name promises another kind of picture than SVG, or the file cannot be written.
+    """
+    if path.suffix.lower() in _NO_SVG:
+        raise LaunchError(
+            [
+                usage_mistake(
+                    f"`--out {shown(path)}`: pictures are SVG, not {path.suffix[1:].upper()}", "end it in `.svg`"
+                )
+            ],
+            status=STATUS_USAGE,
+        )
+    try:
+        path.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        raise file_error(path, error) from error
 
 
 def print_json(content: Mapping[str, Any], *, schema: str) -> None:
@@ -263,6 +295,7 @@ def keeping_whole(stream: TextIO) -> Iterator[None]:
             _set_modes(stream, before)
 
 
+_NO_SVG = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 _LOCAL_MODES = 3
 """The index of the local modes in what `tcgetattr` returns."""
 _SHOW_CURSOR, _HIDE_CURSOR = b"\x1b[?25h", b"\x1b[?25l"

@@ -1,6 +1,7 @@
 """`ttlaunch init`: write the files of a new configuration, which validates as it stands."""
 
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import contract
+from ttlaunch.app.run_spec import LOCAL
 from ttlaunch.cli.console import print_json, print_lines
 from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, did_you_mean, file_error, listed, shown, usage_mistake
@@ -77,6 +79,7 @@ def init(
     print_lines([f"wrote {target / file_name}" for file_name in files])
     where = name if folder == Path("configurations") else str(target)
     print_lines([f"check it with: ttlaunch validate {shlex.quote(where)}"])
+    _note_hidden(name, target)
 
 
 def _wrong_devices(device_shape: str | None, arch: str | None, *, plain: bool) -> Iterator[Diagnostic]:
@@ -94,6 +97,17 @@ def _wrong_devices(device_shape: str | None, arch: str | None, *, plain: bool) -
     if arch is not None and arch not in ARCHITECTURES:
         message = f"`--arch {shown(arch)}` is not known; {listed(ARCHITECTURES)} was expected"
         yield usage_mistake(message, *did_you_mean(arch, ARCHITECTURES))
+
+
+def _note_hidden(name: str, target: Path) -> None:
+    """Say so if commands will now take the new configuration for a built-in one of the same name."""
+    from ttlaunch.spec.topology.discovery import find_configuration
+
+    found = find_configuration(name, working_folder=Path.cwd())
+    if isinstance(found, Diagnostic) or not found.hides or found.folder.resolve() != target.resolve():
+        return
+    without_on = ", and commands without `--on` use it" if name == LOCAL else ""
+    print_lines([f"note: it hides the built-in configuration `{name}`{without_on}"], to=sys.stderr)
 
 
 def _write(files: Mapping[str, str], folder: Path) -> None:

@@ -12,10 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, did_you_mean, listed, shown, usage_mistake
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, closest, did_you_mean, listed, shown, usage_mistake
 
 _ALIKE = 0.8
+_SHORT = {"lr": "learning_rate", "bs": "batch_size"}
+"""What is usually meant by an option that is too short to be compared with the names of keys."""
 _NO_COMMAND = re.compile(r"No such command '(.*?)'\.")
+_SETTING = re.compile(r"\w+(\.\w+)+=")
 _OUT_OF_CHOICES = re.compile(r"is not one of (.+?)\.?\Z")
 
 
@@ -101,7 +104,9 @@ def _unknown_option(error: Any, words: Sequence[str], *, command: str) -> Diagno
     message = f"`{command}` has no option `{shown(option)}`"
     parameters = {parameter.name: parameter for parameter in error.ctx.command.params}
     known = [name for one in parameters.values() if not getattr(one, "hidden", False) for name in one.opts]
-    near = did_you_mean(option, [name for name in known if name.startswith("--")])
+    # The dashes that all options share would make any short one like any other.
+    best = closest(option.lstrip("-"), [name[2:] for name in known if name.startswith("--")])
+    near: tuple[str, ...] = (f"did you mean `--{best}`?",) if best else ()
     if "overrides" in parameters:
         from ttlaunch.spec.recipe.declare import Recipe
         from ttlaunch.spec.recipe.shared import settable_keys
@@ -114,15 +119,28 @@ def _unknown_option(error: Any, words: Sequence[str], *, command: str) -> Diagno
 
 
 def _settings(keys: Iterable[str], option: str, words: Sequence[str]) -> tuple[str, ...]:
-    """Suggest `--set` for each key of a training file whose last part was used as an option; none for other words."""
+    """Suggest `--set` for each key of a training file whose last part was used as an option; none for other words.
+
+    An option with another name whose value is `SECTION.KEY=VALUE`, such as `--override`, means `--set` too.
+    """
     from difflib import get_close_matches
 
+    value = _value_of(words, option)
+    if _SETTING.match(value):
+        return (f"did you mean `--set {shlex.quote(value)}`?",)
+    word = option.lstrip("-").replace("-", "_")
     by_name: dict[str, list[str]] = {}
     for key in keys:
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    meant = get_close_matches(option.lstrip("-").replace("-", "_"), by_name, n=1, cutoff=_ALIKE)
-    assigned = [f"{key}={_value_of(words, option)}" for name in meant for key in by_name[name]]
+    meant = get_close_matches(_SHORT.get(word, word), by_name, n=1, cutoff=_ALIKE)
+    assigned = [f"{key}={value}" for name in meant or _ending_with(word, by_name) for key in by_name[name]]
     return tuple(f"did you mean `--set {shlex.quote(text)}`?" for text in assigned)
+
+
+def _ending_with(word: str, names: Iterable[str]) -> list[str]:
+    """Return the name that ends with a word, such as `num_workers` for `workers`; none if there are several."""
+    found = [name for name in names if name.endswith(f"_{word}")]
+    return found if len(found) == 1 else []
 
 
 def _target(words: Sequence[str]) -> Any:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
-from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
+from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed, write_picture
 from ttlaunch.cli.options import NamedRun, RunsDir
-from ttlaunch.diagnostics import Format, counted, file_error
+from ttlaunch.diagnostics import Format, counted
 
 if TYPE_CHECKING:
     from ttlaunch.running.metrics.communication import OperationCost
@@ -44,7 +44,10 @@ def report(
     svg: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="Write a picture of the losses over steps, seconds and bytes to a file."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write a picture of the losses over steps, seconds and bytes to an SVG file.",
         ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
@@ -86,11 +89,7 @@ def _show_losses(recorded: "Recorded", *, plot: bool, svg: Path | None, form: Fo
 
     losses = read_losses(recorded)
     if svg is not None:
-        try:
-            picture = draw_losses(recorded.name, losses, bytes_per_step=bytes_per_step(recorded)[0])
-            svg.write_text(picture, encoding="utf-8")
-        except OSError as error:
-            raise file_error(svg, error) from error
+        write_picture(svg, draw_losses(recorded.name, losses, bytes_per_step=bytes_per_step(recorded)[0]))
     named = (("training", losses.training), ("validation", losses.validation))
     if form is Format.JSON:
         points_by_kind = {kind: [vars(one) for one in points] for kind, points in named}

@@ -9,10 +9,10 @@ import typer
 
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, print_lines, print_text, show_diagnostics, tabbed
+from ttlaunch.cli.console import print_json, print_lines, print_text, show_diagnostics, tabbed, write_picture
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_configurations, complete_recipes
-from ttlaunch.diagnostics import Format, LaunchError, file_error
+from ttlaunch.diagnostics import Format, LaunchError
 
 if TYPE_CHECKING:
     from ttlaunch.draw.scene import Scene
@@ -80,10 +80,7 @@ def _print(scene: "Scene", form: Format) -> None:
 def _write(scene: "Scene", path: Path, form: Format) -> None:
     from ttlaunch.draw.svg import render_svg
 
-    try:
-        path.write_text(render_svg(scene), encoding="utf-8")
-    except OSError as error:
-        raise file_error(path, error) from error
+    write_picture(path, render_svg(scene))
     if form is not Format.JSON:
         print_lines([f"wrote {path}"])
 

@@ -5,6 +5,7 @@ The number of ranks, their sockets and the validation interval may change; value
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -16,6 +17,7 @@ from ttlaunch.spec.recipe.bits import Bits, deciders, marked
 from ttlaunch.spec.recipe.config import LoadedConfig
 
 _OF_ONE_WORKER = re.compile(r"optimizer\.weights\..+~[0-9]+of[0-9]+\Z")
+_LONGEST_OPTIONS = 200
 _NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
 
 
@@ -50,10 +52,13 @@ def check_same_training(
     rest = [change for change in changes if change not in shape]
     found = list(_state_of_another_recipe(manifest, loaded, now, fixed=fixed))
     if shape:
-        found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded=loaded))
+        found.append(
+            _diagnose("C041", "the checkpoint is of another model", shape, loaded=loaded, hints=_as_before(shape))
+        )
     if rest:
         what = "the checkpoint is of another training"
-        found.append(_diagnose("C040", what, rest, loaded=loaded, hints=(_NEW_TRAINING,)))
+        hints = (*_as_before(rest), _NEW_TRAINING)
+        found.append(_diagnose("C040", what, rest, loaded=loaded, hints=hints))
     is_reported = any(_is_in(change.key, ("data_config",)) for change in changes)
     if manifest["text_sha256"] != text_sha256 and not is_reported:
         before, after = (str(value)[:12] for value in (manifest["text_sha256"], text_sha256))
@@ -147,6 +152,14 @@ def _diagnose(
     primary = labels[0] if labels else None
     message = f"{what}: {changes[0].sentence}"
     return Diagnostic(code, message, primary, tuple(labels[1:]), notes=tuple(unseen), hints=hints)
+
+
+def _as_before(changes: Sequence[Change]) -> tuple[str, ...]:
+    """Suggest the options that give changed keys the values of the checkpoint; none if these are many or long."""
+    texts = [one.before if isinstance(one.before, str) else json.dumps(one.before) for one in changes]
+    options = " ".join(f"--set {shlex.quote(f'{one.key}={text}')}" for one, text in zip(changes, texts, strict=True))
+    fits = len(options) <= _LONGEST_OPTIONS and options.isprintable() and all(texts)
+    return (f"`{options}` continues the checkpoint's training",) if fits else ()
 
 
 def _text(value: Any) -> str:

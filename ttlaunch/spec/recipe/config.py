@@ -21,6 +21,7 @@ from ttlaunch.spec.recipe.sections import SAID_BY, ConfigFile, TrainingFile
 
 _WHAT = "a training file"
 _SET = "--set"
+_DOTTED = re.compile(r"\w+(\.\w+)+")
 _WORKERS = "multihost_config.num_workers"
 _NAIVE_ONLY = {
     "multihost_config.enabled": True,
@@ -347,6 +348,8 @@ def _merge_override(root: MapNode, text: str, option: str = _SET) -> MapNode | D
     if not equals or not all(parts):
         message = f"`--set {shown(text)}` is not KEY=VALUE"
         hints = ("write the key with its section: `--set training_config.batch_size=16`",)
+        if _DOTTED.fullmatch(text.strip()):
+            hints = (f"`--set {text.strip()}=VALUE`",)
         place = Label(source.span(1, 1, max(1, len(text))))
         return Diagnostic("C017", message, place, hints=hints, blame=Blame.COMMAND_LINE)
     value_source = Source(option, " " * (len(key) + 1) + (value or "~"))

@@ -102,7 +102,7 @@ def given_variables(texts: Iterable[str], *, environment: Mapping[str, str]) -> 
         name, equals, value = text.partition("=")
         referred = contract.referred_variable(value) if equals else name
         if not _NAME.match(name):
-            message = f"`--env {shown(name)}` does not name an environment variable"
+            message = f"`--env {shown(name) or '=…'}` does not name an environment variable"
             hint = "`--env NAME=VALUE`; a name has letters, digits and `_`, and does not begin with a digit"
             found.append(usage_mistake(message, hint, code=codes.VARIABLE_NAME))
         elif name.startswith(contract.PREFIX):
