@@ -9,7 +9,7 @@ import pytest
 
 from tests.records.written import progress
 from ttlaunch import contract
-from ttlaunch.cli.live import TableView, fitting_columns, make_view, slow_start
+from ttlaunch.cli.live import TableView, _engine_start, fitting_columns, make_view, slow_start
 from ttlaunch.contract import START_STAGES
 from ttlaunch.diagnostics import render_duration
 from ttlaunch.planning.launch_plan import RankRow
@@ -151,6 +151,18 @@ def test_start_up_and_training_are_two_times():
     view = TableView(None, began=2.0, reports_ready=True)
     assert "start-up 20 s, training 27 min 46 s" == view._times(ranks)
     assert "start-up 8 s, running 27 min 58 s" == TableView(None, began=2.0, reports_ready=False)._times(ranks)
+
+
+def test_the_table_and_the_summary_count_from_the_same_start(tmp_path):
+    (rank,) = ranks = states("a")
+    begin(rank)
+    fold(rank, progress({"kind": "ready", "time": 14.0, "total_steps": 4}))
+    rank.exit = RankExit(time=20.0, status=0)
+    view = TableView(None, began=2.0, reports_ready=True, engine_start=_engine_start(RunFolder("run", tmp_path)))
+    assert "start-up 12 s, training 6 s" == view._times(ranks)
+    stamp = datetime.fromtimestamp(5.0, UTC).isoformat()
+    (tmp_path / contract.EVENTS_FILE).write_text(f'{{"time": "{stamp}", "event": "start"}}\n')
+    assert "start-up 9 s, training 6 s" == view._times(ranks)
 
 
 def test_a_slow_start_names_the_ranks_that_are_least_far():

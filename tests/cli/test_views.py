@@ -233,6 +233,14 @@ def test_the_table_tells_the_time_that_is_left():
     assert drawn(ranks).splitlines()[-1].endswith(" 3/10  7 s left  start-up T, training T")
 
 
+def test_no_time_is_left_of_a_run_that_was_ended_before_its_last_step():
+    (rank,) = ranks_of("trainer")
+    for record in steps(rank, upto=3, total=10):
+        fold(rank, progress(record))
+    rank.phase = Phase.STOPPED
+    assert drawn([rank]).splitlines()[-1].endswith(" 3/10  start-up T, training T")
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_lines_below_the_table_stay_narrow_so_that_a_smaller_window_breaks_none(width):
     ranks = ranks_of("trainer")

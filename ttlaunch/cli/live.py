@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -71,9 +71,21 @@ def make_view(facts: RunFacts, folder: RunFolder, *, quiet: bool = False) -> Ite
             keeping_whole(sys.stdout),
             Live(console=rich_console(sys.stdout), auto_refresh=False, transient=False) as live,
         ):
-            yield TableView(live, began=began, reports_ready=facts.is_recipe)
+            yield TableView(live, began=began, engine_start=_engine_start(folder), reports_ready=facts.is_recipe)
     else:
         yield PlainView(began=began, reports_ready=facts.is_recipe)
+
+
+def _engine_start(folder: RunFolder) -> Callable[[], float | None]:
+    """Return a function that tells when the engine started the ranks; None before it has."""
+    known: list[float] = []
+
+    def tell() -> float | None:
+        if not known:
+            known.extend(event["time"] for event in read_events(folder.path) if event.get("event") == "start")
+        return known[0] if known else None
+
+    return tell
 
 
 @contextmanager
@@ -184,16 +196,25 @@ class PlainView:
 class TableView:
     """Draws a table with one row per rank a few times a second; the ranks' output is printed above it."""
 
-    def __init__(self, live: "Live", *, began: float, reports_ready: bool) -> None:
+    def __init__(
+        self,
+        live: "Live",
+        *,
+        began: float,
+        reports_ready: bool,
+        engine_start: Callable[[], float | None] = lambda: None,
+    ) -> None:
         """Make an empty table.
 
         Args:
             live: The display on the terminal.
             began: When the run began, seconds since the epoch.
             reports_ready: Whether ranks report when their role is called, see `RankState.condition`.
+            engine_start: Tells when the engine started the ranks, or None. The summary counts from there, so the table does too.
         """
         self._live = live
         self._began = began
+        self._engine_start = engine_start
         self._reports_ready = reports_ready
         self._last_drawn = 0.0
 
@@ -208,8 +229,7 @@ class TableView:
             self.output("stdout", f"rank {state.row.rank} {clean(state.row.role)} | {_note(record)}".encode())
 
     def tick(self, ranks: list[RankState]) -> None:
-        over = all(state.phase in {Phase.DONE, Phase.FAILED, Phase.STOPPED} for state in ranks)
-        if not over and time.monotonic() - self._last_drawn < _REDRAW_S:
+        if not _are_over(ranks) and time.monotonic() - self._last_drawn < _REDRAW_S:
             return
         self._last_drawn = time.monotonic()
         self._live.update(self._draw(ranks), refresh=True)
@@ -242,7 +262,8 @@ class TableView:
 
         total, done = max((state.total_steps or 0 for state in ranks), default=0), steps_done(ranks)
         validations = [v for state in ranks for v in state.validations]
-        parts = [f"{done}/{total}", _left(ranks, done, total)] if total else []
+        left = "" if _are_over(ranks) else _left(ranks, done, total)
+        parts = [f"{done}/{total}", left] if total else []
         parts += [self._times(ranks), *map(_validation, validations[-1:])]
         first, *others = _filled([part for part in parts if part], width=width - (_SHORTEST_BAR + 2 if total else 0))
         bar = min(_BAR, width - len(first) - 2)
@@ -257,7 +278,7 @@ class TableView:
         ends = [state.exit.time for state in ranks if state.exit]
         end = max(ends) if len(ends) == len(ranks) else time.time()
         up = start_up_end(ranks, reports_ready=self._reports_ready)
-        start = f"start-up {render_duration(max(0.0, (up or end) - self._began))}"
+        start = f"start-up {render_duration(max(0.0, (up or end) - (self._engine_start() or self._began)))}"
         if up is not None:
             return f"{start}, {'training' if self._reports_ready else 'running'} {render_duration(max(0.0, end - up))}"
         reason = slow_start(ranks, reports_ready=self._reports_ready)
@@ -365,6 +386,10 @@ def _validation(record: Validation) -> str:
     if accuracy is not None:
         return f"{text}, accuracy {accuracy:.1%}"
     return text if perplexity is None else f"{text}, perplexity {perplexity:,.4g}"
+
+
+def _are_over(ranks: list[RankState]) -> bool:
+    return all(state.phase in {Phase.DONE, Phase.FAILED, Phase.STOPPED} for state in ranks)
 
 
 def _left(ranks: list[RankState], done: int, total: int) -> str:
