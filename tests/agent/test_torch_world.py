@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +142,43 @@ def test_a_script_of_torchrun_trains_unchanged_with_the_same_losses(here):
     expected = losses("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     assert expected.startswith("losses 2 ")
     assert expected == losses("ttlaunch", "run", "-n", "2", "--", sys.executable, "train.py")
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_port_that_another_process_has_is_the_named_cause(here):
+    (here / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = f"MASTER_PORT={other.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "ttlaunch", "run", "-n", "2", "--env", port, "train.py"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert 1 == done.returncode
+    cause = (
+        "error[R067]: rank 0 (rank, localhost) found the port of torch's store, MASTER_PORT, taken by another process"
+    )
+    assert cause in done.stderr
+    assert "hint: set MASTER_PORT nowhere" in done.stderr
+
+
+@pytest.mark.mpi
+def test_a_restart_is_counted_and_draws_another_port(here):
+    (here / "work.py").write_text(
+        "import os, sys\n"
+        "count = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "seen = [count, os.environ['TORCHELASTIC_MAX_RESTARTS'], os.environ['MASTER_PORT']]\n"
+        "open('seen-' + count, 'w').write(' '.join(seen))\n"
+        "sys.exit(count == '0')\n"
+    )
+    command = [sys.executable, "-m", "ttlaunch", "run", "--max-restarts", "3", "work.py"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=100, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    first, second = [(here / f"seen-{number}").read_text().split() for number in range(2)]
+    assert [["0", "3"], ["1", "3"]] == [first[:2], second[:2]]
+    assert first[2] != second[2]
+    assert 1 == len({json.loads(path.read_text())["hash"] for path in here.glob("runs/*/plan.json")})

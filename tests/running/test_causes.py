@@ -13,6 +13,10 @@ from ttlaunch.running.failures.failure import Follower, render_cascade
 from ttlaunch.running.failures.stderr_tail import Crash, Raised, StderrTail, parse_stderr_tail
 from ttlaunch.running.watch import RankState
 
+TAKEN = (
+    "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, "
+    "name: EADDRINUSE, message: address already in use"
+)
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711"
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 TRACEBACK = """\
@@ -67,6 +71,8 @@ MPI_SAID = """\
         ("RuntimeError", GLOO, Cause.LOST_PEER),
         ("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete", Cause.LOST_PEER),
         ("DistNetworkError", "failed to recv, got 0 bytes", Cause.LOST_PEER),
+        ("DistNetworkError", TAKEN, Cause.PORT_TAKEN),
+        ("ValueError", TAKEN, Cause.RAISED),
         ("Exception", "MPI_ERR_PROC_FAILED: Process Failure", Cause.LOST_PEER),
         ("Exception", "MPI_ERR_OTHER: known error not in list", Cause.LOST_PEER),
         ("Exception", "MPI_ERR_TRUNCATE: message truncated", Cause.RAISED),

@@ -21,6 +21,7 @@ class Cause(StrEnum):
 
     RAISED = "raised"  # an exception of its own
     IMPORT_ERROR = "import_error"
+    PORT_TAKEN = "port_taken"  # on which torch's store was to listen
     CHECKPOINT = "checkpoint"  # a checkpoint could not be read or written
     EXITED = "exited"  # with a status that is not 0: sys.exit, os._exit, exit of C, MPI_Abort
     LEFT_EARLY = "left_early"  # with status 0 before its role had finished
@@ -74,6 +75,9 @@ _PEER_WORDS = re.compile(
 _OWN_MPI_ERRORS = re.compile(
     r"MPI_ERR_(?:ARG|BUFFER|COMM|COUNT|DIMS|GROUP|INFO|KEYVAL|NO_MEM|OP|RANK|REQUEST|ROOT|TAG|TOPOLOGY|TRUNCATE|TYPE|WIN)\b"
 )
+_PORT_TAKEN = re.compile(
+    r"server socket has failed to (?:listen|bind).*(?:EADDRINUSE|address already in use)", re.IGNORECASE | re.DOTALL
+)
 _EMPTY_PICKLE = "Ran out of input"
 _FIRST_USUAL_PORT = 1024  # no rank of a user's listens below
 _MEMORY_TYPES = {"MemoryError", "_ArrayMemoryError", "OutOfMemoryError"}
@@ -107,6 +111,8 @@ def classify_exception(
     """
     if kind in _CHECKPOINT_TYPES:
         return Cause.CHECKPOINT
+    if _is_port_taken(kind, message):
+        return Cause.PORT_TAKEN
     general = kind in _GENERAL_TYPES or kind == "OSError"
     if kind in _MEMORY_TYPES or (general and _MEMORY_WORDS.search(message)):
         return Cause.OUT_OF_MEMORY
@@ -117,6 +123,11 @@ def classify_exception(
     if kind == "SystemExit":
         return Cause.LEFT_EARLY if message in {"", "0", "None", "False"} else Cause.EXITED
     return Cause.IMPORT_ERROR if kind in _IMPORT_TYPES else Cause.RAISED
+
+
+def _is_port_taken(kind: str, message: str) -> bool:
+    """Whether torch's store could not listen because another process does; the type alone looks like that of a lost peer."""
+    return (kind in _PEER_TYPES or kind in _GENERAL_TYPES) and bool(_PORT_TAKEN.search(message))
 
 
 class LostPeer(StrEnum):
@@ -134,6 +145,8 @@ def lost_peer(error: RankError, *, hosts: Collection[str]) -> LostPeer:
         error: The record.
         hosts: The hosts of the run's ranks.
     """
+    if _is_port_taken(error.type, error.message):
+        return LostPeer.NO
     if error.causes is None:
         chain = chained(error.traceback.splitlines())
         return LostPeer.YES if _is_about_a_peer_in(error.type, error.message, chain) else LostPeer.NO

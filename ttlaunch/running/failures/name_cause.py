@@ -16,6 +16,7 @@ _CODES = {
     Cause.OUT_OF_MEMORY: "R024",
     Cause.IMPORT_ERROR: "R025",
     Cause.LOST_PEER: "R026",
+    Cause.PORT_TAKEN: "R067",
     Cause.NOT_STARTED: "R007",
     Cause.LEFT_EARLY: "R005",
     Cause.EXITED: "R003",
@@ -26,6 +27,7 @@ _EXCEPTIONS = {
     Cause.OUT_OF_MEMORY: "ran out of memory",
     Cause.LOST_PEER: "lost its peer: {}",
     Cause.LEFT_EARLY: _EARLY,
+    Cause.PORT_TAKEN: "found the port of torch's store, MASTER_PORT, taken by another process",
 }
 """The clause about an exception of each class, with `{}` for the name of the exception's type."""
 _SIGNALS = {
@@ -46,6 +48,7 @@ _STEPS = {
     Cause.OUT_OF_MEMORY: "lower `training_config.micro_batch_size` or `transformer_config.max_sequence_length`, or run "
     "fewer ranks on the host",
     Cause.IMPORT_ERROR: "install it for the interpreter of the ranks; on hosts `ttlaunch prepare --on NAME` does",
+    Cause.PORT_TAKEN: "set MASTER_PORT nowhere: ttlaunch draws a port for each start and holds it",
     Cause.LEFT_EARLY: "look for what calls `sys.exit` or `os._exit` in the role or in a library that it uses",
     Cause.KILLED: f"find out who sent it: a person, a batch system at its limit, a watchdog; {_RESUME}",
     Cause.SHIM_LOST: f"find out who kills processes on that host; {_RESUME}",
