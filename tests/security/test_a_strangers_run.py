@@ -1,6 +1,10 @@
 """The folder of a run from a stranger: looking at it runs none of its code, and opens no file outside of it."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -76,3 +80,30 @@ def test_a_plan_that_no_run_has_is_refused(ttlaunch, stranger, what):
 def test_a_start_of_another_type_does_not_end_the_report(ttlaunch, stranger, start):
     stranger(lambda plan: plan.update(start=start))
     assert 0 == ttlaunch("report odd").status
+
+
+@pytest.mark.parametrize(
+    "name", [contract.EVENTS_FILE, contract.progress_file(0), contract.LAUNCHER_FILE, contract.REPORT_FILE]
+)
+@pytest.mark.parametrize("kind", ["pipe", "device", "nested", "early"])
+def test_a_file_of_a_run_that_is_none_neither_blocks_nor_fills_memory(stranger, name, kind):
+    run = stranger()
+    path = run / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text("[" * 100_000 + "\n" if kind == "nested" else '{"time": "0001-01-01T00:00:00+14:00"}\n')
+    command = [sys.executable, "-m", "ttlaunch"]
+    for words in (["ps", "--all"], ["report", "odd"], ["stop", "odd"], ["attach", "odd"]):
+        # A reader that blocks or reads for ever would be ended by the clock or by the limit of memory.
+        answer = subprocess.run(
+            [*command, *words], capture_output=True, text=True, timeout=30, check=False, preexec_fn=_limit_memory
+        )
+        assert "this is a bug" not in answer.stderr, (words, answer.stderr)
+
+
+def _limit_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))

@@ -6,6 +6,7 @@ from pathlib import Path
 from ttlaunch.agent.run_processes import kill_run_processes
 from ttlaunch.diagnostics import Diagnostic, shown
 from ttlaunch.running.runs.facts import read_daemons, read_facts
+from ttlaunch.running.runs.files import read_text_if_any
 from ttlaunch.running.runs.run_folder import supervisor_file
 
 _LONGEST = 300
@@ -41,8 +42,5 @@ def _is_recipe(folder: Path) -> bool:
 
 def _last_line(folder: Path) -> list[str]:
     """Return the last line that the supervisor printed, in a list; empty if it printed nothing."""
-    try:
-        lines = (folder / supervisor_file("stderr")).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    lines = read_text_if_any(folder / supervisor_file("stderr")).splitlines()
     return [line for line in lines if line.strip()][-1:]

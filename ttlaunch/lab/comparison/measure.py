@@ -4,7 +4,6 @@ Speed is counted in tokens or images, because steps are not the same thing every
 gradient, a worker's step is a part of what others call one. `steps_per_s` are steps of the workload's global batch.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ttlaunch.records.ranks import StepDone
 from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.metrics.telemetry import RankTelemetry
 from ttlaunch.running.readers.recorded import Recorded, bytes_per_step, read_run
+from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.watch import start_up_end
 
 _WARM_UP_DIVISOR = 4
@@ -185,7 +185,7 @@ def as_json(measured: Measured) -> dict[str, Any]:
 def read_code(path: Path) -> str:
     """Read the hash of the code that made a run; empty if the comparison has not recorded one."""
     try:
-        return str(json.loads((path / CODE_FILE).read_text(encoding="utf-8"))["code"])
+        return str(read_object(path / CODE_FILE)["code"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

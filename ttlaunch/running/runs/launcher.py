@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import processes_of_runs
+from ttlaunch.running.runs.files import read_object
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
@@ -87,10 +88,10 @@ def write_launcher(folder: Path) -> None:
 def read_launcher(folder: Path) -> Launcher | None:
     """Read which process launched a run; None if it is not recorded."""
     try:
-        record = json.loads((folder / contract.LAUNCHER_FILE).read_text(encoding="utf-8"))
+        record = read_object(folder / contract.LAUNCHER_FILE)
         names = (str(record["machine"]), str(record["boot"]))
         return Launcher(*names, int(record["pid"]), int(record["started"]), int(record.get("namespace", 0)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import AnyProgress, Ready, StepDone, read_progress
+from ttlaunch.records.regular_files import read_regular, read_tail
 from ttlaunch.running.runs.facts import run_folders
 from ttlaunch.running.runs.files import read_object_if_any
 from ttlaunch.running.runs.launcher import is_running, read_launcher, runs_with_processes
@@ -112,11 +113,7 @@ def _progress(folder: Path, ranks: int) -> tuple[int, int | None, float | None]:
 def _ends(path: Path) -> tuple[list[AnyProgress], list[AnyProgress]]:
     """Return the records at the beginning and at the end of a file; in a short file, records can be in both."""
     try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            tail = file.read()
+        head, tail = read_regular(path, most=_HEAD_BYTES), read_tail(path, most=_TAIL_BYTES)
     except OSError:
         return [], []
     return _records(head.split(b"\n")[:-1]), _records(tail.split(b"\n")[:-1])

@@ -6,7 +6,6 @@ not work on network file systems, where home folders may be.
 """
 
 import contextlib
-import json
 import os
 import sqlite3
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
+from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import this_process
 
 _PATIENCE_S = 5.0
@@ -89,7 +89,7 @@ class Registry:
             RegistryError: The registry cannot be written.
         """
         try:
-            report = json.loads((folder / contract.REPORT_FILE).read_text(encoding="utf-8"))
+            report = read_object(folder / contract.REPORT_FILE)
             status, exit_status = str(report["status"]), int(report["exit_status"])
         except (OSError, ValueError, KeyError, TypeError):
             return

@@ -23,11 +23,13 @@ from ttlaunch import contract
 from ttlaunch.agent.claims import claim, remove_abandoned
 from ttlaunch.errors import RunFolderError
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
-from ttlaunch.running.runs.files import open_unlinked
+from ttlaunch.records.parser import load
+from ttlaunch.running.runs.files import Tail, open_unlinked
 from ttlaunch.running.runs.launcher import write_launcher
 
 _SCRATCH = "ttl-"
 _COMMAND_FILE = "command.sh"
+_MOST_EVENT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -190,10 +192,9 @@ def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """Read the complete lines of `events.jsonl`, with `time` as seconds since the epoch."""
     events = []
-    with contextlib.suppress(OSError):
-        for line in (folder / contract.EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                events.append(read_event(line))
+    for line in Tail(folder / contract.EVENTS_FILE).read(most=_MOST_EVENT_BYTES):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            events.append(read_event(line))
     return events
 
 
@@ -203,8 +204,13 @@ def read_event(line: bytes | str) -> dict[str, Any]:
     Raises:
         ValueError, KeyError, TypeError: The line is not a valid event.
     """
-    event = json.loads(line)
-    return {**event, "time": datetime.fromisoformat(event["time"]).timestamp()}
+    event = load(line.encode() if isinstance(line, str) else line)
+    if not isinstance(event, dict):
+        raise TypeError("it is not an object")
+    try:
+        return {**event, "time": datetime.fromisoformat(event["time"]).timestamp()}
+    except OverflowError as error:
+        raise ValueError("its time is no time of a run") from error
 
 
 def clock_in(event: Mapping[str, Any]) -> tuple[str, float] | None:
