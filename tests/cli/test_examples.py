@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.cli import hosts, parity, place, plan, report, run, show, simulate, weights
+from ttlaunch.cli import export, hosts, parity, place, plan, report, run, show, simulate, weights
 from ttlaunch.lab.parity import Parity
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -111,3 +111,10 @@ def test_the_examples_of_hosts_write_hostfiles(ttlaunch, here, monkeypatch):
     assert 4 == len(lines)
     assert [0] * 4 == [ttlaunch(line).status for line in lines]
     assert "n2 slots=1" in (here / "hosts.txt").read_text()
+
+
+@pytest.mark.parametrize("line", examples(export.EXAMPLES))
+def test_the_examples_of_export_write_files(ttlaunch, here, line):
+    (here / "train.py").write_text("")
+    answer = ttlaunch(line)
+    assert (0, True) == (answer.status, "kind: " in answer.stdout or (here / "job.yaml").is_file()), answer.stderr

@@ -30,6 +30,7 @@ WITHOUT_A_RUN = {
     "explain C001": "explain",
     "init lab --hosts a,b": "init",
     "hosts --from k8s hosts.txt": "hosts",
+    "export data_parallel --to mpijob --image i --hosts 2": "export",
     "convert configurations/lab2/mgd.yaml mgd.textproto": "convert",
     "data book.txt made.txt": "data",
     "ps --all": "ps",

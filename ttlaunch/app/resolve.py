@@ -89,16 +89,23 @@ class ResolvedSpec:
         return not has_errors(self.diagnostics)
 
 
-def resolve(request: RunSpec, *, working_folder: Path | None = None, dialogue: Dialogue | None = None) -> ResolvedSpec:
+def resolve(
+    request: RunSpec,
+    *,
+    working_folder: Path | None = None,
+    dialogue: Dialogue | None = None,
+    hosts: Source | None = None,
+) -> ResolvedSpec:
     """Read and check everything that a specification names; nothing is started and nothing is written.
 
     Args:
         request: The specification.
         working_folder: The folder to which relative paths are relative; None for the current folder.
         dialogue: Wraps the import of a recipe, whose code may print; None to wrap nothing.
+        hosts: The text of a hostfile that is in no file, in place of what the specification names; None for the latter.
     """
     result, working_folder = ResolvedSpec(), working_folder or Path.cwd()
-    _load_topology_into(result, request, working_folder)
+    _load_topology_into(result, request, working_folder, hosts=hosts)
     request = _with_number_of_ranks(result, request)
     if request.target is None:
         return result
@@ -137,13 +144,16 @@ def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topolog
     return found.topology
 
 
-def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
+def _load_topology_into(
+    result: ResolvedSpec, request: RunSpec, working_folder: Path, *, hosts: Source | None = None
+) -> None:
     """Read the topology that `--on` names, or the options `--hostfile`, `--rank-bindings` and `--mpi-args`."""
     from ttlaunch.spec.topology.discovery import find_configuration
     from ttlaunch.spec.topology.load import load_topology, load_topology_files
     from ttlaunch.spec.topology.variables import given_variables
 
     files, mistakes = _named_files(request)
+    files = replace(files, hosts=hosts or files.hosts)
     result.diagnostics += mistakes
     result.mpi_args = files.passed
     if has_errors(mistakes):

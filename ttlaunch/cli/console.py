@@ -42,6 +42,7 @@ JSON_SCHEMAS = {
     "diff": 1,
     "doctor": 1,
     "explain": 1,
+    "export": 1,
     "hosts": 1,
     "init": 1,
     "log-line": 1,

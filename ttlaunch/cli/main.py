@@ -23,6 +23,7 @@ from ttlaunch.cli import (
     diff,
     doctor,
     explain,
+    export,
     hosts,
     init,
     logs,
@@ -119,10 +120,10 @@ _PANELS: dict[str, tuple[ModuleType, ...]] = {
     "Run": (run, plan, attach, stop, repro),
     "Look": (ps, logs, report, metrics, diff, runs, explain),
     "Hosts": (doctor, prepare, sync),
-    "Files": (init, hosts, validate, show, place, configs, recipes, data, weights, convert, schema),
+    "Files": (init, hosts, export, validate, show, place, configs, recipes, data, weights, convert, schema),
     "Lab": (simulate, parity, compare, chaos),
 }
-_PASS_ON_A_COMMAND = (run, plan, chaos)
+_PASS_ON_A_COMMAND = (run, plan, chaos, export)
 
 
 def _add_commands() -> None:
