@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.test_broken_runs import make_run  # noqa: F401 - a fixture
 from ttlaunch import contract
+from ttlaunch.running.metrics.traffic import Edge
+from ttlaunch.running.report import read_report
 from ttlaunch.running.runs.registry import find_registry
 
 RECIPE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
@@ -103,6 +105,32 @@ def test_a_file_of_a_run_that_is_none_neither_blocks_nor_fills_memory(stranger, 
             [*command, *words], capture_output=True, text=True, timeout=30, check=False, preexec_fn=_limit_memory
         )
         assert "this is a bug" not in answer.stderr, (words, answer.stderr)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("failure", True), ("failure", [1]), ("traffic", {"edges": [{}]}), ("traffic", "x"), ("ranks", 1)],
+)
+def test_a_report_with_a_part_of_another_type_is_no_report(tmp_path, part, value):
+    report = {"failure": None, "traffic": None, "lost_checkpoints": [], "ranks": [], part: value}
+    (tmp_path / contract.REPORT_FILE).write_text(json.dumps(report))
+    with pytest.raises(ValueError, match="not a report of this version"):
+        read_report(tmp_path)
+
+
+def test_a_traffic_with_a_text_for_a_number_is_refused():
+    known = {
+        "operation": "sum",
+        "source": 0,
+        "dest": 1,
+        "messages": 2,
+        "bytes": 3,
+        "formula_bytes": None,
+        "slack_bytes": 0,
+    }
+    assert Edge.from_json(known).size == 3
+    with pytest.raises(TypeError, match="is no number"):
+        Edge.from_json({**known, "bytes": "../../etc"})
 
 
 def _limit_memory():

@@ -180,7 +180,7 @@ def read_report(folder: Path) -> Report:
     """
     try:
         return Report.from_json(read_object(folder / contract.REPORT_FILE))
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:  # a part of it may have another type
         raise ValueError(f"{contract.REPORT_FILE} is not a report of this version: {error}") from error
 
 

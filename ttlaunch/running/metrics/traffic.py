@@ -63,10 +63,13 @@ class Edge:
         """Make the edge from the record that `as_json` returns.
 
         Raises:
-            KeyError: The record lacks a field.
+            KeyError, TypeError: The record lacks a field, or has one of another type.
         """
         values = {"late_bytes": 0, **record}  # older versions did not write this field
-        return cls(*(values[name] for name in _EDGE_NAMES))
+        operation, *numbers = (values[name] for name in _EDGE_NAMES)
+        if not all(number is None or type(number) in (int, float) for number in numbers):
+            raise TypeError("a number of the traffic is no number")
+        return cls(str(operation), *numbers)
 
 
 _EDGE_NAMES = ("operation", "source", "dest", "messages", "bytes", "formula_bytes", "slack_bytes", "late_bytes")
