@@ -21,9 +21,16 @@ def closest(word: str, known: Iterable[str]) -> str | None:
         # These two are cheap upper bounds of `ratio()`: a file may have thousands of unknown words.
         if matcher.real_quick_ratio() >= least and matcher.quick_ratio() >= least:
             ratio = matcher.ratio()
-            if ratio > least or (ratio == least and best is None):
+            # Of names that differ only in letter case, the one with more letters as they were typed.
+            if ratio > least or (ratio == least and (best is None or _exact(word, other) > _exact(word, best))):
                 best, least = other, ratio
     return best
+
+
+def _exact(word: str, other: str) -> float:
+    from difflib import SequenceMatcher  # noqa: PLC0415 - only a mistake needs it
+
+    return SequenceMatcher(None, word, other).ratio()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ttlaunch.diagnostics import Blame, Diagnostic, render
-from ttlaunch.recipe import Layout, Recipe, TrainingFile, per
+from ttlaunch.recipe import ConfigFile, Layout, Recipe, TrainingFile, per
 from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
 
 DECLARATION = """\
@@ -120,7 +120,7 @@ def test_a_recipe_that_cannot_be_used_is_reported_at_its_line(here, declaration,
 
 IMPORTS = {
     "own module": ("from .recipe import Config", "Config", ".recipe", 21, "ConfigFile"),
-    "own module, misspelled": ("from .recipe import RECIPEE", "RECIPEE", ".recipe", 21, "Recipe"),
+    "own module, misspelled": ("from .recipe import RECIPEE", "RECIPEE", ".recipe", 21, "RECIPE"),
     "no such module": ("from .data import load", "load", ".data", 19, ""),
     "no such file": ("from . import data", "data", ".", 15, ""),
     "ttlaunch.train": ("from ttlaunch.train import RankContxt", "RankContxt", "ttlaunch.train", 28, "RankContext"),
@@ -237,6 +237,31 @@ def test_a_missing_recipe_is_a_diagnostic_that_lists_the_others(here):
 def test_a_layout_has_roles_and_at_most_one_of_open_size(roles):
     with pytest.raises(ValueError, match="needs at least one role and at most one of open size"):
         Layout("odd", **roles)
+
+
+@pytest.mark.parametrize("count", ["two", 2.5, 0, -1, True], ids=repr)
+def test_a_number_of_ranks_is_a_whole_number_of_at_least_1(count):
+    with pytest.raises(
+        ValueError, match=r"layout 'odd' gives role `peer` .* ranks; a number of at least 1, `per\(…\)` or"
+    ):
+        Layout("odd", peer=count)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"config": TrainingFile()}, "`config` is .*; a class that is derived from `ConfigFile` was expected"),
+        ({"config": dict}, "`config` is <class 'dict'>; a class"),
+        (
+            {"config": ConfigFile},
+            "`uses_data` is True, but `ConfigFile` has no `data_config`: derive it from `TrainingFile`",
+        ),
+        ({"traffic": "bytes"}, "`traffic` is 'bytes'; a function was expected"),
+    ],
+)
+def test_a_field_of_another_kind_is_named_before_anything_is_planned(changed, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        Recipe(**{"summary": "", "config": TrainingFile, "layouts": [Layout("all", client=1)]} | changed)
 
 
 def test_flows_are_between_roles_that_exist():

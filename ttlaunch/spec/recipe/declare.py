@@ -18,7 +18,7 @@ from math import prod
 from typing import Any, get_args, get_origin
 
 from ttlaunch.diagnostics.diagnostic import Severity
-from ttlaunch.diagnostics.suggest import closest
+from ttlaunch.diagnostics.suggest import closest, shown
 from ttlaunch.spec.located.schema import key_types, section_in
 from ttlaunch.spec.recipe.sections import ConfigFile
 from ttlaunch.spec.recipe.traffic import Formula
@@ -72,6 +72,14 @@ class Layout:
         open_roles = [role for role, count in roles.items() if count is None]
         if not roles or len(open_roles) > 1:
             raise ValueError(f"layout {name!r} needs at least one role and at most one of open size")
+        for role, count in roles.items():
+            # A flag is a whole number to Python.
+            is_number = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+            if not is_number and not isinstance(count, Per | None):
+                raise ValueError(
+                    f"layout {name!r} gives role `{role}` {shown(repr(count))} ranks; a number of at least 1, `per(…)` or None "
+                    "was expected"
+                )
         self.name = name
         self.roles: dict[str, int | Per | None] = roles
         self.any_size = open_roles[0] if open_roles else None
@@ -252,6 +260,7 @@ class Recipe:
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         flows = tuple(flow if isinstance(flow, Flow) else Flow(*flow) for flow in self.flows)
         roles = {role for layout in self.layouts for role in layout.roles}
         unknown = {role for flow in flows for role in (flow.source, flow.target)} - roles
@@ -261,6 +270,24 @@ class Recipe:
             raise ValueError(f"flows name roles that no layout has: {', '.join(sorted(unknown))}")
         object.__setattr__(self, "_flows", flows)
         _check_keys(self, flows)
+
+    def _check_types(self) -> None:
+        """Check what would otherwise fail in the middle of a plan; `recipe.py` is plain Python that no type checker has read.
+
+        Raises:
+            TypeError, ValueError: A value is of another kind than the field.
+        """
+        if not (isinstance(self.config, type) and issubclass(self.config, ConfigFile)):
+            raise TypeError(
+                f"`config` is {shown(repr(self.config))}; a class that is derived from `ConfigFile` was expected"
+            )
+        if self.uses_data and "data_config" not in key_types(self.config):
+            raise ValueError(
+                f"`uses_data` is {self.uses_data!r}, but `{self.config.__name__}` has no `data_config`: derive it from "
+                "`TrainingFile`, or write `uses_data=False`"
+            )
+        if self.traffic is not None and not callable(self.traffic):
+            raise ValueError(f"`traffic` is {shown(repr(self.traffic))}; a function was expected")
 
     def flows_in(self, roles: Sequence[str], config: ConfigFile | None = None) -> tuple[Flow, ...]:
         """Return the flows between these roles; with a configuration, only those that it has, with its numbers of ranks."""

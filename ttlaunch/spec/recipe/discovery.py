@@ -143,7 +143,7 @@ def _missing_import(name: str, source: Source, tree: ast.Module, *, folder: Path
             if offered is None or alias.name in offered or _is_module(place / alias.name) or alias.name == "*":
                 continue
             message = f"recipe `{name}` cannot be read: there is no `{alias.name}` in `{module}`"
-            near = closest(alias.name, offered)
+            near = closest(alias.name, sorted(offered))
             label = Label(source.span(alias.lineno, alias.col_offset + 1, len(alias.name)), "imported here")
             return Diagnostic("P006", message, label, hints=(f"did you mean `{near}`?",) if near else ())
     return None
