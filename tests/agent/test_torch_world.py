@@ -31,7 +31,7 @@ def seen_by(rank, *hosts, inherited=None, uses_mpi=False, own=None, **changes):
         "python": {"uses_mpi": uses_mpi},
         "environment": own or {},
         "managed": [],
-        "engine": {"names": {"network_variables": [], "rank_prefixes": ["OMPI_", "PMIX_"]}},
+        "engine": {"names": {"network_variables": ["SOME_NETWORKS"], "rank_prefixes": ["OMPI_", "PMIX_"]}},
         "world_size": len(hosts),
         "ranks": rows(*hosts),
         **changes,
@@ -79,6 +79,15 @@ def test_ranks_with_devices_are_not_told_to_use_the_processor():
     assert "ACCELERATE_USE_CPU" not in seen_by(0, "a", "a", ranks=with_devices)
 
 
+def test_gloo_and_nccl_use_the_interface_in_the_networks_chosen_for_ranks_unless_the_user_chose_another():
+    chosen = {"SOME_NETWORKS": "127.0.0.0/8"}
+    seen = seen_by(0, "a", "b", inherited=chosen)
+    assert ("lo", "=lo") == (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"])
+    assert "eth9" == seen_by(0, "a", "b", inherited={**chosen, "GLOO_SOCKET_IFNAME": "eth9"})["GLOO_SOCKET_IFNAME"]
+    for networks in ({}, {"SOME_NETWORKS": "lo"}, {"SOME_NETWORKS": "203.0.113.0/24"}):
+        assert "GLOO_SOCKET_IFNAME" not in seen_by(0, "a", "b", inherited=networks)
+
+
 def environments(folder, command, pattern):
     """What two ranks see that a command starts, each once it is known which differences are documented."""
     clean = {name: value for name, value in os.environ.items() if not re.match("OMP|TORCH|PRTE_|PMIX_|OPAL_", name)}
@@ -100,8 +109,9 @@ def test_two_ranks_see_what_torchrun_gives_them_but_for_the_list_in_the_document
     for ours, theirs in zip(found, expected, strict=True):
         differing = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
         assert differing <= documented
-        # The machine may have a GPU, and mpirun's libraries may be where the system looks for them.
-        assert documented <= differing | {"ACCELERATE_USE_CPU", "LD_LIBRARY_PATH"}
+        # The machine may have a GPU, mpirun's libraries may be where the system looks for them, and no network was chosen.
+        elsewhere = {"ACCELERATE_USE_CPU", "LD_LIBRARY_PATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+        assert documented <= differing | elsewhere
         assert not [name for name in ours if name.startswith(("OMPI_", "PMI_", "PMIX_"))]
 
 
@@ -164,6 +174,16 @@ def test_a_port_that_another_process_has_is_the_named_cause(here):
     )
     assert cause in done.stderr
     assert "hint: set MASTER_PORT nowhere" in done.stderr
+
+
+@pytest.mark.mpi
+def test_a_library_that_imports_mpi_in_a_script_without_mpi_is_told_what_to_do(here):
+    # The module's name is put together, as a library outside of the script's folder would hide it.
+    (here / "work.py").write_text("import importlib\nimportlib.import_module('mp' + 'i4py.MPI')\n")
+    command = [sys.executable, "-m", "ttlaunch", "run", "-n", "2", "work.py"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=100, check=False)
+    assert 1 == done.returncode
+    assert "this rank runs without MPI, because the program does not name mpi4py" in done.stderr
 
 
 @pytest.mark.mpi

@@ -105,7 +105,7 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(total := torch.tensor([dist.get_rank() + 1.0]))
 held = {name for name in os.environ if name.startswith(("OMPI_", "PMIX_", "TTLAUNCH_MASTER"))}
-place = [os.environ[name] for name in ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")]
+place = [os.environ[name] for name in ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "GLOO_SOCKET_IFNAME", "MASTER_ADDR")]
 print("joined", dist.get_world_size(), total.item(), *place, held or "-", flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -120,7 +120,7 @@ def test_a_script_of_torchrun_joins_its_ranks_over_hosts(make_cluster, ttlaunch_
     assert answer.status == 0, answer.stdout + answer.stderr
     lines = sorted(line[line.index("joined") :] for line in answer.stdout.splitlines() if "joined" in line)
     address = lines[0].split()[-2]
-    assert [f"joined 2 3.0 0 {group} 2 {address} -" for group in (0, 1)] == lines
+    assert [f"joined 2 3.0 0 {group} 2 eth0 {address} -" for group in (0, 1)] == lines
     assert address.count(".") == 3
     assert not address.startswith("127.")
     assert leftovers(cluster) == []

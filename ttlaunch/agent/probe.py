@@ -236,6 +236,12 @@ def gpu_files() -> list[str]:
     return sorted(path for name in names for path in glob.glob("/dev/" + name))
 
 
+def interface_of(address: str) -> str | None:
+    """Return the name of this machine's interface that has an IPv4 address; None if none has it, or several have."""
+    names = {one["name"] for one in _interfaces()["interfaces"] if one["address"].partition("/")[0] == address}
+    return names.pop() if len(names) == 1 else None
+
+
 def _interfaces() -> dict[str, Any]:
     """Every IPv4 address with its interface, and the interface of the default route."""
     found = []

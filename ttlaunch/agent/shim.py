@@ -119,7 +119,8 @@ def _torch_world(
     if plan.get("python") is not None:
         from ttlaunch.agent import torch_world  # noqa: PLC0415 - only ranks of Python programs pay for it
 
-        found = torch_world.torch_defaults(plan, row, environment)
+        networks = _first_set(plan["engine"]["names"]["network_variables"], inherited)
+        found = torch_world.torch_defaults(plan, row, environment, networks=networks)
         found.update(torch_world.torch_world(plan, row, inherited, run_folder=run_folder))
     else:
         found = {}

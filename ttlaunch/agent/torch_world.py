@@ -7,9 +7,11 @@ variables. `docs/how-to/run-your-pytorch-script.md` lists what differs from torc
 from __future__ import annotations
 
 import os
+import socket
 
 from ttlaunch import contract
-from ttlaunch.agent.probe import gpu_files
+from ttlaunch.agent import listeners
+from ttlaunch.agent.probe import gpu_files, interface_of
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -52,8 +54,17 @@ def torch_world(
     return variables
 
 
-def torch_defaults(plan: Mapping[str, Any], row: Mapping[str, Any], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a rank gets only if its host or the user does not set them."""
+def torch_defaults(
+    plan: Mapping[str, Any], row: Mapping[str, Any], inherited: Mapping[str, str], *, networks: str | None
+) -> dict[str, str]:
+    """Return the variables that a rank gets only if its host or the user does not set them.
+
+    Args:
+        plan: The content of the plan.
+        row: The rank's row of it.
+        inherited: The variables that the rank inherits.
+        networks: The networks chosen for ranks, in CIDR notation; None if none were chosen.
+    """
     rows = plan["ranks"]
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if sum(other["host"] == row["host"] for other in rows) > 1:
@@ -61,4 +72,17 @@ def torch_defaults(plan: Mapping[str, Any], row: Mapping[str, Any], inherited: M
     # Without this variable, Accelerate on CPUs trains in each rank by itself.
     if all(other.get("device_shape") is None for other in rows) and not gpu_files():
         defaults["ACCELERATE_USE_CPU"] = "true"
+    defaults.update(_interfaces_of_libraries(networks))
     return {name: value for name, value in defaults.items() if name not in inherited}
+
+
+def _interfaces_of_libraries(networks: str | None) -> dict[str, str]:
+    """Return the variables that make gloo and NCCL use the networks chosen for ranks; empty if there are none.
+
+    Without them, gloo uses the address of the host's own name, which is often one that no other host can reach.
+    """
+    own = listeners.addresses_in(networks).get(int(socket.AF_INET)) if networks else None
+    name = interface_of(own) if own else None
+    return (
+        {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
+    )  # `=`: this name, not a prefix
