@@ -1,10 +1,13 @@
 """What a scheduler's variables say about hosts, read as the scheduler writes them."""
 
+import os
+import shutil
+import subprocess
 import tracemalloc
 from itertools import groupby
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ttlaunch.diagnostics import Source, has_errors, render
@@ -88,6 +91,21 @@ def test_whatever_slurm_writes_is_read_as_the_hostfile_that_lists_the_same(drawn
     assert [] == found
     assert tuple(equal) == allocation.hosts
     assert equal == parse_hosts(Source("hosts.txt", allocation.as_hostfile()))[0]
+
+
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's own expansion needs Slurm's scontrol")
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=allocations())
+def test_scontrol_expands_every_list_of_nodes_alike(drawn, tmp_path):
+    variables, _ = drawn
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=here\nSlurmctldHost=localhost\n")
+    command = ["scontrol", "show", "hostnames", variables["SLURM_JOB_NODELIST"]]
+    answer = subprocess.run(
+        command, env=os.environ | {"SLURM_CONF": str(conf)}, capture_output=True, text=True, check=True, timeout=30
+    )
+    allocation, _ = read("slurm", variables)
+    assert allocation is None or answer.stdout.split() == [host.name for host in allocation.hosts]
 
 
 def test_a_heterogeneous_allocation_is_the_cluster_of_its_hostfile(tmp_path):
