@@ -112,15 +112,18 @@ dist.destroy_process_group()
 """
 
 
-def test_a_script_of_torchrun_joins_its_ranks_over_hosts(make_cluster, ttlaunch_on, lab, tmp_path):
-    cluster = make_cluster(hosts=2)
-    lab(cluster.hostfile())
+@pytest.mark.parametrize("here", [0, 1])
+def test_a_script_of_torchrun_joins_its_ranks_over_hosts(make_cluster, ttlaunch_on, lab, tmp_path, here):
+    cluster = make_cluster(hosts=2 - here)
+    lab("launcher slots=1\n" * here + cluster.hostfile())
     (tmp_path / "join.py").write_text(JOINED)
     answer = ttlaunch_on(cluster)("run join.py --on lab --ranks 2", timeout_s=60)
     assert answer.status == 0, answer.stdout + answer.stderr
     lines = sorted(line[line.index("joined") :] for line in answer.stdout.splitlines() if "joined" in line)
     address = lines[0].split()[-2]
-    assert [f"joined 2 3.0 0 {group} 2 eth0 {address} -" for group in (0, 1)] == lines
+    interfaces = [line.split()[6] for line in lines]
+    assert [f"joined 2 3.0 0 {group} 2 {interfaces[group]} {address} -" for group in (0, 1)] == lines
+    assert interfaces[1] == "eth0"
     assert address.count(".") == 3
     assert not address.startswith("127.")
     assert leftovers(cluster) == []

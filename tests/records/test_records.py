@@ -63,6 +63,7 @@ FRAMES = [
     {"kind": "lost_shim", "rank": 1, "time": TIME},
     {"kind": "looked", "question": 1, "stopped": [0], "faults": [[0, 7], [1, 8]]},
     {"kind": "ended", "killed": 2},
+    {"kind": "ready", "version": 3, "time": TIME, "clock": 5.0, "done": 0, "pid": 7, "port": 61000},
 ]
 READERS = [
     *((ranks.read_progress, one) for one in PROGRESS),
@@ -136,7 +137,7 @@ def test_a_message_of_an_agent_of_no_kind_is_told_in_few_printable_words(kind):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(READERS[:-7]), st.data())
+@given(st.sampled_from(READERS[: -len(FRAMES)]), st.data())
 def test_torn_and_broken_bytes_are_typed_or_told(reader, data):
     read, content = reader
     line = bytearray(json.dumps(content).encode())
@@ -243,6 +244,14 @@ def test_a_host_speaks_of_ranks_that_there_are_only():
     for frame in FRAMES[3:6]:
         assert isinstance(agents.parse_agent_frame(frame, ranks=[0]), BadRecord) or frame["kind"] == "looked"
         assert isinstance(agents.parse_agent_frame(frame), BadRecord)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 1e3, "61000; true", True])
+def test_a_host_holds_a_port_that_there_is(port):
+    frame = {"kind": "ready", "version": 3, "time": TIME, "clock": 5.0, "done": 0, "port": port}
+    answer = agents.parse_agent_frame(frame, ranks=[0])
+    assert isinstance(answer, parser.BadRecord)
+    assert "expected the number of a port" in answer.reason
 
 
 def test_records_that_are_built_wrong_are_our_own_mistake():

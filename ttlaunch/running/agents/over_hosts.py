@@ -97,8 +97,9 @@ def start_controller(
         watch.set_clock(link.host, link.clock_offset_s)
         append_event(run.folder, contract.EVENT_CLOCK, host=link.host, offset_s=round(link.clock_offset_s, 3))
     transports = {host.transport.host: host.transport for host in hosts}
-    if is_python(run.plan):
-        port = next(link.port for link in links if link.host == run.plan.ranks[0].host)
+    # Only the host of rank 0 is asked to hold a port, so no other host can choose where the ranks meet.
+    port = next(link.port for link in links if link.host == run.plan.ranks[0].host)
+    if is_python(run.plan) and port is not None:
         run = replace(run, variables={**run.variables, contract.ENV_MASTER_PORT: str(port)})
     over = {link.host: link.over for link in links}
     starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
