@@ -97,7 +97,8 @@ def view(path: Path) -> None:
     from ttlaunch.running.runs.facts import read_facts
     from ttlaunch.running.runs.run_folder import RunFolder
 
-    followed = FollowedRun(RunFolder(path.name, path), read_facts(path), PlainView(), only=range(_RANKS))
+    shown = PlainView(began=0.0, reports_ready=False)
+    followed = FollowedRun(RunFolder(path.name, path), read_facts(path), shown, only=range(_RANKS))
     followed.poll()
     followed.finish(None)
 

@@ -35,6 +35,7 @@ def make_run(here):
     return make
 
 
+NO_REPORT = "report.json is not a report of this version:"
 BROKEN = {
     "a plan that is nested too deeply": (
         {contract.PLAN_FILE: "[" * 100_000},
@@ -42,15 +43,15 @@ BROKEN = {
     ),
     "a plan that is a list": ({contract.PLAN_FILE: [1]}, "plan.json is not an object"),
     "a plan whose ranks are words": ({contract.PLAN_FILE: PLAN | {"ranks": ["a"]}}, "plan.json is not a plan"),
-    "an empty report": ({contract.REPORT_FILE: {}}, "report.json is not a report"),
-    "a report of other types": ({contract.REPORT_FILE: REPORT | {"status": 5}}, "report.json is not a report"),
+    "an empty report": ({contract.REPORT_FILE: {}}, f"{NO_REPORT} `status` is not a text"),
+    "a report of other types": ({contract.REPORT_FILE: REPORT | {"status": 5}}, f"{NO_REPORT} `status` is not a text"),
     "a report whose failure is a list": (
         {contract.REPORT_FILE: REPORT | {"failure": [1]}},
-        "report.json is not a report",
+        f"{NO_REPORT} `failure` is not an object",
     ),
     "a report whose ranks are numbers": (
         {contract.REPORT_FILE: REPORT | {"ranks": [5]}},
-        "report.json is not a report",
+        f"{NO_REPORT} `ranks` is not an object",
     ),
 }
 

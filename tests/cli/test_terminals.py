@@ -182,6 +182,9 @@ def test_a_slow_start_names_the_ranks_that_are_least_far():
     assert "importing torch (rank 2 on b)" == slow_start(ranks, reports_ready=True)
     fold(ranks[2], progress({"kind": "ready", "time": 12.0}))
     assert "" == slow_start(ranks, reports_ready=True)
+    for state in ranks:
+        state.started = None  # the record of its shim has not come yet
+    assert "" == slow_start(ranks, reports_ready=False)
 
 
 def test_a_program_is_up_as_soon_as_all_its_ranks_are_started():

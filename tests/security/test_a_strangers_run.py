@@ -107,15 +107,42 @@ def test_a_file_of_a_run_that_is_none_neither_blocks_nor_fills_memory(stranger, 
         assert "this is a bug" not in answer.stderr, (words, answer.stderr)
 
 
+ROW = {"rank": 0, "role": "worker", "host": "box"}
+REPORT = {"status": "done", "failure": None, "traffic": None, "lost_checkpoints": [], "ranks": [ROW]}
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("failure", True), ("failure", [1]), ("traffic", {"edges": [{}]}), ("traffic", "x"), ("ranks", 1)],
+    [
+        ("failure", True),
+        ("failure", [1]),
+        ("traffic", {"edges": [{}]}),
+        ("traffic", "x"),
+        ("ranks", 1),
+        ("ranks", {"0": ROW}),
+        ("ranks", [0]),
+        ("ranks", [{**ROW, "last_operation": {}}]),
+        ("ranks", [{**ROW, "host": ["box"]}]),
+        ("status", None),
+        ("last_perplexity", "x"),
+        ("duration_s", None),
+        ("results", []),
+    ],
 )
 def test_a_report_with_a_part_of_another_type_is_no_report(tmp_path, part, value):
-    report = {"failure": None, "traffic": None, "lost_checkpoints": [], "ranks": [], part: value}
-    (tmp_path / contract.REPORT_FILE).write_text(json.dumps(report))
+    (tmp_path / contract.REPORT_FILE).write_text(json.dumps({**REPORT, part: value}))
     with pytest.raises(ValueError, match="not a report of this version"):
         read_report(tmp_path)
+
+
+@pytest.mark.parametrize("row", [{**ROW, "last_operation": {}}, {"rank": 0}, 0])
+def test_report_and_attach_refuse_a_report_whose_ranks_are_none(stranger, ttlaunch, row):
+    run = stranger()
+    (run / contract.REPORT_FILE).write_text(json.dumps({**REPORT, "status": "failed", "ranks": [row]}))
+    for line in ("report odd", "attach odd"):
+        answer = ttlaunch(line)
+        assert answer.status in range(2, 6), (line, answer)
+        assert "this is a bug" not in answer.stderr
 
 
 def test_a_traffic_with_a_text_for_a_number_is_refused():

@@ -306,6 +306,8 @@ def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
         return f"waiting for {'host' if len(missing) == 1 else 'hosts'} {listed(missing, last='and', quote='')}"
     progress = {stage: number for number, stage in enumerate(START_STAGES)}
     starting = [state for state in ranks if state.ready_time is None]
+    if not starting:  # a rank is ready, but its shim's record of the start has not come
+        return ""
     least = min(progress.get(state.stage, -1) for state in starting)
     behind = [state for state in starting if progress.get(state.stage, -1) == least]
     where = list(dict.fromkeys(clean(state.row.host) for state in behind))

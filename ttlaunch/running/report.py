@@ -7,10 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.records.parser import checked
 from ttlaunch.records.ranks import RankExit, Validation
 from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.failures.failure import Failure
@@ -30,6 +32,34 @@ _MEASURED = (
     "layer_grad_norms",
     "results",
 )
+
+_KINDS = {
+    "run_id": "Word",
+    "plan_hash": "Word",
+    "name": "Text",
+    "layout": "Word | None",
+    "exit_status": "Status",
+    "world_size": "Count",
+    "duration_s": "Seconds",
+    "startup_s": "Seconds | None",
+    "steps": "Count",
+    "first_validation": "Number | None",
+    "last_validation": "Number | None",
+    "last_perplexity": "Number | None",
+    "tokens_per_s": "Number | None",
+    "samples_per_s": "Number | None",
+    "parameters_sha256": "Word | None",
+    "parameters_agree": "Flag",
+    "leftovers": "Count",
+    "layer_grad_norms": "dict[str, Json]",
+    "results": "dict[str, Json]",
+    "lost_hosts": "dict[str, Time]",
+    "failure": "dict[str, Json] | None",
+    "ranks": "tuple[dict[str, Json], ...]",
+}
+"""The kinds of the parts of `report.json`, as `records/parser.py` names them; older versions wrote fewer parts."""
+_RANK_KINDS = {"rank": "Rank", "role": "Word", "host": "Word"}
+_MORE_RANK_KINDS = {"step": "Count", "peak_memory_bytes": "Size | None"}
 
 
 @dataclass(frozen=True)
@@ -100,6 +130,7 @@ class Report:
         Raises:
             KeyError, TypeError, ValueError: The content is no report of this version.
         """
+        check_parts(record)
         failure, traffic = record["failure"], record["traffic"]
         parts = {
             "failure": Failure.from_json(failure) if failure else None,
@@ -109,6 +140,31 @@ class Report:
         }
         measured = {name: _number(record.get(name)) for name in _MEASURED}
         return cls(**{**record, **measured, **parts})
+
+
+def check_parts(record: Mapping[str, Any]) -> None:
+    """Check the parts of a report that readers show, whichever version wrote it.
+
+    Raises:
+        ValueError: A part is of another kind, or one that every version wrote is missing.
+    """
+    _check(record, {"status": "Word"}, optional=_KINDS)
+    for row in record.get("ranks", ()):
+        _check(row, _RANK_KINDS, optional=_MORE_RANK_KINDS)
+        if row.get("last_operation") is not None:
+            _check(checked("dict[str, Json]", row["last_operation"]), {"text": "Text"})
+
+
+def _check(
+    record: Mapping[str, Any], kinds: Mapping[str, str], *, optional: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    for name, kind in [*kinds.items(), *(pair for pair in optional.items() if pair[0] in record)]:
+        try:
+            checked(kind, record.get(name))
+        except ValueError as error:
+            raise ValueError(
+                f"{contract.REPORT_FILE} is not a report of this version: `{name}` is not {error}"
+            ) from error
 
 
 def make_report(

@@ -8,6 +8,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry, read_telemetry
 from ttlaunch.running.metrics.traffic import Settlement, settle
+from ttlaunch.running.report import check_parts
 from ttlaunch.running.runs.facts import facts_in
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import is_running
@@ -59,7 +60,9 @@ def read_run(path: Path) -> Recorded:
     plan = read_object(path / contract.PLAN_FILE)
     facts = facts_in(plan)
     has_ended = (path / contract.REPORT_FILE).is_file()
-    report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
+    report = read_object(path / contract.REPORT_FILE) if has_ended else None
+    if report is not None:
+        check_parts(report)
     watch = Watch(facts, RunFolder(path.name, path))
     for clock in filter(None, map(clock_in, read_events(path))):
         watch.set_clock(*clock)
@@ -74,16 +77,6 @@ def read_run(path: Path) -> Recorded:
         telemetry=read_telemetry(path, world_size=len(facts.ranks)),
         traffic=settle(path, plan, watch.ranks, is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))),
     )
-
-
-def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report after checking the types of the parts that are shown; older versions wrote fewer parts."""
-    failure, ranks = report.get("failure"), report.get("ranks", [])
-    rows = ranks if isinstance(ranks, list) else [None]
-    parts_are_right = isinstance(report.get("status"), str) and (failure is None or isinstance(failure, dict))
-    if not parts_are_right or not all(isinstance(row, dict) and {"rank", "host"} <= row.keys() for row in rows):
-        raise ValueError(f"{contract.REPORT_FILE} is not a report")
-    return report
 
 
 def bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
