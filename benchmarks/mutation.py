@@ -24,7 +24,7 @@ from mutation_kinds import kinds_of_config, kinds_of_topology
 from ttlaunch.app.resolve import check_data
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors
 from ttlaunch.engines.openmpi import OpenMpi, generation_of
-from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe, plan_recipe
 from ttlaunch.spec.recipe.config import load_config, render_commented
@@ -117,7 +117,9 @@ class Reader:
             (self.folder / name).write_text(text, encoding="utf-8")
         loaded = load_topology(self.folder, name="lab", environment=ENVIRONMENT, working_folder=self.folder)
         plan = (
-            plan_command(["work"], loaded.topology, SURROUNDINGS, ranks=None, name="work") if loaded.topology else None
+            plan_command(CommandProgram("work", ("work",)), loaded.topology, SURROUNDINGS, ranks=None)
+            if loaded.topology
+            else None
         )
         mistakes = [plan] if isinstance(plan, Diagnostic) else []
         found = [*loaded.diagnostics, *mistakes]

@@ -53,7 +53,8 @@ def test_the_examples_of_simulate_end_well(ttlaunch, line):
 
 @pytest.mark.parametrize("line", [*examples(run.EXAMPLES), *examples(plan.EXAMPLES), *examples(place.EXAMPLES)])
 @pytest.mark.usefixtures("ready")
-def test_the_examples_of_run_plan_and_place_can_be_planned(ttlaunch, line):
+def test_the_examples_of_run_plan_and_place_can_be_planned(ttlaunch, here, line):
+    (here / "train.py").touch()
     answer = ttlaunch(as_plan(line))
     assert (0, True) == (answer.status, len(answer.stdout.splitlines()) > 1), answer.stderr
 
