@@ -9,6 +9,7 @@ from tests.cluster.command import CommandLine
 from tests.cluster.hosts import Cluster
 from tests.cluster.needs import what_hosts_lack
 from tests.cluster.prepared import prepared_cluster, wheels_for_ranks  # noqa: F401 - fixtures
+from tests.cluster.slurm import slurm_cluster, why_no_slurm
 from tests.cluster.sshd import LOG
 
 HERE = Path(__file__).parent
@@ -40,6 +41,33 @@ def make_cluster(_hosts_can_start, request):
             return made[-1]
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def _slurm_can_start(_hosts_can_start, skip_or_fail):
+    if reason := why_no_slurm():
+        skip_or_fail(reason)
+
+
+@pytest.fixture(scope="session")
+def _slurm_of_all(_slurm_can_start):
+    with slurm_cluster(hosts=4) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm4(_slurm_of_all):
+    """Slurm on the hosts node0 to node3, for tests that leave it as it was; a job that one leaves behind is ended."""
+    yield _slurm_of_all
+    if _slurm_of_all.queue():
+        _slurm_of_all.cancel_all()
+
+
+@pytest.fixture
+def make_slurm(_slurm_can_start):
+    """`make_slurm(hosts=2, …)`: Slurm on hosts of this test's own, to break; takes the arguments of `Cluster`."""
+    with ExitStack() as clusters:
+        yield lambda **options: clusters.enter_context(slurm_cluster(**options))
 
 
 @pytest.hookimpl(wrapper=True)

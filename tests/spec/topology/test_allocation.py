@@ -93,7 +93,13 @@ def test_whatever_slurm_writes_is_read_as_the_hostfile_that_lists_the_same(drawn
     assert equal == parse_hosts(Source("hosts.txt", allocation.as_hostfile()))[0]
 
 
-@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's own expansion needs Slurm's scontrol")
+@pytest.fixture(scope="module")
+def _scontrol(skip_or_fail):
+    if shutil.which("scontrol") is None:
+        skip_or_fail("Slurm's own expansion needs Slurm's scontrol (Debian: slurm-client)")
+
+
+@pytest.mark.usefixtures("_scontrol")
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=allocations())
 def test_scontrol_expands_every_list_of_nodes_alike(drawn, tmp_path):
