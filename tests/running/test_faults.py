@@ -211,7 +211,8 @@ def test_a_program_that_cannot_be_executed_is_named(here, start_run):
     assert run.ends(within_s=20) == 1
     failure = run.report["failure"]
     assert (failure["code"], failure["role"]) == ("R007", "rank")
-    cause = f"could not be started: No such file or directory: {here / 'work.sh'}"
+    why = f"there is no `/no/such/interpreter`, which the first line of {here / 'work.sh'} names"
+    cause = f"could not be started: {why}"
     assert run.stderr.partition("error[")[2].startswith(f"R007]: rank {failure['rank']} (rank, localhost) {cause}\n")
 
 
