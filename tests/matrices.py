@@ -9,6 +9,14 @@ KEPT = {
     "cli/test_simulate.py::test_a_simulated_recipe_has_the_bits_of_a_run": ["pipeline"],
     "cluster/test_bare_to_run.py::test_other_recipes_run_on_prepared_hosts": ["fabric_minimal"],
     "cluster/test_chaos.py::test_a_fault_on_a_host_is_named_and_nothing_is_left_on_any": ["cut host=node1 at 1s"],
+    # The others need packages that `benchmarks/frameworks.py` fetches.
+    "cluster/test_frameworks.py::test_a_script_has_the_losses_of_torchrun_here_and_over_two_hosts": [
+        "accelerated",
+        "ddp",
+        "fabric",
+        "fsdp2",
+        "lightning_trainer",
+    ],
     "cluster/test_run.py::test_recipes_run_across_four_hosts": ["fully_sharded-settings1"],
     "mpi/test_data_parallel.py::test_workers_equal_one_process": ["4"],
     "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation": ["diloco"],

@@ -1,0 +1,48 @@
+"""Scripts written for torchrun, with torch alone and with frameworks: they run unchanged here and over hosts, to the same bits."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
+from tests.scripts.launches import FOLDER, losses_by_torchrun, losses_in
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.slow]
+SCRIPTS = {
+    "ddp": "torch",
+    "fsdp2": "torch",
+    "accelerated": "accelerate",
+    "fabric": "lightning",
+    "lightning_trainer": "lightning",
+    "transformers_trainer": "transformers",
+    "deepspeed_engine": "deepspeed",
+}
+"""For each script, the package that it needs; `benchmarks/frameworks.py` fetches the last two."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_has_the_losses_of_torchrun_here_and_over_two_hosts(
+    cluster4,
+    ttlaunch_on,
+    lab,  # noqa: F811 - the fixture
+    tmp_path,
+    skip_or_fail,
+    name,
+):
+    if importlib.util.find_spec(SCRIPTS[name]) is None:
+        skip_or_fail(f"{SCRIPTS[name]} is not installed")
+    lab("node0 slots=1\nnode1 slots=1\n")
+    shutil.copy(FOLDER / f"{name}.py", tmp_path)
+    expected = losses_by_torchrun(f"{name}.py", tmp_path)
+    assert expected.startswith("2 ")
+    command = [sys.executable, "-m", "ttlaunch", "run", "-n", "2", f"{name}.py"]
+    here = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert (0, expected) == (here.returncode, losses_in(here.stdout)), here.stdout + here.stderr
+    path = ["--env", "PYTHONPATH"] if "PYTHONPATH" in os.environ else []
+    spread = ttlaunch_on(cluster4)(["run", "--on", "lab", "-n", "2", *path, f"{name}.py"], timeout_s=200)
+    assert (0, expected) == (spread.status, losses_in(spread.stdout)), spread.stdout + spread.stderr
+    assert leftovers(cluster4, hosts=["node0", "node1"]) == []

@@ -1,0 +1,55 @@
+"""DistributedDataParallel, as a user of torchrun writes it; `--bad-rank R` has one rank meet a bad sample."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Squares(Dataset):
+    def __init__(self, bad):
+        self.bad = bad
+        self.x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise ValueError(f"sample {index} is corrupt")
+        return self.x[index], self.x[index].square().sum(0, keepdim=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bad-rank", type=int)
+    bad_rank = parser.parse_args().bad_rank
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = Squares(range(40, 44) if rank == bad_rank else ())
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
+    losses = []
+    for _ in range(2):
+        for x, y in loader:
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            losses.append(float(mean) / world)
+    if rank == 0:
+        print("losses", world, *[loss.hex() for loss in losses], flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
