@@ -8,6 +8,7 @@ MPI, NO_MPI = PythonProgram(uses_mpi=True), PythonProgram(uses_mpi=False)
 FILES = {
     "plain.py": "import os, torch\n",
     "named.py": "from mpi4py import MPI\n",
+    "by_library.py": "import ctypes\nctypes.CDLL('libmpi.so.40')\n",
     "by_name.py": "import importlib\nimportlib.import_module('mpi4py.MPI')\n",
     "backend.py": "import torch.distributed as dist\ndist.init_process_group('mpi')\n",
     "over.py": "import models\n",
@@ -27,6 +28,7 @@ COMMANDS = {
     "/usr/bin/python3 plain.py": NO_MPI,
     "./plain.py": NO_MPI,
     "python named.py": MPI,
+    "python by_library.py": MPI,
     "python by_name.py": MPI,
     "python backend.py": MPI,
     "python over.py": MPI,

@@ -15,7 +15,7 @@ from ttlaunch.records.regular_files import open_regular
 
 _INTERPRETER = re.compile(r"python[0-9.]*t?")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
-_MPI = re.compile(rb"\b(?:mpi4py|mpi4jax|mpi4torch|petsc4py|slepc4py|horovod)\b|[\"']mpi[\"']")
+_MPI = re.compile(rb"\b(?:mpi4py|mpi4jax|mpi4torch|petsc4py|slepc4py|horovod)\b|[\"']mpi[\"']|\blibmpi|\bMPI_Init")
 _MOST_BYTES, _MOST_FILES = 4_000_000, 2_000
 
 
