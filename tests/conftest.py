@@ -1,11 +1,13 @@
 """What all tests share: an empty folder to work in, the real command line, golden files, and skips that may not pass."""
 
+import fcntl
 import os
 import re
 import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import venv
@@ -138,6 +140,24 @@ def bare_python(tmp_path_factory):
         return folder / "bin/python", {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}", "NO_COLOR": "1"}
 
     return make
+
+
+@pytest.fixture(scope="session")
+def mpich_python(tmp_path_factory, skip_or_fail):
+    """The interpreter of an environment that has MPICH's wheel of `constraints.txt`; made once for all test processes."""
+    version = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("mpich=="))
+    base = tmp_path_factory.getbasetemp().parent
+    folder = base / version.replace("==", "-")
+    with (base / "mpich.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            venv.create(folder, symlinks=True, clear=True)
+            install = [sys.executable, "-m", "pip", "--python", folder, "install", "-q", "--no-deps", version]
+            installed = subprocess.run(install, capture_output=True, text=True, check=False)
+            if installed.returncode:
+                skip_or_fail(f"MPICH cannot be installed: {installed.stderr[-200:]}")
+            (folder / "complete").touch()
+    return folder / "bin/python"
 
 
 def _write_cluster(folder, links, *, meshes=None, slots=None, shapes=None):

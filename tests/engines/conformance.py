@@ -46,7 +46,7 @@ import os, time
 from mpi4py import MPI
 sum_of_ranks = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1)
 rank = os.environ["TTLAUNCH_RANK"]
-files = {line.split()[-1] for line in open("/proc/self/maps") if "segment." in line}
+files = {line.split()[5] for line in open("/proc/self/maps") if "segment." in line or "mpich_shm_" in line}
 with open(f"part-{rank}", "w") as file:
     file.write(f"{sum_of_ranks} {os.environ['TTLAUNCH_SCRATCH']} {' '.join(files)}")
 os.replace(f"part-{rank}", f"up-{rank}")
@@ -60,22 +60,25 @@ class Installed:
     """An engine as the tests find it on this machine.
 
     Attributes:
-        folder: That has its command; None: beside the interpreter of the tests.
+        folder: That has its command; None: beside the interpreter of the tests, or that of `wheel`.
         name: How its name begins, so that no test passes with another engine by mistake.
         libraries: The MPI that its ranks have to load, where it is not the one that mpi4py finds; the first that exists.
         file: Of an engine that is no part of the package: it is added to a copy.
+        wheel: The fixture that returns the interpreter of an environment with the engine's wheel.
     """
 
     folder: Path | None
     name: str
     libraries: tuple[str, ...] = ()
     file: Path | None = None
+    wheel: str | None = None
 
 
 _OF_DEBIAN = tuple(f"/usr/lib/{machine}-linux-gnu/libmpi.so.40" for machine in ("x86_64", "aarch64"))
 INSTALLED = {
     "open-mpi-5": Installed(None, "Open MPI 5."),
     "open-mpi-4": Installed(Path("/usr/bin"), "Open MPI 4.", _OF_DEBIAN),
+    "mpich": Installed(None, "MPICH 5.", wheel="mpich_python"),
     "bash": Installed(None, "GNU bash ", file=Path(bash_engine.__file__)),
 }
 TEMPORARY = "temporary files"
@@ -116,7 +119,7 @@ def package_with_bash(tmp_path_factory):
     shutil.copy(bash_engine.__file__, package / "engines")
     registration = package / "engines/choose.py"
     text = registration.read_text()
-    added = text.replace("(OpenMpiFinder(),)", "(BashFinder(), OpenMpiFinder())")
+    added = text.replace("(OpenMpiFinder(), ", "(BashFinder(), OpenMpiFinder(), ")
     assert added != text
     line = "from ttlaunch.engines.bash_engine import BashFinder\n"
     registration.write_text(
@@ -129,8 +132,10 @@ def package_with_bash(tmp_path_factory):
 def bench(request, here, bare_python, skip_or_fail):
     """A `Bench` for every engine of `INSTALLED` in turn."""
     installed = INSTALLED[request.param]
-    if installed.folder is None:
+    if installed.folder is None and installed.wheel is None:
         python, environment = Path(sys.executable), dict(os.environ)
+    elif installed.wheel is not None:
+        python, environment = request.getfixturevalue(installed.wheel), bare_python()[1]
     else:
         python, environment = bare_python()
         environment["PATH"] = f"{installed.folder}:/bin"
@@ -226,9 +231,19 @@ def test_ranks_meet_in_one_world_and_what_they_share_goes_with_a_killed_engine(b
     run = bench.start(MEETS, name="work.py")
     said = [run.wait_for_file(f"up-{rank}").split() for rank in range(2)]
     assert ["3", "3"] == [total for total, *_ in said]
-    assert all(files and all(path.startswith(f"{scratch}/") for path in files) for _, scratch, *files in said)
+    shared = {Path(path) for _, _, *files in said for path in files}
+    assert shared
+    assert all(path.exists() for path in shared)
+    (scratch,) = {Path(scratch) for _, scratch, *_ in said}
+    elsewhere = {path.name for path in shared if not path.is_relative_to(scratch)}
+
+    def noted():
+        return elsewhere <= {path.name for path in scratch.glob("segments/*")}
+
+    wait_until(noted, within_s=10, what="the run's folder has the names of the files that lie elsewhere")
     os.kill(run.mpirun(), signal.SIGKILL)
     assert run.ends(within_s=30) == 1
+    assert not any(path.exists() for path in shared)
     assert_nothing_is_left(run)
 
 

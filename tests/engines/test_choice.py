@@ -25,8 +25,8 @@ BOTH = (OpenMpiFinder(), BashFinder())
 MPI, BASH = "mpirun (Open MPI) 5.0.11", "GNU bash, version 5.2.15(1)-release"
 
 
-def test_open_mpi_is_registered():
-    assert ["Open MPI"] == [finder.signature.title for finder in ENGINES]
+def test_open_mpi_is_preferred():
+    assert ["Open MPI", "MPICH", "Intel MPI"] == [finder.signature.title for finder in ENGINES]
 
 
 def test_the_first_engine_that_the_machine_has_is_used(machine):

@@ -10,12 +10,15 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "ttlaunch"
 OF_AN_ENGINE = re.compile(
     r"(?<![a-z])ompi_\w*|\bpmix_\w*|\bprte_\w*|\bpmi_rank|\bopal_\w*|slurm_procid|--mca|--prtemca|\bbtl\w*|\bplm_\w*"
-    r"|oob_tcp\w*|(?<![a-z])(?:prte|orte)(?:d|run)?\b|mpirun|open[ _]?mpi",
+    r"|oob_tcp\w*|(?<![a-z])(?:prte|orte)(?:d|run)?\b|mpirun|open[ _]?mpi"
+    r"|(?<![a-z])hydra_\w+|hydra build|mpich|mpiexec|(?<![a-z])i_mpi_\w*|\bimpi\b|intel mpi|libfabric",
     re.IGNORECASE,
 )
 ALLOWED = {
     ("agent/probe_software.py", "mpirun"): "a key of the JSON that `doctor` prints",
     ("agent/probe_software.py", "openmpi"): "what mpi4py's wheel calls the libraries that it looks for",
+    ("agent/probe_software.py", "mpich"): "as above",
+    ("agent/probe_software.py", "impi"): "as above",
     ("agent/probe_software.py", "ompi_mpi_comm_self"): "the symbol by which one MPI library is told from another",
     ("cli/chaos.py", "mpirun"): "an example of a fault, as users write it",
     ("cli/options.py", "mpirun"): "the help of `--mpi-args`, an option of the vendor's launcher",

@@ -17,6 +17,10 @@ import socket
 import stat
 import struct
 
+SHARED = "/dev/shm"  # noqa: S108 - what is there is checked, or chosen by others
+SEGMENTS = "segments"
+"""The folder in a run's folder in shared memory that has the names of the run's files outside of it."""
+
 _PREFIX = "ttl-"
 _CLAIM = ".claim"
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -108,8 +112,17 @@ def remove_if_abandoned(folder: str) -> None:
     """Remove a folder of ours if it has claims and no process holds one; a folder without claims stays."""
     taken = take_claims(folder)
     if taken:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_scratch(folder)
     release(taken or [])
+
+
+def remove_scratch(folder: str) -> None:
+    """Remove a run's folder in shared memory, and before it the run's files in shared memory that lie outside of it."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(os.path.join(folder, SEGMENTS)):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(SHARED, name))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned(base: str) -> None:

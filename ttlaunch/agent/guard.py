@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 
@@ -36,7 +35,9 @@ def main() -> None:
     if sys.stdin.buffer.read(1):
         return
     kill_run_processes(request["run_id"], grace_s=_GRACE_S, daemons=request["daemons"])
-    shutil.rmtree(request["scratch"], ignore_errors=True)
+    from ttlaunch.agent.claims import remove_scratch  # noqa: PLC0415 - not in memory while the run lasts
+
+    remove_scratch(request["scratch"])
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ def rank_environment(
     environment.pop(contract.ENV_NETWORKS, None)  # inherited if this run was started from within another one
     if networks is not None:
         environment[contract.ENV_NETWORKS] = networks
+        environment.update(_interface_for_messages(plan, environment, networks))
     if plan["recipe"] is None:  # the runtime of a recipe writes down its exceptions itself
         exceptions = os.path.join(run_folder, contract.exceptions_file(row["rank"]))
         environment.update(_with_exceptions_written(environment.pop("PYTHONPATH", None), exceptions))
@@ -106,6 +107,17 @@ def rank_environment(
         "PYTHONFAULTHANDLER", "1"
     )  # a crash in compiled code then prints the Python line that led to it
     return environment
+
+
+def _interface_for_messages(plan: Record, environment: Mapping[str, str], networks: str) -> dict[str, str]:
+    """Return the variables that keep the engine's library on the chosen networks, where it knows only names of interfaces."""
+    names = [name for name in plan["engine"]["names"].get("interface_variables", ()) if name not in environment]
+    if not names:
+        return {}
+    from ttlaunch.agent.torch_world import interface_in  # noqa: PLC0415 - only runs over hosts pay for it
+
+    interface = interface_in(networks)
+    return dict.fromkeys(names, interface) if interface else {}
 
 
 def _torch_world(
@@ -177,6 +189,7 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
         records.not_started(text)
         return _SHIM_FAILED
     records.started(process.pid)
+    _note_segments(plan, process.pid)
     output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ)
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
     _keep_listeners_on_networks(plan, process.pid, environment.get(contract.ENV_NETWORKS))
@@ -195,6 +208,14 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
     if ending.signal:
         return 128 + ending.signal
     return _LEFT_EARLY if ending.left_early else ending.status or 0
+
+
+def _note_segments(plan: Record, pid: int) -> None:
+    patterns, scratch = plan["engine"]["names"].get("own_segments"), os.environ.get(contract.ENV_SCRATCH)
+    if patterns and scratch and _keeps_mpi(plan):
+        from ttlaunch.agent.segments import note_segments  # noqa: PLC0415 - only engines that leave files pay for it
+
+        note_segments(pid, patterns, scratch=scratch)
 
 
 def _why_not(error: OSError, program: str, folder: str) -> str:

@@ -81,8 +81,13 @@ def _interfaces_of_libraries(networks: str | None) -> dict[str, str]:
 
     Without them, gloo uses the address of the host's own name, which is often one that no other host can reach.
     """
-    own = listeners.addresses_in(networks).get(int(socket.AF_INET)) if networks else None
-    name = interface_of(own) if own else None
+    name = interface_in(networks) if networks else None
     return (
         {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     )  # `=`: this name, not a prefix
+
+
+def interface_in(networks: str) -> str | None:
+    """Return the name of this machine's interface in networks of CIDR notation; None if it has none there, or several."""
+    own = listeners.addresses_in(networks).get(int(socket.AF_INET))
+    return interface_of(own) if own else None

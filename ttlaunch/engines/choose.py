@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.engines.base import Engine, EngineFinder
+from ttlaunch.engines.hydra import INTEL, MPICH, HydraFinder
 from ttlaunch.engines.openmpi import OpenMpiFinder
 
-ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(),)
+ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(), HydraFinder(MPICH), HydraFinder(INTEL))
 """All engines in order of preference: the first one that the launching machine has starts its runs.
 
 Hosts are checked for the first engine of the list, and only that one understands a user's arguments for its command.

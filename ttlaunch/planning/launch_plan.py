@@ -85,12 +85,14 @@ class EngineNames:
         launcher: The name of the process that starts ranks.
         rank_variables: The variables in which it tells a process its rank; the first one that is set counts.
         network_variables: The variables in which it tells ranks the networks to use; the first one that is set counts.
+        interface_variables: The variables that name the network interface for its library, on the host of each rank.
         folder_variables: The variables that name the folders for its own files.
         remote_shell_variable: The variable that names the command with which it reaches hosts; empty if it reaches none
             itself.
         daemons: Names of its processes, which are ended after the ranks.
         folders: Patterns of its folders for temporary files, which a run must not leave behind.
         segments: Patterns of its files in shared memory, which a run must not leave behind.
+        own_segments: Those of its files in shared memory that it does not put into the run's folder.
         rank_listeners: Socket options (level, name, value) that tell sockets on which its library listens in ranks from those
             on which the ranks' own programs listen; empty if its library does not listen.
         rank_prefixes: Prefixes of the variables in which it tells its library about the ranks.
@@ -99,11 +101,13 @@ class EngineNames:
     launcher: str
     rank_variables: tuple[str, ...]
     network_variables: tuple[str, ...] = ()
+    interface_variables: tuple[str, ...] = ()
     folder_variables: tuple[str, ...] = ()
     remote_shell_variable: str = ""
     daemons: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     segments: tuple[str, ...] = ()
+    own_segments: tuple[str, ...] = ()
     rank_listeners: tuple[tuple[int, int, int], ...] = ()
     rank_prefixes: tuple[str, ...] = ()
 

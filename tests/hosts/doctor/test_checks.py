@@ -152,7 +152,7 @@ def test_a_launching_machine_that_differs_from_all_hosts_is_a_warning(found, fac
             {"abi": "mpich", "library": "/usr/lib/libmpi.so.12"},
             "H004",
             "pairs mpi4py with another MPI",
-            "mpi4py loads /usr/lib/libmpi.so.12 of MPICH",
+            "mpi4py loads /usr/lib/libmpi.so.12, which is none of Open MPI",
         ),
     ],
 )

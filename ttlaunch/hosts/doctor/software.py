@@ -144,7 +144,7 @@ def check_pairing(facts: Facts, *, topology: Topology, engine: EngineSignature) 
         if known.mpi.abi is None:
             evidence[host] = "mpi4py finds no MPI library"
         elif known.mpi.abi != engine.abi:
-            evidence[host] = f"mpi4py loads {known.mpi.library or 'a library'} of MPICH"
+            evidence[host] = f"mpi4py loads {known.mpi.library or 'a library'}, which is none of {engine.title}"
     return of_hosts(
         "H004",
         evidence,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.agent.claims import claim, remove_abandoned
+from ttlaunch.agent.claims import claim, remove_abandoned, remove_scratch
 from ttlaunch.errors import RunFolderError
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
 from ttlaunch.records.parser import load
@@ -240,5 +240,5 @@ def scratch_folder() -> Iterator[Path]:
     try:
         yield Path(folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_scratch(folder)
         os.close(claimed)
