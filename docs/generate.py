@@ -330,7 +330,8 @@ def _exit_statuses() -> str:
         contract.STATUS_SYNC: "the code could not be copied to a host; nothing was started",
         contract.STATUS_HUNG: "the run hung: it made no progress during the hang timeout",
         contract.STATUS_HOST_LOST: "a host was lost",
-        contract.STATUS_NO_PROGRESS: "restarts made no progress (`--max-restarts`)",
+        contract.STATUS_NO_PROGRESS: "restarts made no progress (`--max-restarts`, or a job that is requeued)",
+        contract.STATUS_TIME_LIMIT: "the time limit of a batch system was near (SIGUSR1): ranks have saved their step",
         contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",
         contract.STATUS_TERMINATED: "ended by SIGTERM",
     }

@@ -310,6 +310,7 @@ STATUS_SYNC = 5
 STATUS_HUNG = 6
 STATUS_HOST_LOST = 7
 STATUS_NO_PROGRESS = 8
+STATUS_TIME_LIMIT = 9
 STATUS_INTERRUPTED = 130
 STATUS_TERMINATED = 143
 """Exit statuses of `ttlaunch`, as documented in `docs/reference/exit-statuses.md`."""

@@ -158,8 +158,8 @@ def test_a_killed_mpirun_is_named_and_no_rank_is_blamed(here, start_run):
 @pytest.mark.parametrize("manner", ["obedient", "stubborn"])
 @pytest.mark.parametrize(
     ("number", "status", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
-    ids=["ctrl-c", "term"],
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGUSR1, 9, "time limit")],
+    ids=["ctrl-c", "term", "time limit"],
 )
 def test_a_signal_to_the_launcher_ends_every_rank(here, start_run, number, status, word, manner):
     (here / "work.py").write_text(BUSY)

@@ -67,6 +67,15 @@ def test_ranks_of_a_recipe_are_asked_for_their_step_and_told_the_largest():
     )
 
 
+def test_a_time_limit_is_an_order_that_is_given_once():
+    end = End()
+    text = "the time limit is near: ranks finish their step and save it, within 30 s; another signal leaves them 5 s"
+    assert [ShowMessage(text), SignalRanks(STOP)] == end.at(100.0, signal.SIGUSR1)
+    assert [] == end.at(101.0, signal.SIGUSR1)
+    assert [ShowMessage("5 s are left; another signal ends every rank at once")] == end.at(102.0, TERM)
+    assert signal.SIGUSR1 == end.ending.signal_number
+
+
 def test_a_recipe_that_keeps_no_checkpoints_only_finishes_its_step():
     (say, _) = End(saves=False).at(100.0, TERM)
     assert ShowMessage("SIGTERM: ranks finish their step, within 30 s; another signal leaves them 5 s") == say

@@ -21,7 +21,7 @@ class Report:
     Attributes:
         name: The name of the recipe or program.
         layout: The layout of the recipe's roles; None for a program that is no recipe.
-        status: "done", "failed", "hung", "interrupted" or "terminated".
+        status: "done", "failed", "hung", "interrupted", "terminated" or "time limit".
         exit_status: The exit status that the command line would have: 0 done, 1 a rank failed, 6 hung, 7 a host was lost, and
             so on.
         duration_s: The time from mpirun's start to its end.

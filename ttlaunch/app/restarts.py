@@ -16,6 +16,7 @@ from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.app.replan import Replanned, repeatable, replan, silent_hosts
 from ttlaunch.app.signals import handled
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
+from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
 from ttlaunch.running.restarts import (
     GiveUp,
     Restart,
@@ -26,6 +27,12 @@ from ttlaunch.running.restarts import (
     write_follow_up,
 )
 from ttlaunch.running.runs.run_folder import RunFolder
+
+_STATUS_AFTER = {
+    int(signal.SIGINT): contract.STATUS_INTERRUPTED,
+    int(signal.SIGTERM): contract.STATUS_TERMINATED,
+    int(TIME_LIMIT_SIGNAL): contract.STATUS_TIME_LIMIT,
+}
 
 
 def run_with_restarts(
@@ -84,7 +91,7 @@ def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]",
     """
     last = outcomes[-1]
     try:
-        with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
+        with handled(dict.fromkeys(_STATUS_AFTER, _order)):
             wait_for_lease(decision, report=partial(_report_waiting, last.folder.path))
             again = repeatable(first.request, outcomes[0].folder.path)
             following = replan(again, first, decision, ask=lambda topology: silent_hosts(topology, dialogue))
@@ -102,7 +109,7 @@ class _OrderedError(Exception):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.exit_status = contract.STATUS_INTERRUPTED if number == signal.SIGINT else contract.STATUS_TERMINATED
+        self.exit_status = _STATUS_AFTER[number]
 
 
 def _order(number: int) -> NoReturn:

@@ -211,7 +211,7 @@ def _ended_by(recorded: "Recorded") -> str:
     if failure:
         known = {name: failure.get(name) for name in ("code", "rank", "role", "host", "step", "cause", "when")}
         return f"{failure['code']}: {Failure(**known, time=None).message}"
-    signals = {"interrupted": "Ctrl-C", "terminated": "SIGTERM"}
+    signals = {"interrupted": "Ctrl-C", "terminated": "SIGTERM", "time limit": "the time limit of the batch system"}
     return signals.get(recorded.status, "")
 
 

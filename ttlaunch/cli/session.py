@@ -23,6 +23,7 @@ from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, CallerLink, supe
 from ttlaunch.cli.console import reporting_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.diagnostics import Format
+from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.launcher import Launcher
 
 _TICK_S = 0.1
@@ -162,9 +163,10 @@ def wait_for_run(session: Session) -> Path | None:
     """
 
     def end(number: int) -> None:
-        session.signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        session.signal(number if number in {signal.SIGINT, TIME_LIMIT_SIGNAL} else signal.SIGTERM)
 
-    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), end)):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, TIME_LIMIT_SIGNAL)
+    with handled(dict.fromkeys(numbers, end)):
         while not (begun := [record["run"] for record in session.said if "run" in record]) and not session.is_over:
             session.wait(_TICK_S)
     return Path(begun[0]) if begun else None

@@ -22,6 +22,7 @@ from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagno
 from ttlaunch.cli.live import make_view
 from ttlaunch.cli.summary import print_result
 from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
 from ttlaunch.running.readers.follow import FollowedRun
 from ttlaunch.running.report import Report, read_report
 from ttlaunch.running.restarts import read_follow_up
@@ -86,6 +87,7 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
     ways: dict[int, Callable[[int], None]] = {
         signal.SIGINT: watcher.order,
         signal.SIGTERM: watcher.order,
+        TIME_LIMIT_SIGNAL: watcher.order,
         signal.SIGHUP: watcher.stop,
         signal.SIGQUIT: watcher.stop,
     }
@@ -241,7 +243,11 @@ def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set
     return set(said)
 
 
-_ORDERS = {signal.SIGINT: contract.STATUS_INTERRUPTED, signal.SIGTERM: contract.STATUS_TERMINATED}
+_ORDERS = {
+    signal.SIGINT: contract.STATUS_INTERRUPTED,
+    signal.SIGTERM: contract.STATUS_TERMINATED,
+    TIME_LIMIT_SIGNAL: contract.STATUS_TIME_LIMIT,
+}
 """The signals that end a supervisor while no ranks are running."""
 
 

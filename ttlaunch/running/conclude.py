@@ -24,6 +24,9 @@ from ttlaunch.running.runs.files import read_text_if_any
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, Watch
 
+TIME_LIMIT_SIGNAL = signal.SIGUSR1
+"""By this signal a batch system says that the time of a job ends soon."""
+
 _TAIL_LINES = 12
 
 
@@ -86,6 +89,8 @@ def conclude(
     status, exit_status = "done", contract.STATUS_DONE
     if ending.signal_number == signal.SIGINT:
         status, exit_status = "interrupted", contract.STATUS_INTERRUPTED
+    elif ending.signal_number == TIME_LIMIT_SIGNAL:
+        status, exit_status = "time limit", contract.STATUS_TIME_LIMIT
     elif ending.signal_number:
         status, exit_status = "terminated", contract.STATUS_TERMINATED
     elif failure is not None:

@@ -1,7 +1,7 @@
 """Decide which ranks and which engine get which signal, and when, if a run does not end by itself.
 
 This module only decides; `supervise.py` sends the signals. After a rank has failed, the engine has a moment to end by
-itself and is then ended. After an order (Ctrl-C, or a signal to the launcher), ranks have a grace period: the ranks of a
+itself and is then ended. After an order (Ctrl-C, or a signal to the launcher, by which a batch system also announces its time limit), ranks have a grace period: the ranks of a
 recipe agree on a step, save it and exit; any other program is sent SIGTERM. A second order shortens the grace period, and a
 third ends it. The ranks that remain then write their stacks and are killed.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.checkpoints.complete import newest_step
-from ttlaunch.running.conclude import Ending
+from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
@@ -120,6 +120,8 @@ class RunEnd:
             yield from self._wait_for_ranks(now, ranks)
 
     def _take_order(self, number: int, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
+        if number == TIME_LIMIT_SIGNAL and self._count:
+            return  # the grace period that has begun ends before the time limit does
         self._count += 1
         ending = self._ending
         if self._count == 1:
@@ -237,7 +239,11 @@ def _resume_command(command: Sequence[str], run_id: str) -> str:
 
 
 def _ordered_by(number: int) -> str:
-    names = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed"}
+    names = {
+        signal.SIGINT: "Ctrl-C",
+        signal.SIGHUP: "the terminal was closed",
+        TIME_LIMIT_SIGNAL: "the time limit is near",
+    }
     return names.get(signal.Signals(number), signal.Signals(number).name)
 
 

@@ -67,7 +67,7 @@ class Report:
     """The result of a run.
 
     Attributes:
-        status: "done", "failed", "hung", "interrupted" or "terminated".
+        status: "done", "failed", "hung", "interrupted", "terminated" or "time limit".
         duration_s, startup_s: Seconds from the start of the engine to the end, and until every rank was up; None if one never was.
         first_validation, last_validation: Mean loss per token, or per image, in nats, None if none was measured.
         last_perplexity: The perplexity of the last validation: the exponential of its loss.

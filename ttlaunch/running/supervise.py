@@ -21,7 +21,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints
-from ttlaunch.running.conclude import Ending, compared_replicas, conclude, folder_failure
+from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending, compared_replicas, conclude, folder_failure
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
     USUAL_GRACE,
@@ -304,7 +304,7 @@ def _signals(end: RunEnd) -> Iterator[None]:
     def note(number: int, _frame: object) -> None:
         end.order(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, TIME_LIMIT_SIGNAL)
     previous = {number: signal.signal(number, note) for number in numbers}
     try:
         yield

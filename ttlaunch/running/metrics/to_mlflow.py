@@ -52,7 +52,8 @@ class MlflowSink:
 
     def close(self, status: str) -> None:
         self.flush()
-        ended = "FINISHED" if status == "done" else "KILLED" if status in {"interrupted", "terminated"} else "FAILED"
+        is_stopped = status in {"interrupted", "terminated", "time limit"}
+        ended = "FINISHED" if status == "done" else "KILLED" if is_stopped else "FAILED"
         for run in (*self._ranks.values(), self._parent):
             self._client.set_terminated(run, status=ended)
 

@@ -24,7 +24,7 @@ class RunSummary:
     """The summary of a run, for one line of a list.
 
     Attributes:
-        state: "running", "done", "failed", "interrupted", "terminated"; "cut off" if its launcher was killed; "elsewhere" if
+        state: "running", "done", "failed", "interrupted", "terminated", "time limit"; "cut off" if its launcher was killed; "elsewhere" if
             another machine started it and the folder has no report of its end.
         step, total_steps: The largest that any rank reported.
         loss: The loss in the latest step for which a rank reported one; None if no rank did.
