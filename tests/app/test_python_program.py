@@ -2,9 +2,9 @@
 
 import pytest
 
-from ttlaunch.app.python_program import PythonProgram, look_at_python
+from ttlaunch.app.python_program import look_at_python
 
-MPI, NO_MPI = PythonProgram(uses_mpi=True), PythonProgram(uses_mpi=False)
+MPI, NO_MPI = True, False
 FILES = {
     "plain.py": "import os, torch\n",
     "named.py": "from mpi4py import MPI\n",
@@ -54,7 +54,8 @@ def test_a_python_program_is_recognised_and_whether_it_names_mpi(here, command):
     for name, text in FILES.items():
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text(text)
-    assert COMMANDS[command] == look_at_python(command.split(), here)
+    found = look_at_python(command.split(), here)
+    assert COMMANDS[command] == (found and found.uses_mpi)
 
 
 def test_only_ranks_of_python_programs_get_the_variables_of_torchrun(here, ttlaunch):

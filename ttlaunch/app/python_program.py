@@ -7,6 +7,7 @@ Lightning, would otherwise take the program for one that uses MPI.
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from ttlaunch.records.regular_files import open_regular
 _INTERPRETER = re.compile(r"python[0-9.]*t?")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _MPI = re.compile(rb"\b(?:mpi4py|mpi4jax|mpi4torch|petsc4py|slepc4py|horovod)\b|[\"']mpi[\"']|\blibmpi|\bMPI_Init")
-_MOST_BYTES, _MOST_FILES = 4_000_000, 2_000
+MOST_BYTES, _MOST_FILES = 4_000_000, 2_000
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,21 @@ class PythonProgram:
 
     Attributes:
         uses_mpi: Whether the program names MPI; also true if its files cannot be read here.
+        script: The file that it starts with; None for `-c`, and for a module that is not in the working folder.
+        interpreter: The interpreter that the command names; None if a script is started by its name.
+        module: The installed module that it starts with, such as `torch.distributed.run`; empty for anything else.
     """
 
     uses_mpi: bool
+    script: Path | None = None
+    interpreter: str | None = None
+    module: str = ""
 
 
 def look_at_python(command: Sequence[str], working_folder: Path) -> PythonProgram | None:
     """Return what is known about the Python program that a command line starts; None if it starts no Python program."""
     program, *words = command
+    interpreter = None if program.endswith(".py") else program
     if _INTERPRETER.fullmatch(Path(program).name):
         while words and words[0].startswith("-") and words[0] not in {"-c", "-m"}:
             words = words[2:] if words[0] in _WITH_VALUE else words[1:]
@@ -50,12 +58,25 @@ def look_at_python(command: Sequence[str], working_folder: Path) -> PythonProgra
         if (
             found is None
         ):  # an installed module, such as `torch.distributed.run` or `mpi4py`, whose own script may follow
-            return PythonProgram(
-                bool(_MPI.search(module.encode(errors="replace"))) or _any_uses_mpi(words[2:], working_folder)
-            )
-        return PythonProgram(_uses_mpi(found, working_folder))
+            uses_mpi = bool(_MPI.search(module.encode(errors="replace"))) or _any_uses_mpi(words[2:], working_folder)
+            return PythonProgram(uses_mpi, interpreter=interpreter, module=module)
+        return PythonProgram(_uses_mpi(found, working_folder), found, interpreter)
     script = working_folder / words[0]
-    return PythonProgram(_uses_mpi(script, script.parent))
+    return PythonProgram(_uses_mpi(script, script.parent), script, interpreter)
+
+
+def parse_quietly(content: bytes) -> ast.Module | None:
+    """Parse a module without its warnings; None if it is too deep for the parser.
+
+    Raises:
+        SyntaxError, ValueError: It is not Python of this version.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(content)
+        except (RecursionError, MemoryError):
+            return None
 
 
 def _any_uses_mpi(words: Sequence[str], working_folder: Path) -> bool:
@@ -70,7 +91,7 @@ def _uses_mpi(program: Path, folder: Path) -> bool:
         path = waiting.pop()
         try:
             with open_regular(path, follow=True) as file:
-                source = file.read(_MOST_BYTES)
+                source = file.read(MOST_BYTES)
         except (OSError, ValueError):
             return True
         if _MPI.search(source) or len(seen) > _MOST_FILES:
@@ -85,10 +106,10 @@ def _uses_mpi(program: Path, folder: Path) -> bool:
 def _imported(source: bytes, path: Path, folder: Path) -> Iterator[Path]:
     """Yield the files in a folder that a module imports; nothing if it is not Python of this version."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = parse_quietly(source)
+    except (SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Import):
             names, start = [alias.name for alias in node.names], folder
         elif isinstance(node, ast.ImportFrom):

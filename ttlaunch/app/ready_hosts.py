@@ -4,6 +4,7 @@ Independent work runs at the same time: files are read while ttlaunch connects t
 other while ttlaunch sends the code.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.app.check_python import needs_torch
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun, make_plan
 from ttlaunch.app.program_on_hosts import check_program
@@ -26,6 +28,7 @@ from ttlaunch.hosts.doctor.network import NetworkChoice, choose_network
 from ttlaunch.hosts.doctor.pair_checks import check_pairs
 from ttlaunch.hosts.doctor.pairs import measure_pairs
 from ttlaunch.hosts.doctor.probe_hosts import probe_all, question_for
+from ttlaunch.hosts.doctor.software import check_packages
 from ttlaunch.hosts.doctor.troubles import explain_troubles
 from ttlaunch.hosts.sync.data import DataItem, data_item
 from ttlaunch.hosts.sync.release import Release, make_release
@@ -119,11 +122,19 @@ def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[di
     found = [diagnostic for diagnostic in checked if diagnostic.severity is Severity.ERROR]
     if prepared.description.choice is not None:
         found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=topology)
+    if _needs_torch(prepared):
+        found += check_packages(answers.facts, topology=topology, needed=("torch",))
     cluster.stop(found)
     choice = choose_network(answers.facts, wanted=topology.cluster.network, connections=connections)
     if isinstance(choice, Diagnostic):
         raise LaunchError([choice])
     return answers.facts, choice
+
+
+def _needs_torch(prepared: PreparedRun) -> bool:
+    """Whether the ranks run a script that imports torch with the interpreter that the hosts were asked about."""
+    python = prepared.description.python
+    return python is not None and python.interpreter == sys.executable and needs_torch(python)
 
 
 def _send_code(

@@ -194,10 +194,14 @@ def is_script(target: str, working_folder: Path) -> bool:
 def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     script = working_folder / str(request.target)
     if not script.is_file():
-        result.diagnostics.append(usage_mistake(f"there is no script {shown(request.target)}"))
+        problem = "is a folder and no script" if script.is_dir() else None
+        name = shown(request.target)
+        result.diagnostics.append(usage_mistake(f"{name} {problem}" if problem else f"there is no script {name}"))
         return
     _refuse_recipe_options(result, request)
     path = str(script.resolve())
+    if script.suffix != ".py" and not os.access(script, os.X_OK):
+        result.diagnostics.append(_unusable_program(str(request.target), script))
     if script.suffix == ".py":
         _set_python(result, (sys.executable, path, *request.arguments), working_folder)
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
@@ -210,6 +214,10 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
 def _unusable_program(program: str, path: Path) -> Diagnostic:
     """Say why a program cannot be run; `path` is the file or folder of its name, if there is one."""
     name = shown(program)
+    if path.is_file() and path.suffix == ".ipynb":
+        from ttlaunch.app.check_python import notebook_mistake
+
+        return notebook_mistake(program)
     if path.is_file() and path.suffix == ".py":
         hint = f"`-- python {name}` runs it with the Python of your shell, `ttlaunch run {name}` with that of ttlaunch"
         return usage_mistake(f"`{name}` is a Python script and no program that can be run by its name", hint)
@@ -240,6 +248,19 @@ def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Pa
     """Note whether the command starts a Python program, and for the plan that is shown what its ranks get."""
     result.python = look_at_python(command, working_folder)
     if result.python is not None:
+        from ttlaunch.app.check_python import check_python
+
+        # The interpreter of `ttlaunch run SCRIPT` is the cluster's, if its description names one.
+        named = result.topology.cluster.python if result.topology else None
+        is_ours = result.python.interpreter == sys.executable
+        checked = replace(result.python, interpreter=named) if named and is_ours else result.python
+        bound = result.topology.world_size if result.topology else None
+        result.diagnostics += check_python(
+            checked,
+            working_folder=working_folder,
+            is_here=_is_here(result),
+            num_ranks=bound or result.ranks or 1,
+        )
         mpi = "" if result.python.uses_mpi else "; the program does not name MPI and runs without it"
         result.remarks.append(f"ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR{mpi}")
 

@@ -9,6 +9,7 @@ from ttlaunch.diagnostics import Severity
 from ttlaunch.engines.openmpi import SIGNATURE
 from ttlaunch.hosts.doctor import checks
 from ttlaunch.hosts.doctor.facts import Clock, Cpu, Devices, Interpreter, Leftover, Mpi, Shm
+from ttlaunch.hosts.doctor.software import check_packages
 from ttlaunch.spec.topology.model import Binding, Mesh, MeshId, Rank
 
 check_everything = partial(checks.check_everything, engine=SIGNATURE)
@@ -400,3 +401,13 @@ def test_a_clock_that_is_a_minute_off_keeps_a_run_back_and_one_that_is_seconds_o
         ("error", "H019", "host `metal-02` has a clock that is 2 minutes ahead"),
         ("warning", "H019", "host `metal-01` has a clock that is 5.0 seconds ahead"),
     ] == [one[:3] for one in answer]
+
+
+def test_a_script_that_needs_torch_alone_does_not_ask_for_the_rest(facts, topology):
+    one = facts(1)
+    without = {name: version for name, version in one.python.packages.items() if name != "torch"}
+    with_torch_alone = {"metal-01": replace(one, python=python(facts, packages={"torch": "2.6.0"}))}
+    without_torch = {"metal-01": replace(one, python=python(facts, packages=without))}
+    assert [] == check_packages(with_torch_alone, topology=topology(1), needed=("torch",))
+    [found] = check_packages(without_torch, topology=topology(1), needed=("torch",))
+    assert ("H005", "host `metal-01` has no torch") == (found.code, found.message)

@@ -1,7 +1,7 @@
 """Check Python, its packages and the engine: every host has them, they fit together, and their versions are the same."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed
 from ttlaunch.hosts.doctor.facts import HostFacts
@@ -34,11 +34,11 @@ def check_python(facts: Facts, *, topology: Topology, needs_packages: bool) -> l
     )
 
 
-def check_packages(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Report packages that ranks import and that their interpreter lacks."""
+def check_packages(facts: Facts, *, topology: Topology, needed: Sequence[str] = RANK_PACKAGES) -> list[Diagnostic]:
+    """Report packages that ranks import and that their interpreter lacks; `needed` are some of those that hosts are asked about."""
     evidence, lacking = {}, dict[str, None]()
     for host, known in facts.items():
-        missing = [name for name in RANK_PACKAGES if known.python and name not in known.python.packages]
+        missing = [name for name in needed if known.python and name not in known.python.packages]
         if missing and known.python:
             evidence[host] = f"no {listed(missing, last='or', quote='')} for {known.python.executable}"
             lacking |= dict.fromkeys(missing)
@@ -48,7 +48,9 @@ def check_packages(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
         evidence,
         topology=topology,
         says=(f"has no {names}", f"have no {names}"),
-        notes=("looked up by metadata; ranks import all of " + listed(RANK_PACKAGES, last="and", quote=""),),
+        notes=("looked up by metadata; ranks import all of " + listed(needed, last="and", quote=""),)
+        if len(needed) > 1
+        else (),
         hints=(_prepare(topology),),
     )
 
