@@ -183,7 +183,13 @@ def test_a_library_that_imports_mpi_in_a_script_without_mpi_is_told_what_to_do(h
     command = [sys.executable, "-m", "ttlaunch", "run", "-n", "2", "work.py"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=100, check=False)
     assert 1 == done.returncode
-    assert "this rank runs without MPI, because the program does not name mpi4py" in done.stderr
+    assert "error[R068]: rank " in done.stderr
+    assert "this rank runs without MPI, and would be alone in a world of its own" in done.stderr
+    assert "hint: `--engine openmpi` gives the ranks MPI" in done.stderr
+    given = subprocess.run(
+        [*command, "--engine", "openmpi"], cwd=here, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert 0 == given.returncode, given.stderr
 
 
 @pytest.mark.mpi

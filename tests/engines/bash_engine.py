@@ -54,7 +54,7 @@ class Bash:
         assert ranks.over_hosts is None, "it reaches no other host"
         shim = (ranks.python, "-I", "-S", ranks.shim, contract.PLAN_FILE)
         argv = (self.program, "-c", RANKS, "ranks", str(len(ranks.rows)), *shim)
-        names = EngineNames(launcher="bash", rank_variables=("BASH_ENGINE_RANK",))
+        names = EngineNames(launcher="bash", rank_variables=("BASH_ENGINE_RANK",), key="bash")
         return EngineCommand(self.name, argv, {}, {}, names=names)
 
     def start(self, command, *, folder, environment):
@@ -75,6 +75,8 @@ class Bash:
 
 class BashFinder:
     signature = SIGNATURE
+    key = "bash"
+    can = Capability(0)
 
     def find(self, *, python, search_path):
         program = shutil.which(SIGNATURE.program, path=search_path)

@@ -61,13 +61,15 @@ class Installed:
 
     Attributes:
         folder: That has its command; None: beside the interpreter of the tests, or that of `wheel`.
-        name: How its name begins, so that no test passes with another engine by mistake.
+        key: The name by which `--engine` chooses it.
+        name: How its name begins, so that no test passes with another version by mistake.
         libraries: The MPI that its ranks have to load, where it is not the one that mpi4py finds; the first that exists.
         file: Of an engine that is no part of the package: it is added to a copy.
         wheel: The fixture that returns the interpreter of an environment with the engine's wheel.
     """
 
     folder: Path | None
+    key: str
     name: str
     libraries: tuple[str, ...] = ()
     file: Path | None = None
@@ -76,10 +78,11 @@ class Installed:
 
 _OF_DEBIAN = tuple(f"/usr/lib/{machine}-linux-gnu/libmpi.so.40" for machine in ("x86_64", "aarch64"))
 INSTALLED = {
-    "open-mpi-5": Installed(None, "Open MPI 5."),
-    "open-mpi-4": Installed(Path("/usr/bin"), "Open MPI 4.", _OF_DEBIAN),
-    "mpich": Installed(None, "MPICH 5.", wheel="mpich_python"),
-    "bash": Installed(None, "GNU bash ", file=Path(bash_engine.__file__)),
+    "open-mpi-5": Installed(None, "openmpi", "Open MPI 5."),
+    "open-mpi-4": Installed(Path("/usr/bin"), "openmpi", "Open MPI 4.", _OF_DEBIAN),
+    "mpich": Installed(None, "mpich", "MPICH 5.", wheel="mpich_python"),
+    "agents": Installed(None, "agents", "agents"),
+    "bash": Installed(None, "bash", "GNU bash ", file=Path(bash_engine.__file__)),
 }
 TEMPORARY = "temporary files"
 SET_BY_TESTS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
@@ -89,8 +92,8 @@ SET_BY_TESTS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 class Bench:
     """A place to start runs with one engine."""
 
-    def __init__(self, folder, python, environment, engine):
-        self.folder, self.engine = folder, engine
+    def __init__(self, folder, python, environment, engine, key):
+        self.folder, self.engine, self.key = folder, engine, key
         self._python, self._environment = python, environment
         self.runs = []
 
@@ -100,7 +103,8 @@ class Bench:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
         given = {**self._environment, **(environment or {})}
-        self.runs.append(StartedRun(self.folder, [name, "-n", str(ranks)], python=self._python, environment=given))
+        arguments = ["--engine", self.key, "-n", str(ranks), name]
+        self.runs.append(StartedRun(self.folder, arguments, python=self._python, environment=given))
         return self.runs[-1]
 
     def up(self, run, ranks):
@@ -119,7 +123,7 @@ def package_with_bash(tmp_path_factory):
     shutil.copy(bash_engine.__file__, package / "engines")
     registration = package / "engines/choose.py"
     text = registration.read_text()
-    added = text.replace("(OpenMpiFinder(), ", "(BashFinder(), OpenMpiFinder(), ")
+    added = text.replace("(OpenMpiFinder(), ", "(OpenMpiFinder(), BashFinder(), ")
     assert added != text
     line = "from ttlaunch.engines.bash_engine import BashFinder\n"
     registration.write_text(
@@ -144,14 +148,14 @@ def bench(request, here, bare_python, skip_or_fail):
     environment = {name: value for name, value in environment.items() if name not in SET_BY_TESTS}
     (here / TEMPORARY).mkdir()
     environment["TMPDIR"] = str(here / TEMPORARY)
-    engines = ENGINES
+    engines = [finder for finder in ENGINES if finder.key == installed.key]
     if installed.file is not None:
         environment["PYTHONPATH"] = str(request.getfixturevalue("package_with_bash"))
         engines = [bash_engine.BashFinder()]
     found = find_engine(python=str(python), search_path=environment.get("PATH"), engines=engines)
     if isinstance(found, Diagnostic) or not found.name.startswith(installed.name):
         skip_or_fail(f"no {installed.name} on this machine")
-    made = Bench(here, python, environment, found)
+    made = Bench(here, python, environment, found, installed.key)
     yield made
     for run in made.runs:
         run.close()
@@ -259,6 +263,28 @@ def test_a_rank_that_exits_is_named_and_the_others_are_ended(bench, status):
     assert [0, 2] == sorted(one["rank"] for one in failure["cascade"])
     assert run.report["duration_s"] < 15
     assert_nothing_is_left(run)
+
+
+def test_a_rank_that_ends_with_0_ends_no_other(bench):
+    run = bench.start("[ $TTLAUNCH_RANK = 1 ] || sleep 1; touch end-$TTLAUNCH_RANK", ranks=3)
+    assert (0, None) == (run.ends(within_s=60), run.report["failure"])
+    assert ["end-0", "end-1", "end-2"] == sorted(path.name for path in bench.folder.glob("end-*"))
+
+
+def test_ranks_that_ignore_the_order_to_end_are_killed_after_a_failure(bench):
+    run = bench.start(f"trap '' TERM; [ $TTLAUNCH_RANK = 1 ] && {{ sleep 0.5; exit 3; }}; {WAIT}", ranks=3)
+    assert run.ends(within_s=30) == 1
+    assert ("R003", 1) == (run.report["failure"]["code"], run.report["failure"]["rank"])
+    assert_nothing_is_left(run)
+
+
+def test_variables_of_a_surrounding_mpirun_do_not_reach_ranks_without_mpi(bench):
+    if Capability.MPI in bench.engine.can or bench.key == "bash":
+        pytest.skip("its ranks have variables of MPI")
+    outer = {"OMPI_COMM_WORLD_RANK": "7", "PMIX_RANK": "7", "PMI_RANK": "7", "OMPI_MCA_btl": "tcp"}
+    run = bench.start("env | grep -E '^(OMPI|PMIX?|PRTE|OPAL)_' > seen-$TTLAUNCH_RANK; true", environment=outer)
+    assert run.ends(within_s=60) == 0
+    assert ["", ""] == [(bench.folder / f"seen-{rank}").read_text() for rank in range(2)]
 
 
 def test_a_rank_that_is_killed_is_named_first(bench):

@@ -6,8 +6,7 @@ import subprocess
 import pytest
 
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.engines.choose import find_engine
-from ttlaunch.engines.openmpi import GENERATIONS, OpenMpi, generation_of
+from ttlaunch.engines.openmpi import GENERATIONS, OpenMpi, OpenMpiFinder, generation_of
 from ttlaunch.planning.engine import OverHosts, RanksToStart
 from ttlaunch.planning.launch_plan import RankRow
 
@@ -119,7 +118,7 @@ def test_a_machine_with_a_version_that_cannot_be_used_is_refused(tmp_path, says,
     program = tmp_path / "mpirun"
     program.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {says}'\n")
     program.chmod(0o755)
-    found = find_engine(python=str(tmp_path / "python"), search_path="")
+    found = OpenMpiFinder().find(python=str(tmp_path / "python"), search_path="")
     if isinstance(found, Diagnostic):
         assert (found.code, found.message) == ("H003", f"{program} {answer}")
     else:

@@ -7,6 +7,9 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 SHIM = os.path.join(_FOLDER, "shim.py")
 """The path of the shim on the launching machine."""
 
+START_RANKS = os.path.join(_FOLDER, "start_ranks.py")
+"""The path of the script that starts the ranks of an engine without a program of its own."""
+
 PARENT_DEATH = os.path.join(_FOLDER, "parent_death.py")
 """The path of the script that starts mpirun so that it ends with the launcher."""
 

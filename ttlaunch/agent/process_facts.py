@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import socket
 import struct
@@ -25,7 +26,7 @@ from ttlaunch.agent.run_processes import (
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from typing import Any
 
 _SAMPLE_S = 0.2  # long enough for a process that shares its processor with several others to show what it does
@@ -35,8 +36,18 @@ _SYSTEM_SHARE = 0.25  # of the processor time: computing makes few system calls
 _RETRANSMITTED = 3  # 1.4 s after the first attempt; a healthy network needs one, rarely two
 _ESTABLISHED, _CONNECTING = "01", "02"
 _RETRANSMITTING = "01"  # the kernel's number of the timer that waits for an acknowledgement
+_MPI_LIBRARY = re.compile(r"/\S*/libmpi(?:ch|fort|cxx|_[a-z]+)?\.so\S*")
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _TABLES = (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6))
+
+
+def mpi_library_of(pids: Iterable[int]) -> str | None:
+    """Return the path of a library of MPI that one of these processes has loaded; None if none has."""
+    for pid in pids:
+        found = _MPI_LIBRARY.search(_read(f"/proc/{pid}/maps"))
+        if found is not None:
+            return found[0]
+    return None
 
 
 def look_at_processes(

@@ -59,6 +59,18 @@ class RankRecords:
         """Record that the rank's process could not be started."""
         self._write(RankExit(rank=self._rank, time=time.time(), start_error=reason))
 
+    def uses_mpi(self, library: str) -> None:
+        """Record as the rank's error that it has loaded a library of MPI although it runs without MPI."""
+        message = f"it has loaded {library}, and would be alone in a world of its own"
+        error = {"type": "NoMpiError", "message": message, "time": time.time()}
+        path = self._path(contract.error_file(self._rank))
+        try:
+            with open(path + ".tmp", "w", encoding="utf-8", opener=contract.open_private) as file:
+                json.dump(error, file)
+            os.replace(path + ".tmp", path)
+        except OSError as failure:
+            print(f"ttlaunch shim: {path} cannot be written: {failure.strerror}", file=sys.stderr)
+
     def ending(self, pid: int, wait_status: int, usage: struct_rusage) -> RankExit:
         """Return how the rank ended, as of now.
 

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
@@ -45,32 +46,35 @@ _OUTPUT_GRACE_S = 1.0
 _RECORD_GRACE_S = (
     0.1  # the rank and all its descendants have ended, so only the rest in the pipes is still to be copied
 )
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 5.0  # for a library of MPI, which compiled programs load when they start
 _LEFT_EARLY = 1
-_SHIM_FAILED = 70
+SHIM_FAILED = 70
 
 
 def main() -> int:
     """Run one rank; the exit status is the rank's, or 128 + signal."""
-    end_with_parent(signal.SIGKILL)
-    # Orphans below the rank become our children, however often they forked; `_kill_descendants` relies on that.
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # mpirun signals the whole process group, so the rank gets each signal itself; the shim must outlive it to record how
-    # the rank ended.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    begin()
     try:
         plan_path = os.path.abspath(sys.argv[1])
-        run_folder = os.path.dirname(plan_path)
         with open(plan_path, encoding="utf-8") as file:
             plan = json.load(file)
         row = _own_row(plan)
     except (OSError, ValueError, KeyError, IndexError, LookupError) as error:
         reason = str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
         print(f"ttlaunch shim: {reason}", file=sys.stderr)
-        return _SHIM_FAILED
-    contract.make_private_folder(os.path.join(run_folder, contract.LOGS_DIR))
-    contract.make_private_folder(os.path.join(run_folder, contract.RECORDS_DIR))
-    return _run_rank(plan, row, plan_path)
+        return SHIM_FAILED
+    return run_rank(plan, row, plan_path)
+
+
+def begin() -> None:
+    """Make this process a shim: it ends with its parent, adopts what its rank orphans, and outlives signals to its group."""
+    end_with_parent(signal.SIGKILL)
+    # Orphans below the rank become our children, however often they forked; `_kill_descendants` relies on that.
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # Engines signal the whole process group, so the rank gets each signal itself; the shim must outlive it to record how
+    # the rank ended.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def rank_environment(
@@ -101,7 +105,7 @@ def rank_environment(
     if plan["recipe"] is None:  # the runtime of a recipe writes down its exceptions itself
         exceptions = os.path.join(run_folder, contract.exceptions_file(row["rank"]))
         environment.update(_with_exceptions_written(environment.pop("PYTHONPATH", None), exceptions))
-        if not _keeps_mpi(plan):
+        if not _keeps_mpi(plan) and plan["world_size"] > 1:
             environment[contract.ENV_NO_MPI] = "1"
     environment.setdefault(
         "PYTHONFAULTHANDLER", "1"
@@ -143,8 +147,8 @@ def _torch_world(
 
 
 def _keeps_mpi(plan: Record) -> bool:
-    python = plan.get("python")
-    return python is None or bool(python["uses_mpi"])
+    python, has_mpi = plan.get("python"), plan["engine"]["names"].get("has_mpi", True)
+    return bool(has_mpi and (python is None or python["uses_mpi"]))
 
 
 def _with_exceptions_written(path: str | None, file: str) -> dict[str, str]:
@@ -153,9 +157,14 @@ def _with_exceptions_written(path: str | None, file: str) -> dict[str, str]:
     return {**own, "PYTHONPATH": f"{_AT_START}{os.pathsep}{path}" if path else _AT_START, contract.ENV_EXCEPTIONS: file}
 
 
-def _own_row(plan: Record) -> Record:
+def check_format(plan: Record) -> None:
+    """Raise `LookupError` if another version of ttlaunch wrote the plan."""
     if plan["format"] != contract.PLAN_FORMAT:
         raise LookupError(f"plan format {plan['format']} is not {contract.PLAN_FORMAT}; another version wrote it")
+
+
+def _own_row(plan: Record) -> Record:
+    check_format(plan)
     names = plan["engine"].get("names")
     if names is None:
         raise LookupError("the plan does not say how its engine names ranks; another version wrote it")
@@ -174,9 +183,11 @@ def _first_set(names: Sequence[str], environment: Mapping[str, str]) -> str | No
     return next((environment[name] for name in names if name in environment), None)
 
 
-def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
+def run_rank(plan: Record, row: Record, plan_path: str) -> int:
     """Run a rank to its end and record how it ended; returns the status to exit with."""
     run_folder = os.path.dirname(plan_path)
+    contract.make_private_folder(os.path.join(run_folder, contract.LOGS_DIR))
+    contract.make_private_folder(os.path.join(run_folder, contract.RECORDS_DIR))
     rank = row["rank"]
     records = RankRecords(run_folder, plan, rank)
     try:
@@ -187,11 +198,12 @@ def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
         text = _why_not(error, wrong, plan["working_folder"]) if isinstance(error, OSError) else str(error)
         print(f"rank {rank} cannot be started: {text}", file=sys.stderr)
         records.not_started(text)
-        return _SHIM_FAILED
+        return SHIM_FAILED
     records.started(process.pid)
     _note_segments(plan, process.pid)
     output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ)
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
+    _refuse_mpi(plan, process.pid, records)
     _keep_listeners_on_networks(plan, process.pid, environment.get(contract.ENV_NETWORKS))
     _, wait_status, usage = os.wait4(process.pid, 0)
     # The time of the end is taken before anything else is waited for: the order of endings decides who failed first.
@@ -251,6 +263,31 @@ def _keep_listeners_on_networks(plan: Record, pid: int, networks: str | None) ->
         move_until_it_ends(pid, networks, options)
 
 
+def _refuse_mpi(plan: Record, pid: int, records: RankRecords) -> None:
+    """Until the rank ends, look whether it loads a library of MPI, of which it would be the only rank; a thread does that.
+
+    Ranks of Python programs refuse MPI themselves, at its import: some of their libraries load MPI without using it.
+    """
+    if plan["engine"]["names"].get("has_mpi", True) or plan.get("python") is not None or plan["world_size"] == 1:
+        return
+
+    def look() -> None:
+        from ttlaunch.agent.listeners import descendants  # noqa: PLC0415 - only these ranks pay for it
+        from ttlaunch.agent.process_facts import mpi_library_of  # noqa: PLC0415 - likewise
+
+        pause_s = _FIRST_LOOK_S
+        while True:
+            library = mpi_library_of([pid, *(child for child, _ in descendants(pid))])
+            if library is not None:
+                records.uses_mpi(library)
+                os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
 def _join(threads: list[threading.Thread], timeout_s: float) -> None:
     for thread in threads:
         thread.join(timeout_s)
@@ -308,7 +345,7 @@ def _kill_descendants() -> int:
 
 def _children() -> list[int]:
     try:
-        with open(f"/proc/self/task/{threading.main_thread().native_id}/children", encoding="ascii") as file:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []

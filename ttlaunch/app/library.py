@@ -43,6 +43,7 @@ class ClusterOptions(TypedDict, total=False):
         hostfile: A hostfile in place of `on`.
         rank_bindings: Rank bindings in place of `on`.
         mpi_args: Further arguments for mpirun, as one text.
+        engine: What starts the ranks: `agents` or `openmpi`; unless given, the program decides.
         args: Arguments of a script.
         naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
         env: Variables for all ranks, such as `{"OMP_NUM_THREADS": "1"}`; or texts `NAME=VALUE`, and `NAME` for the value of
@@ -56,6 +57,7 @@ class ClusterOptions(TypedDict, total=False):
     hostfile: str | Path | None
     rank_bindings: str | Path | None
     mpi_args: str | None
+    engine: str | None
     args: Sequence[str]
     naive: bool
     env: Mapping[str, str] | Sequence[str]

@@ -19,7 +19,7 @@ _LEAST = {"grace": 0, "lease": 3, "hang_timeout": 1}
 """The smallest value of each option that is a number, the same as on the command line."""
 
 _PATHS = ("on", "config", "hostfile", "rank_bindings", "runs_dir", "resume", "keep")
-_TEXTS = ("mpi_args", "profile_steps", "share_with")
+_TEXTS = ("mpi_args", "engine", "profile_steps", "share_with")
 _LISTS = ("args", "sinks")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 _PLAIN = re.compile(r"[A-Za-z_./~-][A-Za-z0-9_./~-]*")
@@ -85,6 +85,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         hostfile=_path(options.get("hostfile")),
         rank_bindings=_path(options.get("rank_bindings")),
         mpi_args=options.get("mpi_args"),
+        engine=options.get("engine"),
         arguments=(*texts[1:], *options.get("args", ())),
         resume=options.get("resume"),
         runs_dir=Path(options.get("runs_dir", "runs")),

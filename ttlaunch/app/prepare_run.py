@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
-from ttlaunch.engines.base import Engine
-from ttlaunch.engines.choose import find_engine
+from ttlaunch.engines.base import Engine, EngineFinder
+from ttlaunch.engines.choose import find_engine, suitable_engines
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
@@ -57,7 +58,7 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
     description = resolve(request, working_folder=working_folder, dialogue=dialogue)
     local_hosts = _local_hosts(description)
     python = _python(description, local_hosts)
-    engine = find_engine(python=python, search_path=os.environ.get("PATH"), gets_arguments=request.mpi_args is not None)
+    engine = _find_engine(description, request, python=python, local_hosts=local_hosts)
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
         raise LaunchError([*found, engine])
@@ -78,6 +79,24 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
     dialogue.warn(found)
     resolved = _resolved(description)
     return PreparedRun(plan, description.topology, surroundings, engine, resolved, request, description)
+
+
+def _find_engine(
+    description: ResolvedSpec, request: RunSpec, *, python: str, local_hosts: frozenset[str]
+) -> Engine | Diagnostic:
+    """Find the engine that the options name, or one that suits the program."""
+    program, is_here = description.python, len(local_hosts) == len(getattr(description.topology, "hosts", ()))
+    engines: Sequence[EngineFinder]
+    if description.engine is not None:
+        engines = [description.engine]
+    else:
+        silent = program is not None and not program.uses_mpi and request.mpi_args is None and is_here
+        engines = suitable_engines(uses_mpi=not silent)
+        engines = engines[:1] if request.mpi_args is not None else engines  # only the first one understands them
+    engine = find_engine(python=python, search_path=os.environ.get("PATH"), engines=engines)
+    if isinstance(engine, Diagnostic) and description.engine is None and description.command and not program:
+        return replace(engine, hints=(*engine.hints, "`--engine agents` starts a program that does not use MPI"))
+    return engine
 
 
 def _resolved(description: ResolvedSpec) -> str:

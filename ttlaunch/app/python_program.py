@@ -9,14 +9,16 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ttlaunch.diagnostics import shown
 from ttlaunch.records.regular_files import open_regular
 
 _INTERPRETER = re.compile(r"python[0-9.]*t?")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _MPI = re.compile(rb"\b(?:mpi4py|mpi4jax|mpi4torch|petsc4py|slepc4py|horovod)\b|[\"']mpi[\"']|\blibmpi|\bMPI_Init")
+_QUOTES = "\"'"
 MOST_BYTES, _MOST_FILES = 4_000_000, 2_000
 
 
@@ -29,12 +31,14 @@ class PythonProgram:
         script: The file that it starts with; None for `-c`, and for a module that is not in the working folder.
         interpreter: The interpreter that the command names; None if a script is started by its name.
         module: The installed module that it starts with, such as `torch.distributed.run`; empty for anything else.
+        why: A clause that says where it names MPI; empty if it does not.
     """
 
     uses_mpi: bool
     script: Path | None = None
     interpreter: str | None = None
     module: str = ""
+    why: str = field(default="", compare=False)
 
 
 def look_at_python(command: Sequence[str], working_folder: Path) -> PythonProgram | None:
@@ -51,18 +55,21 @@ def look_at_python(command: Sequence[str], working_folder: Path) -> PythonProgra
     if not words:
         return None
     if words[0] == "-c":
-        return PythonProgram(bool(_MPI.search(" ".join(words[1:2]).encode(errors="replace"))))
+        why = _named_in(" ".join(words[1:2]).encode(errors="replace"), "the code after `-c`")
+        return PythonProgram(bool(why), why=why)
     if words[0] == "-m":
         module = words[1] if len(words) > 1 else ""
         found = _module_file(working_folder, module.split("."))
         if (
             found is None
         ):  # an installed module, such as `torch.distributed.run` or `mpi4py`, whose own script may follow
-            uses_mpi = bool(_MPI.search(module.encode(errors="replace"))) or _any_uses_mpi(words[2:], working_folder)
-            return PythonProgram(uses_mpi, interpreter=interpreter, module=module)
-        return PythonProgram(_uses_mpi(found, working_folder), found, interpreter)
+            why = _named_in(module.encode(errors="replace"), "the command") or _first_mpi(words[2:], working_folder)
+            return PythonProgram(bool(why), interpreter=interpreter, module=module, why=why)
+        why = _where_mpi(found, working_folder)
+        return PythonProgram(bool(why), found, interpreter, why=why)
     script = working_folder / words[0]
-    return PythonProgram(_uses_mpi(script, script.parent), script, interpreter)
+    why = _where_mpi(script, script.parent)
+    return PythonProgram(bool(why), script, interpreter, why=why)
 
 
 def parse_quietly(content: bytes) -> ast.Module | None:
@@ -79,13 +86,19 @@ def parse_quietly(content: bytes) -> ast.Module | None:
             return None
 
 
-def _any_uses_mpi(words: Sequence[str], working_folder: Path) -> bool:
+def _named_in(text: bytes, place: str) -> str:
+    """Return a clause that says that a text names MPI; empty if it does not."""
+    found = _MPI.search(text)
+    return "" if found is None else f"{place} names {found[0].decode().strip(_QUOTES)}"
+
+
+def _first_mpi(words: Sequence[str], working_folder: Path) -> str:
     scripts = [working_folder / word for word in words if word.endswith(".py")]
-    return any(_uses_mpi(script, script.parent) for script in scripts)
+    return next((why for script in scripts if (why := _where_mpi(script, script.parent))), "")
 
 
-def _uses_mpi(program: Path, folder: Path) -> bool:
-    """Whether a program, or a module that it imports from a folder, names MPI."""
+def _where_mpi(program: Path, folder: Path) -> str:
+    """Return a clause that says where a program, or a module that it imports from a folder, names MPI; empty if nowhere."""
     waiting, seen = [program], {program}
     while waiting:
         path = waiting.pop()
@@ -93,14 +106,16 @@ def _uses_mpi(program: Path, folder: Path) -> bool:
             with open_regular(path, follow=True) as file:
                 source = file.read(MOST_BYTES)
         except (OSError, ValueError):
-            return True
-        if _MPI.search(source) or len(seen) > _MOST_FILES:
-            return True
+            return f"`{shown(path.name)}` cannot be read"
+        if why := _named_in(source, f"`{shown(path.name)}`"):
+            return why
+        if len(seen) > _MOST_FILES:
+            return f"it imports more than {_MOST_FILES:,} files of its own"
         for found in _imported(source, path, folder):
             if found not in seen:
                 seen.add(found)
                 waiting.append(found)
-    return False
+    return ""
 
 
 def _imported(source: bytes, path: Path, folder: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from ttlaunch.agent.held_port import hold_port
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.engines.base import Capability
 from ttlaunch.planning.launch_plan import LaunchPlan, is_python
 from ttlaunch.running.preflight import check_listeners, check_machine
 from ttlaunch.running.rank_controller import LocalRankController, RankController
@@ -53,7 +54,9 @@ def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
     """
     problems = _check_cuda(prepared)
     problems += check_machine(prepared.plan, prepared.engine, python=prepared.surroundings.python)
-    stop_on_errors([*problems, *check_listeners()], dialogue)
+    if Capability.MPI in prepared.engine.can:
+        problems += check_listeners()
+    stop_on_errors(problems, dialogue)
     return _ReadyHere(prepared.plan)
 
 

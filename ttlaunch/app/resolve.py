@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, with_engine
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.python_program import PythonProgram, look_at_python
 from ttlaunch.app.run_spec import RunSpec, short_name
@@ -28,6 +29,7 @@ from ttlaunch.diagnostics import (
 )
 
 if TYPE_CHECKING:
+    from ttlaunch.engines.base import EngineFinder
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.planning.roles import RoleLayout
     from ttlaunch.spec.named_folders import NamedFolder
@@ -68,6 +70,7 @@ class ResolvedSpec:
         files: The files of the topology that were read.
         descriptor_found: A text that says where the mesh graph descriptor was found.
         mpi_args: Further arguments for the engine's command.
+        engine: The engine that `--engine` names; None if it names none.
         remarks: What the options changed besides what they name, for the plan that is shown.
     """
 
@@ -82,6 +85,7 @@ class ResolvedSpec:
     files: list[str] = field(default_factory=list)
     descriptor_found: str | None = None
     mpi_args: tuple[str, ...] = ()
+    engine: "EngineFinder | None" = None
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -105,6 +109,8 @@ def resolve(
         hosts: The text of a hostfile that is in no file, in place of what the specification names; None for the latter.
     """
     result, working_folder = ResolvedSpec(), working_folder or Path.cwd()
+    result.engine, found = asked_engine(request.engine)
+    result.diagnostics += found
     _load_topology_into(result, request, working_folder, hosts=hosts)
     request = _with_number_of_ranks(result, request)
     if request.target is None:
@@ -152,7 +158,7 @@ def _load_topology_into(
     from ttlaunch.spec.topology.load import load_topology, load_topology_files
     from ttlaunch.spec.topology.variables import given_variables
 
-    files, mistakes = _named_files(request)
+    files, mistakes = _named_files(request, result.engine)
     files = replace(files, hosts=hosts or files.hosts)
     result.diagnostics += mistakes
     result.mpi_args = files.passed
@@ -205,7 +211,8 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
     if script.suffix == ".py":
         _set_python(result, (sys.executable, path, *request.arguments), working_folder)
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
-    mpi = SCRIPT_PREFIX if result.python is not None and result.python.uses_mpi else ()
+    names_mpi = result.python is not None and result.python.uses_mpi and result.python.why
+    mpi = SCRIPT_PREFIX if names_mpi else ()
     prefix = (sys.executable, *mpi) if script.suffix == ".py" else ()
     result.command = (*prefix, path, *request.arguments)
     result.name = script.stem
@@ -261,8 +268,8 @@ def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Pa
             is_here=_is_here(result),
             num_ranks=bound or result.ranks or 1,
         )
-        mpi = "" if result.python.uses_mpi else "; the program does not name MPI and runs without it"
-        result.remarks.append(f"ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR{mpi}")
+        result.python, mpi = with_engine(result.python, result.engine)
+        result.remarks.append(f"ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR; {mpi}")
 
 
 def _is_here(result: ResolvedSpec) -> bool:
@@ -310,7 +317,7 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
         return
     result.name = found.name
-    result.diagnostics += _check_hiding(found)
+    result.diagnostics += [*_check_hiding(found), *refuse_recipe(result.engine)]
     if request.arguments:
         message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
         result.diagnostics.append(usage_mistake(message, "`--set KEY=VALUE` configures a recipe"))
@@ -452,7 +459,7 @@ class _NamedFiles:
         return not (self.hostfile is None and self.rank_bindings is None and self.hosts is None)
 
 
-def _named_files(request: RunSpec) -> tuple[_NamedFiles, list[Diagnostic]]:
+def _named_files(request: RunSpec, engine: "EngineFinder | None") -> tuple[_NamedFiles, list[Diagnostic]]:
     """Collect the files and hosts that options name, and report options that name the hosts twice."""
     found: list[Diagnostic] = []
     named = _NamedFiles(request.hostfile, request.rank_bindings)
@@ -461,7 +468,7 @@ def _named_files(request: RunSpec) -> tuple[_NamedFiles, list[Diagnostic]]:
     if request.mpi_args is not None:
         from ttlaunch.engines.choose import ENGINES
 
-        arguments, found = ENGINES[0].parse_arguments(request.mpi_args)
+        arguments, found = (engine or ENGINES[0]).parse_arguments(request.mpi_args)
         if arguments.rankfile:
             path, mistake = arguments.rankfile
             found[found.index(mistake)] = _with_hostfile(mistake, path)

@@ -19,6 +19,7 @@ class RunSpec:
         overrides: Values of the configuration as `KEY=VALUE`.
         ranks: The number of ranks; None if the cluster or the recipe decides.
         mpi_args: Further arguments for the engine's command, as one text.
+        engine: The name of the engine that starts the ranks; None to choose by the program.
         arguments: The arguments of a script or command.
         resume: The run or checkpoint from which training continues; None to begin at step 1.
         runs_dir: The folder that contains the run folders.
@@ -42,6 +43,7 @@ class RunSpec:
     hostfile: Path | None = None
     rank_bindings: Path | None = None
     mpi_args: str | None = None
+    engine: str | None = None
     arguments: Sequence[str] = ()
     resume: str | None = None
     runs_dir: Path = Path("runs")

@@ -28,6 +28,13 @@ def complete_configurations(incomplete: str) -> list[str]:
     return [found.name for found in list_configurations(Path.cwd()) if found.name.startswith(incomplete)]
 
 
+def complete_engines(incomplete: str) -> list[str]:
+    """Complete the names of engines in the shell."""
+    from ttlaunch.engines.choose import ENGINES
+
+    return [finder.key for finder in ENGINES if finder.key.startswith(incomplete)]
+
+
 On = Annotated[
     str,
     typer.Option(
@@ -112,6 +119,15 @@ MpiArgs = Annotated[
     str | None,
     typer.Option(
         "--mpi-args", metavar="WORDS", help="Arguments for mpirun; --host and --hostfile among them choose the hosts."
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="What starts the ranks: agents, or openmpi for recipes and programs that use MPI. Default: the program decides.",
+        autocompletion=complete_engines,
     ),
 ]
 Resume = Annotated[
@@ -225,6 +241,7 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "hostfile": (Hostfile, None),
     "rank_bindings": (RankBindings, None),
     "mpi_args": (MpiArgs, None),
+    "engine": (Engine, None),
     "runs_dir": (RunsDir, Path("runs")),
     "resume": (Resume, None),
     "nproc_per_node": (NprocPerNode, None),
@@ -233,7 +250,7 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
 }
 """For each field of `RunSpec`, the argument or option that sets it, and its default."""
 TORCHRUN = ("nproc_per_node", "nnodes", "standalone")
-CLUSTER = ("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings", "mpi_args")
+CLUSTER = ("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings", "mpi_args", "engine")
 
 
 def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

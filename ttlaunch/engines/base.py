@@ -20,12 +20,11 @@ from ttlaunch.planning.launch_plan import EngineCommand
 class Capability(Flag):
     """Abilities that an engine may have; code that needs one checks whether it is in `Engine.can`.
 
-    If an engine lacks an ability, ttlaunch refuses what needs it or does it without the engine. Today ttlaunch only checks
-    for `MPI`, before a run on this machine; the others are for future engines.
+    If an engine lacks an ability, ttlaunch refuses what needs it or does it without the engine.
     """
 
     LOSE_RANK = auto()
-    """The other ranks continue when one has ended."""
+    """The other ranks continue when one has failed, so that the supervisor has to end them."""
     ADD_RANK = auto()
     """Ranks can be started while others run."""
     MPI = auto()
@@ -173,6 +172,14 @@ class EngineFinder(Protocol):
     @property
     def signature(self) -> EngineSignature:
         """How the engine is recognised on any machine."""
+
+    @property
+    def key(self) -> str:
+        """The name by which `--engine` chooses it."""
+
+    @property
+    def can(self) -> Capability:
+        """What the engine can do, wherever it is installed."""
 
     def find(self, *, python: str, search_path: str | None) -> Engine | Diagnostic:
         """Return the engine of this machine, or the diagnostic that says what is missing or wrong.

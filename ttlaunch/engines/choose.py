@@ -5,35 +5,44 @@
 
 from collections.abc import Sequence
 
-from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.engines.base import Engine, EngineFinder
+from ttlaunch.diagnostics import Diagnostic, did_you_mean, listed, shown, usage_mistake
+from ttlaunch.engines.agents import AgentsFinder
+from ttlaunch.engines.base import Capability, Engine, EngineFinder
 from ttlaunch.engines.hydra import INTEL, MPICH, HydraFinder
 from ttlaunch.engines.openmpi import OpenMpiFinder
 
-ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(), HydraFinder(MPICH), HydraFinder(INTEL))
-"""All engines in order of preference: the first one that the launching machine has starts its runs.
+ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(), HydraFinder(MPICH), HydraFinder(INTEL), AgentsFinder())
+"""All engines in order of preference: the first suitable one that the launching machine has starts its runs.
 
-Hosts are checked for the first engine of the list, and only that one understands a user's arguments for its command.
+Hosts are checked for the first engine of the list unless another one is to start the ranks.
 """
 
 
-def find_engine(
-    *,
-    python: str,
-    search_path: str | None,
-    gets_arguments: bool = False,
-    engines: Sequence[EngineFinder] = ENGINES,
-) -> Engine | Diagnostic:
+def engine_named(key: str) -> EngineFinder | Diagnostic:
+    """Return the engine that `--engine` names."""
+    found = next((finder for finder in ENGINES if finder.key == key), None)
+    if found is not None:
+        return found
+    keys = [finder.key for finder in ENGINES]
+    message = f"there is no engine `{shown(key)}`; {listed(keys, last='or')} was expected"
+    return usage_mistake(message, *did_you_mean(key, keys))
+
+
+def suitable_engines(*, uses_mpi: bool) -> list[EngineFinder]:
+    """Return the engines to look for if `--engine` names none: those with MPI, or those that start ranks without it."""
+    return [finder for finder in ENGINES if (Capability.MPI in finder.can) is uses_mpi]
+
+
+def find_engine(*, python: str, search_path: str | None, engines: Sequence[EngineFinder]) -> Engine | Diagnostic:
     """Find the engine to use on this machine; if there is none, return the diagnostic about the preferred engine.
 
     Args:
         python: Interpreter of the ranks.
         search_path: `PATH` of the shell; None for that of this process.
-        gets_arguments: Whether the user gives arguments for its command, which only the preferred engine understands.
         engines: The engines to look for, in order of preference.
     """
     answers = []
-    for finder in engines[:1] if gets_arguments else engines:
+    for finder in engines:
         answer = finder.find(python=python, search_path=search_path)
         if not isinstance(answer, Diagnostic):
             return answer

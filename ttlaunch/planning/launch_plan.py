@@ -95,7 +95,9 @@ class EngineNames:
         own_segments: Those of its files in shared memory that it does not put into the run's folder.
         rank_listeners: Socket options (level, name, value) that tell sockets on which its library listens in ranks from those
             on which the ranks' own programs listen; empty if its library does not listen.
-        rank_prefixes: Prefixes of the variables in which it tells its library about the ranks.
+        rank_prefixes: Prefixes of the variables in which it tells its library about the ranks, or another engine's tell theirs.
+        key: The name by which `--engine` chooses it.
+        has_mpi: Whether its ranks can find each other through MPI.
     """
 
     launcher: str
@@ -110,6 +112,8 @@ class EngineNames:
     own_segments: tuple[str, ...] = ()
     rank_listeners: tuple[tuple[int, int, int], ...] = ()
     rank_prefixes: tuple[str, ...] = ()
+    key: str = ""
+    has_mpi: bool = True
 
 
 @dataclass(frozen=True)

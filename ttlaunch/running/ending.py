@@ -25,6 +25,7 @@ from ttlaunch.running.watch import Phase, RankState
 SHORT_GRACE_S = 5.0
 """The longest grace period that ranks still have after a second order."""
 _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank that fails
+_AFTER_LOST_SHIM_S = 0.1  # all shims are lost when the engine is killed, which shows in that time
 AFTER_TERM_S = 1.5
 _AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks of a lost host have ended already
 _STACKS_S = 0.3
@@ -76,14 +77,17 @@ Act = ShowMessage | SignalRanks | SignalEngine
 class RunEnd:
     """Decides step by step how to end a run, after an order or after a failure."""
 
-    def __init__(self, ending: Ending, plan: LaunchPlan, *, grace_s: float) -> None:
+    def __init__(self, ending: Ending, plan: LaunchPlan, *, grace_s: float, loses_ranks: bool = False) -> None:
         """Begin with a run that is not to be ended yet.
 
         Args:
             ending: The record of the end, which this object updates.
             plan: The plan of the run: ranks of a recipe can stop after a common step, other programs cannot.
             grace_s: The time that ranks have to exit after an order.
+            loses_ranks: Whether the engine lets the other ranks go on after a failure, so that waiting for its end is no use.
         """
+        self._after_failure_s = _AFTER_LOST_SHIM_S if loses_ranks else _AFTER_FAILURE_S
+        self._loses_ranks = loses_ranks
         self._ending = ending
         self._is_recipe = isinstance(plan.program, RecipeProgram)
         self._saves = keeps_checkpoints(plan)
@@ -106,7 +110,8 @@ class RunEnd:
             ending.is_failing = True
             ending.since = ending.since or now
             differs = ending.failure is not None and ending.failure.kind is Cause.DIFFERS  # then no rank ends by itself
-            self._deadline = min(self._deadline, now + (0.0 if ending.lost_hosts or differs else _AFTER_FAILURE_S))
+            is_certain = differs or bool(ending.lost_hosts) or (self._loses_ranks and not ending.lost_shims)
+            self._deadline = min(self._deadline, now + (0.0 if is_certain else self._after_failure_s))
         if ending.since is None:
             return
         if ending.terminated is not None:

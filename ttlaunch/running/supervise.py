@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent.stop_marker import leave_stop_marker
-from ttlaunch.engines.base import Engine
+from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
@@ -118,7 +118,8 @@ class _Supervision:
         self._silence = SilenceWatch(self.folder, self.view)
         self._folders = FolderWatch(self.folder, self.view)
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
-        self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds)
+        loses_ranks = Capability.LOSE_RANK in self.engine.can
+        self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds, loses_ranks=loses_ranks)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
         """Start the engine, supervise the run, end what is left, and write the report."""

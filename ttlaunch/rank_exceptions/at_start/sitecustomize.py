@@ -10,6 +10,10 @@ import os
 import sys
 
 
+class NoMpiError(ImportError):
+    """A rank that runs without MPI was to use it."""
+
+
 class _WithoutMpi:
     """Refuses MPI in a rank that runs without it: each rank would be alone in a world of its own."""
 
@@ -17,8 +21,8 @@ class _WithoutMpi:
     def find_spec(name: str, *_: object) -> None:
         """Raise if MPI itself is imported; otherwise leave the search to Python."""
         if name == "mpi4py.MPI":
-            message = "this rank runs without MPI, because the program does not name mpi4py; `import mpi4py` in the script gives it MPI"
-            raise ImportError(message, name=name)
+            message = "this rank runs without MPI, and would be alone in a world of its own"
+            raise NoMpiError(message, name=name)
 
 
 def _begin() -> None:

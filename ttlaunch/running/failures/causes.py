@@ -21,6 +21,7 @@ class Cause(StrEnum):
 
     RAISED = "raised"  # an exception of its own
     IMPORT_ERROR = "import_error"
+    NO_MPI = "no_mpi"  # it uses MPI, and was started without
     PORT_TAKEN = "port_taken"  # on which torch's store was to listen
     CHECKPOINT = "checkpoint"  # a checkpoint could not be read or written
     EXITED = "exited"  # with a status that is not 0: sys.exit, os._exit, exit of C, MPI_Abort
@@ -111,6 +112,8 @@ def classify_exception(
     """
     if kind in _CHECKPOINT_TYPES:
         return Cause.CHECKPOINT
+    if kind == "NoMpiError":
+        return Cause.NO_MPI
     if _is_port_taken(kind, message):
         return Cause.PORT_TAKEN
     general = kind in _GENERAL_TYPES or kind == "OSError"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ttlaunch.diagnostics.count import counted, render_size
+from ttlaunch.engines.choose import suitable_engines
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure
@@ -15,16 +16,18 @@ from ttlaunch.running.watch import RankState
 _CODES = {
     Cause.OUT_OF_MEMORY: "R024",
     Cause.IMPORT_ERROR: "R025",
+    Cause.NO_MPI: "R068",
     Cause.LOST_PEER: "R026",
     Cause.PORT_TAKEN: "R067",
     Cause.NOT_STARTED: "R007",
     Cause.LEFT_EARLY: "R005",
     Cause.EXITED: "R003",
 }
-_COMES_AGAIN = {Cause.NOT_STARTED, Cause.IMPORT_ERROR}
+_COMES_AGAIN = {Cause.NOT_STARTED, Cause.IMPORT_ERROR, Cause.NO_MPI}
 _EARLY = "left with status 0 before its role was finished"
 _EXCEPTIONS = {
     Cause.OUT_OF_MEMORY: "ran out of memory",
+    Cause.NO_MPI: "uses MPI, and runs without it",
     Cause.LOST_PEER: "lost its peer: {}",
     Cause.LEFT_EARLY: _EARLY,
     Cause.PORT_TAKEN: "found the port of torch's store, MASTER_PORT, taken by another process",
@@ -48,6 +51,7 @@ _STEPS = {
     Cause.OUT_OF_MEMORY: "lower `training_config.micro_batch_size` or `transformer_config.max_sequence_length`, or run "
     "fewer ranks on the host",
     Cause.IMPORT_ERROR: "install it for the interpreter of the ranks; on hosts `ttlaunch prepare --on NAME` does",
+    Cause.NO_MPI: f"`--engine {suitable_engines(uses_mpi=True)[0].key}` gives the ranks MPI",
     Cause.PORT_TAKEN: "set MASTER_PORT nowhere: ttlaunch draws a port for each start and holds it",
     Cause.LEFT_EARLY: "look for what calls `sys.exit` or `os._exit` in the role or in a library that it uses",
     Cause.KILLED: f"find out who sent it: a person, a batch system at its limit, a watchdog; {_RESUME}",

@@ -1,0 +1,163 @@
+"""Start the ranks of one host without an engine's program: one forked shim per rank.
+
+    python -I -S start_ranks.py plan.json [PARENT]
+
+It reads the plan once, forks a shim for each rank, waits for them, and exits when all have ended: with 0, or with the status of
+the first shim that ended with another. One rank's end ends no other; on SIGTERM it ends all, within about a second. Where PARENT,
+the launcher's process, is given, it ends with that process. Its shims end with it, and ranks with their shims.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, _PACKAGE_PARENT)
+from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent import shim  # noqa: E402
+from ttlaunch.agent.parent_death import end_with_parent  # noqa: E402
+
+sys.path.remove(_PACKAGE_PARENT)
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import Any
+
+    Record = dict[str, Any]
+
+NAME, SHIM_NAME = "start_ranks", "ttlaunch-shim"
+"""What the kernel calls this process and its shims, at most 15 characters."""
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_KILL_S = 1.0  # after SIGTERM
+_LONGEST_WAIT_S = 3600.0
+_INTERRUPTED = 128 + signal.SIGTERM
+
+
+def main() -> int:
+    """Start the ranks of a plan and wait for their end."""
+    _take_name(NAME)
+    parent = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004 - the second argument
+    if parent:
+        end_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before the kernel took the order, so no signal will come
+            return _INTERRUPTED
+    plan_path = os.path.abspath(sys.argv[1])
+    try:
+        with open(plan_path, encoding="utf-8") as file:
+            plan = json.load(file)
+        shim.check_format(plan)
+    except (OSError, ValueError, KeyError, LookupError) as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return shim.SHIM_FAILED
+    return RankStarter(plan, plan_path).run(plan["ranks"])
+
+
+class RankStarter:
+    """The parent of the shims of one host."""
+
+    def __init__(self, plan: Record, plan_path: str) -> None:
+        self._plan = plan
+        self._plan_path = plan_path
+        self._ranks: dict[int, int] = {}  # by the process of the shim
+        self._status = 0
+        self._kill_at: float | None = None  # once the ranks are to end
+
+    def run(self, rows: list[Record]) -> int:
+        """Start the ranks of these rows, and return the status to exit with when all have ended."""
+        # Signals wait here until this process asks for them, so none arrives between a look and a wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDS, signal.SIGCHLD})
+        for row in rows:
+            try:
+                self._start(row)
+            except OSError as error:
+                _write(2, f"rank {row['rank']} cannot be started: {error.strerror}")
+                self._status = self._status or shim.SHIM_FAILED
+                self._end()
+                break
+        while self._ranks:
+            wait_s = _LONGEST_WAIT_S if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+            came = signal.sigtimedwait({*_ENDS, signal.SIGCHLD}, min(wait_s, _LONGEST_WAIT_S))
+            if came is not None and came.si_signo in _ENDS and self._kill_at is None:
+                self._status = self._status or _INTERRUPTED
+                self._end()
+            self._reap()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                # Shims go with their ranks: a record of this signal would look like one that came from outside.
+                self._signal_all(signal.SIGKILL)
+                self._kill_at = math.inf
+        return self._status
+
+    def _start(self, row: Record) -> None:
+        parent, pid = os.getpid(), os.fork()
+        if pid:
+            self._ranks[pid] = row["rank"]
+            return
+        status = shim.SHIM_FAILED
+        try:
+            os.setpgid(0, 0)  # a signal to the group reaches the rank and its children, and the shim ignores it
+            shim.begin()
+            if os.getppid() == parent:
+                _take_name(SHIM_NAME)
+                signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                status = shim.run_rank(self._plan, row, self._plan_path)
+        except Exception as error:  # noqa: BLE001 - it must not get into the parent's code
+            _write(2, f"shim of rank {row['rank']}: {type(error).__name__}: {error}")
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self) -> None:
+        """Take note of the shims that have ended. Each line to standard output wakes the launcher, which then reads the records."""
+        while self._ranks:
+            pid, wait_status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            rank = self._ranks.pop(pid, None)
+            if rank is None:
+                continue
+            killed = os.WIFSIGNALED(wait_status)
+            status = 128 + os.WTERMSIG(wait_status) if killed else os.WEXITSTATUS(wait_status)
+            if killed and self._kill_at is None:
+                _write(2, f"shim of rank {rank} was killed by signal {os.WTERMSIG(wait_status)}")
+            if contract.ENV_SCRATCH in os.environ:  # a launcher reads it
+                _write(1, f"shim of rank {rank} ended with status {status}")
+            self._status = self._status or status
+
+    def _end(self) -> None:
+        """Ask all ranks to end, and set the time for killing them."""
+        self._signal_all(signal.SIGCONT)
+        self._signal_all(signal.SIGTERM)
+        self._kill_at = time.monotonic() + _KILL_S
+
+    def _signal_all(self, number: int) -> None:
+        for pid in self._ranks:
+            try:
+                os.killpg(pid, number)
+            except OSError:  # it has not made its group yet; a child that was not waited for keeps its id
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+
+
+def _take_name(name: str) -> None:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
+
+
+def _write(descriptor: int, line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(descriptor, f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,48 @@
+"""The engine that a run's specification asks for, and what follows from it for the program.
+
+Engines are imported only if one is asked for: reading a cluster's description takes less time without them.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ttlaunch.app.python_program import PythonProgram
+from ttlaunch.diagnostics import Blame, Diagnostic
+
+if TYPE_CHECKING:
+    from ttlaunch.engines.base import EngineFinder
+
+
+def asked_engine(key: str | None) -> tuple["EngineFinder | None", list[Diagnostic]]:
+    """Return the engine of this name, or the mistake that there is none; None if the specification names no engine."""
+    if key is None:
+        return None, []
+    from ttlaunch.engines.choose import engine_named
+
+    found = engine_named(key)
+    return (None, [found]) if isinstance(found, Diagnostic) else (found, [])
+
+
+def refuse_recipe(engine: "EngineFinder | None") -> list[Diagnostic]:
+    """Refuse an engine without MPI for a recipe, whose ranks exchange messages by MPI."""
+    if engine is None or _has_mpi(engine):
+        return []
+    message = f"recipes exchange their messages by MPI, which engine `{engine.key}` does not have"
+    hints = ("leave `--engine` out: recipes get an engine with MPI",)
+    return [Diagnostic("P057", message, hints=hints, blame=Blame.COMMAND_LINE)]
+
+
+def with_engine(program: PythonProgram, engine: "EngineFinder | None") -> tuple[PythonProgram, str]:
+    """Return whether a Python program gets MPI, which the engine decides if one is asked for, and a clause that says why."""
+    if engine is not None and _has_mpi(engine) is not program.uses_mpi:
+        why = f"has no MPI, although {program.why}" if program.uses_mpi else "gives them MPI"
+        return replace(program, uses_mpi=not program.uses_mpi), f"engine `{engine.key}` {why}"
+    if program.uses_mpi:
+        return program, f"{program.why}, so it gets MPI"
+    return program, "the program does not name MPI and runs without it"
+
+
+def _has_mpi(engine: "EngineFinder") -> bool:
+    from ttlaunch.engines.base import Capability
+
+    return Capability.MPI in engine.can

@@ -1,0 +1,104 @@
+"""Start ranks without mpirun: `agent/start_ranks.py` forks the shims, so no MPI has to be installed.
+
+Its ranks have no variables of MPI, not even those that this shell has from a surrounding mpirun, and each rank's end is known at
+once. Programs that use MPI need another engine.
+"""
+
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from ttlaunch.agent import START_RANKS
+from ttlaunch.diagnostics import Blame, Diagnostic
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
+from ttlaunch.engines.process import start_process
+from ttlaunch.planning.engine import EngineSignature, RanksToStart
+from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
+
+KEY = "agents"
+SIGNATURE = EngineSignature(
+    title="agents", program="start_ranks", version=r"Python (\d+\.\d+[\w.]*)", oldest=(3, 9), before=(4,)
+)
+_CAN = Capability.LOSE_RANK
+_VERSION_S = 10.0  # for `python --version`
+_KILLED_SHIM = re.compile(r"^shim of rank (\d{1,9}) was killed by signal", re.MULTILINE)
+_NAMES = EngineNames(
+    launcher=SIGNATURE.program,
+    rank_variables=(),  # a shim is forked with its row of the plan
+    daemons=("start_ranks", "ttlaunch-shim"),
+    # Those of an mpirun or srun from within which ttlaunch was started; libraries would take them for their own.
+    rank_prefixes=("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_"),
+    key=KEY,
+    has_mpi=False,
+)
+
+
+@dataclass(frozen=True)
+class Agents:
+    """This machine's Python, which starts the ranks.
+
+    Attributes:
+        program: Absolute path of the interpreter.
+    """
+
+    program: str
+
+    signature = SIGNATURE
+    can = _CAN
+    name = SIGNATURE.title
+    pairing_repair = ""
+
+    @property
+    def version_output(self) -> str:
+        if self.program == sys.executable:
+            return f"Python {platform.python_version()}"
+        try:
+            answer = subprocess.run(
+                [self.program, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return answer.stdout
+
+    def command(self, ranks: RanksToStart) -> EngineCommand:
+        script = str(PurePath(ranks.shim).with_name(PurePath(START_RANKS).name))
+        argv = (self.program, "-I", "-S", script, "plan.json")
+        return EngineCommand(self.name, argv, {}, {}, names=_NAMES)
+
+    def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return start_process(command.argv, folder=folder, environment=environment, ends_itself=True)
+
+    def refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+        """Do nothing: no socket listens."""
+
+    def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:  # noqa: ARG002 - it has no daemons
+        return None
+
+    def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:  # noqa: ARG002
+        return EngineReport(killed_shims=frozenset(int(rank) for rank in _KILLED_SHIM.findall(output)))
+
+    def pairs_with(self, library: str) -> bool:  # noqa: ARG002 - it has no MPI
+        return False
+
+
+class AgentsFinder:
+    """Finds this engine on every machine: it needs nothing but the ranks' interpreter."""
+
+    signature = SIGNATURE
+    key = KEY
+    can = _CAN
+
+    def find(self, *, python: str, search_path: str | None) -> Agents:  # noqa: ARG002 - it looks for no program
+        return Agents(python)
+
+    def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:  # noqa: ARG002 - it takes none
+        message = "`--mpi-args` has arguments for mpirun, which engine `agents` does not start"
+        hints = ("`--hostfile FILE` names the hosts, and `--env NAME=VALUE` sets variables for the ranks",)
+        return EngineArguments(), [Diagnostic("P058", message, hints=hints, blame=Blame.COMMAND_LINE)]
+
+    def never_started(self) -> Agents:
+        return Agents(sys.executable)
