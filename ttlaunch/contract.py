@@ -49,6 +49,11 @@ ENV_MASTER_PORT = "TTLAUNCH_MASTER_PORT"
 ENV_RESTARTS = "TTLAUNCH_RESTARTS"  # how often the run has been restarted
 ENV_MOST_RESTARTS = "TTLAUNCH_MOST_RESTARTS"
 PREFIX = "TTLAUNCH_"
+# What torchrun's variables say of a rank's place among all ranks: no value is right for every rank.
+TORCH_PLACE = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+)
 ENV_OPTION = "--env"  # the origin of a variable, in `environment.json`, that this option set
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
 

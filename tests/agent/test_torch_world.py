@@ -46,6 +46,10 @@ def test_a_rank_knows_its_place_on_its_host_and_among_hosts():
     assert ("rank", "2", "3") == (seen["ROLE_NAME"], seen["ROLE_RANK"], seen["ROLE_WORLD_SIZE"])
 
 
+def test_a_rank_has_every_variable_that_nobody_may_set_for_all():
+    assert set(contract.TORCH_PLACE) <= set(seen_by(0, "a"))
+
+
 def test_what_the_user_sets_wins_and_a_place_in_the_shell_does_not():
     seen = seen_by(1, "a", "a", own={"RANK": "7"}, inherited={"WORLD_SIZE": "9", "OMP_NUM_THREADS": "4"})
     assert ("7", "2", "4") == (seen["RANK"], seen["WORLD_SIZE"], seen["OMP_NUM_THREADS"])

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+import ttlaunch as ttlaunch_api
+
 ONE, TWO = "localhost slots=4\n", "localhost slots=2\nnode1 slots=2\n"
 
 
@@ -91,3 +93,21 @@ def test_a_script_that_is_named_as_a_program_is_answered_with_what_to_type(typed
     assert answer.status == 2
     assert "`train.py` is a Python script and no program that can be run by its name" in answer.stderr
     assert "`-- python train.py` runs it with the Python of your shell" in answer.stderr
+
+
+def test_a_program_gives_the_options_of_torchrun_too(here):
+    (here / "train.py").write_text("")
+    (here / "hosts.txt").write_text(TWO)
+    plan = ttlaunch_api.plan("train.py", hostfile="hosts.txt", nnodes=2, nproc_per_node=2)
+    assert 4 == len(plan.ranks)
+    with pytest.raises(ttlaunch_api.LaunchError, match="P055"):
+        ttlaunch_api.plan("train.py", hostfile="hosts.txt", standalone=True)
+    with pytest.raises(ttlaunch_api.LaunchError, match="a whole number of at least 1 was expected"):
+        ttlaunch_api.plan("train.py", nproc_per_node=0)
+
+
+@pytest.mark.mpi
+def test_an_experiment_takes_the_options_of_torchrun(ttlaunch, here):
+    (here / "work.py").write_text("import time\ntime.sleep(20)\n")
+    answer = ttlaunch('chaos --nproc-per-node 2 --plan "kill rank=1 at 1s" work.py')
+    assert 0 == answer.status, answer.stdout + answer.stderr

@@ -38,3 +38,24 @@ def test_the_plan_has_the_variable_and_hides_a_secret(ttlaunch):
     environment = json.loads(answer.stdout)["environment"]
     assert ("1", "env:TTLAUNCH_SECRET_0") == (environment["OMP_NUM_THREADS"], environment["HF_TOKEN"])
     assert "canary" not in answer.stdout
+
+
+@pytest.mark.parametrize("name", ["RANK", "GROUP_WORLD_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_a_variable_that_differs_between_ranks_cannot_be_set_for_all(ttlaunch, here, name):
+    (here / "train.py").write_text("import mpi4py\n")
+    answer = ttlaunch(f"run -n 2 --env {name}=0 train.py")
+    assert (2, True) == (answer.status, answer.stderr.startswith(f"error[P067]: `{name}` is set for all ranks"))
+    assert not (here / "runs").exists()
+
+
+def test_files_of_a_cluster_that_set_the_rank_of_all_are_a_mistake_in_the_description(ttlaunch, here):
+    (here / "configurations/lab").mkdir(parents=True)
+    (here / "configurations/lab/hosts.txt").write_text("localhost slots=2\n")
+    (here / "configurations/lab/cluster.yaml").write_text("environment: {LOCAL_RANK: '0'}\n")
+    (here / "train.py").write_text("")
+    answer = ttlaunch("plan --on lab -n 2 train.py")
+    assert (3, True) == (answer.status, "given in the files of the cluster" in answer.stderr), answer.stderr
+
+
+def test_other_programs_may_have_a_variable_of_that_name(ttlaunch):
+    assert 0 == ttlaunch("plan -n 2 --env RANK=0 --env MASTER_PORT=1 -- hostname").status

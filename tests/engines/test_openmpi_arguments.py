@@ -3,6 +3,7 @@
 import pytest
 
 from ttlaunch.diagnostics import Format, render
+from ttlaunch.engines.openmpi import OpenMpiFinder
 from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args
 
 
@@ -111,3 +112,12 @@ def test_a_setting_that_the_words_have_is_not_given_twice():
 def test_a_secret_never_stands_on_the_command_line_of_mpirun():
     message = "error[P015]: `API_KEY=***` in `--mpi-args` would show a secret to every user of this machine"
     check("-x A=1 -x API_KEY=hush -x API_KEY", passed=("-x", "A=1", "-x", "-x", "API_KEY"), messages=[message])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("text", "unknown"), [("--bind-to core --bogus 1", "--bogus"), ("--bind-to core", None)])
+def test_the_machines_mpirun_is_asked_which_options_it_knows(text, unknown):
+    _, found = OpenMpiFinder().parse_arguments(text)
+    message = f"`{unknown}` in `--mpi-args` is not an option of this machine's mpirun"
+    assert ([message] if unknown else []) == [each.message for each in found]
+    assert [text.index("--bogus") + 1 for _ in found] == [each.primary.span.column for each in found]

@@ -20,6 +20,7 @@ ALLOWED = {
     ("agent/probe_software.py", "mpich"): "as above",
     ("agent/probe_software.py", "impi"): "as above",
     ("agent/probe_software.py", "ompi_mpi_comm_self"): "the symbol by which one MPI library is told from another",
+    ("app/check_python.py", "slurm_procid"): "a variable that scripts read, whatever starts their ranks",
     ("cli/chaos.py", "mpirun"): "an example of a fault, as users write it",
     ("cli/options.py", "openmpi"): "the help of `--engine`, whose values are the names of engines",
     ("cli/options.py", "mpirun"): "the help of `--mpi-args`, an option of the vendor's launcher",

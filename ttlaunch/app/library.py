@@ -48,6 +48,9 @@ class ClusterOptions(TypedDict, total=False):
         naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
         env: Variables for all ranks, such as `{"OMP_NUM_THREADS": "1"}`; or texts `NAME=VALUE`, and `NAME` for the value of
             this process.
+        nproc_per_node: The number of ranks on each host, as torchrun's option.
+        nnodes: The number of hosts, as torchrun's option.
+        standalone: Whether all ranks have to run on this machine, as torchrun's option.
     """
 
     on: str | Path
@@ -61,6 +64,9 @@ class ClusterOptions(TypedDict, total=False):
     args: Sequence[str]
     naive: bool
     env: Mapping[str, str] | Sequence[str]
+    nproc_per_node: int | None
+    nnodes: int | None
+    standalone: bool
 
 
 class StartOptions(ClusterOptions, total=False):

@@ -14,7 +14,7 @@ from ttlaunch.diagnostics import Diagnostic, LaunchError, did_you_mean, shown, u
 Target = str | Path | Sequence[str]
 """A recipe's name, a recipe's folder or a script; or a sequence with the command line of any program."""
 
-_LEAST_WHOLE = {"ranks": 1, "trace_steps": 1, "max_restarts": 0}
+_LEAST_WHOLE = {"ranks": 1, "nproc_per_node": 1, "nnodes": 1, "trace_steps": 1, "max_restarts": 0}
 _LEAST = {"grace": 0, "lease": 3, "hang_timeout": 1}
 """The smallest value of each option that is a number, the same as on the command line."""
 
@@ -94,6 +94,9 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         profile_steps=options.get("profile_steps"),
         naive=bool(options.get("naive", False)),
         env=options.get("env", ()),
+        nproc_per_node=_number_text(options.get("nproc_per_node")),
+        nnodes=_number_text(options.get("nnodes")),
+        standalone=bool(options.get("standalone", False)),
     )
 
 
@@ -228,6 +231,10 @@ def _plain(value: object) -> object:
         found: object = item()
         return found
     raise TypeError(f"a {type(value).__name__} has no place in a training file")
+
+
+def _number_text(given: int | None) -> str | None:
+    return None if given is None else str(given)
 
 
 def _path(given: str | None) -> Path | None:

@@ -16,10 +16,12 @@ from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
 from ttlaunch.engines.base import Engine, EngineFinder
 from ttlaunch.engines.choose import find_engine, suitable_engines
 from ttlaunch.hosts.transport.local import is_this_machine
+from ttlaunch.planning.environment import check_reserved
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps
 from ttlaunch.spec.topology.model import Topology
+from ttlaunch.spec.topology.variables import variables_named
 
 _QUIET = "99"
 """The log level at which torch's profiler prints nothing."""
@@ -70,6 +72,9 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
         found.append(plan)
     if isinstance(plan, Diagnostic) or plan is None or description.topology is None:
         raise LaunchError(found)
+    reserved = check_reserved(plan, on_command_line=variables_named(request.env))
+    if reserved:
+        raise LaunchError([*found, *reserved])
     local = local_hosts.intersection(plan.hosts)
     if len(local) > 1:
         from ttlaunch.hosts.doctor.identity import check_local_names

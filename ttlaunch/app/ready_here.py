@@ -10,7 +10,7 @@ from ttlaunch import contract
 from ttlaunch.agent.held_port import hold_port
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.engines.base import Capability
 from ttlaunch.planning.launch_plan import LaunchPlan, is_python
 from ttlaunch.running.preflight import check_listeners, check_machine
@@ -54,6 +54,11 @@ def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
     """
     problems = _check_cuda(prepared)
     problems += check_machine(prepared.plan, prepared.engine, python=prepared.surroundings.python)
+    if is_python(prepared.plan):
+        try:  # before anything is written; each start of the ranks draws a port of its own
+            hold_port().close()
+        except OSError as error:
+            problems.append(_no_free_port(error))
     if Capability.MPI in prepared.engine.can:
         problems += check_listeners()
     stop_on_errors(problems, dialogue)
@@ -73,6 +78,15 @@ def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
     return check_cuda(choice.loaded, dict.fromkeys(prepared.plan.hosts, gpus), topology=prepared.topology)
 
 
+def _no_free_port(error: OSError) -> Diagnostic:
+    """Report that this machine has no port on which rank 0 could listen for the others."""
+    message = f"this machine has no free port for the store of rank 0: {error.strerror or error}"
+    hint = (
+        "`ss -ltn` lists who listens; `sysctl net.ipv4.ip_local_port_range` shows the ports that connections may take"
+    )
+    return Diagnostic("P068", message, hints=(hint,), blame=Blame.HOSTS)
+
+
 class _ReadyHere:
     release = None
 
@@ -90,7 +104,10 @@ class _ReadyHere:
     ) -> Iterator[RankController]:
         with ExitStack() as held:
             if is_python(self.plan):
-                port = held.enter_context(hold_port()).getsockname()[1]
+                try:
+                    port = held.enter_context(hold_port()).getsockname()[1]
+                except OSError as error:
+                    raise LaunchError([_no_free_port(error)]) from error
                 variables = {**variables, contract.ENV_MASTER_ADDR: _LOOPBACK, contract.ENV_MASTER_PORT: str(port)}
             yield LocalRankController(
                 folder.run_id,

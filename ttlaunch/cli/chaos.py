@@ -11,7 +11,17 @@ from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import exit_with, print_lines
-from ttlaunch.cli.options import CLUSTER, GraceSeconds, HangTimeout, LeaseSeconds, Only, OutputFormat, Verbose, asks_for
+from ttlaunch.cli.options import (
+    CLUSTER,
+    TORCHRUN,
+    GraceSeconds,
+    HangTimeout,
+    LeaseSeconds,
+    Only,
+    OutputFormat,
+    Verbose,
+    asks_for,
+)
 from ttlaunch.diagnostics import Format, has_errors
 
 if TYPE_CHECKING:
@@ -40,7 +50,7 @@ EXAMPLES = """\
 _FILE = "@"
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume")
+@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume", *TORCHRUN)
 def chaos(
     *,
     faults: Annotated[

@@ -4,10 +4,13 @@ The command line names only files and settings; all values that users give are i
 on the r-th slot, whatever mpirun's own mapping would do; `--bind-to none` then keeps mpirun from pinning ranks to cores.
 """
 
+import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,10 +18,10 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import listeners
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import Diagnostic, has_errors
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
 from ttlaunch.engines.mpi_programs import daemon_command, find_program, host_command
-from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args
+from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args, unknown_option
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
@@ -273,6 +276,8 @@ _GAVE_UP_STATUS = 14
 # mpirun reports shims that somebody else has killed, but not those that it kills itself.
 _KILLED_SHIM = re.compile(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
 _LEFT_EARLY = re.compile(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exiting\s+improperly")
+_UNKNOWN = re.compile(r"(?:unrecognized option .*?Option: +|unknown option \")(?P<option>-[^\s\"]+)", re.DOTALL)
+_PATIENCE_S = 5
 _LOST_DAEMON = "has lost communication with a remote daemon"  # the message does not have the host's name in `hosts.txt`
 
 
@@ -284,6 +289,22 @@ def _gave_up(output: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
     """
     named = {int(rank) for rank in _GAVE_UP.findall(output)}
     return frozenset(named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS})
+
+
+def _search_path() -> str:
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def _unknown_option(program: str, arguments: Sequence[str]) -> str:
+    """Return the option that mpirun does not know; it starts nothing if it is only asked for its version."""
+    try:
+        answer = subprocess.run(
+            [program, *arguments, "--version"], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = _UNKNOWN.search(answer.stdout + answer.stderr) if answer.returncode else None
+    return match["option"] if match else ""
 
 
 class OpenMpiFinder:
@@ -301,7 +322,13 @@ class OpenMpiFinder:
         return OpenMpi(found.path, found.version, generation_of(found.version))
 
     def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
-        return parse_mpi_args(text)
+        """Sort the arguments, and ask this machine's mpirun whether it knows the options that it would get."""
+        arguments, found = parse_mpi_args(text)
+        program = (
+            shutil.which(SIGNATURE.program, path=_search_path()) if arguments.passed and not has_errors(found) else None
+        )
+        unknown = _unknown_option(program, arguments.passed) if program else ""
+        return arguments, [*found, unknown_option(text, unknown)] if unknown else found
 
     def never_started(self) -> OpenMpi:
         version = (5, 0, 0)

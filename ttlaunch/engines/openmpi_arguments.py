@@ -143,6 +143,13 @@ def own_settings(settings: Sequence[Sequence[str]], passed: Sequence[str]) -> li
     return kept
 
 
+def unknown_option(text: str, option: str) -> Diagnostic:
+    """Report an option in the text that this machine's mpirun refuses."""
+    source = Source(_OPTION, text)
+    place = source.span(1, max(0, text.find(option)) + 1, len(option))
+    return _mistake(f"`{shown(option)}` in `{_OPTION}` is not an option of this machine's mpirun", Label(place))
+
+
 def _whole(source: Source) -> Span:
     return source.span(1, 1, max(1, len(source.text)))
 

@@ -6,9 +6,12 @@ keeps the variables that it inherits on its host, except managed ones: a `TT_MES
 must never reach a rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ttlaunch import contract
+from ttlaunch.diagnostics import Blame, Diagnostic
+from ttlaunch.planning.launch_plan import LaunchPlan, is_python
 from ttlaunch.spec.topology.model import Binding, Topology
 from ttlaunch.spec.topology.variables import MANAGED
 
@@ -57,3 +60,25 @@ def plan_rank_environment(rank: int, binding: Binding | None, topology: Topology
     for_all = {**topology.cluster.environment, **topology.global_environment}
     own = {name: value for name, value in own.items() if name not in for_all}
     return own | dict(binding.environment if binding is not None else {})
+
+
+def check_reserved(plan: LaunchPlan, *, on_command_line: Collection[str]) -> list[Diagnostic]:
+    """Report variables for all ranks that only the launcher and the engine can set, because each rank has another value.
+
+    Args:
+        plan: The plan, with the variables that users gave for all ranks.
+        on_command_line: The names of those that `--env` gives; the files of the cluster give the others.
+    """
+    by_engine, by_us = plan.engine.names.rank_variables, contract.TORCH_PLACE if is_python(plan) else ()
+    return [
+        Diagnostic(
+            "P067",
+            f"`{name}` is set for all ranks, but {plan.engine.names.launcher if name in by_engine else 'ttlaunch'} "
+            "sets it for each",
+            notes=("given by `--env`" if name in on_command_line else "given in the files of the cluster",),
+            hints=("leave it out: `-n` and the hostfile say how many ranks there are, and where",),
+            blame=Blame.COMMAND_LINE if name in on_command_line else Blame.DESCRIPTION,
+        )
+        for name in plan.environment
+        if name in by_engine or name in by_us
+    ]
