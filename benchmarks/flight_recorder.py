@@ -15,9 +15,9 @@ import torch
 from null_communicator import NullCommunicator
 from torch import Tensor
 
+from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.parallel.gradients.replicas import AllReduceRecords
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 from ttlaunch.runtime.world import Rank
 

@@ -35,9 +35,7 @@ ENV_NETWORKS = "TTLAUNCH_NETWORKS"  # the networks that the engine told the rank
 ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, on the rank's host
 ENV_KEPT_PACKAGE = "TTLAUNCH_KEPT_PACKAGE"  # set where `repro` continues with the ttlaunch that an older run kept
 ENV_UMASK = "TTLAUNCH_UMASK"  # the user's, in octal, for what a supervisor starts; its own files are private
-ENV_PYTHONPATH = (
-    "TTLAUNCH_PYTHONPATH"  # the PYTHONPATH that a program's rank sets for itself; see `rank_exceptions/at_start`
-)
+ENV_PYTHONPATH = "TTLAUNCH_PYTHONPATH"  # the PYTHONPATH that a program's rank sets for itself; see `at_start`
 ENV_EXCEPTIONS = (
     "TTLAUNCH_EXCEPTIONS"  # the file in which it writes its exceptions; likewise only until Python has started
 )

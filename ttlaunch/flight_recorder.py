@@ -1,6 +1,6 @@
 """A rank's flight recorder: its last operations and its counters, in memory that outlives the rank.
 
-The rank writes it (`runtime/telemetry/flight_recorder.py`); this module reads it, also while the rank hangs or after it
+The rank writes it (`flight_recorder_writer.py`); this module reads it, also while the rank hangs or after it
 was killed. Like `contract.py`, it is shared by launcher, agent and rank: Python 3.9 and the standard library only.
 
 A recording is a header of 64-bit integers, a table of channels (how many messages were begun with each peer under each tag), a
@@ -43,8 +43,8 @@ RING_AT = (
 TEXTS_AT = RING_AT + OPERATIONS * OPERATION.size
 SIZE = TEXTS_AT + TEXT_BYTES
 
-SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, BEGUN_COLLECTIVE, WAIT_ANY = range(1, 10)
-VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "", "wait for any")
+SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, BEGUN_COLLECTIVE, WAIT_ANY, SKIPPED = range(1, 11)
+VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "", "wait for any", "skipped")
 SENDS = frozenset({SEND, ISEND, WAIT_SEND})
 VERB_AT = 56
 """The offset of the two-byte verb in a packed operation. It changes when a rank begins to wait for a background operation."""
@@ -56,6 +56,9 @@ joins the group it has a channel of this tag, which counts the group's operation
 
 ANY = -2
 """Stands in place of a peer: any rank that has not yet sent a message of this tag that this rank has requested."""
+
+NOBODY = -3
+"""Stands in place of a peer in the entry of what a rank has left out, which is no operation: nobody waits in it."""
 
 WORLD = 0
 """The tag of the group of all ranks."""
@@ -154,8 +157,8 @@ class Recording:
     def waiting(self) -> Operation | None:
         """The operation that the rank is in; None if it computes, reads or sleeps."""
         last = self.operations[-1] if self.operations else None
-        if last is None or not last.is_collective:
-            return last if last and last.is_open else None
+        if last is not None and last.is_open and not last.is_collective:
+            return last
         waited_for = (one for one in self.operations if one.is_open and one.verb == COLLECTIVE and one.is_collective)
         return next(waited_for, None)
 

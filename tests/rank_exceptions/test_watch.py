@@ -13,7 +13,7 @@ import pytest
 import ttlaunch
 from ttlaunch import contract
 
-AT_START = Path(ttlaunch.__file__).parent / "rank_exceptions/at_start"
+AT_START = Path(ttlaunch.__file__).parent / "at_start"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import DONE, read_recorder
+from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.flight_recorders import (
     drop_evidence,
@@ -13,7 +14,6 @@ from ttlaunch.running.flight_recorders import (
     read_recorders,
 )
 from ttlaunch.running.watch import RankState
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 
 RECV, WAIT_SEND = 2, 5
 ROLES = ("worker", "worker", "aggregator")

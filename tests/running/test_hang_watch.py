@@ -6,13 +6,13 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import COLLECTIVE, DONE, GROUP
+from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.records.agents import RankProcess, StoppedHelper
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 
 SECOND = 10**9
 

@@ -6,12 +6,12 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, read_recorder
+from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.records.agents import RankProcess
 from ttlaunch.running.failures.stderr_tail import Raised, ThreadError, parse_thread_error
 from ttlaunch.running.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 
 SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 RUNTIME = "/x/ttlaunch/runtime"

@@ -14,9 +14,9 @@ import torch
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import ANY, CHANNELS, OPERATIONS, SIZE, WAIT_ANY, read_recorder
+from ttlaunch.flight_recorder_writer import FlightRecorder, open_flight_recorder
 from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, open_flight_recorder
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 
 SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
@@ -186,7 +186,7 @@ def test_a_wait_names_its_own_message_and_one_for_any_names_nobody(tmp_path):
 
 def test_a_box_outlives_a_rank_that_is_killed(path):
     code = (
-        "import sys, time; from pathlib import Path; from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder\n"
+        "import sys, time; from pathlib import Path; from ttlaunch.flight_recorder_writer import FlightRecorder\n"
         "recorder = FlightRecorder(Path(sys.argv[1]), rank=3)\n"
         "recorder.begin(2, ('gradients', None), ('trainer.py', 9), peer=1, tag=0, size=64, now=time.monotonic_ns())\n"
         "print('waits', flush=True)\ntime.sleep(600)\n"

@@ -5,8 +5,8 @@ import torch
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import GROUP, read_recorder
+from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.runtime.parallel.gradients.replicas import AllReduceRecords
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-_AT_START = os.path.join(_PACKAGE_PARENT, "ttlaunch", "rank_exceptions", "at_start")
+_AT_START = os.path.join(_PACKAGE_PARENT, "ttlaunch", "at_start")
 _FOR_SHIMS = {contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT, contract.ENV_RESTARTS, contract.ENV_MOST_RESTARTS}
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST_FIRST_LINE = 256  # as much as Linux reads

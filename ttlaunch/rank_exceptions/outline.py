@@ -11,7 +11,15 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from types import TracebackType
 
-_NOT_OWN = ("/site-packages/", "/dist-packages/", "/lib/python3", "/ttlaunch/runtime/", "<frozen ", "src/mpi4py/")
+_NOT_OWN = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "/ttlaunch/runtime/",
+    "/ttlaunch/torch_hooks/",
+    "<frozen ",
+    "src/mpi4py/",
+)
 LONGEST_WORD = 1024
 LONGEST_CHAIN = 8
 

@@ -12,9 +12,11 @@ from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure
 from ttlaunch.running.failures.divergence import divergence
-from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.failures.failure import Failure, Follower, rank_failure
 from ttlaunch.running.failures.name_cause import name_lost_folder
 from ttlaunch.running.failures.stderr_tail import read_stderr_tail
+from ttlaunch.running.flight_recorders import read_recorders
+from ttlaunch.running.hang.departure import find_departure
 from ttlaunch.running.logs.output import FROM_A_RANK
 from ttlaunch.running.lost_folders import LostFolder
 from ttlaunch.running.lost_hosts import Losses, LostHost
@@ -138,13 +140,43 @@ def find_failure(
     )
     failure = failure or ending.failure
     if failure is not None or ordered:
-        return failure
+        return failure and _after_departure(failure, folder, watch.ranks)
     unfinished = [state for state in watch.ranks if state.exit is None]
     if ending.lost_folders and (returncode != 0 or unfinished):
         return name_lost_folder(*next(iter(ending.lost_folders.items())), watch.ranks)
     if returncode != 0 or unfinished:
         return _engine_failure(folder, engine, returncode, unfinished=unfinished)
     return different_parameters(plan, watch.ranks)
+
+
+def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankState]) -> Failure:
+    """Return the failure of the rank that called another collective operation than the others, if this one follows from that.
+
+    Torch ends a rank whose peer sends another amount of data than it expects, and then the peer loses its connection. Only such
+    ends follow from a wrong order; a rank that raised an exception of its own may have left the order because of it.
+    """
+    if failure.kind not in {Cause.CRASHED, Cause.LOST_PEER}:
+        return failure
+    recordings = read_recorders(folder.path, world_size=len(ranks))
+    broken = recordings.get(-1 if failure.rank is None else failure.rank)
+    departure = find_departure(recordings) if broken and broken.waiting and broken.waiting.is_collective else None
+    if departure is None:
+        return failure
+    row = ranks[departure.rank].row
+    named = rank_failure(
+        row, code="R037", kind=Cause.DEPARTED, cause=departure.cause, time=failure.time or 0.0, place=departure.place
+    )
+    first = Follower(
+        kind=failure.kind,
+        rank=failure.rank or 0,
+        role=failure.role or "",
+        cause=failure.cause,
+        time=failure.time,
+    )
+    followers = tuple(one for one in (first, *failure.followers) if one.rank != row.rank)
+    own = failure.rank == row.rank
+    notes = (*([f"it {failure.cause}"] if own else []), *failure.evidence)
+    return replace(named, followers=followers, evidence=notes, last_lines=failure.last_lines if own else ())
 
 
 def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], *, engine: Engine) -> Witnesses:

@@ -17,6 +17,7 @@ from ttlaunch.flight_recorder import (
     DONE,
     NO_BUCKET,
     SIZE,
+    SKIPPED,
     VERBS,
     WORLD,
     Operation,
@@ -122,7 +123,7 @@ def last_operation(recording: Recording, *, roles: Sequence[str], end: float) ->
     if not recording.operations or recording.phase == DONE:
         return None
     last = recording.operations[-1]
-    if last.is_collective and last.tag == WORLD and not last.is_open:
+    if last.is_collective and last.tag == WORLD and not last.is_open and not last.place:
         return None  # the rank has joined the others, and begun nothing since
     began = max(0.0, end - recording.seconds(last.begun))
     ended = None if last.is_open else max(0.0, end - recording.seconds(last.ended))
@@ -148,6 +149,8 @@ def describe_operation(operation: Operation, *, roles: Sequence[str]) -> str:
     """Describe an operation, such as `recv of 13.2 MB from rank 2 (aggregator), gradients, tag 3, bucket 1, step 7`."""
     if operation.is_collective:
         return describe_collective(operation)
+    if operation.verb == SKIPPED:
+        return f"{operation.name} skipped"
     way = "to" if operation.is_send else "from"
     role = f" ({roles[operation.peer]})" if 0 <= operation.peer < len(roles) else ""
     verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]

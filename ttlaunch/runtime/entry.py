@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import contract, flight_recorder
+from ttlaunch.flight_recorder_writer import FlightRecorder, open_flight_recorder
 from ttlaunch.rank_exceptions.watch import ExceptionWatch
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, open_flight_recorder
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason

@@ -14,15 +14,16 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.flight_recorder import DONE, Recording
-from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.stderr_tail import read_thread_error
 from ttlaunch.running.flight_recorders import read_recorders
+from ttlaunch.running.hang.departure import find_departure
 from ttlaunch.running.hang.obstacles import find_obstacle
 from ttlaunch.running.hang.odd_one import describe_crowd, describe_place, find_odd_one
 from ttlaunch.running.hang.stacks import frame_to_report, parse_main_stack
-from ttlaunch.running.hang.verdict import judge, with_thread_error
+from ttlaunch.running.hang.verdict import departed, judge, with_thread_error
 from ttlaunch.running.hang.waits import Seen
 from ttlaunch.running.rank_controller import ProcessSnapshot, RankController
 from ttlaunch.running.runs.files import read_text_if_any, size_of
@@ -93,6 +94,8 @@ class HangWatch:
             clock: Returns the time in seconds; never goes back.
         """
         self._is_recipe = isinstance(plan.program, RecipeProgram)
+        # Ranks of a Python program have flight recorders once they have joined a group of torch.
+        self._may_record = self._is_recipe or (isinstance(plan.program, CommandProgram) and plan.program.is_python)
         self._world_size = plan.world_size
         self._launcher = plan.engine.names.launcher
         self._folder = folder
@@ -110,7 +113,9 @@ class HangWatch:
         if now - self._looked < _LOOK_S:
             return None
         rested, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
-        recordings = read_recorders(self._controller.recordings, world_size=self._world_size) if self._is_recipe else {}
+        recordings = (
+            read_recorders(self._controller.recordings, world_size=self._world_size) if self._may_record else {}
+        )
         if self._has_moved(self._marks(ranks, recordings), rested):
             self._suspicion = None
             return None
@@ -125,9 +130,8 @@ class HangWatch:
         common = [(state.phase, state.exit is not None) for state in ranks]
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
-            return common, [
-                size_of(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)
-            ]
+            sizes = [size_of(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
+            return common, sizes, {rank: recording.counters for rank, recording in recordings.items()}
         faults: Mapping[int, int] = {}
         if self._controller.answers_at_once and (loading := _loading(ranks, recordings)):
             snapshot = self._controller.snapshot(loading, since=0.0)
@@ -166,7 +170,7 @@ class HangWatch:
             return failure
         if self._is_recipe or case.snapshot.stopped:
             return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
-        return _silent(seen, self._quiet.seconds)
+        return _in_groups(seen, self._quiet.seconds) or _silent(seen, self._quiet.seconds)
 
     def _is_loading(
         self, case: _Suspicion, ranks: Sequence[RankState], *, recordings: Mapping[int, Recording], now: float
@@ -297,6 +301,16 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
         f"on {host}: rank {', '.join(str(one.row.rank) for one in missing if one.row.host == host)}" for host in hosts
     )
     return Failure(code="R038", kind=Cause.HUNG, cause=what, time=time.time(), evidence=evidence[:_MOST_DUMPED])
+
+
+def _in_groups(ranks: Sequence[Seen], quiet_s: float) -> Failure | None:
+    """Make the failure of a program whose ranks wait in collective operations of torch; None if the recorders explain nothing."""
+    if not any(one.waiting for one in ranks):
+        return None
+    departure = find_departure({one.rank: one.recording for one in ranks if one.recording})
+    if departure is not None:
+        return departed(departure, ranks, quiet_s=quiet_s, now=time.time())
+    return None if all(one.waiting for one in ranks) else judge(ranks, quiet_s=quiet_s, now=time.time())
 
 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:

@@ -83,7 +83,12 @@ def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
         return None
     for other in ranks:
         theirs = other.waiting
-        if other is not one and theirs is not None and is_in(other, wait) and _alike(theirs) != _alike(wait):
+        if (
+            other is not one
+            and theirs is not None
+            and is_in(other, wait)
+            and what_must_match(theirs) != what_must_match(wait)
+        ):
             return (
                 "R037",
                 one,
@@ -92,7 +97,7 @@ def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
     return None
 
 
-def _alike(wait: Operation) -> tuple[str, int, int]:
+def what_must_match(wait: Operation) -> tuple[str, int, int]:
     """Return what must be equal for ranks in the same operation of a group."""
     return wait.name, wait.nbytes, wait.bucket
 

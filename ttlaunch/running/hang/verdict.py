@@ -13,6 +13,7 @@ from ttlaunch.flight_recorder import VERBS
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.flight_recorders import describe_collective, short_place
+from ttlaunch.running.hang.departure import Departure
 from ttlaunch.running.hang.mismatch import find_mismatch
 from ttlaunch.running.hang.odd_one import describe_place, find_odd_one
 from ttlaunch.running.hang.stacks import frame_to_report
@@ -53,6 +54,22 @@ def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
         when="while it was starting" if one.is_starting else None,
     )
     return with_thread_error(failure, one)
+
+
+def departed(departure: Departure, ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
+    """Make the failure of ranks that wait for each other because one of them has called another collective operation."""
+    one = ranks[departure.rank]
+    return Failure(
+        code="R037",
+        rank=one.rank,
+        role=one.role,
+        host=one.host,
+        cause=departure.cause,
+        time=now,
+        place=departure.place,
+        evidence=(f"no rank has made progress for {render_duration(quiet_s)}", *_wait_table(ranks)),
+        kind=Cause.HUNG,
+    )
 
 
 def with_thread_error(failure: Failure, one: Seen) -> Failure:

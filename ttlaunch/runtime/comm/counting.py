@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ttlaunch.flight_recorder import ANY, IRECV, ISEND, RECV, SEND, WAIT_ANY, WAIT_RECV, WAIT_SEND
+from ttlaunch.flight_recorder_writer import FlightRecorder, Place
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, Place
 from ttlaunch.runtime.telemetry.trace import Trace
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, caller
 from ttlaunch.runtime.world import Rank

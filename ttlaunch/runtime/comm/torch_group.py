@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ttlaunch import contract
+from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.runtime.comm.collectives import broadcast, gather
 from ttlaunch.runtime.comm.protocol import Communicator
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.world import Rank
 
 _NAME_BYTES = 256

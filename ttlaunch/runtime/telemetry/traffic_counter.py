@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from ttlaunch import contract
-from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, Place
+from ttlaunch.flight_recorder_writer import FlightRecorder, Place
 from ttlaunch.runtime.telemetry.memory import Owner
 from ttlaunch.runtime.telemetry.profile import StepProfile
 from ttlaunch.runtime.telemetry.trace import Trace

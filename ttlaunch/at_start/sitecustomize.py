@@ -1,8 +1,8 @@
-"""Python imports this when a rank of a program starts: it has the rank's exceptions written down, and leaves no other trace.
+"""Python imports this when a rank of a program starts: it has the rank's exceptions and its use of torch written down.
 
 The shim puts this folder first on the rank's PYTHONPATH, with the path that the rank is to have in `TTLAUNCH_PYTHONPATH`, and the
 file to write in `TTLAUNCH_EXCEPTIONS`. Both are removed here, so other processes that the rank starts get the environment that
-they were meant to have. A `sitecustomize` of the user's or of the machine's is imported as if this one
+they were meant to have: this file leaves no other trace. A `sitecustomize` of the user's or of the machine's is imported as if this one
 were not there.
 """
 
@@ -35,16 +35,18 @@ def _begin() -> None:
         os.environ["PYTHONPATH"] = path
     if os.environ.pop("TTLAUNCH_NO_MPI", None):
         sys.meta_path.insert(0, _WithoutMpi())
-    package = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
+    package = os.path.dirname(os.path.dirname(folder))
     if sys.version_info >= (3, 9) and records:
         sys.path.insert(0, package)
         try:
             from ttlaunch.rank_exceptions.watch import ExceptionWatch
+            from ttlaunch.torch_hooks.at_import import install
         finally:
             sys.path.remove(package)
         watch = ExceptionWatch(records)
         watch.take_hooks()
         watch.start()
+        install(os.environ)
 
 
 def _import_the_next() -> None:

@@ -1,8 +1,10 @@
 """Writes a rank's flight recorder: what the rank does now and did last, in memory that outlives it.
 
-The format is `ttlaunch/flight_recorder.py`. A rank that was started by hand has no scratch folder and keeps
-its recorder in private memory.
+The format is `ttlaunch/flight_recorder.py`. The runtime of recipes and the hooks in plain scripts write it. A rank of a recipe
+that was started by hand has no scratch folder and keeps its recorder in private memory. Python 3.9 and the standard library only.
 """
+
+from __future__ import annotations
 
 import contextlib
 import mmap
@@ -10,11 +12,11 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder import (
+    BEGUN_COLLECTIVE,
     CHANNEL,
     CHANNELS,
     CHANNELS_AT,
@@ -50,13 +52,17 @@ from ttlaunch.flight_recorder import (
     WORLD,
 )
 
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    Label = tuple[str, int | None]
+    """Operation, and the bucket that it is about."""
+
 Place = tuple[str, int]
 """File and line."""
 
 _VERB = struct.Struct("=H")
-
-Label = tuple[str, int | None]
-"""Operation, and the bucket that it is about."""
 
 
 class FlightRecorder:
@@ -218,8 +224,9 @@ class FlightRecorder:
     def _add_channel(self, peer: int, tag: int, verb: int) -> int:
         """Return the place of a channel's counter; the last counter is for all channels that have no room of their own."""
         is_send = verb in SENDS
-        other = {SEND: ISEND, ISEND: SEND, RECV: IRECV, IRECV: RECV}.get(verb)
         # Blocking and non-blocking calls share one counter, since the peer cannot tell them apart.
+        pairs = ((SEND, ISEND), (RECV, IRECV), (COLLECTIVE, BEGUN_COLLECTIVE))
+        other = next((pair[pair[0] == verb] for pair in pairs if verb in pair), None)
         known = self._channels.get((peer, tag, other or verb))
         index = min(self._words[WORD_CHANNELS], CHANNELS)
         counter = known or (CHANNELS_AT + index * CHANNEL.size + 16) >> 3

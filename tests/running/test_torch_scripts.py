@@ -1,0 +1,99 @@
+"""Plain scripts of torch whose ranks do not do the same: the run names the rank, its line, and where the others wait."""
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+SCRIPT = """\
+import os, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+replica = WRAP
+optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
+skips = dist.get_rank() == 1
+for step in range(6):
+    loss = replica(torch.ones(4, 64)).square().mean()
+    if not (skips and step == 3 and SKIPS):
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    AFTER
+dist.barrier()
+"""
+DDP, FSDP = (
+    "nn.parallel.DistributedDataParallel(model)",
+    "[fully_shard(one) for one in (model[0], model[2], model)][-1]",
+)
+BACKWARD = "DistributedDataParallel's backward pass"
+
+
+@pytest.fixture
+def start(here, start_run):
+    def start(*options, wrap=DDP, skips="True", after="pass"):
+        text = SCRIPT.replace("WRAP", wrap).replace("SKIPS", skips).replace("AFTER", after)
+        (here / "train.py").write_text(text)
+        return start_run(*options, "-n", "2", "train.py")
+
+    return start
+
+
+def test_a_rank_that_skips_a_backward_pass_is_named_where_the_run_hangs_at_its_end(start):
+    run = start("--hang-timeout", "4")
+    assert 6 == run.ends(within_s=90), run.stderr
+    failure = run.report["failure"]
+    assert ("R037", 1) == (failure["code"], failure["rank"])
+    assert failure["place"].endswith("train.py:12")
+    assert (
+        f"has skipped {BACKWARD} after its forward pass at train.py:12: it called torch's barrier at train.py:18, "
+        f"and rank 0 waits in {BACKWARD} at train.py:14\n" in run.stderr
+    )
+    assert run.report["ranks"][0]["last_operation"]["text"].startswith(f"{BACKWARD} of 74.8 kB, begun ")
+
+
+def test_a_rank_that_skips_a_backward_pass_is_named_where_torch_aborts_a_rank(start):
+    run = start(after="dist.all_reduce(loss.detach().clone())")
+    assert 1 == run.ends(within_s=90), run.stderr
+    failure = run.report["failure"]
+    assert ("R037", "departed", 1) == (failure["code"], failure["class"], failure["rank"])
+    assert failure["place"].endswith("train.py:14")
+    assert f"has skipped {BACKWARD} of 74.8 kB at train.py:14: it called torch's all_reduce of 4 bytes" in run.stderr
+
+
+def test_a_rank_that_skips_a_backward_pass_of_sharded_parameters_is_named(start):
+    run = start(wrap=FSDP)
+    assert 1 == run.ends(within_s=90), run.stderr
+    failure = run.report["failure"]
+    assert ("R037", "departed", 1) == (failure["code"], failure["class"], failure["rank"])
+    assert failure["place"].endswith("train.py:14")
+    assert "has skipped torch's all_gather_single of 8.2 kB at train.py:14 and the 3 operations after it" in run.stderr
+
+
+def test_ranks_that_call_different_collectives_are_told_with_both_lines(start):
+    after = "(dist.barrier() if skips\n     else dist.all_reduce(torch.ones(5)))"
+    run = start("--hang-timeout", "4", skips="False", after=after)
+    assert 6 == run.ends(within_s=90), run.stderr
+    failure = run.report["failure"]
+    assert "R037" == failure["code"]
+    assert "torch's barrier at train.py:17" in failure["cause"]
+    assert "torch's all_reduce of 20 bytes at train.py:18" in failure["cause"]
+
+
+def test_a_rank_that_leaves_early_is_named_and_the_other_shows_where_it_waited(start):
+    run = start(skips="False", after="(skips and step == 3 and sys.exit(0))")
+    assert 1 == run.ends(within_s=90), run.stderr
+    assert ("left_early", 1) == (run.report["failure"]["class"], run.report["failure"]["rank"])
+    text = run.report["ranks"][0]["last_operation"]["text"]
+    assert text.startswith(f"{BACKWARD} of 74.8 kB, begun ")
+    assert text.endswith("at train.py:14")
+
+
+def test_a_rank_that_sleeps_is_named_by_the_collective_in_which_the_other_waits(start):
+    run = start("--hang-timeout", "4", skips="False", after="(skips and step == 3 and time.sleep(600))")
+    assert 6 == run.ends(within_s=90), run.stderr
+    failure = run.report["failure"]
+    assert ("R014", 1) == (failure["code"], failure["rank"])
+    assert failure["evidence"][0].startswith(f"rank 0 (rank)  waits for rank 1  {BACKWARD} of 74.8 kB")

@@ -1,0 +1,103 @@
+"""Installs the hooks when the rank's script imports torch, or at once in a process that has imported it already.
+
+Every rank of a Python program imports this file when it starts, so it imports nothing; the rest follows with torch.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    Hook = Callable[[ModuleType], None]
+
+_MODULES = ("torch.distributed.distributed_c10d", "torch.nn.parallel.distributed")
+
+
+def install(environment: Mapping[str, str]) -> None:
+    """Install all hooks, each as soon as its module of torch is imported.
+
+    Call once, from the main thread. In a process that a warm one has forked with torch loaded, `environment` is that of the rank.
+    """
+    own = {name: value for name, value in environment.items() if name.startswith("TTLAUNCH_")}
+    call = _Hooks(own)
+    waiting = set()
+    for name in _MODULES:
+        module = sys.modules.get(name)
+        if module is None:
+            waiting.add(name)
+        else:
+            call(module)
+            _tell_importers(module)
+    if waiting:
+        sys.meta_path.insert(0, _AfterImport(waiting, call))
+
+
+class _Hooks:
+    """Calls the hook of a module of torch; a hook that fails leaves the module usable."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._hooks: dict[str, Hook] | None = None
+
+    def __call__(self, module: ModuleType) -> None:
+        try:
+            if self._hooks is None:
+                from ttlaunch.torch_hooks.all_hooks import make_hooks
+
+                self._hooks = make_hooks(self._environment)
+            hook = self._hooks.get(module.__name__)
+            if hook is not None:
+                hook(module)
+        except Exception as error:  # noqa: BLE001 - the script runs as well without what is recorded of it
+            print(f"ttlaunch: calls of {module.__name__} are not recorded: {error!r}", file=sys.stderr)
+
+
+class _AfterImport:
+    """Finds some modules as Python would, and has a function called with each when it has been loaded."""
+
+    def __init__(self, names: set[str], call: Hook) -> None:
+        self._names = names
+        self._call = call
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of one of the modules, with its loader wrapped; None for any other module."""
+        if name not in self._names:
+            return None
+        self._names.discard(name)
+        if not self._names:
+            sys.meta_path.remove(self)
+        for finder in [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]:
+            spec: ModuleSpec | None = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    _call_after_loading(spec.loader, self._call)
+                return spec
+        return None
+
+
+def _call_after_loading(loader: object, call: Hook) -> None:
+    execute = loader.exec_module  # type: ignore[attr-defined]
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module  # type: ignore[attr-defined]  # from here on the loader is as it was
+        execute(module)
+        call(module)
+
+    loader.exec_module = exec_module  # type: ignore[attr-defined]
+
+
+def _tell_importers(module: ModuleType) -> None:
+    """Put what a hook has replaced into the modules of torch that imported it before."""
+    for name, other in list(sys.modules.items()):
+        if name == "torch" or name.startswith("torch."):
+            for key, value in list(vars(other).items()):
+                wrapped = vars(module).get(key)
+                if value is not None and getattr(wrapped, "__wrapped__", None) is value:
+                    setattr(other, key, wrapped)
