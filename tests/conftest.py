@@ -144,7 +144,7 @@ def bare_python(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def mpich_python(tmp_path_factory, skip_or_fail):
-    """The interpreter of an environment that has MPICH's wheel of `constraints.txt`; made once for all test processes."""
+    """The interpreter of an environment with MPICH's wheel of `constraints.txt` and all our packages; made once for all test processes."""
     version = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("mpich=="))
     base = tmp_path_factory.getbasetemp().parent
     folder = base / version.replace("==", "-")
@@ -156,6 +156,8 @@ def mpich_python(tmp_path_factory, skip_or_fail):
             installed = subprocess.run(install, capture_output=True, text=True, check=False)
             if installed.returncode:
                 skip_or_fail(f"MPICH cannot be installed: {installed.stderr[-200:]}")
+            (packages,) = folder.glob("lib/python*/site-packages")
+            (packages / "ours.pth").write_text(f"import site; site.addsitedir({get_path('purelib')!r})\n")
             (folder / "complete").touch()
     return folder / "bin/python"
 

@@ -80,7 +80,7 @@ _OF_DEBIAN = tuple(f"/usr/lib/{machine}-linux-gnu/libmpi.so.40" for machine in (
 INSTALLED = {
     "open-mpi-5": Installed(None, "openmpi", "Open MPI 5."),
     "open-mpi-4": Installed(Path("/usr/bin"), "openmpi", "Open MPI 4.", _OF_DEBIAN),
-    "mpich": Installed(None, "mpich", "MPICH 5.", wheel="mpich_python"),
+    "mpich": Installed(None, "hydra", "MPICH 5.", wheel="mpich_python"),
     "agents": Installed(None, "agents", "agents"),
     "bash": Installed(None, "bash", "GNU bash ", file=Path(bash_engine.__file__)),
 }
@@ -139,7 +139,7 @@ def bench(request, here, bare_python, skip_or_fail):
     if installed.folder is None and installed.wheel is None:
         python, environment = Path(sys.executable), dict(os.environ)
     elif installed.wheel is not None:
-        python, environment = request.getfixturevalue(installed.wheel), bare_python()[1]
+        python, environment = request.getfixturevalue(installed.wheel), dict(os.environ)
     else:
         python, environment = bare_python()
         environment["PATH"] = f"{installed.folder}:/bin"

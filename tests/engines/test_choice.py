@@ -25,7 +25,7 @@ MPI, BASH = "mpirun (Open MPI) 5.0.11", "GNU bash, version 5.2.15(1)-release"
 
 
 def test_engines_have_names_by_which_an_option_chooses_them():
-    assert ["openmpi", "mpich", "intel-mpi", "agents"] == [finder.key for finder in ENGINES]
+    assert ["openmpi", "hydra", "agents"] == [finder.key for finder in ENGINES]
     assert all(finder.can == finder.never_started().can for finder in ENGINES)
     assert all(finder is engine_named(finder.key) for finder in ENGINES)
     assert "did you mean `agents`?" in engine_named("agent").hints
@@ -39,7 +39,7 @@ def test_the_first_engine_that_the_machine_has_is_used(machine):
 
 
 def test_programs_that_use_mpi_get_another_engine_than_those_that_do_not():
-    assert ["openmpi", "mpich", "intel-mpi"] == [finder.key for finder in suitable_engines(uses_mpi=True)]
+    assert ["openmpi", "hydra"] == [finder.key for finder in suitable_engines(uses_mpi=True)]
     assert ["agents"] == [finder.key for finder in suitable_engines(uses_mpi=False)]
 
 
@@ -88,7 +88,7 @@ def test_the_program_decides_which_engine_starts_it_unless_an_option_does(ttlaun
         ("--engine agents --mpi-args '-x A' plain.py", "error[P058]: `--mpi-args` has arguments for mpirun"),
         (
             "--engine agent plain.py",
-            "error[P009]: there is no engine `agent`; `openmpi`, `mpich`, `intel-mpi` or `agents` was expected",
+            "error[P009]: there is no engine `agent`; `openmpi`, `hydra` or `agents` was expected",
         ),
     ],
 )

@@ -3,8 +3,7 @@
 import pytest
 
 from ttlaunch.engines.base import DaemonStart, EngineReport
-from ttlaunch.engines.choose import ENGINES
-from ttlaunch.engines.hydra import INTEL, MPICH, Hydra
+from ttlaunch.engines.hydra import INTEL, MPICH, Hydra, HydraFinder
 from ttlaunch.planning.engine import OverHosts, RanksToStart
 from ttlaunch.planning.launch_plan import RankRow
 
@@ -124,7 +123,25 @@ def test_a_killed_shim_is_read_from_the_message_that_names_its_rank(engine):
     assert EngineReport(killed_shims=frozenset({1})) == engine.read_output(said, {0: None, 1: None})
 
 
-def test_arguments_for_mpirun_are_refused(engine):
-    for finder in (finder for finder in ENGINES if finder.signature is engine.signature):
-        _, (found,) = finder.parse_arguments("--bind-to core")
-        assert found.message == f"`--mpi-args --bind-to core` cannot be used: {engine.signature.title} takes none"
+def test_arguments_for_mpirun_are_refused():
+    _, (found,) = HydraFinder().parse_arguments("--bind-to core")
+    assert found.message == "`--mpi-args --bind-to core` cannot be used: mpiexec.hydra takes none"
+
+
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ("HYDRA build details:\n    Version:      4.3.2", "MPICH 4.3.2"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626", "Intel MPI 2021.18.1"),
+    ],
+)
+def test_the_product_is_found_by_what_the_program_says(tmp_path, says, expected):
+    program = tmp_path / "bin/mpiexec.hydra"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat << END\n{says}\nEND\n")
+    program.chmod(0o755)
+    library = tmp_path / "lib/libmpi.so.12"
+    library.parent.mkdir()
+    library.touch()
+    found = HydraFinder().find(python=str(tmp_path / "bin/python"), search_path="/none")
+    assert (expected, str(library)) == (found.name, found.library)

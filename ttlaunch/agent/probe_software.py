@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DEADLINE_S = 2.0
+_LONGEST_ANSWER = 1000
 _METADATA = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _LIBRARY = re.compile(rb"(/[^\0\n]*/libmpi\.so[.0-9]*)\0")
 _CACHE = "/etc/ld.so.cache"
@@ -41,7 +42,7 @@ def find_software(arguments: dict[str, Any]) -> dict[str, Any]:
             packages = _packages(path, {_normal(name) for name in arguments["packages"]})
             python = {"executable": executable, "version": version, "prefix": prefix, "packages": packages}
             break
-    mpi = _engine(arguments["program"], python["executable"] if python else None, arguments["mpi_prefix"])
+    mpi = _engine(arguments, python["executable"] if python else None)
     if python is not None:
         python["tried"] = tried
         mpi.update(_library(path, [python["prefix"], base]))
@@ -84,8 +85,9 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _engine(name: str, python: str | None, prefix: str | None) -> dict[str, Any]:
-    """Find the engine's command, in `prefix` or else beside the interpreter or in PATH, and the first line of its `--version`."""
+def _engine(arguments: dict[str, Any], python: str | None) -> dict[str, Any]:
+    """Find the engine's command, in `mpi_prefix` or else beside the interpreter or in PATH, and what it says about its version."""
+    name, prefix = arguments["program"], arguments["mpi_prefix"]
     places = [os.path.join(os.path.expanduser(prefix), "bin")] if prefix else []
     if not prefix and python:
         places.append(os.path.dirname(python))
@@ -106,8 +108,10 @@ def _engine(name: str, python: str | None, prefix: str | None) -> dict[str, Any]
                 check=False,
                 env=environment,
             )
-            lines = (answer.stdout + answer.stderr).decode("utf-8", "replace").strip().splitlines()
-            found["says"] = lines[0][:200] if lines else ""
+            text = (answer.stdout + answer.stderr).decode("utf-8", "replace").strip()
+            # Up to the version, which may be in a later line than the first, or else the first line.
+            version = re.search(arguments["version"], text[:_LONGEST_ANSWER])
+            found["says"] = " ".join(text[: version.end()].split() if version else text.split("\n")[:1])[:200]
     return found
 
 

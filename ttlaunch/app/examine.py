@@ -1,5 +1,6 @@
 """Probe every host of a cluster, and judge whether a run can start there; `ttlaunch doctor` shows the result."""
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Protocol
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.reach import ask_for_passphrases, open_transports
 from ttlaunch.diagnostics import Diagnostic, Severity
-from ttlaunch.engines.choose import ENGINES
+from ttlaunch.engines.choose import engine_of_hosts
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_everything
 from ttlaunch.hosts.doctor.facts import HostFacts
@@ -22,6 +23,7 @@ from ttlaunch.hosts.doctor.troubles import explain_troubles
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
+from ttlaunch.planning.engine import EngineSignature
 from ttlaunch.spec.topology.model import Topology
 
 
@@ -31,6 +33,7 @@ class Examination:
 
     Attributes:
         hosts: The names of all hosts.
+        engine: The engine for which they are checked.
         states: By host, `connecting`, `asking`, `answered`, and finally `ready`, `warning` or `not ready`.
         facts: By host, what the probe found.
         errors: By host, why it could not be probed.
@@ -42,6 +45,7 @@ class Examination:
     """
 
     hosts: list[str]
+    engine: EngineSignature
     states: dict[str, str] = field(default_factory=dict)
     facts: dict[str, HostFacts] = field(default_factory=dict)
     errors: dict[str, HostError] = field(default_factory=dict)
@@ -86,8 +90,9 @@ class _Examiner:
 
     def __init__(self, topology: Topology, view: View, dialogue: Dialogue) -> None:
         self._topology, self._view, self._dialogue = topology, view, dialogue
-        self._known = Examination([str(host.name) for host in topology.hosts])
-        self._question = question_for(topology, launcher_python=sys.executable, engine=ENGINES[0].signature)
+        engine = engine_of_hosts(python=sys.executable, search_path=os.environ.get("PATH"))
+        self._known = Examination([str(host.name) for host in topology.hosts], engine)
+        self._question = question_for(topology, launcher_python=sys.executable, engine=engine)
         self._transports, self._keys = open_transports(topology)
         self._launcher = LocalTransport("this machine")
 

@@ -9,7 +9,6 @@ from ttlaunch.app.examine import Examination
 from ttlaunch.cli.console import can_redraw, keeping_whole, rich_console
 from ttlaunch.diagnostics import counted
 from ttlaunch.diagnostics.terminal_text import clean
-from ttlaunch.engines.choose import ENGINES
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.network import NetworkChoice
 from ttlaunch.hosts.doctor.pairs import Pair
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 _GIBIBYTE = 1024**3
 _GIGABIT = 1e9
-_ENGINE = ENGINES[0].signature
-COLUMNS = ("host", "state", "Python", "torch", _ENGINE.title, "CPU", "devices", "memory", "disk", "clock", "network")
 _USUAL = {"devices": {"", "none"}, "clock": {"", "same"}}
 """Columns that are left out of the table while all their cells have one of these texts."""
 
@@ -62,13 +59,18 @@ def make_view(*, quiet: bool) -> Iterator[View]:
         yield View(live)
 
 
+def _headings(known: Examination) -> tuple[str, ...]:
+    engine = known.engine.title
+    return ("host", "state", "Python", "torch", engine, "CPU", "devices", "memory", "disk", "clock", "network")
+
+
 def cells(host: str, known: Examination) -> tuple[str, ...]:
-    """Return the cells of a host's row, as in `COLUMNS`."""
+    """Return the cells of a host's row, one for each column."""
     state = known.states.get(host, "")
     facts = known.facts.get(host)
     if facts is None:
-        return (host, state, *[""] * (len(COLUMNS) - 2))
-    version = _ENGINE.version_in(facts.mpi.says) if facts.mpi else None
+        return (host, state, *[""] * (len(_headings(known)) - 2))
+    version = known.engine.version_in(facts.mpi.says) if facts.mpi else None
     clock = facts.clock.surely_off_s
     return (
         host,
@@ -107,18 +109,19 @@ def _table(known: Examination) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
+    headings = _headings(known)
     rows = [cells(host, known) for host in known.hosts]
     kept = [
         number
-        for number, heading in enumerate(COLUMNS)
+        for number, heading in enumerate(headings)
         if heading not in _USUAL or {row[number] for row in rows} - _USUAL[heading]
     ]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number in kept:
-        table.add_column(COLUMNS[number], overflow="fold", no_wrap=COLUMNS[number] in {"host", "state"})
+        table.add_column(headings[number], overflow="fold", no_wrap=headings[number] in {"host", "state"})
     for row in rows:
         style = {"state": _STYLES.get(known.states.get(row[0], ""), "dim")}
-        table.add_row(*(Text(clean(row[number]), style=style.get(COLUMNS[number], "")) for number in kept))
+        table.add_row(*(Text(clean(row[number]), style=style.get(headings[number], "")) for number in kept))
     return Group(table, *([Text(clean(known.step), style="dim")] if known.step else []))
 
 
@@ -129,7 +132,7 @@ def render_lines(known: Examination) -> list[str]:
         name, state, *rest = cells(host, known)
         error = known.errors.get(host)
         state = f"{state}: {error.evidence}" if error else state
-        facts = [f"{heading} {text}" for heading, text in zip(COLUMNS[2:], rest, strict=True) if text]
+        facts = [f"{heading} {text}" for heading, text in zip(_headings(known)[2:], rest, strict=True) if text]
         lines.append(f"{name}: {state}" + (f"; {', '.join(facts)}" if facts else ""))
     return lines
 

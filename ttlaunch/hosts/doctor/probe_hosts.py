@@ -112,6 +112,7 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
         "pythons": question.pythons,
         "packages": RANK_PACKAGES,
         "program": question.engine.program,
+        "version": question.engine.version,
         "detached": question.engine.detached,
         "mpi_prefix": question.mpi_prefix,
         "names": question.names,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -47,14 +47,20 @@ class Requirements:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def rank_requirements() -> tuple[str, ...]:
-    """Return the packages that a rank needs, from ttlaunch's own metadata, and the pip that installs them."""
+def rank_requirements(*, instead: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the packages that a rank needs, from ttlaunch's own metadata, and the pip that installs them.
+
+    Args:
+        instead: Packages, by the name of that which each of them replaces.
+    """
     kept = ["pip"]
     for line in metadata.requires("ttlaunch") or ():
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         is_train = marker.replace("'", '"') == 'extra == "train"'
         if is_train or (not marker and _bare_name(requirement) in _RUNTIME):
-            kept.append(requirement)
+            name = _bare_name(requirement)
+            other = (instead or {}).get(name, name)
+            kept.append(requirement if other == name else other)
     return tuple(kept)
 
 
