@@ -54,6 +54,7 @@ def test_a_rank_that_raises_inside_a_framework_is_named_with_the_line_of_its_scr
     assert [0] == [other["rank"] for other in failure["cascade"] if other["rank"] != 1] or not failure["cascade"]
     assert 1 == done.stderr.count("error[R")
     assert f"{line}\n" in done.stderr[done.stderr.index("error[R002]: rank 1 ") :]
+    assert (script in {"fsdp2", "fabric"}) is any("raised at torch/nn/" in fact for fact in failure["evidence"])
     assert seconds <= LONGEST_S
 
 

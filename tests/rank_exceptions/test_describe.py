@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from ttlaunch.rank_exceptions.describe import broken_connections, describe
-from ttlaunch.rank_exceptions.outline import CONNECTION, TORCH
+from ttlaunch.rank_exceptions.outline import CONNECTION, TORCH, place_of, raised_elsewhere
 
 
 def raised(function):
@@ -120,3 +120,28 @@ def test_looking_at_a_connection_takes_no_byte_from_it():
         other.sendall(b"seven")
         broken_connections()
         assert one.recv(5) == b"seven"
+
+
+def test_the_line_in_the_users_folder_is_named_rather_than_that_of_a_framework_that_is_no_package(here):
+    def load(name, text):
+        scope, path = {}, here / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        exec(compile(text, str(path), "exec"), scope)  # noqa: S102
+        return scope
+
+    framework = load("framework/fit.py", "def call(function):\n    function(1)\n")
+    package = load("mine/.venv/site-packages/lib.py", "def load(_):\n    return int('x')\n")
+    mine = load("mine/code/train.py", "def work(call, function):\n    call(function)\n")
+    for function, raising in (
+        (lambda: None, f"raised at {here}/framework/fit.py:2, in call"),
+        (package["load"], "raised at lib.py:2, in load"),
+    ):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            mine["work"](framework["call"], function)
+        trace = caught.value.__traceback__.tb_next  # without this file's own frame
+        place = place_of(trace, str(here / "mine"))
+        assert (str(here / "mine/code/train.py"), 2) == place
+        assert raising == raised_elsewhere(trace, place)
+    assert raised_elsewhere(trace, ("lib.py", 2)) is not None
+    assert raised_elsewhere(trace, (str(here / "mine/.venv/site-packages/lib.py"), 2)) is None

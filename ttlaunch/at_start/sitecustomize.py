@@ -43,7 +43,7 @@ def _begin() -> None:
             from ttlaunch.torch_hooks.at_import import install
         finally:
             sys.path.remove(package)
-        watch = ExceptionWatch(records)
+        watch = ExceptionWatch(records, folder=os.getcwd())
         watch.take_hooks()
         watch.start()
         install(os.environ)

@@ -11,9 +11,9 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from types import TracebackType
 
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 _NOT_OWN = (
-    "/site-packages/",
-    "/dist-packages/",
+    *_PACKAGES,
     "/lib/python3",
     "/ttlaunch/runtime/",
     "/ttlaunch/torch_hooks/",
@@ -46,14 +46,36 @@ def place_of(trace: TracebackType | None, folder: str | None = None) -> tuple[st
         trace: The traceback of an exception.
         folder: The folder of the user's code, if it is known.
     """
-    frames = []
-    while trace is not None:
-        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
+    frames = [(file, line) for file, line, _ in _frames(trace)]
     inside = [one for one in frames if folder and one[0].startswith(folder + "/")]
     own = [one for one in frames if is_own_file(one[0])]
+    if folder and is_own_file(folder + "/"):  # it may hold an environment with packages
+        inside = [one for one in inside if is_own_file(one[0])]
     known = inside or own or frames
     return (known[-1][0][:LONGEST_WORD], known[-1][1]) if known else (None, None)
+
+
+def raised_elsewhere(trace: TracebackType | None, place: tuple[str | None, int | None]) -> str | None:
+    """Return where a package raised an exception that the user's line at `place` led to; None if that line, or Python, raised it."""
+    frames = _frames(trace)
+    if not frames or frames[-1][:2] == place:
+        return None
+    file, line, function = frames[-1]
+    packages = [part for part in _PACKAGES if part in file]
+    if not packages and not is_own_file(file):
+        return None
+    name = file.rpartition(packages[0])[2] if packages else file
+    return f"raised at {name[:LONGEST_WORD]}:{line}, in {function[:LONGEST_WORD]}"
+
+
+def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
+    """Return file, line and function of each frame of a traceback, outermost first."""
+    frames = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    return frames
 
 
 def is_own_file(file: str) -> bool:

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from ttlaunch.rank_exceptions.outline import causes_of, chain_of, place_of
+from ttlaunch.rank_exceptions.outline import causes_of, chain_of, place_of, raised_elsewhere
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -35,17 +35,26 @@ _LONGEST_TRACEBACK = 32 * 1024
 class ExceptionWatch:
     """Watches the thread that makes it, which is a rank's main thread, and writes the exceptions that end it to the rank's file."""
 
-    def __init__(self, path: str, *, opener: Callable[[str, int], int] | None = None, last: str = "") -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        opener: Callable[[str, int], int] | None = None,
+        last: str = "",
+        folder: str | None = None,
+    ) -> None:
         """Begin without a thread.
 
         Args:
             path: The file to write, see `contract.exceptions_file`.
             opener: Opens the file, as for `open`; None if the file exists, as it does for a program.
             last: See `fate.will_end`.
+            folder: The folder of the user's code, whose lines are named rather than those of a framework elsewhere.
         """
         self._path = path
         self._opener = opener
         self._last = last
+        self._folder = folder
         self._main = _thread.get_ident()
         self._pid = os.getpid()
         self._seen: dict[int, float] = {}
@@ -155,7 +164,9 @@ class ExceptionWatch:
         if self._left <= 0 and not uncaught:
             return
         self._left -= 1
-        fields = describe(error)
+        fields = describe(error, folder=self._folder)
+        origin = raised_elsewhere(error.__traceback__, (fields["file"], fields["line"]))
+        fields["notes"] += [origin] if origin else []
         fields["message"] = fields["message"][:_LONGEST_MESSAGE]
         fields["traceback"] = fields["traceback"][-_LONGEST_TRACEBACK:]
         line = json.dumps({"error": {**fields, "seen": self.first_seen(error)}, "uncaught": uncaught})
@@ -165,7 +176,7 @@ class ExceptionWatch:
 
     def _outline(self, error: BaseException, how: str) -> None:
         """Write what can be written without importing anything."""
-        now, (file, line) = time.time(), place_of(error.__traceback__)
+        now, (file, line) = time.time(), place_of(error.__traceback__, self._folder)
         links = [tuple(_quoted(text[:_LONGEST_OUTLINE]) for text in link) for link in causes_of(error)]
         causes = ", ".join(f'{{"type": {name}, "message": {text}, "origin": {origin}}}' for name, text, origin in links)
         place = f'"file": {_quoted(file)}, "line": {line}, ' if file is not None else ""
