@@ -8,6 +8,7 @@ from ttlaunch import contract
 from ttlaunch.torch_hooks.collectives import wrap_collectives
 from ttlaunch.torch_hooks.data_parallel import wrap_data_parallel
 from ttlaunch.torch_hooks.group_records import GroupRecords
+from ttlaunch.torch_hooks.store import bind_store
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def make_hooks(environment: Mapping[str, str]) -> dict[str, Callable[[ModuleType
         after_in_child=records.close
     )  # the recorder is the rank's, not that of processes which it forks
     return {
+        "torch.distributed.rendezvous": bind_store,
         "torch.distributed.distributed_c10d": lambda module: wrap_collectives(module, records),
         "torch.nn.parallel.distributed": lambda module: wrap_data_parallel(module, records),
     }
