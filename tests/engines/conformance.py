@@ -41,6 +41,15 @@ while :; do sleep 0.1; done
 OBEY = "trap 'touch told-$TTLAUNCH_RANK; exit 0' TERM" + WAIT
 
 
+ABORTS = """
+import time
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(0.3)
+    MPI.COMM_WORLD.Abort(3)
+time.sleep(600)
+"""
 MEETS = """
 import os, time
 from mpi4py import MPI
@@ -285,6 +294,17 @@ def test_variables_of_a_surrounding_mpirun_do_not_reach_ranks_without_mpi(bench)
     run = bench.start("env | grep -E '^(OMPI|PMIX?|PRTE|OPAL)_' > seen-$TTLAUNCH_RANK; true", environment=outer)
     assert run.ends(within_s=60) == 0
     assert ["", ""] == [(bench.folder / f"seen-{rank}").read_text() for rank in range(2)]
+
+
+def test_a_rank_that_aborts_mpi_is_named_and_the_others_are_ended(bench):
+    if Capability.MPI not in bench.engine.can:
+        pytest.skip("its ranks do not meet through MPI")
+    run = bench.start(ABORTS, ranks=3, name="work.py")
+    assert run.ends(within_s=60) == 1
+    failure = run.report["failure"]
+    assert ("R003", 1, "exited with status 3") == (failure["code"], failure["rank"], failure["cause"])
+    assert [0, 2] == sorted(one["rank"] for one in failure["cascade"])
+    assert_nothing_is_left(run)
 
 
 def test_a_rank_that_is_killed_is_named_first(bench):

@@ -103,6 +103,7 @@ _NAMES = EngineNames(
     daemons=("hydra_pmi_proxy", "hydra_bstrap_pr", PROGRAM),  # the kernel keeps 15 characters of a name
     segments=("mpich_shm_*",),
     own_segments=("mpich_shm_*",),
+    abort_message=r"(?m)^Abort\((\d{1,9})\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(",
     rank_prefixes=("PMI_", "PMIX_", "HYDRA_", "HYDI_", "MPICH_", "MPIR_", "MPI_LOCAL", "I_MPI_"),
 )
 

@@ -95,6 +95,8 @@ class EngineNames:
         own_segments: Those of its files in shared memory that it does not put into the run's folder.
         rank_listeners: Socket options (level, name, value) that tell sockets on which its library listens in ranks from those
             on which the ranks' own programs listen; empty if its library does not listen.
+        abort_message: Regular expression for the line that its library writes to a rank's standard error before the engine kills all
+            shims on the rank's demand; its first group is the status. Empty if the engine lets shims record the end.
         rank_prefixes: Prefixes of the variables in which it tells its library about the ranks, or another engine's tell theirs.
         key: The name by which `--engine` chooses it.
         has_mpi: Whether its ranks can find each other through MPI.
@@ -111,6 +113,7 @@ class EngineNames:
     segments: tuple[str, ...] = ()
     own_segments: tuple[str, ...] = ()
     rank_listeners: tuple[tuple[int, int, int], ...] = ()
+    abort_message: str = ""
     rank_prefixes: tuple[str, ...] = ()
     key: str = ""
     has_mpi: bool = True

@@ -1,13 +1,15 @@
 """Find the result of a run that is over: its first failure, if there is one, and its exit status."""
 
+import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ttlaunch import contract
 from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure
@@ -127,6 +129,7 @@ def find_failure(
     if differ := compared_replicas(plan, watch.replicas):
         return differ
     ordered = ending.signal_number is not None
+    _note_aborts(folder, watch.ranks, plan)
     lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None
     watch.read_exceptions()
@@ -177,6 +180,18 @@ def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankSt
     own = failure.rank == row.rank
     notes = (*([f"it {failure.cause}"] if own else []), *failure.evidence)
     return replace(named, followers=followers, evidence=notes, last_lines=failure.last_lines if own else ())
+
+
+def _note_aborts(folder: RunFolder, ranks: Iterable[RankState], plan: LaunchPlan) -> None:
+    """Note the end of each rank that had the engine end all ranks (MPI_Abort) before its shim could record that."""
+    message = plan.engine.names.abort_message
+    for state in ranks if message else ():
+        log = folder.file(contract.stderr_file(state.row.rank))
+        found = re.search(message, read_stderr_tail(log).text) if state.exit is None else None
+        if found:
+            # Exit statuses have 8 bits. The line is older than the end of any shim, which follows from it.
+            status = int(found[1]) & 0xFF
+            state.exit = RankExit(rank=state.row.rank, time=log.stat().st_mtime, status=status, left_early=status == 0)
 
 
 def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], *, engine: Engine) -> Witnesses:
