@@ -35,6 +35,8 @@ class Trouble(StrEnum):
     CHANGED_KEY = "changed host key"
     LOGIN = "login refused"
     SETTINGS = "settings"  # the ssh configuration or a key file on the launching machine cannot be used
+    STEP = "no step"  # a host of a Slurm job starts no step
+    ENDED = "job ended"  # the Slurm job that the host belongs to has ended, and with it all that ran there
     STOPPED = "stopped"  # a signal has stopped the agent of a run there
     LOST = "connection lost"  # it broke after the login
     TIMED_OUT = "timed out"  # a command did not end within its deadline

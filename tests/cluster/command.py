@@ -23,7 +23,7 @@ class CommandLine:
     """`ttlaunch` on the launcher of one cluster, in one folder."""
 
     def __init__(self, cluster, *, cwd, python=sys.executable):
-        self.cluster, self.cwd, self._python = cluster, cwd, python
+        self.cluster, self.cwd, self.python = cluster, cwd, python
 
     def __call__(self, line, *, stdin=None, timeout_s=60, environment=None):
         """Run to the end. A command that takes too long is killed with its whole process group, and fails the test."""
@@ -43,7 +43,7 @@ class CommandLine:
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         return self.cluster.popen(
             "launcher",
-            [self._python, "-m", "ttlaunch", *words],
+            [self.python, "-m", "ttlaunch", *words],
             cwd=self.cwd,
             env=self.cluster.environment("launcher") | plain | (environment or {}),
             start_new_session=True,

@@ -10,7 +10,7 @@ the cluster ends, because every daemon ends with its machine and every file lies
 """
 
 import os
-import shutil
+import shlex
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.cluster.hosts import Cluster
 from tests.cluster.keeper import wait_until
 from tests.cluster.layout import LAUNCHER
-from tests.cluster.needs import missing_tools
+from tests.cluster.needs import find_tool, missing_tools
 
 CONTROLLER = "node0"
 FOLDER = "/etc/slurm"
@@ -141,8 +141,15 @@ class Slurm:
 
     def cancel_all(self):
         """End every job, and return when nothing of them is left in the queue."""
-        self.run(LAUNCHER, ["scancel", "--partition=debug,short,closed", "--full"])
+        self.run(LAUNCHER, ["scancel", "--user=root"])
         wait_until(lambda: not self.queue(), what="the queue of Slurm is empty")
+
+    def offer_commands(self, folder):
+        """Put programs into a folder that run Slurm's commands on the launcher, for tests that call them in this process."""
+        for name in ("srun", "salloc", "scontrol", "squeue", "scancel"):
+            script = shlex.join([*self.cluster.argv(LAUNCHER, find_tool(name), cwd="/")])
+            (folder / name).write_text(f'#!/bin/sh\nexec {script} "$@"\n', encoding="utf-8")
+            (folder / name).chmod(0o755)
 
     def logs(self):
         """The end of what each daemon has logged, by machine and daemon."""
@@ -172,10 +179,9 @@ class Slurm:
         key.write_bytes(self._key)
 
     def _do(self, machine, *command):
-        tool = shutil.which(command[0], path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
         # A daemon keeps the pipes of the program that started it, so nothing is captured.
         log = self.cluster.state / "logs" / f"slurm-{machine}"
         with log.open("a", encoding="utf-8") as file:
-            done = self.run(machine, [tool, *command[1:]], stdout=file, stderr=file)
+            done = self.run(machine, [find_tool(command[0]), *command[1:]], stdout=file, stderr=file)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} on {machine}: {log.read_text(encoding='utf-8').strip()[-500:]}")

@@ -1,11 +1,13 @@
 """The command line and the files for Open MPI 4.1 and 5, compared with `tests/golden/`."""
 
 import dataclasses
+import os
 import subprocess
 
 import pytest
 
 from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.engines.base import DaemonStart
 from ttlaunch.engines.openmpi import GENERATIONS, OpenMpi, OpenMpiFinder, generation_of
 from ttlaunch.planning.engine import OverHosts, RanksToStart
 from ttlaunch.planning.launch_plan import RankRow
@@ -124,3 +126,31 @@ def test_a_machine_with_a_version_that_cannot_be_used_is_refused(tmp_path, says,
     else:
         assert found.name == answer
         assert found.signature.version_in(found.version_output) == found.version
+
+
+def test_a_daemon_is_started_alike_for_a_login_shell_that_gets_parentheses():
+    engine = OpenMpi("/opt/bin/mpirun", (5, 0, 11), generation_of((5, 0, 11)))
+    start = DaemonStart("/opt", "/venv/bin", {}, ("python", "start_daemon.py"))
+    words = "/opt/bin/prted --leave-session-attached --prtemca ess env"
+    plain, in_parentheses = (
+        engine.adapt_daemon(command, start) for command in (words, f"( test ! -r ./.profile || . ./.profile; {words} )")
+    )
+    assert plain == in_parentheses.rstrip()
+
+
+def test_mpirun_inside_a_slurm_job_is_told_to_leave_hosts_and_daemons_to_the_launcher(tmp_path):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    for version, prefix in (((5, 0, 11), "PRTE"), ((4, 1, 4), "OMPI")):
+        engine = OpenMpi(str(tmp_path / "mpirun"), version, generation_of(version))
+        seen = {}
+        for job in ({}, {"SLURM_JOBID": "7"}):
+            with engine.start(
+                dataclasses.replace(command(version), argv=(engine.program,)),
+                folder=tmp_path,
+                environment={"PATH": os.environ["PATH"], **job},
+            ) as process:
+                seen[bool(job)] = process.stdout.read().decode() if process.stdout else ""
+        assert f"{prefix}_MCA_plm=^slurm" in seen[True]
+        assert f"{prefix}_MCA_ras=^slurm" in seen[True]
+        assert "^slurm" not in seen[False]

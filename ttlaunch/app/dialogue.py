@@ -30,6 +30,9 @@ class Dialogue(Protocol):
     def connecting(self, hosts: Sequence[str]) -> AbstractContextManager[Answered]:
         """Show that hosts are being reached; the context's value is called for each host that has answered."""
 
+    def waiting(self, text: str) -> None:
+        """Report what is waited for."""
+
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
         """Wait until `made` is done and show progress: another thread counts files and bytes in `read`."""
 
@@ -61,6 +64,9 @@ class Unattended:
     @contextmanager
     def connecting(self, hosts: Sequence[str]) -> Iterator[Answered]:  # noqa: ARG002 - nobody looks
         yield lambda _host, _error: None
+
+    def waiting(self, text: str) -> None:
+        """Do nothing: nobody looks."""
 
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:  # noqa: ARG002 - nobody looks
         from concurrent.futures import wait

@@ -73,7 +73,7 @@ def open_transports(topology: Topology) -> tuple[list[Transport], KeyRing]:
     addresses = [
         HostAddress(host.name, host.user or cluster.user, cluster.port, identity_file) for host in topology.hosts
     ]
-    return [open_transport(address, keys=keys) for address in addresses], keys
+    return [open_transport(address, keys=keys, job=topology.job) for address in addresses], keys
 
 
 def connect_all(

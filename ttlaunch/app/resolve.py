@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, with_engine
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.python_program import PythonProgram, look_at_python
+from ttlaunch.app.resolve_cluster import names_slurm, resolve_cluster
 from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.app.torchrun_options import ranks_of
 from ttlaunch.diagnostics import (
     Blame,
     Diagnostic,
     Label,
-    LaunchError,
     Severity,
     Source,
     has_errors,
@@ -29,6 +29,7 @@ from ttlaunch.diagnostics import (
 )
 
 if TYPE_CHECKING:
+    from ttlaunch.app.slurm_hosts import SlurmHosts
     from ttlaunch.engines.base import EngineFinder
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.planning.roles import RoleLayout
@@ -51,6 +52,7 @@ _CORPUS_CODES = {
     "image_size": ("C089", "transformer_config.max_sequence_length"),
 }
 _LONGEST_MESSAGE = 500
+_ROOM = Source("what Slurm is asked for", "slurm-1 slots=65536")
 SCRIPT_PREFIX = ("-m", "mpi4py")
 """The options with which an interpreter runs a Python script as a rank."""
 
@@ -72,6 +74,7 @@ class ResolvedSpec:
         mpi_args: Further arguments for the engine's command.
         engine: The engine that `--engine` names; None if it names none.
         remarks: What the options changed besides what they name, for the plan that is shown.
+        slurm: The hosts that Slurm gives, or is asked for; None for any other cluster.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -87,6 +90,7 @@ class ResolvedSpec:
     mpi_args: tuple[str, ...] = ()
     engine: "EngineFinder | None" = None
     remarks: list[str] = field(default_factory=list)
+    slurm: "SlurmHosts | None" = None
 
     @property
     def ok(self) -> bool:
@@ -108,11 +112,40 @@ def resolve(
         dialogue: Wraps the import of a recipe, whose code may print; None to wrap nothing.
         hosts: The text of a hostfile that is in no file, in place of what the specification names; None for the latter.
     """
-    result, working_folder = ResolvedSpec(), working_folder or Path.cwd()
+    working_folder, dialogue = working_folder or Path.cwd(), dialogue or Unattended()
+    needed = None
+    if hosts is None and _is_open_to_slurm(request, working_folder):
+        # Slurm has to be asked for as many ranks as the bindings or the recipe have, which are read as if there were room for all.
+        first = _resolve_on(request, working_folder, dialogue, hosts=_ROOM)
+        if not first.ok:
+            return first
+        needed = first.layout.world_size if first.layout else first.topology.world_size if first.topology else None
+    return _resolve_on(request, working_folder, dialogue, hosts=hosts, needed=needed)
+
+
+def _is_open_to_slurm(request: RunSpec, working_folder: Path) -> bool:
+    """Whether Slurm is asked for hosts, and only the target or its bindings say for how many ranks."""
+    if not names_slurm(request) or request.ranks is not None or request.nproc_per_node is not None:
+        return False
+    from ttlaunch.app.slurm_hosts import job_variables
+
+    is_recipe = not (request.target is None or request.is_command or is_script(request.target, working_folder))
+    return job_variables(request) is None and (is_recipe or request.rank_bindings is not None)
+
+
+def _resolve_on(
+    request: RunSpec, working_folder: Path, dialogue: Dialogue, *, hosts: Source | None, needed: int | None = None
+) -> ResolvedSpec:
+    """Resolve a specification on these hosts; `needed` is the number of ranks to ask Slurm for if no option says it."""
+    result = ResolvedSpec()
     result.engine, found = asked_engine(request.engine)
     result.diagnostics += found
-    _load_topology_into(result, request, working_folder, hosts=hosts)
-    request = _with_number_of_ranks(result, request)
+    cluster = resolve_cluster(request, working_folder, engine=result.engine, hosts=hosts, needed=needed)
+    result.topology, result.slurm, result.mpi_args = cluster.topology, cluster.slurm, cluster.mpi_args
+    result.files, result.descriptor_found = cluster.files, cluster.descriptor_found
+    result.diagnostics += cluster.diagnostics
+    result.remarks += [cluster.slurm.remark] if cluster.slurm and cluster.topology else []
+    request = _with_number_of_ranks(result, request, working_folder)
     if request.target is None:
         return result
     if request.is_command:
@@ -120,76 +153,29 @@ def resolve(
     elif is_script(request.target, working_folder):
         _resolve_script(result, request, working_folder)
     else:
-        _resolve_recipe(result, request, working_folder, dialogue=dialogue or Unattended())
+        _resolve_recipe(result, request, working_folder, dialogue=dialogue)
     return result
 
 
-def _with_number_of_ranks(result: ResolvedSpec, request: RunSpec) -> RunSpec:
+def _takes_all_slots(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> bool:
+    """Whether a program has a rank for every slot without an option: on hosts of Slurm, whose slots are what it was asked for."""
+    if result.slurm is None or result.topology is None or result.topology.bindings or request.target is None:
+        return False
+    return request.is_command or is_script(request.target, working_folder)
+
+
+def _with_number_of_ranks(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> RunSpec:
     """Put the number of ranks into a specification that gives it by torchrun's options, and note it in the result."""
     ranks = request.ranks if result.topology is None else ranks_of(request, result.topology)
     if isinstance(ranks, Diagnostic):
         result.diagnostics.append(ranks)
         return request
+    if ranks is None and result.topology and _takes_all_slots(result, request, working_folder):
+        ranks = len(result.topology.slots)
     result.ranks = ranks
-    if ranks is not None and request.ranks is None:
+    if ranks is not None and not result.slurm and request.ranks is None:
         result.remarks.append(f"torchrun's options ask for the same as `--ranks {ranks}`")
     return replace(request, ranks=ranks)
-
-
-def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topology":
-    """Read the cluster that `--on` or `--hostfile` names, for a command that only needs its hosts.
-
-    Raises:
-        LaunchError: The cluster's description has errors.
-    """
-    found, spec = ResolvedSpec(), RunSpec(target=None, on=on, hostfile=hostfile)
-    _load_topology_into(found, spec, Path.cwd())
-    if found.topology is None or not found.ok:
-        raise LaunchError(found.diagnostics)
-    dialogue.warn(found.diagnostics)
-    return found.topology
-
-
-def _load_topology_into(
-    result: ResolvedSpec, request: RunSpec, working_folder: Path, *, hosts: Source | None = None
-) -> None:
-    """Read the topology that `--on` names, or the options `--hostfile`, `--rank-bindings` and `--mpi-args`."""
-    from ttlaunch.spec.topology.discovery import find_configuration
-    from ttlaunch.spec.topology.load import load_topology, load_topology_files
-    from ttlaunch.spec.topology.variables import given_variables
-
-    files, mistakes = _named_files(request, result.engine)
-    files = replace(files, hosts=hosts or files.hosts)
-    result.diagnostics += mistakes
-    result.mpi_args = files.passed
-    if has_errors(mistakes):
-        return
-    if files.any:
-        loaded = load_topology_files(
-            files.hostfile,
-            files.rank_bindings,
-            hosts=files.hosts,
-            environment=os.environ,
-            working_folder=working_folder,
-        )
-    else:
-        found = find_configuration(request.on, working_folder=working_folder)
-        if isinstance(found, Diagnostic):
-            result.diagnostics.append(found)
-            return
-        loaded = load_topology(found.folder, name=found.name, environment=os.environ, working_folder=working_folder)
-    result.topology = loaded.topology
-    if loaded.topology and request.excluded:
-        from ttlaunch.spec.topology.without_hosts import leave_out
-
-        result.topology = leave_out(loaded.topology, request.excluded, max_ranks=request.ranks)
-    result.diagnostics += loaded.diagnostics
-    variables, mistakes = given_variables(request.env, environment=os.environ)
-    result.diagnostics += mistakes
-    if result.topology is not None and variables:
-        result.topology = result.topology.with_variables(variables)
-    result.files = [short_name(path, working_folder) for path in loaded.files]
-    result.descriptor_found = loaded.descriptor_found
 
 
 def is_script(target: str, working_folder: Path) -> bool:
@@ -437,61 +423,3 @@ def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None
         return None, Diagnostic(code, message, Label(span) if span else None, hints=hints)
     size = len(corpus.text)
     return {"path": os.fspath(path) if path else None, "sha256": corpus.sha256, "bytes": size}, None
-
-
-@dataclass(frozen=True)
-class _NamedFiles:
-    """The files and hosts that options other than `--on` name.
-
-    Attributes:
-        hosts: The hosts in `--mpi-args`, as the text of a hostfile.
-        passed: The arguments in `--mpi-args` that are passed to the engine unchanged.
-    """
-
-    hostfile: Path | None = None
-    rank_bindings: Path | None = None
-    hosts: Source | None = None
-    passed: tuple[str, ...] = ()
-
-    @property
-    def any(self) -> bool:
-        """Whether these options, and not `--on`, describe the cluster."""
-        return not (self.hostfile is None and self.rank_bindings is None and self.hosts is None)
-
-
-def _named_files(request: RunSpec, engine: "EngineFinder | None") -> tuple[_NamedFiles, list[Diagnostic]]:
-    """Collect the files and hosts that options name, and report options that name the hosts twice."""
-    found: list[Diagnostic] = []
-    named = _NamedFiles(request.hostfile, request.rank_bindings)
-    given = (("--hostfile", request.hostfile), ("--rank-bindings", request.rank_bindings))
-    options = [f"`{name}`" for name, value in given if value]
-    if request.mpi_args is not None:
-        from ttlaunch.engines.choose import ENGINES
-
-        arguments, found = (engine or ENGINES[0]).parse_arguments(request.mpi_args)
-        if arguments.rankfile:
-            path, mistake = arguments.rankfile
-            found[found.index(mistake)] = _with_hostfile(mistake, path)
-        if arguments.hosts or arguments.hostfile:
-            options.append("`--mpi-args`")
-            if request.hostfile:
-                found.append(usage_mistake("`--hostfile` and `--mpi-args` both name hosts; one was expected"))
-        hostfile = Path(arguments.hostfile) if arguments.hostfile else request.hostfile
-        named = _NamedFiles(hostfile, request.rank_bindings, arguments.hosts, arguments.passed)
-    if options and request.on != "local":
-        message = (
-            f"{' and '.join(options)} and configuration `{shown(request.on)}` both describe a cluster; one was expected"
-        )
-        found.append(usage_mistake(message, f"leave out {' and '.join(options)}, or the configuration"))
-    return named, found
-
-
-def _with_hostfile(mistake: Diagnostic, rankfile: str) -> Diagnostic:
-    """Add to the mistake of naming a rankfile which hostfile places the ranks alike."""
-    from ttlaunch.spec.located.codes import TOPOLOGY
-    from ttlaunch.spec.located.source import read_source
-    from ttlaunch.spec.topology.hosts import hostfile_of_rankfile
-
-    source, _ = read_source(Path.cwd() / rankfile, codes=TOPOLOGY, what="a rankfile")
-    hint = hostfile_of_rankfile(source) if source else ""
-    return replace(mistake, hints=(*mistake.hints, f"{hint}; `--hostfile FILE` names it")) if hint else mistake

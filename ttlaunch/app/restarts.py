@@ -15,6 +15,7 @@ from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.app.replan import Replanned, repeatable, replan, silent_hosts
 from ttlaunch.app.signals import handled
+from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
 from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
 from ttlaunch.running.restarts import (
@@ -58,6 +59,19 @@ def run_with_restarts(
         LaunchError: A host is not ready, or there are no hosts for another start.
     """
     options = replace(options, most_restarts=most)
+    with on_hosts_of_slurm(prepared, dialogue) as placed:
+        return _run_with_restarts(placed, options, dialogue, most=most, ready=ready, begun=begun)
+
+
+def _run_with_restarts(
+    prepared: PreparedRun,
+    options: RunOptions,
+    dialogue: Dialogue,
+    *,
+    most: int,
+    ready: "LaunchContext | None",
+    begun: "Callable[[RunFolder], None]",
+) -> "list[Outcome]":
     outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
     while True:
         last = outcomes[-1].folder.path

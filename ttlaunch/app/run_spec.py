@@ -33,6 +33,12 @@ class RunSpec:
         nproc_per_node: The number of ranks on each host, as torchrun's option of this name.
         nnodes: The number of hosts, likewise.
         standalone: Whether all hosts have to be this machine, likewise.
+        nodes: The number of hosts to ask Slurm for.
+        time_limit: How long to ask Slurm for them, as Slurm writes it.
+        gres: Devices of each of these hosts, such as `gpu:2`.
+        account: Slurm's account that pays.
+        qos: Slurm's quality of service.
+        allocation: The variables of the Slurm job that has given the hosts; None to take those of this process.
     """
 
     target: str | None
@@ -57,6 +63,12 @@ class RunSpec:
     nproc_per_node: str | None = None
     nnodes: str | None = None
     standalone: bool = False
+    nodes: int | None = None
+    time_limit: str | None = None
+    gres: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    allocation: Mapping[str, str] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for another process of this version."""

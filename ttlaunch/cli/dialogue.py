@@ -64,6 +64,10 @@ class TerminalDialogue:
         if missing and self._form is not Format.JSON:
             print_lines([_waiting(missing)], to=sys.stderr)
 
+    def waiting(self, text: str) -> None:
+        if self._form is not Format.JSON:
+            print_lines([text], to=sys.stderr)
+
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
         """Wait until the files have been read; after a second, show the progress on the terminal."""
         from concurrent.futures import wait

@@ -51,7 +51,7 @@ def doctor(
 ) -> None:
     """Check whether a run can start on the hosts of a cluster. Changes nothing."""
     from ttlaunch.app.examine import examine
-    from ttlaunch.app.resolve import load_cluster
+    from ttlaunch.app.resolve_cluster import load_cluster
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.doctor_view import make_view, render_lines, render_pairs
 

@@ -39,8 +39,8 @@ On = Annotated[
     str,
     typer.Option(
         "--on",
-        metavar="NAME|DIR",
-        help="Cluster: a configuration's name or folder.",
+        metavar="NAME|DIR|slurm[:PARTITION]",
+        help="Cluster: a configuration's name or folder, or hosts that Slurm gives.",
         autocompletion=complete_configurations,
     ),
 ]
@@ -95,6 +95,18 @@ Nnodes = Annotated[
     typer.Option("--nnodes", metavar="N", help="Number of hosts, as torchrun spells it; the hostfile decides."),
 ]
 Standalone = Annotated[bool, typer.Option("--standalone", help="As torchrun spells it: all ranks run on this machine.")]
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", min=1, metavar="N", help="With --on slurm: how many hosts to ask for.")
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option("--time", metavar="TIME", help="With --on slurm: for how long, as minutes or hours:minutes:seconds."),
+]
+Gres = Annotated[
+    str | None, typer.Option("--gres", metavar="GRES", help="With --on slurm: devices of each host, e.g. gpu:2.")
+]
+Account = Annotated[str | None, typer.Option("--account", metavar="NAME", help="With --on slurm: who pays.")]
+Qos = Annotated[str | None, typer.Option("--qos", metavar="NAME", help="With --on slurm: the quality of service.")]
 HangTimeout = Annotated[
     float | None,
     typer.Option(
@@ -247,9 +259,15 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "nproc_per_node": (NprocPerNode, None),
     "nnodes": (Nnodes, None),
     "standalone": (Standalone, False),
+    "nodes": (Nodes, None),
+    "time_limit": (TimeLimit, None),
+    "gres": (Gres, None),
+    "account": (Account, None),
+    "qos": (Qos, None),
 }
 """For each field of `RunSpec`, the argument or option that sets it, and its default."""
 TORCHRUN = ("nproc_per_node", "nnodes", "standalone")
+SLURM = ("nodes", "time_limit", "gres", "account", "qos")
 CLUSTER = ("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings", "mpi_args", "engine")
 
 

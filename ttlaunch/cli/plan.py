@@ -9,7 +9,7 @@ import typer
 
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import print_json, print_lines, tabbed
-from ttlaunch.cli.options import CLUSTER, TORCHRUN, OutputFormat, Verbose, asks_for
+from ttlaunch.cli.options import CLUSTER, SLURM, TORCHRUN, OutputFormat, Verbose, asks_for
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, counted, file_error
 
@@ -30,7 +30,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "env", *TORCHRUN)
+@asks_for("target", "arguments", *CLUSTER, "naive", "env", *TORCHRUN, *SLURM)
 def plan(
     *,
     spec: RunSpec,

@@ -75,7 +75,7 @@ def prepare(
     or newer, but neither pip nor a package index.
     """
     from ttlaunch.app.reach import reach_hosts
-    from ttlaunch.app.resolve import load_cluster
+    from ttlaunch.app.resolve_cluster import load_cluster
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.prepare_view import make_view
     from ttlaunch.engines.choose import ENGINES, engine_of_hosts

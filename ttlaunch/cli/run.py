@@ -15,6 +15,7 @@ from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     CLUSTER,
+    SLURM,
     TORCHRUN,
     GraceSeconds,
     HangTimeout,
@@ -67,6 +68,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch run --rank-binding FILE --mpi-args="--host a,b" -- ./program[/bold]   a program written for tt-run
 
+[bold]ttlaunch run train.py --on slurm:gpu --nodes 2 --gres gpu:4 --time 60[/bold]   on hosts that Slurm gives for an hour
+
 [bold]ttlaunch run my_recipe/ --on my_cluster -c train.yaml[/bold]   your own recipe on your own hosts
 """
 
@@ -75,7 +78,7 @@ _TRACED_STEPS = 20
 _ENV = "--env="
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume", *TORCHRUN)
+@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
 def run(
     *,
     spec: RunSpec,

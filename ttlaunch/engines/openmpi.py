@@ -168,7 +168,8 @@ class OpenMpi:
         return EngineCommand(self.name, tuple(argv), environment, files, by_hand, names=_names(self.generation))
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        process = start_process(command.argv, folder=folder, environment=with_home(environment))
+        environment = with_home(_without_slurm(environment, self.generation))
+        process = start_process(command.argv, folder=folder, environment=environment)
         # Only daemons on other hosts connect to mpirun. Its own children use the loopback interface in any case.
         addresses = listeners.LOOPBACK
         if command.by_hand is not None:
@@ -186,8 +187,11 @@ class OpenMpi:
         match = _DAEMON.search(command)
         if match is None:
             return None
-        daemon = f"{shlex.quote(start.prefix)}/bin/{match['name']}{match['arguments']}"
-        networks = _setting(shlex.split(match["arguments"]), self.generation.daemon_networks)
+        # For a login shell that it takes for an old one, such as dash, mpirun puts its command into parentheses.
+        arguments = match["arguments"].rstrip()
+        arguments = arguments.removesuffix(")") if command.lstrip().startswith("(") else arguments
+        daemon = f"{shlex.quote(start.prefix)}/bin/{match['name']}{arguments}"
+        networks = _setting(shlex.split(arguments), self.generation.daemon_networks)
         starter = "" if networks is None else f"{shlex.join([*start.starter, networks])} "
         return daemon_command(f"{starter}{daemon}", start, prefix_variables=_PREFIX_VARIABLES)
 
@@ -203,6 +207,14 @@ class OpenMpi:
         """Compare the major versions: libraries and engines of one major version work together."""
         match = _LIBRARY_MAJOR.search(library)
         return match is not None and int(match[1]) == self.version[0]
+
+
+def _without_slurm(environment: Mapping[str, str], generation: Generation) -> Mapping[str, str]:
+    """Have mpirun inside a Slurm job place ranks by the hostfile and start daemons through the relay; it would ask Slurm for both."""
+    if "SLURM_JOBID" not in environment and "SLURM_JOB_ID" not in environment:
+        return environment
+    prefix = generation.remote_shell.partition("plm")[0]
+    return {**environment, **{f"{prefix}{kind}": "^slurm" for kind in ("plm", "ras")}}
 
 
 def _names(generation: Generation) -> EngineNames:

@@ -45,6 +45,8 @@ _REASONS = {
     Trouble.SETTINGS: _Reason(
         "H012", "cannot be reached with the ssh settings here", "cannot be reached with the ssh settings here"
     ),
+    Trouble.STEP: _Reason("H047", "starts no step of the Slurm job", "start no steps of the Slurm job"),
+    Trouble.ENDED: _Reason("H048", "belongs to a Slurm job that has ended", "belong to a Slurm job that has ended"),
     Trouble.LOST: _UNFINISHED,
     Trouble.STOPPED: _UNFINISHED,
     Trouble.TIMED_OUT: _UNFINISHED,

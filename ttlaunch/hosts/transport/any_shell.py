@@ -23,8 +23,12 @@ def wrap_command(command: str, *, mark: str) -> str:
     if set(command) <= _LITERAL_IN_QUOTES:
         return f"exec /bin/sh -c '{announce}; {command}'"
     # Single quotes, backslashes, `!` and newlines mean something to one shell or another even between single quotes.
-    encoded = "".join(character if character in _LITERAL else _octal(character) for character in command)
-    return f'exec /bin/sh -c \'{announce}; eval "$(printf %b "{encoded}")"\''
+    return f'exec /bin/sh -c \'{announce}; eval "$(printf %b "{as_printf_text(command)}")"\''
+
+
+def as_printf_text(text: str) -> str:
+    """A line that `printf %b` turns into `text`, of characters that mean nothing to any shell between double quotes."""
+    return "".join(character if character in _LITERAL else _octal(character) for character in text)
 
 
 class AfterMark:

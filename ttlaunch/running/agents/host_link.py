@@ -313,7 +313,8 @@ class HostLink:
                 try:
                     ready = self._join(anew=anew)
                 except HostError as error:
-                    if error.trouble is Trouble.VERSION:  # trying again is no use: the package was replaced meanwhile
+                    # Trying again is no use: the package was replaced meanwhile, or Slurm has ended the job and all in it.
+                    if error.trouble in {Trouble.VERSION, Trouble.ENDED}:
                         outage = error
                         break
                     latest, anew = error, error.trouble is not Trouble.STOPPED

@@ -206,6 +206,7 @@ class Topology:
         bindings: One per rank, in rank order; empty if the files leave the world size open.
         global_environment: The environment that `rank_bindings.yaml` sets for every rank (`$VAR` already expanded).
         mesh_graph_path: The absolute path of the descriptor that the bindings name; if there are several, of the first one.
+        job: The number of the Slurm job whose steps reach the hosts; None if they are reached over SSH.
     """
 
     name: str
@@ -220,6 +221,7 @@ class Topology:
     global_environment: Mapping[str, str] = field(default_factory=dict)
     mesh_graph_path: Path | None = None
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    job: str | None = None
 
     @property
     def world_size(self) -> int | None:

@@ -1,0 +1,236 @@
+"""`ttlaunch run --on slurm`: hosts are asked for, used and given back; what goes wrong is named, and nothing is left."""
+
+import json
+import re
+import signal
+
+import pytest
+
+from tests.cluster.keeper import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
+
+WHERE = """\
+import os, socket
+print(os.environ["RANK"], socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES"), "SLURM_STEP_ID" in os.environ)
+"""
+WAIT = """\
+import os, time
+print("up", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+STEPS = "--set training_config.steps=4 --set training_config.validation_interval=4"
+DAEMONS = ("sshd", "/usr/sbin/sshd", "slurmctld", "slurmd", "munged", "/usr/sbin/slurm", "/usr/sbin/munged")
+
+
+@pytest.fixture
+def ttlaunch(slurm4, ttlaunch_on, tmp_path):
+    (tmp_path / "where.py").write_text(WHERE)
+    (tmp_path / "wait.py").write_text(WAIT)
+    return ttlaunch_on(slurm4.cluster)
+
+
+def leftovers(slurm):
+    """Processes on the hosts besides those of Slurm and sshd, folders in shared memory, and jobs in the queue."""
+    found = list(slurm.queue())
+    for host in slurm.cluster.hosts:
+        found += [
+            (host, words) for words in slurm.cluster.pids(host).values() if words and not words.startswith(DAEMONS)
+        ]
+        found += [(host, name) for name in slurm.cluster.run(host, ["ls", "/dev/shm"]).stdout.split()]
+    return found
+
+
+def assert_nothing_is_left(slurm, *, timeout_s=20):
+    try:
+        wait_until(lambda: not leftovers(slurm), what="nothing is left", timeout_s=timeout_s)
+    except TimeoutError:
+        assert [] == leftovers(slurm)
+
+
+def started(ttlaunch, line):
+    """Start a run and return its process when every rank is up."""
+    process = ttlaunch.start(line)
+    up = set()
+    while len(up) < 2:
+        text = process.stdout.readline()
+        assert text, process.stderr.read()
+        up |= set(re.findall(r"up (\d)", text))
+    return process
+
+
+def test_a_script_has_a_rank_on_each_host_that_slurm_gives_and_gives_it_back(slurm4, ttlaunch):
+    answer = ttlaunch("run where.py --on slurm:debug --nodes 3 --time 5")
+    assert 0 == answer.status, answer.stderr
+    found = sorted(re.findall(r"\| (\d) (node\d) (\S+) (\S+)", answer.stdout))
+    assert [("0", "node0", "None", "False"), ("1", "node1", "None", "False"), ("2", "node2", "None", "False")] == found
+    assert_nothing_is_left(slurm4)
+
+
+def test_devices_of_the_job_are_those_of_its_ranks(slurm4, ttlaunch):
+    answer = ttlaunch("run where.py --on slurm --nodes 2 --gres gpu:2")
+    assert 0 == answer.status, answer.stderr
+    found = sorted(re.findall(r"\| (\d) (node\d) (\S+)", answer.stdout))
+    assert [("0", "node0", "0,1"), ("1", "node0", "0,1"), ("2", "node1", "0,1"), ("3", "node1", "0,1")] == found
+    assert_nothing_is_left(slurm4)
+
+
+def test_a_recipe_has_the_bits_that_it_has_on_one_machine(slurm4, ttlaunch):
+    there = ttlaunch(f"run data_parallel {STEPS} --on slurm:debug --nodes 2 --format json", timeout_s=120)
+    assert 0 == there.status, there.stderr
+    here = ttlaunch(f"run data_parallel {STEPS} --format json", timeout_s=120)
+    digests = {json.loads(answer.stdout)["parameters_sha256"] for answer in (there, here)}
+    assert 1 == len(digests)
+    assert_nothing_is_left(slurm4)
+
+
+def test_inside_a_job_its_hosts_are_used_and_kept(slurm4, ttlaunch):
+    words = ["salloc", "--quiet", "--nodes=2", "--ntasks=3", "--ntasks-per-node=2", "sh", "-c"]
+    inner = f"{ttlaunch.python} -m ttlaunch run where.py --ranks 3 --on slurm --format concise; squeue --noheader --format=%T"
+    answer = slurm4.run("launcher", [*words, inner], cwd=ttlaunch.cwd)
+    assert 0 == answer.returncode, answer.stderr
+    found = sorted(re.findall(r"(\d) (node\d) (\S+) (\S+)", answer.stdout))
+    assert [("0", "node0", "None", "False"), ("1", "node0", "None", "False"), ("2", "node1", "None", "False")] == found
+    assert "RUNNING" == answer.stdout.split()[-1]
+    assert_nothing_is_left(slurm4)
+
+
+def test_the_plan_shows_the_whole_request_and_asks_for_nothing(slurm4, ttlaunch):
+    answer = ttlaunch("plan data_parallel --on slurm:debug --nodes 2 --time 30 --gres gpu:1 --account lab --qos high")
+    assert 0 == answer.status, answer.stderr
+    request = (
+        "--partition=debug --nodes=2 --ntasks=2 --ntasks-per-node=1 --time=30 --gres=gpu:1 --account=lab --qos=high"
+    )
+    assert f"Slurm chooses the hosts: salloc {request}" in answer.stdout
+    assert "" == slurm4.run("launcher", ["squeue", "--noheader", "--states=all", "--format=%k"]).stderr
+    assert [] == slurm4.queue()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run where.py --on slurm:nope", "error[H046]: Slurm gives no hosts: invalid partition specified: nope"),
+        ("run where.py --on slurm:closed", "error[H046]: Slurm gives no hosts: the partition is down (PartitionDown)"),
+        ("run where.py --on slurm --nodes 9", "error[H046]: Slurm gives no hosts: "),
+        (
+            "run where.py --on slurm:short --time 30",
+            "error[H046]: Slurm gives no hosts: the partition does not give hosts for so long",
+        ),
+        ("run where.py --on slurm --gres gpu:9", "error[H046]: Slurm gives no hosts: "),
+        ("run where.py --on slurm --gres zork:1", "error[H046]: Slurm gives no hosts: "),
+    ],
+)
+def test_a_request_that_slurm_will_never_meet_is_refused_and_leaves_the_queue(slurm4, ttlaunch, line, message):
+    answer = ttlaunch(line)
+    assert 4 == answer.status, answer.stderr
+    assert message in answer.stderr
+    assert "Slurm was asked for: --" in answer.stderr
+    assert_nothing_is_left(slurm4)
+
+
+def test_an_allocation_with_fewer_slots_than_ranks_is_refused(slurm4, ttlaunch):
+    inner = f"{ttlaunch.python} -m ttlaunch run where.py --ranks 3 --on slurm"
+    answer = slurm4.run(
+        "launcher", ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "sh", "-c", inner], cwd=ttlaunch.cwd
+    )
+    assert 3 == answer.returncode
+    assert "error[P002]" in answer.stderr
+    assert_nothing_is_left(slurm4)
+
+
+def test_without_slurms_commands_the_message_says_where_they_are(slurm4, ttlaunch):
+    words = ["env", "PATH=/nonexistent", ttlaunch.python, "-m", "ttlaunch", "run", "where.py", "--on", "slurm"]
+    answer = slurm4.run("launcher", words, cwd=ttlaunch.cwd)
+    assert (4, True) == (answer.returncode, "error[H043]" in answer.stderr), answer.stderr
+
+
+def test_a_machine_without_munge_is_named(slurm4, ttlaunch):
+    slurm4.kill("munged", "launcher")
+    try:
+        answer = ttlaunch("run where.py --on slurm")
+    finally:
+        slurm4.start_munged("launcher")
+    assert (4, True) == (answer.status, "error[H044]" in answer.stderr), answer.stderr
+
+
+def test_a_controller_that_does_not_answer_is_named(slurm4, ttlaunch):
+    slurm4.kill("slurmctld", "node0")
+    try:
+        answer = ttlaunch("run where.py --on slurm")
+    finally:
+        slurm4.start_slurmctld()
+        wait_until(lambda: {"idle"} == set(slurm4.states().values()), what="the controller is back", timeout_s=60)
+    assert (4, True) == (answer.status, "error[H045]" in answer.stderr), answer.stderr
+
+
+def test_a_job_that_waits_is_reported_with_the_reason_and_ctrl_c_cancels_it(slurm4, ttlaunch):
+    holder = slurm4.cluster.popen("launcher", ["salloc", "--quiet", "--nodes=4", "--exclusive", "sleep", "600"])
+    wait_until(lambda: any("RUNNING" in line for line in slurm4.queue()), what="all hosts are taken")
+    process = ttlaunch.start("run where.py --on slurm:debug --nodes 2")
+    said = process.stderr.readline()
+    assert re.fullmatch(
+        r"Slurm job \d+ waits in the queue: the hosts that it needs are in use; Ctrl-C cancels it\n", said
+    )
+    process.send_signal(signal.SIGINT)
+    assert 130 == process.wait(20)
+    wait_until(lambda: 1 == len(slurm4.queue()), what="only the other job is left")
+    holder.terminate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_launcher_leaves_no_job_and_no_process(slurm4, ttlaunch, number):
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    process.send_signal(number)
+    process.wait(60)
+    assert_nothing_is_left(slurm4, timeout_s=60)
+
+
+def test_a_cancelled_job_is_named_as_the_cause_and_leaves_nothing(slurm4, ttlaunch):
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    job = slurm4.queue()[0].split()[0]
+    slurm4.run("launcher", ["scancel", job])
+    _, stderr = process.communicate(timeout=60)
+    assert 7 == process.returncode
+    assert f"Slurm has ended job {job}: CANCELLED" in stderr
+    assert_nothing_is_left(slurm4)
+
+
+def test_a_host_that_an_administrator_takes_down_is_named_with_slurms_reason(slurm4, ttlaunch):
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    try:
+        slurm4.update_host("node1", State="DOWN", Reason="a test")
+        _, stderr = process.communicate(timeout=90)
+    finally:
+        slurm4.update_host("node1", State="RESUME")
+    assert 7 == process.returncode
+    assert "node1" in stderr
+    assert "a test" in stderr
+    assert_nothing_is_left(slurm4, timeout_s=40)
+
+
+def test_no_value_of_the_user_is_in_a_command_line_or_in_slurms_records(slurm4, ttlaunch):
+    line = "run --env HF_TOKEN=hf_of_the_environment --on slurm --nodes 2 wait.py -- --key hf_of_an_argument"
+    process = started(ttlaunch, line)
+    shown = [slurm4.run("launcher", ["scontrol", "show", what]).stdout for what in ("job", "step")]
+    shown += [words for words in slurm4.cluster.pids("launcher").values() if "srun" in words or "salloc" in words]
+    for host in slurm4.cluster.hosts:  # the ranks' own command lines have their arguments
+        shown += [words for words in slurm4.cluster.pids(host).values() if "wait.py" not in words]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert any("srun" in words for words in shown)
+    assert [] == [words for words in shown if "hf_of" in words]
+    assert_nothing_is_left(slurm4)
+
+
+def test_drained_hosts_finish_what_they_run(slurm4, ttlaunch):
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    try:
+        slurm4.update_host("node1", State="DRAIN", Reason="a test")
+        wait_until(lambda: slurm4.states()["node1"] == "draining", what="node1 is drained")
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        slurm4.update_host("node1", State="RESUME")
+    assert 130 == process.returncode
+    assert_nothing_is_left(slurm4)

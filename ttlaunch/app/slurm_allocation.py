@@ -1,0 +1,240 @@
+"""Ask Slurm for the hosts of a run, wait for them, and give them back when the run has ended, however it ends.
+
+salloc holds the job. It runs a program that waits for the end of its input, which this process holds: when this process ends, even
+by SIGKILL, the input ends, and salloc gives the hosts back. While the job waits in the queue, the kernel tells salloc of our end.
+"""
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ttlaunch.agent import PARENT_DEATH
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.prepare_run import PreparedRun, prepare
+from ttlaunch.app.signals import interruptible
+from ttlaunch.app.slurm_hosts import with_variables_of_job
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown
+from ttlaunch.hosts.transport.slurm import ask_slurm, one_line
+from ttlaunch.spec.topology.slurm_request import SlurmRequest
+
+_TICK_S = 0.2
+_ASK_EVERY_S = 2.0
+_END_S = 10.0
+_END = b"\0\0"
+_CHUNK = 65536
+_HOLD = "env -0; printf '\\0'; exec cat >/dev/null"
+"""What salloc runs: it prints the job's variables, an empty one last, and then waits for the end of its input."""
+
+_JOB = re.compile(r"(?:Pending|Granted) job allocation ([0-9]+)")
+_WORDS = {
+    "Priority": "other jobs come first",
+    "Resources": "the hosts that it needs are in use",
+    "Dependency": "it depends on another job",
+    "BeginTime": "its time to begin has not come",
+    "JobHeldUser": "its user holds it",
+    "JobHeldAdmin": "an administrator holds it",
+    "Licenses": "it waits for a licence",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionNodeLimit": "the partition does not give so many hosts to a job",
+    "PartitionTimeLimit": "the partition does not give hosts for so long",
+    "PartitionConfig": "the partition does not give what it asks for",
+    "AccountNotAllowed": "its account may not use the partition",
+    "QOSNotAllowed": "its quality of service may not be used in the partition",
+    "BadConstraints": "no hosts have what it asks for",
+}
+_NEVER = {
+    "PartitionDown",
+    "PartitionInactive",
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "PartitionConfig",
+    "AccountNotAllowed",
+    "QOSNotAllowed",
+    "BadConstraints",
+}
+"""Reasons for which a job stays in the queue until somebody changes the job or the cluster."""
+
+
+@contextlib.contextmanager
+def on_hosts_of_slurm(prepared: PreparedRun, dialogue: Dialogue) -> Iterator[PreparedRun]:
+    """Give a run its hosts, if it wants some that Slurm has not given yet; they are given back at the end of the context.
+
+    Yields:
+        The run planned on its hosts, or unchanged if it has them.
+
+    Raises:
+        LaunchError: Slurm does not give them, or the run cannot be planned on them.
+    """
+    slurm = prepared.description.slurm
+    if slurm is None or slurm.request is None:
+        yield prepared
+        return
+    allocation = _Salloc(slurm.request)
+    try:
+        with interruptible():
+            variables = allocation.wait(dialogue)
+        yield prepare(
+            with_variables_of_job(prepared.request, variables),
+            dialogue,
+            working_folder=prepared.surroundings.working_folder,
+        )
+    finally:
+        allocation.release()
+
+
+@dataclass
+class _Salloc:
+    """One salloc, from the request until the job has ended."""
+
+    request: SlurmRequest
+    job: str | None = None
+    _said: list[str] = field(default_factory=list)
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    def wait(self, dialogue: Dialogue) -> Mapping[str, str]:
+        """Ask for the hosts and wait for them; report why they do not come.
+
+        Raises:
+            LaunchError: Slurm refuses the request, will never meet it, or cannot be asked.
+        """
+        process = self._start()
+        assert process.stdout is not None  # noqa: S101 - all three streams are pipes
+        received, asked, reason = b"", time.monotonic(), ""
+        while not received.endswith(_END):
+            if select.select([process.stdout], [], [], _TICK_S)[0]:
+                part = os.read(process.stdout.fileno(), _CHUNK)
+                if not part:
+                    raise LaunchError([self._refused()])
+                received += part
+            elif self.job is not None and time.monotonic() - asked > _ASK_EVERY_S:
+                reason, asked = self._report(reason, dialogue), time.monotonic()
+        pairs = (line.decode("utf-8", "replace").partition("=") for line in received.split(b"\0") if b"=" in line)
+        variables = {name: value for name, _, value in pairs}
+        # Slurm counts tasks on each host up to the most that were asked for; the ranks are to be spread as in the plan.
+        return {**variables, "SLURM_TASKS_PER_NODE": ",".join(map(str, self.request.slots))}
+
+    def release(self) -> None:
+        """Give the hosts back, or leave the queue, and wait until Slurm has been told."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None  # noqa: S101 - all three streams are pipes
+        process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._is_waiting():
+                process.terminate()  # salloc leaves the queue; once it has the hosts, the end of the input is its order
+            process.wait(_END_S)
+        if process.poll() is None and self.job is not None:
+            with contextlib.suppress(FileNotFoundError):
+                ask_slurm("scancel", self.job)
+            process.kill()
+            process.wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        options = [*self.request.options(), "--job-name=ttlaunch", "--no-kill"]
+        command = ["salloc", *options, "/bin/sh", "-c", _HOLD]
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(PARENT_DEATH), *command],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # an interrupt typed at the terminal is ours to handle
+        )
+        threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+        return process
+
+    def _listen(self, process: "subprocess.Popen[bytes]") -> None:
+        """Keep what salloc says, and find the job's number in it."""
+        assert process.stderr is not None  # noqa: S101 - all three streams are pipes
+        for line in process.stderr:
+            text = line.decode("utf-8", "replace").strip()
+            self._said.append(text)
+            if match := _JOB.search(text):
+                self.job = match[1]
+
+    def _is_waiting(self) -> bool:
+        return not any("Granted job allocation" in line for line in self._said)
+
+    def _report(self, before: str, dialogue: Dialogue) -> str:
+        """Report why the job waits, if that has changed.
+
+        Raises:
+            LaunchError: It would wait for ever.
+        """
+        answer = ask_slurm("squeue", "--noheader", f"--jobs={self.job}", "--states=PENDING", "--format=%r")
+        reason = answer.stdout.strip()
+        if answer.returncode or not reason or reason == before:
+            return before
+        name = reason.split(",")[0].strip("()")
+        words = _in_words(name)
+        if name in _NEVER:
+            raise LaunchError([self._request_mistake(words, name)])
+        if name != "None":
+            dialogue.waiting(f"Slurm job {self.job} waits in the queue: {words}; Ctrl-C cancels it")
+        return reason
+
+    def _refused(self) -> Diagnostic:
+        """Turn what salloc said at its end into a diagnostic."""
+        assert self._process is not None  # noqa: S101 - it has been started
+        self._process.wait()
+        lines = [line.removeprefix("salloc: ").removeprefix("error: ") for line in self._said]
+        text = one_line(lines)
+        if not text or "salloc cannot be started" in text:
+            hint = "run ttlaunch where Slurm's commands are installed, such as a login node"
+            return Diagnostic(
+                "H043",
+                "this machine has no `salloc`, with which Slurm is asked for hosts",
+                hints=(hint,),
+                blame=Blame.HOSTS,
+            )
+        return explain_slurm(text) or self._request_mistake(text, "")
+
+    def _request_mistake(self, why: str, name: str) -> Diagnostic:
+        options = " ".join(self.request.options())
+        notes = (f"Slurm was asked for: {options}",)
+        place = f"`--partition={self.request.partition}`" if self.request.partition else "the default partition"
+        hint = f"`sinfo --partition={self.request.partition}`" if self.request.partition else "`sinfo`"
+        told = f" ({name})" if name else ""
+        return Diagnostic(
+            "H046",
+            f"Slurm gives no hosts: {shown(why, longest=300)}{told}",
+            notes=notes,
+            hints=(f"{hint} shows what {place} has, and for how long",),
+            blame=Blame.HOSTS,
+        )
+
+
+def explain_slurm(text: str) -> Diagnostic | None:
+    """Explain why a command of Slurm's could not ask Slurm; None if it could.
+
+    Args:
+        text: What the command has said.
+    """
+    evidence = (f"Slurm's command said: {shown(text, longest=300)}",)
+    if re.search(r"[Mm]unge|authentication error", text):
+        message = "Slurm's commands cannot prove here who you are: munge does not answer"
+        hint = "`munge -n` tries it by hand; an administrator starts munged, with the key of the cluster"
+        return Diagnostic("H044", message, notes=evidence, hints=(hint,), blame=Blame.HOSTS)
+    if re.search(r"Unable to contact slurm controller|Socket timed out|no answer within|Unable to establish con", text):
+        message = "Slurm's controller does not answer"
+        hint = "`scontrol ping` says which controllers are up"
+        return Diagnostic("H045", message, notes=evidence, hints=(hint,), blame=Blame.HOSTS)
+    return None
+
+
+def _in_words(reason: str) -> str:
+    """Put a reason of Slurm's into words; one without words is shown as it is."""
+    if reason.startswith(("ReqNodeNotAvail", "Nodes required for job are DOWN")):
+        return "hosts that it needs are down, drained or reserved"
+    if reason.startswith(("QOS", "Assoc")):
+        return f"a limit of the account or the quality of service is reached ({shown(reason)})"
+    return _WORDS.get(reason, shown(reason))

@@ -1,0 +1,125 @@
+"""What `--on slurm[:PARTITION]` and its options ask of Slurm: hosts for a number of ranks.
+
+The options of salloc and sbatch are derived from one `SlurmRequest`, and so are the hosts of a plan that is made before Slurm has
+chosen any: `slurm-1`, `slurm-2`, …, with the slots that the real ones will have.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ttlaunch.diagnostics import Diagnostic, Source, shown, usage_mistake
+
+PREFIX = "slurm"
+JOB_VARIABLE = "SLURM_JOB_ID"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]*\Z")
+_TIME = re.compile(r"(?:[0-9]+|[0-9]+:[0-9]+|[0-9]+:[0-9]+:[0-9]+|[0-9]+-[0-9]+(?::[0-9]+){0,2})\Z", re.ASCII)
+_GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:*+-]*\Z")
+_GPUS = re.compile(r"gpu(?::[^,:]+)??(?::([0-9]{1,4}))?\Z")
+_MOST_HOSTS = 65_536
+_OF_OPTIONS = {
+    "partition": ("a partition of `--on slurm:PARTITION`", _NAME, "a name such as `gpu`"),
+    "time_limit": ("`--time`", _TIME, "minutes, `hours:minutes:seconds` or `days-hours`"),
+    "gres": ("`--gres`", _GRES, "`gpu:2` or `gpu:a100:2`"),
+    "account": ("`--account`", _NAME, "a name"),
+    "qos": ("`--qos`", _NAME, "a name"),
+}
+
+
+@dataclass(frozen=True)
+class SlurmRequest:
+    """Hosts that Slurm is asked for.
+
+    Attributes:
+        partition: Where; None for Slurm's default partition.
+        nodes: The number of hosts.
+        ranks: The number of ranks on all of them; None for `per_host` on each.
+        per_host: The number of ranks on each host; None to derive it from `ranks`, or from the devices of a host.
+        time_limit: How long, as Slurm writes it; None for the partition's default.
+        gres: Devices of each host, such as `gpu:2`.
+        account: Who pays; None for the user's default.
+        qos: The quality of service; None for the default.
+    """
+
+    partition: str | None = None
+    nodes: int = 1
+    ranks: int | None = None
+    per_host: int | None = None
+    time_limit: str | None = None
+    gres: str | None = None
+    account: str | None = None
+    qos: str | None = None
+
+    @property
+    def devices(self) -> int:
+        """Return the number of GPUs of each host; 0 if none are asked for."""
+        found = [_GPUS.match(part) for part in (self.gres or "").split(",")]
+        return sum(int(match[1] or 1) for match in found if match)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Return the number of ranks on each host: as even as possible, and one for each device if nothing else says it."""
+        if self.ranks is None:
+            return (self.per_host or self.devices or 1,) * self.nodes
+        each, more = divmod(self.ranks, self.nodes)
+        return tuple(each + (number < more) for number in range(self.nodes))
+
+    def options(self) -> list[str]:
+        """Return the request as options of salloc and sbatch."""
+        given = {
+            "partition": self.partition,
+            "nodes": str(self.nodes),
+            "ntasks": str(sum(self.slots)),
+            "ntasks-per-node": str(max(self.slots)),
+            "time": self.time_limit,
+            "gres": self.gres,
+            "account": self.account,
+            "qos": self.qos,
+        }
+        return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+    def as_hosts(self) -> Source:
+        """Return hosts as Slurm will give them, as the text of a hostfile."""
+        return Source("what Slurm is asked for", "".join(f"slurm-{n} slots={s}\n" for n, s in enumerate(self.slots, 1)))
+
+
+def is_slurm(on: str) -> bool:
+    """Whether a value of `--on` asks Slurm for hosts."""
+    return on == PREFIX or on.startswith(f"{PREFIX}:")
+
+
+def partition_of(on: str) -> str | None:
+    """Return the partition that `--on slurm:PARTITION` names; None for `slurm` alone."""
+    return on.partition(":")[2] or None
+
+
+def parse_slurm_request(
+    on: str, values: Mapping[str, str | None], *, nodes: int | None, ranks: int | None, per_host: int | None
+) -> tuple[SlurmRequest, list[Diagnostic]]:
+    """Check the options that go with `--on slurm[:PARTITION]`.
+
+    Args:
+        on: The value of `--on`.
+        values: `time_limit`, `gres`, `account` and `qos`, as typed.
+        nodes: The number of hosts; None for one.
+        ranks: The number of ranks; None if nothing says it.
+        per_host: The number of ranks on each host; None if nothing says it.
+    """
+    typed = {**values, "partition": on.removeprefix(PREFIX)[1:] if ":" in on else None}
+    found = []
+    for name, value in typed.items():
+        option, pattern, expected = _OF_OPTIONS[name]
+        if value is not None and not pattern.match(value):
+            found.append(usage_mistake(f"{option} is `{shown(value)}`; {expected} was expected"))
+    nodes = nodes or 1
+    if nodes > _MOST_HOSTS:
+        found.append(usage_mistake(f"`--nodes` is {nodes}; at most {_MOST_HOSTS} were expected"))
+    elif ranks is not None and per_host is not None and ranks != nodes * per_host:
+        found.append(
+            usage_mistake(f"`--ranks {ranks}` was given but {per_host} on each of {nodes} hosts is {nodes * per_host}")
+        )
+    elif ranks is not None and ranks < nodes:
+        message = f"{ranks} ranks were asked for on {nodes} hosts, and every host needs one"
+        found.append(usage_mistake(message, f"`--nodes {ranks}`"))
+    request = SlurmRequest(ranks=ranks, per_host=per_host, nodes=min(nodes, _MOST_HOSTS), **typed)
+    return request, found
