@@ -111,3 +111,26 @@ def test_an_experiment_takes_the_options_of_torchrun(ttlaunch, here):
     (here / "work.py").write_text("import time\ntime.sleep(20)\n")
     answer = ttlaunch('chaos --nproc-per-node 2 --plan "kill rank=1 at 1s" work.py')
     assert 0 == answer.status, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "is_said"),
+    [("", TWO, True), ("-n 1", TWO, False), ("-n 4", TWO, False), ("", ONE, False), ("--nproc-per-node 2", TWO, False)],
+)
+def test_a_script_that_leaves_hosts_idle_because_nobody_said_how_many_ranks_it_has_is_named(
+    typed, options, hosts, is_said
+):
+    answer = typed(f"plan --on lab {options} train.py", hosts)
+    message = "warning[P069]: train starts with 1 rank, although `lab` has 4 slots"
+    assert (0, is_said) == (answer.status, message in answer.stderr), answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "is_said"),
+    [("-n 2", ONE, True), ("-n 1", ONE, False), ("-n 4", TWO, True), ("-n 2 --env OMP_NUM_THREADS=4", ONE, False)],
+)
+def test_a_plan_says_how_many_threads_ranks_get_that_share_a_host(typed, monkeypatch, options, hosts, is_said):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert is_said is (
+        "ranks that share a host get OMP_NUM_THREADS=1" in typed(f"plan --on lab {options} train.py", hosts).stdout
+    )

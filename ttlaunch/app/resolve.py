@@ -23,6 +23,7 @@ from ttlaunch.diagnostics import (
     Label,
     Severity,
     Source,
+    counted,
     has_errors,
     shown,
     usage_mistake,
@@ -192,6 +193,7 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
         return
     _refuse_recipe_options(result, request)
     path = str(script.resolve())
+    result.name = script.stem
     if script.suffix != ".py" and not os.access(script, os.X_OK):
         result.diagnostics.append(_unusable_program(str(request.target), script))
     if script.suffix == ".py":
@@ -201,7 +203,6 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
     mpi = SCRIPT_PREFIX if names_mpi else ()
     prefix = (sys.executable, *mpi) if script.suffix == ".py" else ()
     result.command = (*prefix, path, *request.arguments)
-    result.name = script.stem
 
 
 def _unusable_program(program: str, path: Path) -> Diagnostic:
@@ -248,14 +249,28 @@ def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Pa
         is_ours = result.python.interpreter == sys.executable
         checked = replace(result.python, interpreter=named) if named and is_ours else result.python
         bound = result.topology.world_size if result.topology else None
+        num_ranks = bound or result.ranks or 1
         result.diagnostics += check_python(
-            checked,
-            working_folder=working_folder,
-            is_here=_is_here(result),
-            num_ranks=bound or result.ranks or 1,
+            checked, working_folder=working_folder, is_here=_is_here(result), num_ranks=num_ranks
         )
         result.python, mpi = with_engine(result.python, result.engine)
         result.remarks.append(f"ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR; {mpi}")
+        if result.topology is not None:
+            _look_at_places(result, result.topology, num_ranks, is_open=bound is None and result.ranks is None)
+
+
+def _look_at_places(result: ResolvedSpec, topology: "Topology", num_ranks: int, *, is_open: bool) -> None:
+    """Warn if a Python program leaves hosts idle because nobody said how many ranks it has, and note how many threads ranks get."""
+    hosts = [slot.host.name for slot in topology.slots[:num_ranks]]
+    if is_open and len(topology.hosts) > 1:
+        slots = counted(len(topology.slots), "slot")
+        message = f"{result.name} starts with 1 rank, although `{topology.name}` has {slots}"
+        place = Label(topology.hosts[-1].span, f"{slots} on {counted(len(topology.hosts), 'host')}")
+        hint = f"`-n {len(topology.slots)}` starts a rank in each slot, `-n 1` says that one is meant"
+        result.diagnostics.append(Diagnostic("P069", message, place, hints=(hint,), severity=Severity.WARNING))
+    given = {*os.environ, *topology.cluster.environment, *topology.global_environment}
+    if len(set(hosts)) < len(hosts) and "OMP_NUM_THREADS" not in given:
+        result.remarks.append("ranks that share a host get OMP_NUM_THREADS=1, as under torchrun; set it to change that")
 
 
 def _is_here(result: ResolvedSpec) -> bool:
