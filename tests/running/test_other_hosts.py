@@ -1,13 +1,16 @@
 """What the supervisor makes of other hosts: lost ones are named before what follows, and clocks are compared."""
 
 import json
+import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
+from ttlaunch import contract
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.planning.launch_plan import EngineNames, RankRow
 from ttlaunch.records.agents import FilePiece
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.agents.agent_controller import write_piece
@@ -53,6 +56,7 @@ def test_a_rank_that_only_lost_its_peer_is_not_blamed_for_a_lost_host():
 
 class _Plan:
     ranks = ROWS
+    engine = SimpleNamespace(names=EngineNames(launcher="mpirun", rank_variables=(), abort_message=r"^Abort\((\d+)\)"))
 
 
 @pytest.fixture
@@ -105,7 +109,7 @@ def test_a_whole_record_replaces_what_was_there(tmp_path):
 
 def _concluded(tmp_path, *, returncode, exits, lost=()):
     """The failure of a run of two ranks whose mpirun has ended by itself."""
-    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs").mkdir(exist_ok=True)
     (tmp_path / "logs/mpirun.stderr").write_text("")
     (tmp_path / "records").mkdir(exist_ok=True)
     seen = Watch(_Plan, RunFolder("test", tmp_path))
@@ -126,6 +130,22 @@ def test_an_mpirun_that_leaves_a_rank_behind_has_failed_whatever_its_status(tmp_
     failure = _concluded(tmp_path, returncode=0, exits={0: {"status": 0, "time": 1.0}})
     message = "mpirun exited with status 0 before rank 1 (worker, box-b) had ended; no rank had failed"
     assert (failure.code, failure.message) == ("R008", message)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "cause"),
+    [("Abort(3) on node 1", "R003", "exited with status 3"), ("Abort(256) on node 1", "R005", "left with status 0")],
+)
+def test_the_rank_that_had_the_engine_end_all_ranks_is_named_although_no_shim_recorded_an_end(
+    tmp_path, said, code, cause
+):
+    log = tmp_path / contract.stderr_file(1)
+    log.parent.mkdir()
+    log.write_text(f"{said}\n")
+    os.utime(log, (4.0, 4.0))
+    failure = _concluded(tmp_path, returncode=3, exits={}, lost=(1, 0))
+    assert (code, 1) == (failure.code, failure.rank)
+    assert failure.cause.startswith(cause)
 
 
 def test_an_mpirun_that_takes_all_shims_along_is_named_and_no_rank(tmp_path):
