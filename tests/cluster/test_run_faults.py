@@ -100,13 +100,23 @@ def cluster(make_cluster):
 
 
 @pytest.fixture
-def waiting(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
+def engine():
+    """The engine of the ranks that wait; tests that depend on it name more than one."""
+    return "agents"
+
+
+@pytest.fixture
+def waiting(cluster, ttlaunch_on, lab, tmp_path, engine):  # noqa: F811 - the fixture
     """A run whose three ranks wait for a long time, one on each host."""
     (tmp_path / "wait.py").write_text(WAIT)
     lab(cluster.hostfile())
-    return Started(ttlaunch_on(cluster), "run --on lab --ranks 3 -- python3 wait.py", ranks=3)
+    return Started(ttlaunch_on(cluster), f"run --engine {engine} --on lab --ranks 3 -- python3 wait.py", ranks=3)
 
 
+BOTH = pytest.mark.parametrize("engine", ["agents", "openmpi"])
+
+
+@BOTH
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_on_every_host(cluster, waiting, number):
     waiting.process.send_signal(number)
@@ -149,22 +159,28 @@ def test_a_rank_that_closes_its_connections_first_is_named_with_its_host(
     assert f"\nerror[{code}]: rank 0 (rank, node0) " in f"\n{answer.stderr}", answer.stderr
 
 
+@BOTH
 @pytest.mark.parametrize("what", ["rank", "shim"])
 def test_a_killed_process_is_named_with_its_host(cluster, waiting, what):
-    words = "wait.py" if what == "rank" else "shim.py"
-    [victim] = [pid for pid, line in cluster.pids("node2").items() if words in line and "sh -c" not in line][:1]
-    os.kill(victim, signal.SIGKILL)
+    rank = next(pid for pid, line in cluster.pids("node2").items() if "wait.py" in line and "sh -c" not in line)
+    shim = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(rank if what == "rank" else shim, signal.SIGKILL)
     assert waiting.ends(within_s=20) == 1
     assert "rank 2 (rank, node2)" in waiting.stderr.splitlines()[0]
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
 
-def test_a_run_whose_daemon_on_a_host_was_killed_has_failed(cluster, waiting, tmp_path):
-    daemons = [pid for pid, line in cluster.pids("node1").items() if "prted" in line.split()[0]]
+@pytest.mark.parametrize(
+    ("engine", "name", "launcher"),
+    [("openmpi", "prted", "mpirun"), ("agents", "start_ranks", "start_ranks")],
+    ids=["openmpi", "agents"],
+)
+def test_a_run_whose_daemon_on_a_host_was_killed_has_failed(cluster, waiting, tmp_path, name, launcher):
+    daemons = [pid for pid in cluster.pids("node1") if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n"]
     os.kill(max(daemons), signal.SIGKILL)
     assert waiting.ends(within_s=30) == 1
     assert waiting.stderr.startswith(
-        "error[R057]: mpirun's daemon on node1 was killed, and took the ranks there along\n"
+        f"error[R057]: {launcher}'s daemon on node1 was killed, and took the ranks there along\n"
     )
     [report] = tmp_path.glob("runs/*/report.json")
     assert json.loads(report.read_text())["status"] == "failed"
@@ -218,6 +234,7 @@ def test_a_removed_folder_of_a_run_on_a_host_is_named_with_who_needed_it(cluster
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
 
+@BOTH
 def test_a_host_that_loses_power_is_named(cluster, waiting, tmp_path):
     cluster.kill("node1")
     assert waiting.ends(within_s=40) == 7

@@ -63,6 +63,7 @@ FRAMES = [
     {"kind": "lost_shim", "rank": 1, "time": TIME},
     {"kind": "looked", "question": 1, "stopped": [0], "faults": [[0, 7], [1, 8]]},
     {"kind": "ended", "killed": 2},
+    {"kind": "ranks_ended", "status": 137, "said": "a line"},
     {"kind": "ready", "version": 3, "time": TIME, "clock": 5.0, "done": 0, "pid": 7, "port": 61000},
 ]
 READERS = [

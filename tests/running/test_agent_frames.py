@@ -17,6 +17,7 @@ from ttlaunch.records.agents import (
     AgentStopped,
     FilePiece,
     ProcessReport,
+    RanksEnded,
     ShimLost,
     parse_agent_frame,
 )
@@ -47,7 +48,19 @@ NAMES = st.sampled_from(
     ]
 )
 KINDS = st.sampled_from(
-    ["file", "lost_shim", "ended", "looked", "alive", "ready", "gone", "refused", "stopped", "folder_gone"]
+    [
+        "file",
+        "lost_shim",
+        "ended",
+        "looked",
+        "alive",
+        "ready",
+        "gone",
+        "refused",
+        "stopped",
+        "folder_gone",
+        "ranks_ended",
+    ]
 )
 
 
@@ -60,6 +73,7 @@ KINDS = st.sampled_from(
         ),
         ({"kind": "lost_shim", "rank": 2, "time": 1.5}, ShimLost(rank=2, time=1.5)),
         ({"kind": "ended", "killed": 0}, AgentEnded(killed=0)),
+        ({"kind": "ranks_ended", "status": 3, "said": "x"}, RanksEnded(status=3, said="x")),
         (
             {"kind": "ready", "time": 2, "clock": 1.5, "done": 3, "pid": 9, "sent": 4},
             AgentReady(version=0, time=2.0, clock=1.5, done=3, pid=9),

@@ -6,8 +6,8 @@ host's clock, and the launcher sends the reading back. The lease lasts `lease_s`
 the launcher knows, without trusting the network, that the lease has run out `lease_s` after the last frame that it got.
 
 Frames from the launcher: `hello` (its version, and how many pieces it has), `renew` (a reading of this host's clock, and how
-many pieces it has), orders (`signal`, `look`, `stack_dump`, `end`) and `bye` (it has everything). Frames to it: `ready`,
-`file` (a piece), `lost_shim`, `folder_gone`, `looked`, `alive`, `ended`, `refused`. Python 3.9 and the standard library only.
+many pieces it has), orders (`start`, `signal`, `signal_starter`, `look`, `stack_dump`, `end`) and `bye` (it has everything). Frames to it:
+`ready`, `file` (a piece), `lost_shim`, `ranks_ended`, `folder_gone`, `looked`, `alive`, `ended`, `refused`. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ttlaunch.agent.hosted_run import HostedRun
+    from ttlaunch.agent.starter import Starter
 
 _TICK_S = 0.05
 _ALIVE_S = 1.0
@@ -37,7 +38,7 @@ _BOXES_S = 5.0
 _UNDERWAY_BYTES = 1024 * 1024  # of pieces that the launcher has not confirmed; more would delay `alive` on a slow line
 _STRANGERS = 8  # connections that have not sent `hello` yet
 _SHOWN = 100  # characters of a wrong frame in a message
-_ORDERS = ("signal", "look", "stack_dump", "end")
+_ORDERS = ("start", "signal", "signal_starter", "look", "stack_dump", "end")
 
 
 def lease_clock() -> float:
@@ -46,13 +47,19 @@ def lease_clock() -> float:
 
 
 class AgentServer:
-    """Serves the launcher until it orders the end, or until the lease runs out."""
+    """Serves the launcher until it orders the end, or until the lease runs out.
+
+    Attributes:
+        starter: Starts the ranks when the launcher orders it; None if the engine reaches this host itself.
+    """
 
     def __init__(
         self, run: HostedRun, listener: socket.socket, *, lease_s: float, held: socket.socket | None = None
     ) -> None:
         """Begin to serve; `held` keeps a port for rank 0, until this server is closed."""
         self._held = held
+        self.starter: Starter | None = None
+        self._reported_end = False  # of the starter
         listener.settimeout(0)
         self._run = run
         self._listener = listener
@@ -97,9 +104,15 @@ class AgentServer:
         lines = [line for line in [*self._strangers, self._line] if line is not None and line.is_open]
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
+        if self.starter is not None and self.starter.status is None:
+            poll.register(
+                self.starter.output, select.POLLIN
+            )  # a line for each end of a shim: its record is sent at once
         for line in lines:
             poll.register(line.connection, select.POLLIN | (0 if line.is_idle else select.POLLOUT))
         ready = dict(poll.poll(_TICK_S * 1000))
+        if self.starter is not None:
+            self.starter.look()
         if self._listener.fileno() in ready:
             self._accept()
         for line in lines:
@@ -171,6 +184,7 @@ class AgentServer:
         self._look_anew()
         self._sent_ended = False
         self._reported_shims.clear()
+        self._reported_end = False
         self._reported_folders.clear()
         self._alive_at = -math.inf
 
@@ -196,20 +210,31 @@ class AgentServer:
             raise ValueError(f"order {order} after {self._done}")
         kind, ranks, number, marker = frame["kind"], frame.get("ranks", []), frame.get("number", 0), frame.get("marker")
         is_signal = isinstance(marker, (dict, type(None))) and number in set(signal.Signals)
-        if not isinstance(ranks, list) or (kind == "signal" and not is_signal):
+        variables = frame.get("variables", {})
+        is_start = isinstance(variables, dict) and all(isinstance(text, str) for text in variables.values())
+        if not isinstance(ranks, list) or not is_start or (kind.startswith("signal") and not is_signal):
             raise ValueError(str(frame)[:_SHOWN])
         if kind == "look":
             self._question = _whole(frame["question"])
         # Counted before it is carried out: an order that fails half-way is not carried out twice after a new connection.
         self._done = order
-        if kind == "signal":
+        self._carry_out(kind, ranks, number, marker=marker, variables=variables)
+        if kind in ("look", "end"):
+            self._look_anew()
+
+    def _carry_out(
+        self, kind: str, ranks: list[int], number: int, *, marker: dict[str, Any] | None, variables: dict[str, str]
+    ) -> None:
+        if kind == "start" and self.starter is not None:
+            self.starter.start(self._run.own(ranks), variables)
+        elif kind == "signal_starter" and self.starter is not None:
+            self.starter.signal(number)
+        elif kind == "signal":
             self._run.signal_ranks(ranks, number, marker=marker)
         elif kind == "stack_dump":
             self._run.dump_stacks(ranks)
         elif kind == "end":
             self._killed = self._run.sweep()
-        if kind in ("look", "end"):
-            self._look_anew()
 
     def _look_anew(self) -> None:
         """Scan all files again, so that what they hold now is sent before an answer about it."""
@@ -233,6 +258,9 @@ class AgentServer:
         for rank in [rank for rank in self._run.lost_shims if rank not in self._reported_shims]:
             self._reported_shims.add(rank)
             line.send({"kind": "lost_shim", "rank": rank, "time": self._run.lost_shims[rank]})
+        if self.starter is not None and self.starter.status is not None and not self._reported_end:
+            self._reported_end = True
+            line.send(self.starter.frame())
         while line.is_open and line.is_idle and sum(size for *_, size in self._underway) < _UNDERWAY_BYTES:
             if not self._send_piece(line, now):
                 break

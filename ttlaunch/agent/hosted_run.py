@@ -142,6 +142,10 @@ class HostedRun:
             if rank in ranks:
                 signal_process(pid, number, run_id=self._id)
 
+    def own(self, ranks: list[int]) -> list[int]:
+        """Return those of `ranks` that are this host's."""
+        return [rank for rank in ranks if f"rank-{rank}" in self._own]
+
     def sweep(self) -> int:
         """Kill every process that still carries the run's id; returns how many there were."""
         return len(kill_run_processes(self._id, grace_s=_GRACE_S, daemons=self._daemons))

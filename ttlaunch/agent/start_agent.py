@@ -24,6 +24,7 @@ from ttlaunch.agent.held_port import hold_port
 from ttlaunch.agent.hosted_run import HostedRun
 from ttlaunch.agent.line import forget, listen
 from ttlaunch.agent.run_processes import processes_of_runs
+from ttlaunch.agent.starter import Starter
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -39,10 +40,12 @@ def main(arguments: dict[str, Any]) -> int:
     Args:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
             sockets and shared memory, absolute; `ranks`: those of this host; `daemons`: names of the engine's
-            processes, which are killed last; `needed`: what each folder that the run needs is for, with its path; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
+            processes, which are killed last; `starter`: the command that starts ranks when it is ordered to, or None if the
+            engine reaches this host itself; `needed`: what each folder that the run needs is for, with its path; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
             run lasts; `holds_port`: whether to hold a port for rank 0; `lease_s`: seconds that ranks may run without a frame from the launcher.
     """
     try:
+        umask = os.umask(0o077)  # what the agent writes is the user's alone; ranks keep the host's
         claim, locks = _prepare(arguments)
         held = hold_port() if arguments.get("holds_port") else None
         listener = listen(arguments["socket"])
@@ -54,7 +57,7 @@ def main(arguments: dict[str, Any]) -> int:
     child = os.fork()
     if not child:
         _detach()
-        _attend(arguments, listener, claim, held)
+        _attend(arguments, listener, claim, held, umask)
     os.waitpid(child, 0)
     listener.close()
     if held is not None:
@@ -77,7 +80,9 @@ def _detach() -> None:
     os.close(nothing)
 
 
-def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int, held: socket.socket | None) -> None:  # noqa: PLR0917
+def _attend(  # noqa: PLR0917
+    arguments: dict[str, Any], listener: socket.socket, claim: int, held: socket.socket | None, umask: int
+) -> None:
     """Be the agent, which holds a claim on its folder in shared memory and perhaps a port; never returns."""
     lease_s = float(arguments["lease_s"])
     run = HostedRun(
@@ -90,6 +95,9 @@ def _attend(arguments: dict[str, Any], listener: socket.socket, claim: int, held
     )
     server = AgentServer(run, listener, lease_s=lease_s, held=held)
     try:
+        if arguments.get("starter"):
+            scratch = arguments["scratch"]
+            server.starter = Starter(arguments["starter"], run_id=arguments["run_id"], scratch=scratch, umask=umask)
         if server.serve():
             run.remove_collected()
         else:
@@ -120,7 +128,6 @@ def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     claims.close_to_others(os.path.dirname(folder))
     _prune(os.path.dirname(folder))
-    os.umask(0o077)  # what the agent writes is the user's alone; it starts no rank, so ranks keep their umask
     for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
         os.makedirs(os.path.join(folder, name), exist_ok=True)
     os.chmod(folder, 0o700)

@@ -1,10 +1,11 @@
 """Start the ranks of one host without an engine's program: one forked shim per rank.
 
-    python -I -S start_ranks.py plan.json [PARENT]
+    python -I -S start_ranks.py plan.json [PARENT [ordered]]
 
 It reads the plan once, forks a shim for each rank, waits for them, and exits when all have ended: with 0, or with the status of
 the first shim that ended with another. One rank's end ends no other; on SIGTERM it ends all, within about a second. Where PARENT,
-the launcher's process, is given, it ends with that process. Its shims end with it, and ranks with their shims.
+the launcher's process or the agent's, is given, it ends with that process. With `ordered`, it waits for a line of JSON on standard input,
+which names the ranks to start (`ranks`) and their further variables (`variables`). Its shims end with it, and ranks with their shims.
 
 Python 3.9 and the standard library only.
 """
@@ -44,6 +45,8 @@ _INTERRUPTED = 128 + signal.SIGTERM
 def main() -> int:
     """Start the ranks of a plan and wait for their end."""
     _take_name(NAME)
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_DFL)  # an agent ignores them
     parent = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004 - the second argument
     if parent:
         end_with_parent(signal.SIGTERM)
@@ -54,10 +57,18 @@ def main() -> int:
         with open(plan_path, encoding="utf-8") as file:
             plan = json.load(file)
         shim.check_format(plan)
+        rows = plan["ranks"]
+        if "ordered" in sys.argv[3:]:
+            order = json.loads(sys.stdin.readline() or '{"ranks": [], "variables": {}}')  # the agent has ended
+            rows = [rows[rank] for rank in order["ranks"]]
+            os.environ.update(order["variables"])
     except (OSError, ValueError, KeyError, LookupError) as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return shim.SHIM_FAILED
-    return RankStarter(plan, plan_path).run(plan["ranks"])
+    if not parent and len({row["host"] for row in rows}) > 1:
+        print(f"{NAME}: the plan has ranks on several hosts, which only `ttlaunch run` starts", file=sys.stderr)
+        return shim.SHIM_FAILED
+    return RankStarter(plan, plan_path).run(rows)
 
 
 class RankStarter:

@@ -60,7 +60,7 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
     description = resolve(request, working_folder=working_folder, dialogue=dialogue)
     local_hosts = _local_hosts(description)
     python = _python(description, local_hosts)
-    engine = _find_engine(description, request, python=python, local_hosts=local_hosts)
+    engine = _find_engine(description, request, python=python)
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
         raise LaunchError([*found, engine])
@@ -86,16 +86,14 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
     return PreparedRun(plan, description.topology, surroundings, engine, resolved, request, description)
 
 
-def _find_engine(
-    description: ResolvedSpec, request: RunSpec, *, python: str, local_hosts: frozenset[str]
-) -> Engine | Diagnostic:
+def _find_engine(description: ResolvedSpec, request: RunSpec, *, python: str) -> Engine | Diagnostic:
     """Find the engine that the options name, or one that suits the program."""
-    program, is_here = description.python, len(local_hosts) == len(getattr(description.topology, "hosts", ()))
+    program = description.python
     engines: Sequence[EngineFinder]
     if description.engine is not None:
         engines = [description.engine]
     else:
-        silent = program is not None and not program.uses_mpi and request.mpi_args is None and is_here
+        silent = program is not None and not program.uses_mpi and request.mpi_args is None
         engines = suitable_engines(uses_mpi=not silent)
         engines = engines[:1] if request.mpi_args is not None else engines  # only the first one understands them
     engine = find_engine(python=python, search_path=os.environ.get("PATH"), engines=engines)

@@ -20,6 +20,7 @@ from ttlaunch.app.reach import in_background, reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.app.sync_code import sync_code
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity
+from ttlaunch.engines.base import Capability
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_everything
 from ttlaunch.hosts.doctor.cuda import check_cuda, gpus_of_hosts
@@ -114,7 +115,7 @@ def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[di
     checked = check_everything(
         answers.facts,
         topology=topology,
-        engine=engine.signature,
+        engine=engine.signature if Capability.MPI in engine.can else None,
         launcher=facts_of_launcher(engine.program, engine.version_output),
         needs_packages=isinstance(prepared.plan.program, RecipeProgram),
         connections=connections,
@@ -177,15 +178,13 @@ def _ready_host(
     release, synced = outcome.release, outcome.hosts[transport.host]
     assert isinstance(synced, Synced)  # noqa: S101 - `_send_code` raises if a host has no code
     assert facts.python is not None  # noqa: S101 - `check_everything` refuses a host without it
-    assert facts.mpi is not None  # noqa: S101 - `check_everything` refuses a host without it
-    assert facts.mpi.prefix is not None  # noqa: S101 - `check_everything` refuses a host without it
     copies = {str(release.project): f"{synced.release}/{contract.PROJECT_DIR}"}
     if isinstance(program, RecipeProgram) and release.recipe is not None:
         copies[program.folder] = f"{synced.release}/{release.recipe}"
     return ReadyHost(
         transport=transport,
         python=facts.python.executable,
-        mpi_prefix=facts.mpi.prefix,
+        mpi_prefix=facts.mpi.prefix if facts.mpi else None,
         remote_folder=synced.remote_folder,
         release=synced.release,
         lock=f"{synced.remote_folder}/{contract.release_lock(synced.tree_hash)}",

@@ -1,6 +1,6 @@
 """Start ranks without mpirun: `agent/start_ranks.py` forks the shims, so no MPI has to be installed.
 
-Its ranks have no variables of MPI, not even those that this shell has from a surrounding mpirun, and each rank's end is known at
+On this machine it is a process of its own. On other hosts, the run's agents start it. Its ranks have no variables of MPI, not even those that this shell has from a surrounding mpirun, and each rank's end is known at
 once. Programs that use MPI need another engine.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from ttlaunch import contract
 from ttlaunch.agent import START_RANKS
 from ttlaunch.diagnostics import Blame, Diagnostic
-from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.process import start_process
 from ttlaunch.planning.engine import EngineSignature, RanksToStart
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
@@ -26,12 +27,15 @@ SIGNATURE = EngineSignature(
 _CAN = Capability.LOSE_RANK
 _VERSION_S = 10.0  # for `python --version`
 _KILLED_SHIM = re.compile(r"^shim of rank (\d{1,9}) was killed by signal", re.MULTILINE)
+_LOST_STARTER = re.compile(r"^starter on \S+ was killed by SIGKILL$", re.MULTILINE)
+_NETWORKS = "AGENTS_NETWORKS"  # a variable of ours: the networks chosen for ranks
 _NAMES = EngineNames(
     launcher=SIGNATURE.program,
     rank_variables=(),  # a shim is forked with its row of the plan
+    network_variables=(_NETWORKS,),
     daemons=("start_ranks", "ttlaunch-shim"),
     # Those of an mpirun or srun from within which ttlaunch was started; libraries would take them for their own.
-    rank_prefixes=("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_"),
+    rank_prefixes=("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_", _NETWORKS),
     key=KEY,
     has_mpi=False,
 )
@@ -66,20 +70,23 @@ class Agents:
 
     def command(self, ranks: RanksToStart) -> EngineCommand:
         script = str(PurePath(ranks.shim).with_name(PurePath(START_RANKS).name))
-        argv = (self.program, "-I", "-S", script, "plan.json")
-        return EngineCommand(self.name, argv, {}, {}, names=_NAMES)
+        argv = (self.program, "-I", "-S", script, contract.PLAN_FILE)
+        networks = ranks.over_hosts.networks if ranks.over_hosts else ()
+        environment = {_NETWORKS: ",".join(networks)} if networks else {}
+        return EngineCommand(self.name, argv, environment, {}, names=_NAMES)
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return start_process(command.argv, folder=folder, environment=environment, ends_itself=True)
 
-    def refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+    def refuse_connections(self, process: EngineProcess) -> None:
         """Do nothing: no socket listens."""
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:  # noqa: ARG002 - it has no daemons
         return None
 
     def read_output(self, output: str, statuses: Mapping[int, int | None]) -> EngineReport:  # noqa: ARG002
-        return EngineReport(killed_shims=frozenset(int(rank) for rank in _KILLED_SHIM.findall(output)))
+        killed_shims = frozenset(int(rank) for rank in _KILLED_SHIM.findall(output))
+        return EngineReport(killed_shims=killed_shims, lost_daemon=_LOST_STARTER.search(output) is not None)
 
     def pairs_with(self, library: str) -> bool:  # noqa: ARG002 - it has no MPI
         return False

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from ttlaunch.diagnostics import Diagnostic, Source
 from ttlaunch.planning.engine import EngineSignature, PlansCommands
@@ -92,6 +92,41 @@ class EngineReport:
     left_early: frozenset[int] = frozenset()
 
 
+class EngineProcess(Protocol):
+    """The process of an engine, such as a `subprocess.Popen`; or what stands for it if agents start the ranks on their hosts."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process on this machine; None if it has none."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; negative if a signal ended it, None if it has not ended."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What it prints. A line that says that a rank has ended wakes the supervisor."""
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """What it prints as errors."""
+
+    def poll(self) -> int | None:
+        """Return the exit status if it has ended; None if not."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal; on SIGTERM it ends all ranks."""
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raises `subprocess.TimeoutExpired`."""
+
+
 class Engine(PlansCommands, Protocol):
     """One engine as it is installed on this machine.
 
@@ -129,7 +164,7 @@ class Engine(PlansCommands, Protocol):
             OSError: The process cannot be started.
         """
 
-    def refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+    def refuse_connections(self, process: EngineProcess) -> None:
         """Let the engine's process take no further connection, and keep those that it has.
 
         Called once all ranks of a recipe have found each other. Ranks of other programs may connect to the engine at any time.

@@ -19,7 +19,7 @@ from ttlaunch import contract
 from ttlaunch.agent import listeners
 from ttlaunch.agent.probe import interface_of
 from ttlaunch.diagnostics import Diagnostic, shown, usage_mistake
-from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.mpi_programs import FoundProgram, daemon_command, find_program, host_command
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, RanksToStart, dotted
@@ -186,9 +186,10 @@ class Hydra:
             listeners.move_until_it_has_children(process.pid, addresses)
         return process
 
-    def refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+    def refuse_connections(self, process: EngineProcess) -> None:
         """Close mpiexec to other users, from whom it asks no key."""
-        listeners.refuse_connections(process.pid)
+        if process.pid is not None:
+            listeners.refuse_connections(process.pid)
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
         """Replace the folder of Hydra's programs on this machine by that on the host."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.agent import listeners
 from ttlaunch.diagnostics import Diagnostic, has_errors
-from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.mpi_programs import daemon_command, find_program, host_command
 from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args, unknown_option
 from ttlaunch.engines.process import start_process, with_home
@@ -178,9 +178,10 @@ class OpenMpi:
             listeners.move_until_it_has_children(process.pid, addresses)
         return process
 
-    def refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+    def refuse_connections(self, process: EngineProcess) -> None:
         """Close mpirun to other users, whose word it takes on who they are."""
-        listeners.refuse_connections(process.pid)
+        if process.pid is not None:
+            listeners.refuse_connections(process.pid)
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
         """Replace mpirun's folder on this machine in the command by its folder on the host."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import PARENT_DEATH
+from ttlaunch.engines.base import EngineProcess
 
 
 def start_process(
@@ -43,7 +44,7 @@ def start_process(
     )
 
 
-def end_process(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
+def end_process(process: EngineProcess, *, patience_s: float) -> None:
     """End a process by SIGTERM, and by SIGKILL if it still runs after `patience_s` seconds."""
     if process.poll() is not None:
         return

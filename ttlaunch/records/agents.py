@@ -178,6 +178,19 @@ class ShimLost:
 
 
 @record
+class RanksEnded:
+    """The message that the process which the agent started the ranks with has ended, and all ranks with it.
+
+    Attributes:
+        status: Its exit status, or 128 + the signal that ended it.
+        said: The end of what it and the shims printed.
+    """
+
+    status: Count
+    said: Text
+
+
+@record
 class AgentEnded:
     """The message that the agent has finished; `killed` is the number of processes that it had to kill."""
 
@@ -186,7 +199,16 @@ class AgentEnded:
 
 if TYPE_CHECKING:
     AgentFrame = Union[  # noqa: UP007 - Python 3.9
-        FilePiece, ShimLost, FolderGone, ProcessReport, AgentReady, AgentStopped, AgentAlive, AgentGone, AgentEnded
+        FilePiece,
+        ShimLost,
+        FolderGone,
+        ProcessReport,
+        AgentReady,
+        AgentStopped,
+        AgentAlive,
+        AgentGone,
+        AgentEnded,
+        RanksEnded,
     ]
 else:
     AgentFrame = object
@@ -202,6 +224,7 @@ _FRAMES: dict[str, type] = {
     "folder_gone": FolderGone,
     "looked": ProcessReport,
     "ended": AgentEnded,
+    "ranks_ended": RanksEnded,
 }
 
 

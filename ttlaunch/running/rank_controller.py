@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from ttlaunch.agent.process_facts import look_at_processes
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
-from ttlaunch.planning.launch_plan import EngineNames
+from ttlaunch.engines.base import Engine, EngineProcess
+from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 from ttlaunch.records.agents import ProcessReport, RankProcess, StoppedHelper
 from ttlaunch.records.parser import parse
 from ttlaunch.running.lost_folders import LostFolder, look_at_scratch
@@ -87,6 +88,21 @@ class RankController(Protocol):
     def settings(self, names: EngineNames) -> Mapping[str, str]:
         """Return further environment variables for the engine, under the engine's own names."""
 
+    def start(
+        self, engine: Engine, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
+    ) -> EngineProcess:
+        """Start the ranks.
+
+        Args:
+            engine: The engine of the run.
+            command: What it returned for these ranks.
+            folder: The run's folder.
+            environment: The variables of the engine, and of ranks on this machine.
+
+        Raises:
+            OSError: The engine cannot be started.
+        """
+
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """Return the shims and hosts that have been lost so far.
 
@@ -149,6 +165,11 @@ class LocalRankController:
     def settings(self, names: EngineNames) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
         """Return only what shims read: the engine needs no help to start processes on this machine."""
         return self._variables
+
+    def start(
+        self, engine: Engine, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
+    ) -> EngineProcess:
+        return engine.start(command, folder=folder, environment=environment)
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """Find shims that are gone without a record of how their rank ended: somebody killed these."""

@@ -6,7 +6,6 @@ One loop reads the engine's output, polls the ranks' records, and after a failur
 
 import contextlib
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent.stop_marker import leave_stop_marker
-from ttlaunch.engines.base import Capability, Engine
+from ttlaunch.engines.base import Capability, Engine, EngineProcess
 from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
@@ -129,10 +128,9 @@ class _Supervision:
             self._keeper() as checkpoints,
             MergedWriter(folder.path, self.watch) as merged,
         ):
-            process = self.engine.start(plan.engine, folder=folder.path, environment=environment)
+            process = self.controller.start(self.engine, plan.engine, folder=folder.path, environment=environment)
             try:
-                known = {"engine": plan.engine.name, "plan": plan.hash, contract.ENGINE_PROCESS: process.pid}
-                append_event(folder, "start", **known)
+                self._note_start(process)
                 self._loop(process, checkpoints, merged)
             except OSError as error:
                 ending.failure = folder_failure(error)
@@ -150,7 +148,7 @@ class _Supervision:
             watch=self.watch,
             ending=ending,
             engine=self.engine,
-            returncode=process.returncode,
+            returncode=process.wait(),  # it has ended
             duration_s=time.monotonic() - started,
             leftovers=leftovers,
         )
@@ -162,7 +160,12 @@ class _Supervision:
         _write_down(report, folder)
         return report
 
-    def _loop(self, process: subprocess.Popen[bytes], checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
+    def _note_start(self, process: EngineProcess) -> None:
+        known = {"engine": self.plan.engine.name, "plan": self.plan.hash}
+        pid = {} if process.pid is None else {contract.ENGINE_PROCESS: process.pid}
+        append_event(self.folder, "start", **known, **pid)
+
+    def _loop(self, process: EngineProcess, checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
         last_time, pace = _now(), Pace()
         with EngineOutput(process, self.folder.file(contract.LOGS_DIR), self.view) as output:
             while process.poll() is None:
@@ -188,7 +191,7 @@ class _Supervision:
             self.plan, self.folder, ranks=watch.ranks, replicas=watch.replicas, complain=watch.bad.add
         )
 
-    def _refuse_connections(self, process: subprocess.Popen[bytes]) -> None:
+    def _refuse_connections(self, process: EngineProcess) -> None:
         """Close the engine to others once all ranks of a recipe have found each other.
 
         Engines ask nobody for a key, so another user of this machine could have one start programs with this user's rights.
@@ -258,7 +261,7 @@ class _Supervision:
         except OSError as error:
             self._ending.failure = self._ending.failure or folder_failure(error)
 
-    def _do(self, act: Act, process: subprocess.Popen[bytes]) -> None:
+    def _do(self, act: Act, process: EngineProcess) -> None:
         """Do what `ending.py` has decided."""
         match act:
             case ShowMessage(text):

@@ -13,7 +13,7 @@ def check_everything(
     facts: Mapping[str, HostFacts],
     *,
     topology: Topology,
-    engine: EngineSignature,
+    engine: EngineSignature | None,
     launcher: HostFacts | None = None,
     needs_packages: bool = True,
     connections: Mapping[str, tuple[str, str] | None] | None = None,
@@ -23,7 +23,7 @@ def check_everything(
     Args:
         facts: The facts about the hosts that answered, in the order of the hostfile.
         topology: The cluster.
-        engine: The signature of the engine that starts ranks there.
+        engine: The signature of the engine that starts ranks there; None for an engine that hosts need not have.
         launcher: The facts about this machine, to compare the hosts with; None to skip these checks.
         needs_packages: Whether ranks are recipes or Python scripts that import torch and mpi4py, not just any program.
         connections: For each host, the two addresses of the connection to it: ours and the host's.
@@ -36,11 +36,12 @@ def check_everything(
     if needs_packages:
         found += software.check_packages(facts, topology=topology)
         found += software.check_same_versions(facts, topology=topology, launcher=launcher)
-        found += software.check_pairing(facts, topology=topology, engine=engine)
+    if engine is not None:
+        found += software.check_pairing(facts, topology=topology, engine=engine) if needs_packages else []
+        found += software.check_engine(facts, topology=topology, engine=engine)
+        found += software.check_same_engine(facts, topology=topology, engine=engine, launcher=launcher)
     return [
         *found,
-        *software.check_engine(facts, topology=topology, engine=engine),
-        *software.check_same_engine(facts, topology=topology, engine=engine, launcher=launcher),
         *machine.check_disk(facts, topology=topology),
         *machine.check_shared_memory(facts, topology=topology),
         *machine.check_listeners(facts, topology=topology),

@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ttlaunch.engines.base import Engine, EngineProcess
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.planning.launch_plan import EngineNames
+from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 from ttlaunch.records.agents import FilePiece, ProcessReport
 from ttlaunch.running.agents.host_link import START_S, HostLink
 from ttlaunch.running.agents.relay import Relay
+from ttlaunch.running.agents.started_ranks import StartedRanks
 from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.rank_controller import ProcessSnapshot, look_at_ranks, merge_reports
 from ttlaunch.running.runs.files import write_whole
@@ -89,21 +91,50 @@ def end_agents(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda
 
 
 class AgentRankController:
-    """Controls ranks through the agents on their hosts, and owns the relay through which the engine reaches them."""
+    """Controls ranks through the agents on their hosts, and owns the relay through which the engine reaches them.
+
+    If the engine reaches no hosts, there is no relay, and the agents start the ranks.
+    """
 
     answers_at_once = False
 
     def __init__(
-        self, links: Sequence[HostLink], relay: Relay, folder: RunFolder, *, variables: Mapping[str, str] | None = None
+        self,
+        links: Sequence[HostLink],
+        relay: Relay | None,
+        folder: RunFolder,
+        *,
+        ranks: Mapping[str, Sequence[int]] | None = None,
+        variables: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
+        """Control the ranks of a run.
+
+        Args:
+            links: The links to the agents.
+            relay: By which the engine reaches the hosts; None if the agents start the ranks.
+            folder: The run's folder.
+            ranks: The ranks of each host.
+            variables: What shims read from their environment.
+            secrets: Variables that no file and no command line has.
+        """
         self._variables = variables or {}
+        self._ranks = ranks or {}
+        self._secrets = secrets or {}
         self.recordings = folder.path
         self._run_id = folder.run_id
         self._links = links
         self._relay = relay
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
-        return {**self._relay.settings(names), **self._variables}
+        return {**(self._relay.settings(names) if self._relay else {}), **self._variables}
+
+    def start(
+        self, engine: Engine, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
+    ) -> EngineProcess:
+        if self._relay is not None:
+            return engine.start(command, folder=folder, environment=environment)
+        return StartedRanks(self._links, self._ranks, {**command.environment, **self._variables, **self._secrets})
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - agents know by themselves
         for link in self._links:
@@ -156,7 +187,8 @@ class AgentRankController:
     def end(self, meanwhile: Callable[[], None]) -> int:
         """Order every agent to finish, and wait until the last one has done so or is given up."""
         killed = end_agents(self._links, meanwhile)
-        self._relay.close()
+        if self._relay is not None:
+            self._relay.close()
         return killed
 
 

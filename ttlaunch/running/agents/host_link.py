@@ -30,6 +30,7 @@ from ttlaunch.records.agents import (
     FilePiece,
     FolderGone,
     ProcessReport,
+    RanksEnded,
     ShimLost,
     parse_agent_frame,
 )
@@ -48,6 +49,7 @@ AGENT_MODULES = (
     "stack_dump",
     "hosted_run",
     "line",
+    "starter",
     "agent_server",
     "bridge",
 )
@@ -84,6 +86,8 @@ class HostLink:
         lost: Why the host counts as lost; None while it does not.
         unwritable: Why a file from the host could not be written on this machine.
         lost_shims: Ranks whose shim is gone, with the time at which the agent noticed it.
+        ranks_ended: How the process ended with which the agent started the ranks; None before.
+        changed: Called when a rank has ended, or the host counts as lost.
         lost_folder: A folder that the run needs on the host and that was removed; None while all exist.
         over: Set when the host will send nothing more.
     """
@@ -120,6 +124,8 @@ class HostLink:
         self.over = threading.Event()
         self.lost_shims: dict[int, float] = {}
         self.lost_folder: LostFolder | None = None
+        self.ranks_ended: RanksEnded | None = None
+        self.changed: Callable[[], None] = lambda: None
         self._transport, self._arguments, self._pythons = transport, arguments, (python,)
         self._ranks, self._last_step = frozenset(ranks), last_step
         self._keep, self._note = keep, note
@@ -206,6 +212,7 @@ class HostLink:
         finally:
             self.over.set()
             self._wake.set()
+            self.changed()
             if self._connection is not None:
                 self._connection.stream.process.kill()
 
@@ -238,15 +245,10 @@ class HostLink:
                 self._clock = frame.clock
             case ProcessReport():
                 self._answer = frame
-            case FilePiece(number=number) as piece:
-                # The agent repeats what was not confirmed when a connection broke, so a gap means that a piece is lost.
-                if number != self._received + 1:
-                    raise ValueError(f"piece {number} after {self._received}")
-                self._keep(piece, body)
-                self._received, self._moved = number, time.monotonic()
-                self._wake.set()
-            case ShimLost():
-                self.lost_shims.setdefault(frame.rank, frame.time - self.clock_offset_s)
+            case FilePiece():
+                self._take_piece(frame, body)
+            case ShimLost() | RanksEnded():
+                self._note_end(frame)
             case FolderGone():
                 self._note_folder(frame)
             case AgentGone():
@@ -254,6 +256,23 @@ class HostLink:
             case AgentEnded():
                 self._confirm_end(connection, frame.killed)
         self._note_life(connection)
+
+    def _take_piece(self, piece: FilePiece, body: bytes) -> None:
+        # The agent repeats what was not confirmed when a connection broke, so a gap means that a piece is lost.
+        if piece.number != self._received + 1:
+            raise ValueError(f"piece {piece.number} after {self._received}")
+        self._keep(piece, body)
+        self._received, self._moved = piece.number, time.monotonic()
+        self._wake.set()
+        if piece.whole:  # perhaps a record of an end
+            self.changed()
+
+    def _note_end(self, frame: ShimLost | RanksEnded) -> None:
+        if isinstance(frame, ShimLost):
+            self.lost_shims.setdefault(frame.rank, frame.time - self.clock_offset_s)
+        else:
+            self.ranks_ended = frame
+        self.changed()
 
     def _note_folder(self, gone: FolderGone) -> None:
         """Keep the loss of a folder, and in place of one without which the run goes on, that of one without which it cannot."""

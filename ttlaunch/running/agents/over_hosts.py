@@ -30,7 +30,7 @@ class ReadyHost:
 
     Attributes:
         python: The interpreter of the host's ranks.
-        mpi_prefix: The folder of the engine's installation on the host.
+        mpi_prefix: The folder of the engine's installation on the host; None for an engine that has no MPI.
         remote_folder: The folder of ttlaunch on the host, absolute.
         release: The folder of the synced code on the host, absolute.
         lock: The file whose lock keeps the release from being removed, absolute.
@@ -40,7 +40,7 @@ class ReadyHost:
 
     transport: Transport
     python: str
-    mpi_prefix: str
+    mpi_prefix: str | None
     remote_folder: str
     release: str
     lock: str
@@ -101,10 +101,20 @@ def start_controller(
     port = next(link.port for link in links if link.host == run.plan.ranks[0].host)
     if is_python(run.plan) and port is not None:
         run = replace(run, variables={**run.variables, contract.ENV_MASTER_PORT: str(port)})
-    over = {link.host: link.over for link in links}
-    starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
-    relay = Relay(transports, starts, engine=run.engine, scratch=run.scratch, is_lost=lambda host: over[host].is_set())
-    return AgentRankController(links, relay, run.folder, variables=run.variables)
+    relay = None
+    if not _agents_start(run):
+        over = {link.host: link.over for link in links}
+        starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
+        relay = Relay(
+            transports, starts, engine=run.engine, scratch=run.scratch, is_lost=lambda host: over[host].is_set()
+        )
+    ranks = {host.transport.host: _ranks_of(run, host) for host in hosts}
+    return AgentRankController(links, relay, run.folder, ranks=ranks, variables=run.variables, secrets=run.secrets)
+
+
+def _agents_start(run: RunOnHosts) -> bool:
+    """Whether the agents start the ranks, because the engine reaches no hosts itself."""
+    return not run.plan.engine.names.remote_shell_variable
 
 
 def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
@@ -112,7 +122,9 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
     package = f"{host.release}/{contract.PACKAGE_DIR}"
     places = HostPlaces(host.python, package, host.copies, host.data)
     plan = plan_on_host(run.plan, places, python=run.python, described=run.described)
-    shim = [host.python, "-I", "-S", f"{package}/ttlaunch/agent/shim.py", f"{folder}/{contract.PLAN_FILE}"]
+    scripts, plan_path = f"{package}/ttlaunch/agent", f"{folder}/{contract.PLAN_FILE}"
+    shim = [host.python, "-I", "-S", f"{scripts}/shim.py", plan_path]
+    starter = [host.python, "-I", "-S", f"{scripts}/start_ranks.py", plan_path]
     return {
         "run_id": run.folder.run_id,
         "folder": folder,
@@ -122,6 +134,7 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
             run=folder, scratch=str(run.scratch), release=host.release, remote=host.remote_folder
         ),
         "daemons": list(run.plan.engine.names.daemons),
+        "starter": starter if _agents_start(run) else None,
         "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,
         "lock": host.lock,
@@ -142,6 +155,7 @@ def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
     # Ranks of programs do not report that they have found each other.
     ranks = _ranks_of(run, host) if isinstance(run.plan.program, RecipeProgram) else []
     starter = (host.python, "-I", "-S", script, _folder_of(run, host), ",".join(map(str, ranks)))
+    assert host.mpi_prefix is not None  # noqa: S101 - a host without the engine is refused
     return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, starter, run.secrets)
 
 

@@ -2,12 +2,12 @@
 
 import os
 import selectors
-import subprocess
 import time
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ttlaunch import contract
+from ttlaunch.engines.base import EngineProcess
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.watch import RankState
 
@@ -49,9 +49,7 @@ class SilentView:
 class EngineOutput:
     """Reads the two output streams of the engine's process on this machine."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], folder: Path, view: View, *, shown: bytes = FROM_A_RANK
-    ) -> None:
+    def __init__(self, process: EngineProcess, folder: Path, view: View, *, shown: bytes = FROM_A_RANK) -> None:
         """Prepare to read; only lines with the prefix `shown` are passed to the view."""
         self._view = view
         self._shown = shown
@@ -60,8 +58,9 @@ class EngineOutput:
         self._files: dict[str, Any] = {}
         self._streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
         # The process itself is waited for as well: a grandchild may hold the pipes open long after it has ended.
-        self._process = os.pidfd_open(process.pid)
-        self._selector.register(self._process, selectors.EVENT_READ, _ENDED)
+        self._process = None if process.pid is None else os.pidfd_open(process.pid)
+        if self._process is not None:
+            self._selector.register(self._process, selectors.EVENT_READ, _ENDED)
         for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
@@ -77,7 +76,8 @@ class EngineOutput:
             if rest:
                 self._show(name, rest)
         self._selector.close()
-        os.close(self._process)
+        if self._process is not None:
+            os.close(self._process)
         for stream in self._streams:
             stream.close()
         for file in self._files.values():
