@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.cli import export, hosts, parity, place, plan, report, run, show, simulate, weights
+from ttlaunch.cli import export, hosts, parity, place, plan, report, run, show, simulate, submit, weights
 from ttlaunch.lab.parity import Parity
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -112,6 +112,14 @@ def test_the_examples_of_hosts_write_hostfiles(ttlaunch, here, monkeypatch):
     assert 4 == len(lines)
     assert [0] * 4 == [ttlaunch(line).status for line in lines]
     assert "n2 slots=1" in (here / "hosts.txt").read_text()
+
+
+@pytest.mark.parametrize("line", examples(submit.EXAMPLES))
+@pytest.mark.usefixtures("ready")
+def test_the_examples_of_submit_show_their_script(ttlaunch, here, line):
+    (here / "train.py").touch()
+    answer = ttlaunch(f"{line.removesuffix(' --dry-run')} --dry-run")
+    assert (0, True) == (answer.status, "#SBATCH --partition=gpu\n" in answer.stdout), answer.stderr
 
 
 @pytest.mark.parametrize("line", examples(export.EXAMPLES))

@@ -31,6 +31,7 @@ WITHOUT_A_RUN = {
     "init lab --hosts a,b": "init",
     "hosts --from k8s hosts.txt": "hosts",
     "export data_parallel --to mpijob --image i --hosts 2": "export",
+    "submit data_parallel --on slurm:gpu --dry-run": "submit",
     "convert configurations/lab2/mgd.yaml mgd.textproto": "convert",
     "data book.txt made.txt": "data",
     "ps --all": "ps",

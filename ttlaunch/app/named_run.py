@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, LaunchError, did_you_mean, listed, shown, usage_mistake
+from ttlaunch.planning.slurm_script import LOG_FILE
 
 if TYPE_CHECKING:
+    from ttlaunch.app.slurm_job import Job
     from ttlaunch.running.runs.launcher import Launcher
+
+_LONGEST = 300
 
 
 def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = None) -> Path:
     """Find the folder of the run that a user names.
 
     Args:
-        where: `latest`; a run's id; the beginning of an id, or what follows its last dash, if only one run matches; or a
+        where: `latest`; a run's id; the number of a Slurm job submitted with this folder of runs, for its newest run; the beginning of an id, or what follows its last dash, if only one run matches; or a
             path. The id may also be that of a registered run whose folder is not in `runs_dir`.
         runs_dir: The folder that contains the run folders.
         working_folder: The folder to which relative paths are relative; None for the current folder.
@@ -31,11 +35,14 @@ def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = 
 
 def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diagnostic:
     """Return the folder of the run that a user names, or a diagnostic if no run or several match; see `find_named_run`."""
+    from ttlaunch.app.slurm_job import find_job
     from ttlaunch.running.runs.facts import find_run, matching_runs, run_folders
 
     path = find_run(where, runs_folder=working_folder / runs_dir, working_folder=working_folder)
     if path is not None:
         return path.resolve()
+    if where.isdecimal() and (job := find_job(where, working_folder / runs_dir)):
+        return job.starts[-1].run.resolve() if job.starts else no_run_of(job)
     here, elsewhere = run_folders(working_folder / runs_dir), _registered()
     matching = matching_runs(where, here) or matching_runs(where, elsewhere)
     if len(matching) != 1:
@@ -52,6 +59,22 @@ def _registered() -> list[Path]:
     except RegistryError:
         return []
     return [folder for folder in folders if (folder / contract.PLAN_FILE).is_file()]
+
+
+def no_run_of(job: "Job") -> Diagnostic:
+    """Say why a job has begun no run, from what Slurm says about it."""
+    from ttlaunch.app.slurm_job import ask_queue, has_ended
+
+    queue = ask_queue([job])
+    state = queue.of(job)
+    message = f"Slurm job {job.number} has begun no run"
+    if queue.problem:
+        return Diagnostic("R072", message, notes=(f"Slurm does not say why: {queue.problem}",))
+    log = f"`cat {shown(job.folder / LOG_FILE, longest=_LONGEST)}` shows what it printed"
+    if not has_ended(state):
+        return Diagnostic("R072", f"{message} yet: it is {state.text}", hints=("`ttlaunch ps` shows when it has",))
+    unseen = f"a job without this file ran on a host that does not see {shown(job.folder, longest=_LONGEST)}"
+    return Diagnostic("R072", f"{message}, and has ended: {state.text}", hints=(log,), notes=(unseen,))
 
 
 def _several(where: str, matching: list[Path]) -> Diagnostic:

@@ -93,7 +93,7 @@ def _run_with_restarts(
             begun(folder)
 
         again = prepare(following.request, dialogue)
-        options = replace(options, restarts=len(outcomes))
+        options = replace(options, restarts=options.restarts + 1)
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 

@@ -5,10 +5,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown
+
 if TYPE_CHECKING:
+    from ttlaunch.app.slurm_job import Job
     from ttlaunch.running.runs.launcher import Launcher
 
 _TICK_S = 0.05
+_ASK_S = 0.5
 _AFTER_SECOND_S = 8.0
 """Seconds to wait after the second interrupt, which leaves the ranks at most 5 s."""
 _AFTER_THIRD_S = 15.0
@@ -35,6 +39,53 @@ def interrupt(
         if _has_ended(launcher, seconds, at_least=3 * _TICK_S):
             return True
     return not launcher.is_alive
+
+
+def stop_job(job: "Job", *, grace_s: float | None, now: bool, report: Callable[[str], None]) -> bool:
+    """End a submitted job: while it waits, it leaves the queue; its run saves its step, as after SIGTERM.
+
+    Args:
+        job: The job.
+        grace_s: Seconds after which Slurm ends the job by force; None to wait for as long as the run's own grace period lasts.
+        now: Whether Slurm ends the job at once.
+        report: Called with a short message about each order.
+
+    Returns:
+        Whether there was something to end.
+
+    Raises:
+        LaunchError: Slurm does not take the order.
+    """
+    from ttlaunch.app.slurm_job import ask_queue, has_ended
+
+    state = ask_queue([job]).of(job)
+    if has_ended(state):
+        return False
+    is_asked = state.runs and not now
+    # `--batch` reaches the supervisor alone; Slurm would send the signal to the ranks as well.
+    _scancel(job, *(("--signal=TERM", "--batch") if is_asked else ()))
+    report("told to end" if is_asked else "cancelled")
+    deadline = None if grace_s is None or not is_asked else time.monotonic() + grace_s
+    while not has_ended(ask_queue([job]).of(job)):
+        if deadline is not None and time.monotonic() >= deadline:
+            _scancel(job)
+            report("cancelled")
+            deadline = None
+        time.sleep(_ASK_S)
+    return True
+
+
+def _scancel(job: "Job", *options: str) -> None:
+    from ttlaunch.hosts.transport.slurm import ask_slurm
+
+    try:
+        answer = ask_slurm("scancel", *options, job.number)
+    except FileNotFoundError as error:
+        message, hint = "this machine has no `scancel`", "stop the job where Slurm's commands are installed"
+        raise LaunchError([Diagnostic("P062", message, hints=(hint,), blame=Blame.HOSTS)]) from error
+    if answer.returncode:
+        message = f"Slurm does not end job {job.number}: {shown(answer.stderr.strip(), longest=300)}"
+        raise LaunchError([Diagnostic("R073", message, hints=(f"`scancel {job.number}` tries it by hand",))])
 
 
 def _has_ended(launcher: "Launcher", seconds: float | None, *, at_least: float) -> bool:

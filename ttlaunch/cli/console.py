@@ -62,6 +62,7 @@ JSON_SCHEMAS = {
     "show": 1,
     "simulate": 1,
     "stop": 1,
+    "submit": 1,
     "sync": 1,
     "validate": 1,
     "weights": 1,

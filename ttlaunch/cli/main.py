@@ -42,6 +42,7 @@ from ttlaunch.cli import (
     show,
     simulate,
     stop,
+    submit,
     sync,
     validate,
     weights,
@@ -117,13 +118,13 @@ app = typer.Typer(
     epilog="First run: [bold]ttlaunch run hierarchical_parallel[/bold]   What would happen: [bold]ttlaunch plan …[/bold]",
 )
 _PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Run": (run, plan, attach, stop, repro),
+    "Run": (run, submit, plan, attach, stop, repro),
     "Look": (ps, logs, report, metrics, diff, runs, explain),
     "Hosts": (doctor, prepare, sync),
     "Files": (init, hosts, export, validate, show, place, configs, recipes, data, weights, convert, schema),
     "Lab": (simulate, parity, compare, chaos),
 }
-_PASS_ON_A_COMMAND = (run, plan, chaos, export)
+_PASS_ON_A_COMMAND = (run, submit, plan, chaos, export)
 
 
 def _add_commands() -> None:

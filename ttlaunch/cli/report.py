@@ -8,7 +8,7 @@ import typer
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed, write_picture
 from ttlaunch.cli.options import NamedRun, RunsDir
-from ttlaunch.diagnostics import Format, counted
+from ttlaunch.diagnostics import Format, counted, shown
 
 if TYPE_CHECKING:
     from ttlaunch.running.metrics.communication import OperationCost
@@ -202,7 +202,13 @@ def _last_operations(recorded: "Recorded") -> dict[str, str]:
 def _ended_by(recorded: "Recorded") -> str:
     """Describe what ended the run; empty if it completed."""
     from ttlaunch.running.failures.failure import Failure
+    from ttlaunch.running.restarts import read_follow_up
 
+    if recorded.report is None or recorded.status == "terminated":
+        from ttlaunch.app.slurm_job import why_slurm_ended
+
+        if why := why_slurm_ended(recorded.path):
+            return why
     if recorded.report is None:
         if recorded.is_running:
             return "still running; this is what is written so far"
@@ -211,6 +217,9 @@ def _ended_by(recorded: "Recorded") -> str:
     if failure:
         known = {name: failure.get(name) for name in ("code", "rank", "role", "host", "step", "cause", "when")}
         return f"{failure['code']}: {Failure(**known, time=None).message}"
+    follow_up = read_follow_up(recorded.path)
+    if follow_up.get("requeued"):
+        return f"the time limit of Slurm job {shown(str(follow_up['requeued']))}, which was started again"
     signals = {"interrupted": "Ctrl-C", "terminated": "SIGTERM", "time limit": "the time limit of the batch system"}
     return signals.get(recorded.status, "")
 

@@ -126,7 +126,7 @@ def run(
         told = with_sinks(asked, begun)
         return run_with_restarts(prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
 
-    _start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose)
+    exit_with(start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose))
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:
@@ -145,10 +145,10 @@ def _without_secrets(words: Sequence[str]) -> list[str]:
     return masked
 
 
-def _start_and_watch(
+def start_and_watch(
     work: "Callable[[Begun], list[Outcome]]", chosen: Collection[int], *, detach: bool, form: Format, verbose: bool
-) -> NoReturn:
-    """Start a supervisor, then show its run until it ends, or detach at once."""
+) -> int:
+    """Start a supervisor, show its run until it ends, or detach at once, and return the exit status."""
     from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.session import start_supervisor, wait_for_run
@@ -157,10 +157,10 @@ def _start_and_watch(
     session = start_supervisor(work, exit_status=exit_status_of, form=form, verbose=verbose)
     path = wait_for_run(session)
     if path is None:
-        exit_with(status_without_run(session.exit_status(), form=form))
+        return status_without_run(session.exit_status(), form=form)
     if detach:
         _leave_to_itself(session, path, form=form)
-    exit_with(report_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
+    return report_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks)
 
 
 def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoReturn:

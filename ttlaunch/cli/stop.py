@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -11,6 +11,9 @@ from ttlaunch.app.named_run import find_named_run, read_launcher_here
 from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, render_duration
+
+if TYPE_CHECKING:
+    from ttlaunch.app.slurm_job import Job
 
 EXAMPLES = """\
 [bold]ttlaunch stop latest[/bold]   the newest run; its ranks finish the current step and save a checkpoint first
@@ -22,7 +25,13 @@ EXAMPLES = """\
 
 
 def stop(
-    run: Annotated[str, typer.Argument(metavar="RUN|latest", help="A run's id, a part of it, or a path.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|latest|JOB",
+            help="A run's id, a part of it, or a path; or the number of a submitted Slurm job.",
+        ),
+    ],
     *,
     grace: Annotated[
         float | None,
@@ -40,10 +49,16 @@ def stop(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Stop a run, and wait until it has ended."""
+    from ttlaunch.app.slurm_job import find_job, job_of_run
     from ttlaunch.app.stop import interrupt
     from ttlaunch.running.runs.launcher import is_running
 
-    path = find_named_run(run, runs_dir=runs_dir)
+    job = find_job(run, Path.cwd() / runs_dir) if run.isdecimal() else None
+    path = None if job else find_named_run(run, runs_dir=runs_dir)
+    job = job_of_run(path) if path else job
+    if job:
+        _stop_job(job, grace=grace, now=now, form=form)
+    assert path is not None  # noqa: S101 - a name that is no job's is a run's
     launcher = read_launcher_here(path, "stop")
     if not is_running(path):
         _say(path, "is not running", form=form, was_running=False)
@@ -66,6 +81,26 @@ def stop(
     _say(path, f"has ended after {time.monotonic() - began:.1f} s", form=form, was_running=True)
 
 
+def _stop_job(job: "Job", *, grace: float | None, now: bool, form: Format) -> NoReturn:
+    """End a job that was submitted to Slurm, and the run that it has started."""
+    from ttlaunch.app.stop import stop_job
+
+    name = f"Slurm job {job.number}"
+
+    def say(message: str) -> None:
+        if form is not Format.JSON:
+            print_lines([f"{name}: {message}"])
+
+    was_running = stop_job(job, grace_s=grace, now=now, report=say)
+    if was_running and job.starts:
+        _say(job.starts[-1].run, "has ended", form=form, was_running=True)
+    if form is Format.JSON:
+        print_json({"job": job.number, "was_running": was_running}, schema="stop")
+    else:
+        print_lines([f"{name} {'has left the queue' if was_running else 'is not running'}"])
+    exit_with(contract.STATUS_DONE)
+
+
 def _end_processes(path: Path, *, form: Format) -> None:
     """Kill the remaining processes of a run whose launcher is gone."""
     from ttlaunch.agent.run_processes import kill_run_processes
@@ -76,7 +111,7 @@ def _end_processes(path: Path, *, form: Format) -> None:
     _say(path, f"had lost its launcher; {killed} remaining {noun} killed", form=form, was_running=True)
 
 
-def _say(path: Path, text: str, *, form: Format, was_running: bool) -> None:
+def _say(path: Path, text: str, *, form: Format, was_running: bool) -> NoReturn:
     from ttlaunch.running.runs.overview import summarise
 
     (run,) = summarise([path])

@@ -1,0 +1,117 @@
+"""`ttlaunch submit`: check a run and hand it to Slurm, which starts it when it has hosts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch import contract
+from ttlaunch.app.execute import RunOptions, group_id
+from ttlaunch.app.run_spec import RunSpec, short_name
+from ttlaunch.cli.console import exit_with, print_json, print_lines, print_text
+from ttlaunch.cli.dialogue import TerminalDialogue
+from ttlaunch.cli.options import (
+    CLUSTER,
+    SLURM,
+    TORCHRUN,
+    GraceSeconds,
+    HangTimeout,
+    LeaseSeconds,
+    MaxRestarts,
+    OutputFormat,
+    ProfileSteps,
+    ShareWith,
+    Sinks,
+    TraceSteps,
+    Verbose,
+    asks_for,
+)
+from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from ttlaunch.app.slurm_job import QueueState
+
+EXAMPLES = """\
+[bold]ttlaunch submit data_parallel --on slurm:gpu --nodes 2 --gres gpu:4 --time 8:00:00[/bold]   train for as long as it takes, eight hours at a time
+
+[bold]ttlaunch submit train.py --on slurm:gpu --nproc-per-node 4 --time 60 --requeue[/bold]   a script that goes on from its own checkpoints
+
+[bold]ttlaunch submit data_parallel --on slurm:gpu --dry-run[/bold]   show the plan and the whole job.sbatch
+"""
+
+
+@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
+def submit(
+    *,
+    spec: RunSpec,
+    requeue: Annotated[
+        bool | None,
+        typer.Option(
+            "--requeue/--no-requeue",
+            help="Start the job again after its time limit or a lost host. Default: for recipes that keep checkpoints.",
+            show_default=False,
+        ),
+    ] = None,
+    trace_steps: TraceSteps = None,
+    profile_steps: ProfileSteps = None,
+    grace: GraceSeconds = 30.0,
+    sinks: Sinks = None,
+    hang_timeout: HangTimeout = None,
+    lease: LeaseSeconds = contract.LEASE_S,
+    share_with: ShareWith = None,
+    max_restarts: MaxRestarts = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and the batch script, and submit nothing.")
+    ] = False,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Hand a recipe or a script to Slurm, which starts it when it has hosts."""
+    from ttlaunch.app.sinks import parse_sinks
+    from ttlaunch.app.slurm_job import Job, ask_queue
+    from ttlaunch.app.submit import check_submission
+    from ttlaunch.app.submit import submit as hand_to_slurm
+    from ttlaunch.cli.plan import show_plan
+
+    group = None if share_with is None else group_id(share_with)
+    options = RunOptions(spec.runs_dir, grace, (), hang_timeout, lease, share_with=group)
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    submission = check_submission(
+        replace(spec, trace_steps=trace_steps, profile_steps=profile_steps),
+        options,
+        dialogue,
+        requeue=requeue,
+        max_restarts=max_restarts,
+        sinks=parse_sinks(sinks or (), option="--sink"),
+    )
+    prepared = submission.prepared
+    if dry_run:
+        script = submission.script(Path(spec.runs_dir).absolute() / "job-TIME")
+        if form is Format.JSON:
+            print_json({"plan": prepared.plan.as_json(), "script": script}, schema="submit")
+        else:
+            show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
+            print_text(script)
+        exit_with(contract.STATUS_DONE)
+    folder, number = hand_to_slurm(submission, dialogue)
+    if form is Format.JSON:
+        print_json({"job": number, "folder": str(folder)}, schema="submit")
+    elif form is Format.CONCISE:
+        print_lines([number])
+    else:
+        job = Job(folder, number, prepared.plan.program.name, 0.0)
+        print_lines(_submitted(job.number, folder, ask_queue([job]).of(job), runs_dir=spec.runs_dir))
+
+
+def _submitted(number: str, folder: Path, state: "QueueState", *, runs_dir: Path) -> list[str]:
+    where = short_name(folder, Path.cwd())
+    return [
+        f"Slurm job {number} is {state.text}" if state.state else f"Slurm job {number} was submitted",
+        f"  log              {where}/job.log",
+        f"  run folders      in {runs_dir}, from its start on",
+        f"  next             ttlaunch ps   {number} waits, or runs on these hosts",
+        f"                   ttlaunch attach {number}",
+        f"                   ttlaunch report {number}",
+        f"                   ttlaunch stop {number}   save the step and end",
+    ]
