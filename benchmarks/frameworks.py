@@ -37,10 +37,7 @@ def main() -> int:
     def keep(name: str, *, is_right: bool) -> None:
         done[name] = is_right
         results.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-        print(
-            f"{name:32} {'as torchrun' if name in SCRIPTS else 'undisturbed'}: {'yes' if is_right else 'NO'}",
-            flush=True,
-        )
+        print(f"{name:32} {'right' if is_right else 'WRONG'}", flush=True)
 
     packages = options.folder.resolve() / "packages"
     for name in _PACKAGES:

@@ -28,7 +28,7 @@ def losses_by_torchrun(script, folder, *, more=None):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )
     found = losses_in(done.stdout)
@@ -44,4 +44,7 @@ def start_two_at_once(folder):
         for _ in range(2)
     ]
     answers = [(one.communicate(timeout=200)[0], one.returncode) for one in started]
+    for output, status in answers:
+        if status:
+            print(output)
     return [None if status else losses_in(output) for output, status in answers]

@@ -25,7 +25,7 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_everything
 from ttlaunch.hosts.doctor.cuda import check_cuda, gpus_of_hosts
 from ttlaunch.hosts.doctor.facts import HostFacts, facts_of_launcher
-from ttlaunch.hosts.doctor.network import NetworkChoice, choose_network
+from ttlaunch.hosts.doctor.network import NetworkChoice, check_choice, choose_network
 from ttlaunch.hosts.doctor.pair_checks import check_pairs
 from ttlaunch.hosts.doctor.pairs import measure_pairs
 from ttlaunch.hosts.doctor.probe_hosts import probe_all, question_for
@@ -129,6 +129,7 @@ def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[di
     choice = choose_network(answers.facts, wanted=topology.cluster.network, connections=connections)
     if isinstance(choice, Diagnostic):
         raise LaunchError([choice])
+    cluster.stop(check_choice(choice))
     return answers.facts, choice
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ttlaunch.hosts.doctor.network import choose_network
+from ttlaunch.hosts.doctor.network import check_choice, choose_network
 from ttlaunch.hosts.doctor.pair_checks import LOST, check_mtu, check_pairs
 from ttlaunch.hosts.doctor.pairs import Pair, plan_rounds
 
@@ -85,6 +85,17 @@ def test_of_equally_fast_networks_the_one_that_ssh_uses_wins(choose):
 
     assert ("10.1.0.0/24",) == choice.ranks
     assert "10.1.0.0/24 is taken because SSH uses it; all 2 hosts also share 10.0.0.0/24" == choice.why
+
+
+def test_two_networks_that_could_both_be_meant_are_named_unless_speed_ssh_or_the_user_decides(choose):
+    hosts = {f"h{n}": [f"eth0 10.0.0.{n}/24", f"eth1 10.1.0.{n}/24"] for n in (1, 2)}
+    connections = {"h1": ("10.1.0.9", "10.1.0.1"), "h2": ("10.1.0.9", "10.1.0.2")}
+    [found] = check_choice(choose(hosts))
+    assert "ranks use the network 10.0.0.0/24, and nothing says that 10.1.0.0/24 is not meant" == found.message
+    assert ("H042", "warning") == (found.code, str(found.severity))
+    faster = {host: [eth0, f"{eth1} speed=100000"] for host, (eth0, eth1) in hosts.items()}
+    for choice in (choose(hosts, connections=connections), choose(hosts, wanted="10.0.0.0/24"), choose(faster)):
+        assert [] == check_choice(choice)
 
 
 def test_one_network_with_two_lengths_of_prefix_is_one_network(choose):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueError
 
-from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed, shown
 from ttlaunch.hosts.doctor.facts import HostFacts, Interface
 
 IGNORED = (
@@ -42,6 +42,7 @@ class NetworkChoice:
         interfaces: The name and MTU of the chosen interface of each host.
         has_rdma: Whether every host has an RDMA device.
         why: The reason for the choice, in one sentence.
+        as_good: Networks that nothing tells from the chosen one: they are as fast, and SSH uses none of them more.
     """
 
     ranks: tuple[str, ...]
@@ -50,6 +51,7 @@ class NetworkChoice:
     interfaces: Mapping[str, Interface]
     has_rdma: bool
     why: str
+    as_good: tuple[str, ...] = ()
 
 
 def choose_network(
@@ -69,6 +71,7 @@ def choose_network(
     connections = connections or {}
     candidates = {host: find_candidates(host, facts) for host in facts}
     found: dict[str, Interface] | Diagnostic
+    as_good: tuple[str, ...] = ()
     if len(facts) == 1:
         host = next(iter(facts))
         chosen = {host: next((i for i in facts[host].interfaces if i.address.ip.is_loopback), None)}
@@ -77,7 +80,9 @@ def choose_network(
     elif wanted is not None:
         found, why = _wanted(facts, wanted)
     else:
-        found, why = _find(candidates, connections)
+        options = _options(candidates, used := {pair[1] for pair in connections.values() if pair})
+        found, why = _fastest(options) if options else _routed(candidates, used)
+        as_good = tuple(str(one.network) for one in options[1:] if one.rating == options[0].rating)
     if isinstance(found, Diagnostic):
         return found
     ranks = _networks(found)
@@ -88,7 +93,18 @@ def choose_network(
         found,
         all(host.rdma for host in facts.values()),
         why,
+        as_good,
     )
+
+
+def check_choice(choice: NetworkChoice) -> list[Diagnostic]:
+    """Warn if the chosen network is one of several that could all be meant."""
+    if not choice.as_good:
+        return []
+    chosen, others = listed(choice.ranks, last="and", quote=""), listed(choice.as_good, last="and", quote="")
+    message = f"ranks use the network {chosen}, and nothing says that {others} is not meant"
+    hint = f"`network: {choice.ranks[0]}` in cluster.yaml keeps this choice, `network: {choice.as_good[0]}` changes it"
+    return [Diagnostic("H042", message, severity=Severity.WARNING, hints=(hint,), blame=Blame.HOSTS)]
 
 
 def find_candidates(host: str, facts: Mapping[str, HostFacts]) -> list[Interface]:
@@ -130,15 +146,6 @@ def _wanted(facts: Mapping[str, HostFacts], wanted: str) -> tuple[dict[str, Inte
     return found, f"cluster.yaml asks for {wanted}"
 
 
-def _find(
-    candidates: Mapping[str, list[Interface]], connections: Mapping[str, tuple[str, str] | None]
-) -> tuple[dict[str, Interface] | Diagnostic, str]:
-    """Find the fastest network that all hosts share; without one, choose one address of each host."""
-    used = {pair[1] for pair in connections.values() if pair}
-    options = _options(candidates, used)
-    return _fastest(options) if options else _routed(candidates, used)
-
-
 def _options(candidates: Mapping[str, list[Interface]], used: set[str]) -> list["_Option"]:
     """The networks that all hosts share, the best first."""
     options: dict[tuple[str, ...], _Option] = {}
@@ -169,6 +176,10 @@ class _Option:
     by_ssh: int
     network: IPv4Network
     interfaces: dict[str, Interface]
+
+    @property
+    def rating(self) -> tuple[int, int]:
+        return self.speed_mbit, self.by_ssh
 
 
 def _fastest(ordered: list[_Option]) -> tuple[dict[str, Interface], str]:
