@@ -265,6 +265,10 @@ KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, sha
 KIND_DIGESTS = (
     "digests"  # step, digests: 16 hexadecimal digits for each tensor; names: of the tensors, if they have changed
 )
+KIND_TRAINS_ALONE = (
+    "trains_alone"  # a script's rank has run a backward pass, and its process has joined no group of torch
+)
+KIND_JOINED_GROUP = "joined_group"  # such a rank has joined one after all
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name
 KIND_DONE = "done"  # the role's function returned
 

@@ -97,3 +97,46 @@ def test_a_rank_that_sleeps_is_named_by_the_collective_in_which_the_other_waits(
     failure = run.report["failure"]
     assert ("R014", 1) == (failure["code"], failure["rank"])
     assert failure["evidence"][0].startswith(f"rank 0 (rank)  waits for rank 1  {BACKWARD} of 74.8 kB")
+
+
+ALONE = """\
+import torch
+model = torch.nn.Linear(4, 1)
+loss = model(torch.ones(2, 4)).sum()
+LAST
+print("trained", loss.item() < 100)
+"""
+
+
+@pytest.fixture
+def start_alone(here, start_run):
+    def start(*options, last="loss.backward()"):
+        (here / "train.py").write_text(ALONE.replace("LAST", last))
+        return start_run(*options, "-n", "2", "train.py")
+
+    return start
+
+
+def test_a_script_whose_ranks_train_a_model_each_is_told_at_the_end(start_alone):
+    run = start_alone()
+    assert 1 == run.ends(within_s=90), run.stderr
+    assert ("R074", "trained_alone") == (run.report["failure"]["code"], run.report["failure"]["class"])
+    assert "error[R074]: rank 0 and 1 of 2 trained a model each" in run.stderr
+    assert "ACCELERATE_USE_CPU=true" in run.stderr
+
+
+def test_a_script_whose_ranks_are_meant_to_train_a_model_each_is_done(start_alone):
+    run = start_alone("--independent")
+    assert 0 == run.ends(within_s=90), run.stderr
+
+
+def test_a_script_that_only_computes_forward_is_done(start_alone):
+    run = start_alone(last="pass")
+    assert 0 == run.ends(within_s=90), run.stderr
+
+
+def test_a_script_that_joins_its_ranks_after_a_first_pass_is_done(start_alone):
+    run = start_alone(
+        last="loss.backward()\nimport torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()"
+    )
+    assert 0 == run.ends(within_s=90), run.stderr

@@ -46,6 +46,7 @@ class ClusterOptions(TypedDict, total=False):
         engine: What starts the ranks: `agents` or `openmpi`; unless given, the program decides.
         args: Arguments of a script.
         naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
+        independent: Whether each rank of a script is meant to train a model of its own.
         env: Variables for all ranks, such as `{"OMP_NUM_THREADS": "1"}`; or texts `NAME=VALUE`, and `NAME` for the value of
             this process.
         nproc_per_node: The number of ranks on each host, as torchrun's option.
@@ -63,6 +64,7 @@ class ClusterOptions(TypedDict, total=False):
     engine: str | None
     args: Sequence[str]
     naive: bool
+    independent: bool
     env: Mapping[str, str] | Sequence[str]
     nproc_per_node: int | None
     nnodes: int | None

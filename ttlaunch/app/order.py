@@ -93,6 +93,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         trace_steps=options.get("trace_steps"),
         profile_steps=options.get("profile_steps"),
         naive=bool(options.get("naive", False)),
+        independent=bool(options.get("independent", False)),
         env=options.get("env", ()),
         nproc_per_node=_number_text(options.get("nproc_per_node")),
         nnodes=_number_text(options.get("nnodes")),

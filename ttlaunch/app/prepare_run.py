@@ -140,7 +140,11 @@ def make_plan(
             return usage_mistake(message)
         python = description.python
         program = CommandProgram(
-            description.name, description.command, python is not None, python is None or python.uses_mpi
+            description.name,
+            description.command,
+            is_python=python is not None,
+            uses_mpi=python is None or python.uses_mpi,
+            is_independent=request.independent,
         )
         return plan_command(program, description.topology, surroundings, ranks=description.ranks)
     if description.choice is None or description.layout is None:

@@ -197,7 +197,9 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
     if script.suffix != ".py" and not os.access(script, os.X_OK):
         result.diagnostics.append(_unusable_program(str(request.target), script))
     if script.suffix == ".py":
-        _set_python(result, (sys.executable, path, *request.arguments), working_folder)
+        _set_python(
+            result, (sys.executable, path, *request.arguments), working_folder, is_independent=request.independent
+        )
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
     names_mpi = result.python is not None and result.python.uses_mpi and result.python.why
     mpi = SCRIPT_PREFIX if names_mpi else ()
@@ -235,10 +237,10 @@ def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Pat
     _refuse_recipe_options(result, request)
     result.command = (program, *request.arguments)
     result.name = Path(program).name
-    _set_python(result, result.command, working_folder)
+    _set_python(result, result.command, working_folder, is_independent=request.independent)
 
 
-def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Path) -> None:
+def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Path, *, is_independent: bool) -> None:
     """Note whether the command starts a Python program, and for the plan that is shown what its ranks get."""
     result.python = look_at_python(command, working_folder)
     if result.python is not None:
@@ -255,6 +257,8 @@ def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Pa
         )
         result.python, mpi = with_engine(result.python, result.engine)
         result.remarks.append(f"ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR; {mpi}")
+        if is_independent:
+            result.remarks.append("each rank is meant to train by itself")
         if result.topology is not None:
             _look_at_places(result, result.topology, num_ranks, is_open=bound is None and result.ranks is None)
 
@@ -319,6 +323,9 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         return
     result.name = found.name
     result.diagnostics += [*_check_hiding(found), *refuse_recipe(result.engine)]
+    if request.independent:
+        message = f"`--independent` is for scripts; {found.name} is a recipe, whose ranks train one model"
+        result.diagnostics.append(usage_mistake(message, "leave `--independent` out"))
     if request.arguments:
         message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
         result.diagnostics.append(usage_mistake(message, "`--set KEY=VALUE` configures a recipe"))

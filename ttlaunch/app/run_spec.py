@@ -29,6 +29,7 @@ class RunSpec:
         excluded: Hosts of the hostfile that are not used, because they were lost or do not answer.
         replay: For each update of an asynchronous run that is repeated, the rank whose gradient made it.
         naive: Whether ranks run the recipe's `naive.py`.
+        independent: Whether each rank of a script is meant to train by itself.
         env: Variables for all ranks as `NAME=VALUE`, or `NAME` for the value of the launching shell; may hold secrets.
         nproc_per_node: The number of ranks on each host, as torchrun's option of this name.
         nnodes: The number of hosts, likewise.
@@ -59,6 +60,7 @@ class RunSpec:
     excluded: Collection[str] = ()
     replay: tuple[int, ...] = ()
     naive: bool = False
+    independent: bool = False
     env: Sequence[str] = field(default=(), repr=False)
     nproc_per_node: str | None = None
     nnodes: str | None = None

@@ -74,6 +74,13 @@ Naive = Annotated[
         help="Train with the recipe's naive.py: its technique in 60 lines, without validations or checkpoints.",
     ),
 ]
+Independent = Annotated[
+    bool,
+    typer.Option(
+        "--independent",
+        help="Each rank of a script is meant to train a model of its own: no error if ranks join no group of torch.",
+    ),
+]
 Ranks = Annotated[
     int | None,
     typer.Option(
@@ -249,6 +256,7 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "overrides": (Overrides, None),
     "ranks": (Ranks, None),
     "naive": (Naive, False),
+    "independent": (Independent, False),
     "env": (Env, None),
     "hostfile": (Hostfile, None),
     "rank_bindings": (RankBindings, None),

@@ -30,7 +30,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "env", *TORCHRUN, *SLURM)
+@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", *TORCHRUN, *SLURM)
 def plan(
     *,
     spec: RunSpec,

@@ -78,7 +78,7 @@ _TRACED_STEPS = 20
 _ENV = "--env="
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
+@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
 def run(
     *,
     spec: RunSpec,

@@ -41,7 +41,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
+@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
 def submit(
     *,
     spec: RunSpec,

@@ -54,6 +54,7 @@ def prepare_again(
         resume=origin.resume,
         replay=origin.arrivals,
         naive=origin.is_naive,
+        independent=origin.is_independent,
         env=env,
         runs_dir=runs_dir,
     )

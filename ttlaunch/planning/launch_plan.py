@@ -67,12 +67,14 @@ class CommandProgram:
     Attributes:
         is_python: Whether it is a Python program, whose ranks get the variables that torchrun sets.
         uses_mpi: Whether a Python program names MPI, so that its ranks keep the engine's variables.
+        is_independent: Whether each rank is meant to train by itself.
     """
 
     name: str
     command: tuple[str, ...]
     is_python: bool = False
     uses_mpi: bool = True
+    is_independent: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,7 @@ class LaunchPlan:
             "recipe": {"name": recipe.name, "folder": recipe.folder} if recipe else None,
             "command": {"name": command.name, "command": list(command.command)} if command else None,
             **({"python": {"uses_mpi": command.uses_mpi}} if command and command.is_python else {}),
+            **({"independent": True} if command and command.is_independent else {}),
             "layout": recipe.layout if recipe else None,
             "world_size": self.world_size,
             "config": recipe.config if recipe else None,

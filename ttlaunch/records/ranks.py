@@ -189,6 +189,20 @@ class Done:
 
 
 @record
+class TrainsAlone:
+    """A rank of a script has run a backward pass, and its process has joined no group of torch."""
+
+    time: Time
+
+
+@record
+class JoinedGroup:
+    """A rank of a script that trained alone has joined a group of torch."""
+
+    time: Time
+
+
+@record
 class OtherProgress:
     """A record of a kind that a recipe defines, or that a later version of ttlaunch writes."""
 
@@ -211,6 +225,8 @@ if TYPE_CHECKING:
         Note,
         Parameters,
         Digests,
+        TrainsAlone,
+        JoinedGroup,
         Result,
         Done,
     ]
@@ -230,6 +246,8 @@ _PROGRESS = {
     contract.KIND_NOTE: Note,
     contract.KIND_PARAMETERS: Parameters,
     contract.KIND_DIGESTS: Digests,
+    contract.KIND_TRAINS_ALONE: TrainsAlone,
+    contract.KIND_JOINED_GROUP: JoinedGroup,
     contract.KIND_RESULT: Result,
     contract.KIND_DONE: Done,
 }

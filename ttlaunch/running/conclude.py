@@ -26,6 +26,7 @@ from ttlaunch.running.replicas import ReplicaWatch, find_difference
 from ttlaunch.running.report import Report, make_report
 from ttlaunch.running.runs.files import read_text_if_any
 from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.single_trainings import single_trainings
 from ttlaunch.running.watch import Phase, RankState, Watch
 
 TIME_LIMIT_SIGNAL = signal.SIGUSR1
@@ -149,7 +150,7 @@ def find_failure(
         return name_lost_folder(*next(iter(ending.lost_folders.items())), watch.ranks)
     if returncode != 0 or unfinished:
         return _engine_failure(folder, engine, returncode, unfinished=unfinished)
-    return different_parameters(plan, watch.ranks)
+    return different_parameters(plan, watch.ranks) or single_trainings(plan, watch.ranks)
 
 
 def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankState]) -> Failure:

@@ -45,6 +45,7 @@ from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.single_trainings import SingleTrainingWatch
 from ttlaunch.running.watch import Pace, RankState, Watch
 
 _STANDSTILL_S = 5.0
@@ -117,6 +118,7 @@ class _Supervision:
         self._silence = SilenceWatch(self.folder, self.view)
         self._folders = FolderWatch(self.folder, self.view)
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
+        self._single = SingleTrainingWatch(self.plan, self.folder, self.view)
         loses_ranks = Capability.LOSE_RANK in self.engine.can
         self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds, loses_ranks=loses_ranks)
 
@@ -177,6 +179,7 @@ class _Supervision:
                 self._refuse_connections(process)
                 checkpoints.check()
                 self.view.tick(self.watch.ranks)
+                self._single.notice(self.watch.ranks)
                 self._notice_losses()
                 self._notice_difference()
                 self._notice_hang()

@@ -19,6 +19,7 @@ from ttlaunch.records.ranks import (
     Digests,
     Done,
     ErrorInFlight,
+    JoinedGroup,
     LayerNorms,
     LostCheckpoint,
     Parameters,
@@ -30,6 +31,7 @@ from ttlaunch.records.ranks import (
     Starting,
     StepDone,
     Stopping,
+    TrainsAlone,
     Validation,
     moved_back,
     read_progress,
@@ -78,6 +80,7 @@ class RankState:
         first_step_time, last_step_time: When the rank reported its first and last step, seconds since the epoch.
         lost_checkpoints: By step, why the rank has written no part of a checkpoint.
         stops_after: The step to which the rank is committed; known once it has noticed the order to stop.
+        trains_alone: Whether a script's rank has run a backward pass without having joined a group of torch.
         is_asked_to_stop: Whether the ranks were ordered to stop.
         error: What the rank wrote about its own exception.
         in_flight: The last exception that ended the rank, or was about to, as far as the rank wrote it; read when the run is over.
@@ -107,6 +110,7 @@ class RankState:
     results: dict[str, object] = field(default_factory=dict)
     lost_checkpoints: dict[int, str] = field(default_factory=dict)
     stops_after: int | None = None
+    trains_alone: bool = False
     is_asked_to_stop: bool = False
     started: Started | None = None
     error: RankError | None = None
@@ -351,6 +355,8 @@ def _fold_measured(state: RankState, record: AnyProgress) -> None:
             state.digests.update(record.digests)
         case Result():
             state.results.update(record.values)
+        case TrainsAlone() | JoinedGroup():
+            state.trains_alone = isinstance(record, TrainsAlone)
 
 
 def _fold_step(state: RankState, record: StepDone) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ttlaunch import contract
+from ttlaunch.torch_hooks.alone import TrainingRecords, watch_backward
 from ttlaunch.torch_hooks.collectives import wrap_collectives
 from ttlaunch.torch_hooks.data_parallel import wrap_data_parallel
 from ttlaunch.torch_hooks.group_records import GroupRecords
@@ -23,11 +24,14 @@ def make_hooks(environment: Mapping[str, str]) -> dict[str, Callable[[ModuleType
     if not scratch or not rank.isdigit() or not world_size.isdigit():
         return {}
     records = GroupRecords(scratch, rank=int(rank), world_size=int(world_size))
+    run_folder = environment.get(contract.ENV_RUN_DIR, scratch)
+    trainings = TrainingRecords(run_folder, rank=int(rank), world_size=int(world_size))
     os.register_at_fork(
         after_in_child=records.close
     )  # the recorder is the rank's, not that of processes which it forks
     return {
+        "torch.autograd": lambda module: watch_backward(module, trainings),
         "torch.distributed.rendezvous": bind_store,
-        "torch.distributed.distributed_c10d": lambda module: wrap_collectives(module, records),
+        "torch.distributed.distributed_c10d": lambda module: wrap_collectives(module, records, joined=trainings.joined),
         "torch.nn.parallel.distributed": lambda module: wrap_data_parallel(module, records),
     }

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
     Hook = Callable[[ModuleType], None]
 
-_MODULES = ("torch.distributed.rendezvous", "torch.distributed.distributed_c10d", "torch.nn.parallel.distributed")
+_MODULES = (
+    "torch.autograd",
+    "torch.distributed.rendezvous",
+    "torch.distributed.distributed_c10d",
+    "torch.nn.parallel.distributed",
+)
 
 
 def install(environment: Mapping[str, str]) -> None:

@@ -69,7 +69,7 @@ _MESSAGES = {
 _NEW_GROUPS = ("new_group", "split_group")
 
 
-def wrap_collectives(c10d: ModuleType, records: GroupRecords) -> None:
+def wrap_collectives(c10d: ModuleType, records: GroupRecords, *, joined: Callable[[], None] = lambda: None) -> None:
     """Put wrappers in place of the functions of `torch.distributed.distributed_c10d`, and of the waits for their works."""
     for name in (*_SIZED, *_UNSIZED):
         _replace(c10d, name, partial(_collective, records=records, size_of=_SIZED.get(name)))
@@ -77,7 +77,7 @@ def wrap_collectives(c10d: ModuleType, records: GroupRecords) -> None:
         _replace(c10d, name, partial(_message, records=records, c10d=c10d, kind=kind))
     for name in _NEW_GROUPS:
         _replace(c10d, name, partial(_new_group, records=records, c10d=c10d))
-    _replace(c10d, "init_process_group", partial(_init, records=records, c10d=c10d))
+    _replace(c10d, "init_process_group", partial(_init, records=records, c10d=c10d, joined=joined))
     _replace(c10d, "destroy_process_group", partial(_destroy, records=records))
     if hasattr(c10d, "Work"):
         _replace(c10d.Work, "wait", partial(_wait, records=records))
@@ -163,7 +163,9 @@ def _message(
     return recorded
 
 
-def _init(function: Callable[..., Any], *, records: GroupRecords, c10d: ModuleType) -> Callable[..., Any]:
+def _init(
+    function: Callable[..., Any], *, records: GroupRecords, c10d: ModuleType, joined: Callable[[], None]
+) -> Callable[..., Any]:
     """Wrap `init_process_group`: the recorder begins with it."""
 
     @functools.wraps(function)
@@ -180,6 +182,7 @@ def _init(function: Callable[..., Any], *, records: GroupRecords, c10d: ModuleTy
             records.close()
         elif c10d.group.WORLD is not None:
             records.join(c10d.group.WORLD, range(c10d.get_world_size()))
+        joined()
         return result
 
     return recorded

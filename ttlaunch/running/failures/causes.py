@@ -27,6 +27,7 @@ class Cause(StrEnum):
     EXITED = "exited"  # with a status that is not 0: sys.exit, os._exit, exit of C, MPI_Abort
     LEFT_EARLY = "left_early"  # with status 0 before its role had finished
     DEPARTED = "departed"  # it called another collective operation of torch than the other ranks of its group
+    TRAINED_ALONE = "trained_alone"  # ranks of a script joined no group, and each trained a model of its own
     NOT_STARTED = "not_started"
     KILLED = "killed"  # by a signal from outside the run
     OUT_OF_MEMORY = "out_of_memory"

@@ -37,6 +37,7 @@ class Origin:
         tree: The hash of the recipe's folder; None for a program.
         versions: The versions of the programs and libraries that compute.
         is_naive: Whether the ranks ran the recipe's `naive.py`.
+        is_independent: Whether each rank of a script was meant to train by itself.
         folder: The run's folder.
         plan_hash: The hash of the run's plan.
         kept: The trees that hold the code, see `running/runs/kept_code.py`; None if the code was not kept.
@@ -59,6 +60,7 @@ class Origin:
     versions: Mapping[str, str]
     arrivals: tuple[int, ...] = ()
     is_naive: bool = False
+    is_independent: bool = False
     variables: tuple[str, ...] = ()
     folder: Path = Path()
     plan_hash: str | None = None
@@ -104,6 +106,7 @@ def read_origin(path: Path) -> Origin:
             ),
             arrivals=_arrivals(path, world_size=plan["world_size"]),
             is_naive=bool(plan.get("naive")),
+            is_independent=bool(plan.get("independent")),
             folder=path,
             plan_hash=plan.get("hash"),
             kept=code.get("kept"),
