@@ -113,11 +113,11 @@ class StartedRun:
 
 @pytest.fixture
 def start_run(here):
-    """`start_run(*arguments)` starts `ttlaunch run` in the empty folder; it is ended with the test."""
+    """`start_run(*arguments, python=…)` starts `ttlaunch run` in the empty folder; it is ended with the test."""
     runs = []
 
-    def start(*arguments):
-        runs.append(StartedRun(here, arguments))
+    def start(*arguments, python=sys.executable):
+        runs.append(StartedRun(here, arguments, python=python))
         return runs[-1]
 
     yield start

@@ -42,9 +42,15 @@ OPEN_MPI_4 = Path("/usr/bin/mpirun")
 WITHIN_S = 60
 
 
-def test_a_run_of_a_program_listens_on_loopback_alone(here, start_run):  # noqa: F811 - a fixture
+@pytest.fixture(params=["openmpi", "hydra"])
+def interpreter(request):
+    """The interpreter of an environment with each of the engines in turn."""
+    return Path(sys.executable) if request.param == "openmpi" else request.getfixturevalue("mpich_python")
+
+
+def test_a_run_of_a_program_listens_on_loopback_alone(here, start_run, interpreter):  # noqa: F811 - a fixture
     (here / "work.py").write_text(TALKS)
-    run = start_run("work.py", "-n", "2")
+    run = start_run("work.py", "-n", "2", python=interpreter)
     assert {run.wait_for_file(f"up-{rank}") for rank in (0, 1)} == {"2000000"}
     listening = addresses_of([run.supervisor(), run.mpirun(), *run.processes()])
     assert listening, "the engine serves its ranks"
@@ -81,10 +87,11 @@ def test_no_other_user_reaches_mpirun_once_the_ranks_of_a_recipe_have_found_each
     start_run,  # noqa: F811 - a fixture
     until,  # noqa: F811 - a fixture
     skip_or_fail,
+    interpreter,
 ):
     if os.geteuid():
         skip_or_fail("not root: no other user can be played here")
-    run = start_run("data_parallel", "-n", "2", "--set", "training_config.steps=100000")
+    run = start_run("data_parallel", "-n", "2", "--set", "training_config.steps=100000", python=interpreter)
 
     def last_step():
         path = run.run_folder and run.run_folder / contract.progress_file(0)
