@@ -51,6 +51,7 @@ def prepare_again(
         ranks=origin.world_size,
         arguments=origin.arguments,
         is_command=origin.is_command,
+        engine=origin.engine,
         resume=origin.resume,
         replay=origin.arrivals,
         naive=origin.is_naive,

@@ -38,10 +38,10 @@ _REMOTE_S = 5.0
 
 @dataclass(frozen=True)
 class _Started:
-    """The start of the engine, in seconds since the epoch, and its process id."""
+    """The start of the engine, in seconds since the epoch, and its process id; None if agents started the ranks."""
 
     time: float
-    engine: int
+    engine: int | None
 
 
 class Injector:
@@ -84,7 +84,7 @@ class Injector:
     def tick(self, ranks: list[RankState]) -> None:
         """Inject the faults whose moment has come, unless the run has ended."""
         self._started = self._started or _read_start(self._folder)
-        if self._started is not None and not is_gone(self._started.engine):
+        if self._started is not None and not (self._started.engine and is_gone(self._started.engine)):
             now = time.time()
             due = [one for one in self._pending if self._is_due(one[1], ranks, now - self._started.time)]
             self._pending = [one for one in self._pending if one not in due]
@@ -110,6 +110,9 @@ class Injector:
             reason = "its ranks had ended" if len(hit) > 1 else f"rank {hit[0].row.rank} had ended"
             append_event(self._folder, MISSED, **known, reason=reason)
             return
+        if fault.target.kind is Kind.ENGINE and self._started is not None and self._started.engine is None:
+            append_event(self._folder, MISSED, **known, reason="no process of the engine runs on this machine")
+            return
         # This precedes the action: a fault that kills this very process must be in the history too.
         append_event(self._folder, FAULT, **known, ranks=[state.row.rank for state in alive])
         try:
@@ -123,7 +126,7 @@ class Injector:
                 os.kill(os.getpid(), signal.SIGINT)
             case Kind.LAUNCHER:
                 os.kill(os.getpid(), _SIGNALS[fault.verb])
-            case Kind.ENGINE if self._started is not None:
+            case Kind.ENGINE if self._started is not None and self._started.engine is not None:
                 signal_process(self._started.engine, _SIGNALS[fault.verb], run_id=self._folder.run_id)
             case Kind.SHIM:
                 for state in alive:
@@ -161,6 +164,7 @@ def _furthest(ranks: Sequence[RankState]) -> int:
 
 def _read_start(folder: RunFolder) -> _Started | None:
     for event in read_events(folder.path):
-        if event.get("event") == "start" and isinstance(event.get(contract.ENGINE_PROCESS), int):
-            return _Started(event["time"], event[contract.ENGINE_PROCESS])
+        if event.get("event") == "start":
+            engine = event.get(contract.ENGINE_PROCESS)
+            return _Started(event["time"], engine if isinstance(engine, int) else None)
     return None

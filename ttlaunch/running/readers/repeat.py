@@ -42,6 +42,7 @@ class Origin:
         plan_hash: The hash of the run's plan.
         kept: The trees that hold the code, see `running/runs/kept_code.py`; None if the code was not kept.
         variables: The variables that `--env` set, whose values are not taken from the run's folder.
+        engine: The name of the engine that started a program; None for a recipe, whose bits do not depend on it.
         arrivals: For an asynchronous run, the rank whose gradient made each update; else empty.
     """
 
@@ -65,6 +66,7 @@ class Origin:
     folder: Path = Path()
     plan_hash: str | None = None
     kept: Mapping[str, Any] | None = None
+    engine: str | None = None
 
     @property
     def program(self) -> RecipeProgram | CommandProgram:
@@ -110,9 +112,16 @@ def read_origin(path: Path) -> Origin:
             folder=path,
             plan_hash=plan.get("hash"),
             kept=code.get("kept"),
+            engine=None if recipe else _engine_of(plan),
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{contract.PLAN_FILE} or {contract.CODE_FILE} lacks {error}") from error
+
+
+def _engine_of(plan: Mapping[str, Any]) -> str | None:
+    """Return the name of a plan's engine; None if the plan does not have it, as those of older versions."""
+    key = (plan.get("engine") or {}).get("names", {}).get("key")
+    return key if isinstance(key, str) and key else None
 
 
 def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
