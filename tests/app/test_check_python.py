@@ -26,6 +26,7 @@ SILENT = {
     "a default port": "import os\nos.environ.setdefault('MASTER_PORT', '29500')\n",
     "another spawn": "import pexpect\npexpect.spawn('ls')\n",
     "a framework that may be missing": "try:\n    import deepspeed\nexcept ImportError:\n    pass\n",
+    "a path of its own": "import sys\nsys.path.append('src')\nimport deepspeed\n",
     "a warning of the parser": "print('\\d')\n",
 }
 
@@ -49,7 +50,7 @@ def test_a_mistake_in_a_script_is_named_with_its_line(here, ttlaunch, without_de
 
 
 @pytest.mark.parametrize("case", SILENT)
-def test_a_script_that_may_be_right_is_not_mentioned(here, ttlaunch, case):
+def test_a_script_that_may_be_right_is_not_mentioned(here, ttlaunch, without_deepspeed, case):
     (here / "train.py").write_text(SILENT[case])
     assert "" == ttlaunch("plan -n 2 train.py").stderr
 
@@ -104,3 +105,9 @@ def test_an_interpreter_without_torch_is_named(here, ttlaunch):
     assert answer.stderr.startswith(
         "error[H005]: ranks need torch, not installed for ./bare/python3; nothing was started"
     )
+
+
+def test_packages_are_not_checked_where_the_ranks_get_a_path_of_their_own(here, ttlaunch, without_deepspeed):
+    (here / "train.py").write_text("import deepspeed\n")
+    assert 4 == ttlaunch("plan -n 2 train.py").status
+    assert 0 == ttlaunch("plan -n 2 --env PYTHONPATH=/opt/checkout train.py").status

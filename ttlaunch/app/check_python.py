@@ -5,7 +5,6 @@ Under torchrun each of these mistakes appears once for each rank, after seconds 
 
 import ast
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -31,7 +30,9 @@ _SLURMS_PLACE = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"}
 _LOCAL_RANK = {"--local_rank", "--local-rank"}
 
 
-def check_python(program: PythonProgram, *, working_folder: Path, is_here: bool, num_ranks: int) -> list[Diagnostic]:
+def check_python(
+    program: PythonProgram, *, working_folder: Path, is_here: bool, num_ranks: int, has_own_path: bool = False
+) -> list[Diagnostic]:
     """Return what is wrong with a program before it starts, and warnings about what it does itself; empty if nothing can be said.
 
     Args:
@@ -39,10 +40,12 @@ def check_python(program: PythonProgram, *, working_folder: Path, is_here: bool,
         working_folder: The folder in which its ranks start.
         is_here: Whether all ranks run on this machine; a script that is missing here may be on other hosts.
         num_ranks: The number of ranks; a single one may do the launcher's work itself.
+        has_own_path: Whether the ranks look for packages elsewhere than this shell, so that those cannot be checked.
     """
     script = program.script
+    may_look = is_here and not has_own_path
     if program.module:
-        return _check_module(program, working_folder) if is_here else []
+        return _check_module(program, working_folder) if may_look else []
     if script is None or (script.is_dir() and (script / "__main__.py").is_file()):
         return []
     name = short_name(script, working_folder)
@@ -65,7 +68,7 @@ def check_python(program: PythonProgram, *, working_folder: Path, is_here: bool,
         return _not_python(error, source, program=program, content=content, is_here=is_here)
     if tree is None:
         return []
-    lacking = _check_frameworks(program, tree, source=source, folder=script.parent) if is_here else []
+    lacking = _check_frameworks(program, tree, source=source, folder=script.parent) if may_look else []
     return [*lacking, *(_launchers_work(tree, source) if num_ranks > 1 else ())]
 
 
@@ -80,8 +83,10 @@ def needs_torch(program: PythonProgram) -> bool:
 
 
 def _imported_frameworks(tree: ast.Module) -> dict[str, ast.stmt]:
-    """Return the frameworks that a script imports in any case, with the statements."""
+    """Return the frameworks that a script imports in any case, with the statements; empty if it may change where it looks."""
     found: dict[str, ast.stmt] = {}
+    if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path" for node in ast.walk(tree)):
+        return found
     for node in tree.body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
@@ -125,7 +130,7 @@ def _lacking(interpreter: str | None, names: Sequence[str], folder: Path) -> lis
     path = shutil.which(interpreter) if interpreter else None
     if path is None:
         return []
-    if path == sys.executable and "PYTHONPATH" not in os.environ:  # nothing but the folder differs from this process
+    if path == sys.executable:  # nothing but the folder differs from this process
         near = [name for name in names if (folder / name).is_dir() or (folder / f"{name}.py").is_file()]
         return [name for name in names if name not in near and importlib.util.find_spec(name) is None]
     try:

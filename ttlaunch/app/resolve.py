@@ -252,8 +252,13 @@ def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Pa
         checked = replace(result.python, interpreter=named) if named and is_ours else result.python
         bound = result.topology.world_size if result.topology else None
         num_ranks = bound or result.ranks or 1
+        given = {**result.topology.cluster.environment, **result.topology.global_environment} if result.topology else {}
         result.diagnostics += check_python(
-            checked, working_folder=working_folder, is_here=_is_here(result), num_ranks=num_ranks
+            checked,
+            working_folder=working_folder,
+            is_here=_is_here(result),
+            num_ranks=num_ranks,
+            has_own_path="PYTHONPATH" in given,
         )
         result.python, mpi = with_engine(result.python, result.engine)
         result.remarks.append(f"ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR; {mpi}")
