@@ -20,6 +20,7 @@ COMMANDS = {
     "sync": {"--on": "x", "--hostfile": "h"},
     "doctor": {"--on": "x", "--hostfile": "h"},
     "prepare": {"--on": "x", "--hostfile": "h"},
+    "submit data_parallel --on slurm:gpu": {"-c": "c.yaml", "--resume": "latest", "--rank-bindings": "b.yaml"},
 }
 
 
@@ -50,6 +51,7 @@ ARGUMENTS = [
         "schema train --recipe nope",
     ),
     *("explain X999", "simulate nope", "chaos nope --random 1", "place nope", "compare nope", "report nope", "nope"),
+    "submit nope --on slurm:gpu",
 ]
 
 

@@ -1,14 +1,18 @@
 """Runs that are submitted to Slurm: they save before their time limit, go on from there to the same bits, and leave nothing."""
 
+import itertools
 import json
+import shutil
+import subprocess
 import sys
+import tempfile
 
 import pytest
 
+from tests.cluster.hosts import ROOT
 from tests.cluster.keeper import wait_until as _wait_until
 from tests.cluster.slurm import SHARED
 
-STEPS = 60
 TRAIN = (
     "--set training_config.steps=60 --set training_config.validation_interval=60 --set checkpoint_config.interval=10 "
     "--set transformer_config.num_blocks=1"
@@ -99,9 +103,17 @@ class Submitted:
         return self.state
 
 
-def test_a_job_that_is_told_of_its_time_limit_goes_on_to_the_bits_of_an_unbroken_run(submit):
-    whole = submit(f"data_parallel --on slurm:debug --ranks 2 {TRAIN}")
-    assert "COMPLETED" == whole.ends(), whole.log
+@pytest.fixture(scope="module")
+def unbroken():
+    """The bits that a run has which is not submitted and not broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = f"run data_parallel --ranks 2 {TRAIN} --format json"
+        command = [sys.executable, "-m", "ttlaunch", *line.split()]
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout)["parameters_sha256"]
+
+
+def test_a_job_that_is_told_of_its_time_limit_goes_on_to_the_bits_of_an_unbroken_run(submit, unbroken):
     job = submit(f"data_parallel --on slurm:debug --ranks 2 {TRAIN}")
     wait_until(lambda: job.step() >= 3, what=lambda: job.log, timeout_s=60)
     job.announce_limit()
@@ -110,7 +122,42 @@ def test_a_job_that_is_told_of_its_time_limit_goes_on_to_the_bits_of_an_unbroken
     first, second = job.reports()
     assert ("time limit", 9) == (first["status"], first["exit_status"])
     assert first["stopped"]["saved_step"] == second["began_from"]["step"] == first["steps"]
-    assert whole.reports()[0]["parameters_sha256"] == second["parameters_sha256"]
+    assert unbroken == second["parameters_sha256"]
+
+
+def test_a_job_that_slurm_itself_starts_again_goes_on_from_the_newest_checkpoint(submit, unbroken, slurm4):
+    """As after a lost host or a preemption: the run has no time to save."""
+    job = submit(f"data_parallel --on slurm:debug --ranks 2 {TRAIN}")
+    wait_until(
+        lambda: list(job.runs()[-1:] and job.runs()[-1].glob("checkpoints/step-10")), what=lambda: job.log, timeout_s=60
+    )
+    slurm4.run("launcher", ["scontrol", "requeue", job.number])
+    job.starts_again()
+    assert "COMPLETED" == job.ends(), job.log
+    last = json.loads((job.runs()[-1] / "report.json").read_text())
+    assert last["began_from"]["step"] >= 10
+    assert unbroken == last["parameters_sha256"]
+
+
+@pytest.mark.slow
+def test_the_time_limit_of_slurm_itself_loses_no_step(submit, unbroken, slurm4):
+    """Slurm's shortest limit with time to train: it may tell a job a minute early, and ttlaunch asks for a minute itself."""
+    recipe = slurm4.cluster.path("launcher", SHARED) / "slow_steps"
+    shutil.copytree(ROOT / "recipes/data_parallel", recipe)
+    trainer = (recipe / "trainer.py").read_text()
+    loop = next(line for line in trainer.splitlines() if line.lstrip().startswith("for step in "))
+    indent = " " * (len(loop) - len(loop.lstrip()) + 4)
+    (recipe / "trainer.py").write_text(trainer.replace(loop, f'{loop}\n{indent}__import__("time").sleep(2.5)', 1))
+    job = submit(f"{SHARED}/slow_steps --on slurm:debug --ranks 2 --time 3 {TRAIN}")
+    wait_until(lambda: job.state == "PENDING", what=lambda: job.log, timeout_s=200)
+    while job.state == "PENDING":
+        job.starts_again()
+        wait_until(lambda: job.state in {"PENDING", "COMPLETED", "FAILED"}, what=lambda: job.log, timeout_s=200)
+    reports = job.reports()
+    assert "done" == reports[-1]["status"], job.log
+    for before, after in itertools.pairwise(reports):
+        assert before["steps"] == before["stopped"]["saved_step"] == after["began_from"]["step"]
+    assert unbroken == reports[-1]["parameters_sha256"]
 
 
 def test_a_start_that_finishes_no_step_is_the_last_and_has_status_8(submit):
@@ -190,6 +237,17 @@ def left_of(slurm, job):
     daemons = ("sshd", "munged", "slurmctld", "/usr/sbin/")
     found = [words for host in slurm.cluster.hosts for words in slurm.cluster.pids(host).values()]
     return [words for words in found if not words.startswith(daemons)]
+
+
+def test_a_run_on_another_host_is_shown_until_it_ends(submit, script):
+    path, results = script
+    job = submit(f"--on slurm:debug --ranks 1 --env RESULTS={SHARED} {path}")
+    wait_until(lambda: list(results.glob("start-0-*")), what=lambda: job.log, timeout_s=60)
+    job.announce_limit()
+    answer = job.ttlaunch(f"attach {job.number}")
+    assert 9 == answer.returncode, answer
+    assert "time limit: train on slurm:debug, 1 rank" in answer.stdout
+    assert "FAILED" == job.ends()
 
 
 def test_a_run_that_is_stopped_saves_its_step(submit):

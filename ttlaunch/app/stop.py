@@ -62,8 +62,7 @@ def stop_job(job: "Job", *, grace_s: float | None, now: bool, report: Callable[[
     if has_ended(state):
         return False
     is_asked = state.runs and not now
-    # `--batch` reaches the supervisor alone; Slurm would send the signal to the ranks as well.
-    _scancel(job, *(("--signal=TERM", "--batch") if is_asked else ()))
+    ask_to_end(job) if is_asked else _scancel(job)
     report("told to end" if is_asked else "cancelled")
     deadline = None if grace_s is None or not is_asked else time.monotonic() + grace_s
     while not has_ended(ask_queue([job]).of(job)):
@@ -73,6 +72,16 @@ def stop_job(job: "Job", *, grace_s: float | None, now: bool, report: Callable[[
             deadline = None
         time.sleep(_ASK_S)
     return True
+
+
+def ask_to_end(job: "Job") -> None:
+    """Have the run of a job save its step and end.
+
+    Raises:
+        LaunchError: Slurm does not take the order.
+    """
+    # `--batch` reaches the supervisor alone; Slurm would send the signal to the ranks as well.
+    _scancel(job, "--signal=TERM", "--batch")
 
 
 def _scancel(job: "Job", *options: str) -> None:

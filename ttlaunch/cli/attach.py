@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
 from ttlaunch.cli.console import exit_with
 from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
@@ -26,15 +27,17 @@ def attach(
     """Show a run until it ends, as `ttlaunch run` does, and exit with its status."""
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.sinks import judge_sinks
-    from ttlaunch.cli.session import Attached
+    from ttlaunch.app.slurm_job import job_of_run
+    from ttlaunch.cli.session import Attached, SubmittedRun
     from ttlaunch.cli.watching import report_end, watch
     from ttlaunch.running.runs.facts import read_ranks
 
     path = find_named_run(run, runs_dir=runs_dir)
-    launcher = read_launcher_here(path, "attach")
+    job = None if (path / contract.REPORT_FILE).is_file() else job_of_run(path)
+    supervisor = SubmittedRun(job) if job else Attached(read_launcher_here(path, "attach"))
     try:
         chosen = chosen_ranks(only or (), read_ranks(path))
-        watched = watch(Attached(launcher), path, form=form, only=chosen)
+        watched = watch(supervisor, path, form=form, only=chosen)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
     exit_with(report_end(watched, form=form, judge=judge_sinks))

@@ -19,6 +19,8 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.signals import handled
+from ttlaunch.app.slurm_job import Job, ask_queue
+from ttlaunch.app.stop import ask_to_end
 from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, CallerLink, supervise
 from ttlaunch.cli.console import reporting_errors
 from ttlaunch.cli.last_resort import status_of
@@ -27,6 +29,7 @@ from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.launcher import Launcher
 
 _TICK_S = 0.1
+_ASK_SLURM_S = 2.0
 
 
 class Session:
@@ -105,6 +108,39 @@ class Attached:
 
     def exit_status(self) -> int | None:
         """Return None: only the supervisor's parent process can know the status."""
+        return None
+
+
+class SubmittedRun:
+    """The supervisor of a run that a Slurm job has started on another machine, for a command that attaches to the run."""
+
+    said: Sequence[dict[str, Any]] = ()
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._is_over, self._asked = False, 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Slurm says that the job does not run; it is asked every few seconds."""
+        if not self._is_over and time.monotonic() - self._asked > _ASK_SLURM_S:
+            queue = ask_queue([self._job])
+            self._is_over = not queue.problem and not queue.of(self._job).runs
+            self._asked = time.monotonic()
+        return self._is_over
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+    def signal(self, number: int) -> None:  # noqa: ARG002 - Slurm passes on SIGTERM for any order to end
+        """Have the run save its step and end."""
+        ask_to_end(self._job)
+
+    def set_free(self) -> None:
+        """Do nothing: the job does not depend on this process."""
+
+    def exit_status(self) -> int | None:
+        """Return None: only Slurm knows the status."""
         return None
 
 
