@@ -5,53 +5,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ttlaunch import __version__
-from ttlaunch.cli import (
-    attach,
-    chaos,
-    compare,
-    configs,
-    convert,
-    data,
-    diff,
-    doctor,
-    explain,
-    export,
-    hosts,
-    init,
-    logs,
-    metrics,
-    parity,
-    place,
-    plan,
-    prepare,
-    ps,
-    recipes,
-    report,
-    repro,
-    run,
-    runs,
-    schema,
-    show,
-    simulate,
-    stop,
-    submit,
-    sync,
-    validate,
-    weights,
-)
 from ttlaunch.cli.completion import completing_in_bash
 from ttlaunch.cli.console import print_lines, reporting_errors, reports_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.cli.mistakes import describe, format_of, is_mistake
-from ttlaunch.cli.options import CommandAfterDashes
+from ttlaunch.cli.options import CommandAfterDashes, QuickCommand, convert_little
 
 
 def _paragraphs(function: Callable[..., None]) -> str:
@@ -67,6 +34,9 @@ class _Commands(TyperGroup):
         self._words = list(args)
         with _describing_mistakes(self._words):
             return super().make_context(info_name, args, *arguments, **options)
+
+    def get_params(self, ctx: Any) -> Any:
+        return convert_little(self, super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         with _describing_mistakes(self._words):
@@ -107,48 +77,60 @@ def _describing_mistakes(words: Sequence[str]) -> Iterator[None]:
             raise describe(error, words) from error
 
 
-app = typer.Typer(
-    name="ttlaunch",
-    cls=_Commands,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Start and supervise distributed training from a description of the hardware.",
-    epilog="First run: [bold]ttlaunch run hierarchical_parallel[/bold]   What would happen: [bold]ttlaunch plan …[/bold]",
-)
-_PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Run": (run, submit, plan, attach, stop, repro),
-    "Look": (ps, logs, report, metrics, diff, runs, explain),
-    "Hosts": (doctor, prepare, sync),
-    "Files": (init, hosts, export, validate, show, place, configs, recipes, data, weights, convert, schema),
-    "Lab": (simulate, parity, compare, chaos),
+_PANELS = {
+    "Run": ("run", "submit", "plan", "attach", "stop", "repro"),
+    "Look": ("ps", "logs", "report", "metrics", "diff", "runs", "explain"),
+    "Hosts": ("doctor", "prepare", "sync"),
+    "Files": (
+        *("init", "hosts", "export", "validate", "show", "place", "configs", "recipes"),
+        *("data", "weights", "convert", "schema"),
+    ),
+    "Lab": ("simulate", "parity", "compare", "chaos"),
 }
-_PASS_ON_A_COMMAND = (run, submit, plan, chaos, export)
+"""By panel of the help text, the commands; each is a module of this package."""
+_PASS_ON_A_COMMAND = ("run", "submit", "plan", "chaos", "export")
 
 
-def _add_commands() -> None:
-    """Add every module's command, or its group of commands, under the module's name."""
-    for panel, modules in _PANELS.items():
-        for module in modules:
-            name = module.__name__.rpartition(".")[2]
-            if hasattr(module, "app"):
-                for command in module.app.registered_commands:
-                    command.callback = reports_errors(command.callback)
-                app.add_typer(module.app, name=name, rich_help_panel=panel)
-                continue
-            function = getattr(module, name)
-            add = app.command(
-                name,
-                cls=CommandAfterDashes if module in _PASS_ON_A_COMMAND else None,
-                help=_paragraphs(function),
-                epilog=module.EXAMPLES,
-                rich_help_panel=panel,
-            )
-            add(reports_errors(function))
+@cache
+def make_app(word: str = "") -> typer.Typer:
+    """Make the command line with one command, or with all commands if the word is the name of none.
+
+    Only those commands are imported: importing all of them takes a quarter of the time of a short command.
+    """
+    app = typer.Typer(
+        name="ttlaunch",
+        cls=_Commands,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Start and supervise distributed training from a description of the hardware.",
+        epilog="First run: [bold]ttlaunch run hierarchical_parallel[/bold]   What would happen: [bold]ttlaunch plan …[/bold]",
+    )
+    app.callback()(_root)
+    known = {name: panel for panel, names in _PANELS.items() for name in names}
+    for name in [word] if word in known else known:
+        _add_command(app, name, panel=known[name])
+    return app
 
 
-_add_commands()
+def _add_command(app: typer.Typer, name: str, *, panel: str) -> None:
+    """Add a module's command, or its group of commands, under the module's name."""
+    module = import_module(f"ttlaunch.cli.{name}")
+    if hasattr(module, "app"):
+        for command in module.app.registered_commands:
+            command.callback = reports_errors(command.callback)
+        app.add_typer(module.app, name=name, rich_help_panel=panel)
+        return
+    function = getattr(module, name)
+    add = app.command(
+        name,
+        cls=CommandAfterDashes if name in _PASS_ON_A_COMMAND else QuickCommand,
+        help=_paragraphs(function),
+        epilog=module.EXAMPLES,
+        rich_help_panel=panel,
+    )
+    add(reports_errors(function))
 
 
 def _print_version(value: bool) -> None:
@@ -157,13 +139,19 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Declare the options of `ttlaunch` itself; the help text is that of the app."""
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """Make `app`, the command line with all commands, for the generator of the documentation and for tests."""
+    if name != "app":
+        raise AttributeError(name)
+    return make_app()
 
 
 def main() -> None:
@@ -177,7 +165,7 @@ def main() -> None:
 
 
 def _run_app() -> int:
-    app()  # ends by raising SystemExit
+    make_app(*sys.argv[1:2])()  # ends by raising SystemExit
     return 0
 
 
