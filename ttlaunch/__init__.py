@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ttlaunch.diagnostics.launch_error import LaunchError
     from ttlaunch.lab.simulate import Simulation, simulate
     from ttlaunch.planning.launch_plan import LaunchPlan as Plan
+    from ttlaunch.script_log import log
 
 __all__ = [
     "Diagnostic",
@@ -33,6 +34,7 @@ __all__ = [
     "Validation",
     "__version__",
     "attach",
+    "log",
     "plan",
     "run",
     "runs",
@@ -54,6 +56,7 @@ _DEFINED_IN = {
     "Simulation": "ttlaunch.lab.simulate",
     "Validation": _LIBRARY,
     "attach": _LIBRARY,
+    "log": "ttlaunch.script_log",
     "plan": _LIBRARY,
     "run": _LIBRARY,
     "runs": _LIBRARY,

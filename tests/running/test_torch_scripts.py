@@ -140,3 +140,13 @@ def test_a_script_that_joins_its_ranks_after_a_first_pass_is_done(start_alone):
         last="loss.backward()\nimport torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()"
     )
     assert 0 == run.ends(within_s=90), run.stderr
+
+
+def test_steps_that_a_script_logs_are_metrics_of_the_run(here, start_run):
+    code = "import ttlaunch\nfor step in (1, 2):\n    ttlaunch.log(step=step, loss=1 / step, accuracy=0.5)\n"
+    (here / "train.py").write_text(code)
+    run = start_run("-n", "2", "train.py")
+    assert 0 == run.ends(within_s=60), run.stderr
+    assert [2, 2] == [rank["step"] for rank in run.report["ranks"]]
+    lines = [line for path in here.glob("runs/*/metrics.jsonl") for line in path.read_text().splitlines()]
+    assert 4 == sum('"accuracy": 0.5' in line for line in lines)

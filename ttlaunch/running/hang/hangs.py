@@ -127,7 +127,7 @@ class HangWatch:
 
     def _marks(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> object:
         """Return values that change only while the run makes progress, to be compared between two looks."""
-        common = [(state.phase, state.exit is not None) for state in ranks]
+        common = [(state.phase, state.exit is not None, state.step) for state in ranks]
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
             sizes = [size_of(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
