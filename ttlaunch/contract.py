@@ -40,6 +40,7 @@ ENV_EXCEPTIONS = (
     "TTLAUNCH_EXCEPTIONS"  # the file in which it writes its exceptions; likewise only until Python has started
 )
 ENV_NO_MPI = "TTLAUNCH_NO_MPI"  # set while Python starts in a rank that cannot use MPI; likewise
+ENV_WARM = "TTLAUNCH_WARM"  # set where Python starts to become the process that forks ranks, see `agent/forked_rank.py`
 ENV_MASTER_ADDR = (
     "TTLAUNCH_MASTER_ADDR"  # where rank 0 of a Python program listens; only shims get it, as the next three
 )

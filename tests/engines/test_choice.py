@@ -1,5 +1,7 @@
 """Which engine a machine's runs are started by, and what is said where there is none."""
 
+import json
+
 import pytest
 
 from tests.engines.bash_engine import BashFinder
@@ -90,6 +92,9 @@ def test_the_program_decides_which_engine_starts_it_unless_an_option_does(ttlaun
             "--engine agent plain.py",
             "error[P009]: there is no engine `agent`; `openmpi`, `hydra` or `agents` was expected",
         ),
+        ("--warm --engine openmpi plain.py", "error[P070]: `--warm` forks ranks from one process, and Open MPI"),
+        ("--warm talk.py", "error[P070]: `--warm` forks ranks from one process, and Open MPI"),
+        ("--warm sync_ps", "error[P070]: `--warm` forks ranks from one process, and Open MPI"),
     ],
 )
 def test_an_engine_that_cannot_do_what_is_asked_is_refused(ttlaunch, written, arguments, expected):
@@ -102,10 +107,24 @@ def test_the_examples_of_the_pages_about_engines_end_as_they_say(ttlaunch, writt
     for code, line in {
         "P057": "plan --engine agents sync_ps",
         "P058": "plan --engine agents --mpi-args '-x PATH' train.py",
+        "P070": "plan --warm --engine openmpi train.py",
     }.items():
         assert f"ttlaunch {line}\n" in ttlaunch(f"explain {code}").stdout
         answer = ttlaunch(line)
         assert (2, True) == (answer.status, answer.stderr.startswith(f"error[{code}]: "))
+
+
+def test_a_program_that_is_no_python_starts_without_the_warm_process_and_the_user_is_warned(ttlaunch, written):
+    line = "plan --warm --engine agents -- ls"
+    assert f"ttlaunch {line}\n" in ttlaunch("explain P071").stdout
+    answer = ttlaunch(line)
+    warning = "warning[P071]: `--warm` has no effect: ls is no Python program, so each rank starts by itself"
+    assert (0, True) == (answer.status, warning in answer.stderr)
+
+
+def test_a_plan_keeps_that_its_ranks_are_forked_from_a_warm_process(ttlaunch, written):
+    plans = [json.loads(ttlaunch(f"plan -n 2 --format json {option} plain.py").stdout) for option in ("", "--warm")]
+    assert [None, True] == [plan["python"].get("warm") for plan in plans]
 
 
 def test_a_machine_without_mpirun_plans_scripts_and_says_how_to_start_other_programs(

@@ -37,8 +37,13 @@ class RankRecords:
         self._started = time.time()
         self._oom_kills = oom_kills()
 
-    def started(self, pid: int) -> None:
-        """Record that the rank's process was started, and reserve room on the disk for the record of its end."""
+    def started(self, pid: int, *, why_cold: str = "") -> None:
+        """Record that the rank's process was started, and reserve room on the disk for the record of its end.
+
+        Args:
+            pid: The rank's process.
+            why_cold: Why it was not forked from a process with torch although the user asked for it; empty if it was, or nobody asked.
+        """
         progress, reserved_path = (
             self._path(contract.progress_file(self._rank)),
             self._path(contract.exit_file(self._rank)) + ".tmp",
@@ -47,6 +52,9 @@ class RankRecords:
         try:
             with open(progress, "a", encoding="utf-8", opener=contract.open_private) as file:
                 file.write(json.dumps({"kind": contract.KIND_STARTED, **vars(record)}) + "\n")
+                if why_cold:
+                    text = f"`--warm`: {why_cold}"
+                    file.write(contract.record_line({"kind": contract.KIND_NOTE, "time": time.time(), "text": text}))
             with open(reserved_path, "wb", opener=contract.open_private) as reserved:
                 reserved.write(b" " * _RESERVED)
             if not self._is_recipe:  # a program appends to it, and does not know the rights that it must have

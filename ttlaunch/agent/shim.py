@@ -33,10 +33,11 @@ sys.path.remove(_PACKAGE_PARENT)
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     Record = dict[str, Any]
+    Fork = Callable[[Record, dict[str, str]], Any]  # returns a process with two streams, or None; see `forked_rank.py`
 
 _AT_START = os.path.join(_PACKAGE_PARENT, "ttlaunch", "at_start")
 _FOR_SHIMS = {contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT, contract.ENV_RESTARTS, contract.ENV_MOST_RESTARTS}
@@ -183,8 +184,11 @@ def _first_set(names: Sequence[str], environment: Mapping[str, str]) -> str | No
     return next((environment[name] for name in names if name in environment), None)
 
 
-def run_rank(plan: Record, row: Record, plan_path: str) -> int:
-    """Run a rank to its end and record how it ended; returns the status to exit with."""
+def run_rank(plan: Record, row: Record, plan_path: str, *, fork: Fork | None = None, why_cold: str = "") -> int:
+    """Run a rank to its end and record how it ended; returns the status to exit with.
+
+    `fork` makes the rank from this process; `why_cold` says why not, if the user asked for it.
+    """
     run_folder = os.path.dirname(plan_path)
     contract.make_private_folder(os.path.join(run_folder, contract.LOGS_DIR))
     contract.make_private_folder(os.path.join(run_folder, contract.RECORDS_DIR))
@@ -192,14 +196,14 @@ def run_rank(plan: Record, row: Record, plan_path: str) -> int:
     records = RankRecords(run_folder, plan, rank)
     try:
         environment = rank_environment(plan, row, os.environ, run_folder=run_folder, plan_path=plan_path)
-        process = _start(plan, environment)
+        process = (fork and fork(plan, environment)) or _start(plan, environment)
     except (OSError, LookupError) as error:
         wrong = getattr(error, "filename", None) or plan["rank_command"][0]
         text = _why_not(error, wrong, plan["working_folder"]) if isinstance(error, OSError) else str(error)
         print(f"rank {rank} cannot be started: {text}", file=sys.stderr)
         records.not_started(text)
         return SHIM_FAILED
-    records.started(process.pid)
+    records.started(process.pid, why_cold=why_cold)
     _note_segments(plan, process.pid)
     output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ)
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]

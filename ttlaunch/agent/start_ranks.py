@@ -6,6 +6,7 @@ It reads the plan once, forks a shim for each rank, waits for them, and exits wh
 the first shim that ended with another. One rank's end ends no other; on SIGTERM it ends all, within about a second. Where PARENT,
 the launcher's process or the agent's, is given, it ends with that process. With `ordered`, it waits for a line of JSON on standard input,
 which names the ranks to start (`ranks`) and their further variables (`variables`). Its shims end with it, and ranks with their shims.
+For `--warm`, it replaces itself by a process that has imported torch, see `warm_start.py`.
 
 Python 3.9 and the standard library only.
 """
@@ -30,6 +31,7 @@ sys.path.remove(_PACKAGE_PARENT)
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     Record = dict[str, Any]
@@ -44,7 +46,7 @@ _INTERRUPTED = 128 + signal.SIGTERM
 
 def main() -> int:
     """Start the ranks of a plan and wait for their end."""
-    _take_name(NAME)
+    take_name(NAME)
     for number in _ENDS:
         signal.signal(number, signal.SIG_DFL)  # an agent ignores them
     parent = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004 - the second argument
@@ -68,13 +70,35 @@ def main() -> int:
     if not parent and len({row["host"] for row in rows}) > 1:
         print(f"{NAME}: the plan has ranks on several hosts, which only `ttlaunch run` starts", file=sys.stderr)
         return shim.SHIM_FAILED
-    return RankStarter(plan, plan_path).run(rows)
+    cold = {}
+    if (plan.get("python") or {}).get("warm") and rows:
+        from ttlaunch.agent.warm_start import replace_by_warm  # noqa: PLC0415 - other ranks do not pay for it
+
+        reason = replace_by_warm(plan, plan_path, rows)
+        cold = {rows[0]["rank"]: f"each rank starts by itself, because {reason}"}
+    return RankStarter(plan, plan_path, cold=cold).run(rows)
+
+
+class IsRank(BaseException):
+    """Raised in a process that `forked_rank.py` has forked as a rank: it leaves the code of shims, and Python starts the program."""
 
 
 class RankStarter:
     """The parent of the shims of one host."""
 
-    def __init__(self, plan: Record, plan_path: str) -> None:
+    def __init__(
+        self, plan: Record, plan_path: str, *, fork: shim.Fork | None = None, cold: Mapping[int, str] | None = None
+    ) -> None:
+        """Begin without a rank.
+
+        Args:
+            plan: The content of the plan.
+            plan_path: Its file.
+            fork: Forks a rank from this process, which has imported torch; None to start each rank by itself.
+            cold: Ranks that are to start by themselves although the user asked for `--warm`, each with the reason.
+        """
+        self._fork = fork
+        self._cold = cold or {}
         self._plan = plan
         self._plan_path = plan_path
         self._ranks: dict[int, int] = {}  # by the process of the shim
@@ -116,15 +140,18 @@ class RankStarter:
             os.setpgid(0, 0)  # a signal to the group reaches the rank and its children, and the shim ignores it
             shim.begin()
             if os.getppid() == parent:
-                _take_name(SHIM_NAME)
+                take_name(SHIM_NAME)
                 signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                status = shim.run_rank(self._plan, row, self._plan_path)
-        except Exception as error:  # noqa: BLE001 - it must not get into the parent's code
+                why_cold = self._cold.get(row["rank"], "")
+                fork = None if why_cold else self._fork
+                status = shim.run_rank(self._plan, row, self._plan_path, fork=fork, why_cold=why_cold)
+        except IsRank:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it must not get into the parent's code
             _write(2, f"shim of rank {row['rank']}: {type(error).__name__}: {error}")
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
     def _reap(self) -> None:
         """Take note of the shims that have ended. Each line to standard output wakes the launcher, which then reads the records."""
@@ -158,7 +185,8 @@ class RankStarter:
                     os.kill(pid, number)
 
 
-def _take_name(name: str) -> None:
+def take_name(name: str) -> None:
+    """Have the kernel call this process by a name of at most 15 characters."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(name)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ttlaunch.app.python_program import PythonProgram
-from ttlaunch.diagnostics import Blame, Diagnostic
+from ttlaunch.diagnostics import Blame, Diagnostic, Severity, shown
 
 if TYPE_CHECKING:
-    from ttlaunch.engines.base import EngineFinder
+    from ttlaunch.engines.base import Engine, EngineFinder
 
 
 def asked_engine(key: str | None) -> tuple["EngineFinder | None", list[Diagnostic]]:
@@ -42,7 +42,26 @@ def with_engine(program: PythonProgram, engine: "EngineFinder | None") -> tuple[
     return program, "the program does not name MPI and runs without it"
 
 
-def _has_mpi(engine: "EngineFinder") -> bool:
+def refuse_warm(engine: "Engine", program: PythonProgram | None) -> Diagnostic | None:
+    """Refuse `--warm` where an engine with MPI starts the ranks."""
+    if not _has_mpi(engine):
+        return None
+    message = f"`--warm` forks ranks from one process, and {engine.name} starts each by itself"
+    hints = ["leave `--warm` out"]
+    if program is not None and program.uses_mpi and program.why:
+        hints.append(f"{program.why}, so it gets MPI; `--engine agents` starts it without MPI")
+    elif program is not None:
+        hints.append("or leave `--engine` out: engine `agents` has it")
+    return Diagnostic("P070", message, hints=tuple(hints), blame=Blame.COMMAND_LINE)
+
+
+def warn_of_warm(program: str) -> Diagnostic:
+    """Warn that `--warm` has nothing to import once."""
+    message = f"`--warm` has no effect: {shown(program)} is no Python program, so each rank starts by itself"
+    return Diagnostic("P071", message, severity=Severity.WARNING)
+
+
+def _has_mpi(engine: "Engine | EngineFinder") -> bool:
     from ttlaunch.engines.base import Capability
 
     return Capability.MPI in engine.can

@@ -98,6 +98,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         nproc_per_node=_number_text(options.get("nproc_per_node")),
         nnodes=_number_text(options.get("nnodes")),
         standalone=bool(options.get("standalone", False)),
+        warm=bool(options.get("warm", False)),
     )
 
 

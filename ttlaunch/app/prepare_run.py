@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import SHIM
+from ttlaunch.app.asked_engine import refuse_warm
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
@@ -99,7 +100,9 @@ def _find_engine(description: ResolvedSpec, request: RunSpec, *, python: str) ->
     engine = find_engine(python=python, search_path=os.environ.get("PATH"), engines=engines)
     if isinstance(engine, Diagnostic) and description.engine is None and description.command and not program:
         return replace(engine, hints=(*engine.hints, "`--engine agents` starts a program that does not use MPI"))
-    return engine
+    if isinstance(engine, Diagnostic) or not request.warm:
+        return engine
+    return refuse_warm(engine, program) or engine
 
 
 def _resolved(description: ResolvedSpec) -> str:
@@ -145,6 +148,7 @@ def make_plan(
             is_python=python is not None,
             uses_mpi=python is None or python.uses_mpi,
             is_independent=request.independent,
+            warm=request.warm and python is not None,
         )
         return plan_command(program, description.topology, surroundings, ranks=description.ranks)
     if description.choice is None or description.layout is None:

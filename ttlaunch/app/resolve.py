@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, with_engine
+from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, warn_of_warm, with_engine
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.python_program import PythonProgram, look_at_python
 from ttlaunch.app.resolve_cluster import names_slurm, resolve_cluster
@@ -155,6 +155,8 @@ def _resolve_on(
         _resolve_script(result, request, working_folder)
     else:
         _resolve_recipe(result, request, working_folder, dialogue=dialogue)
+    if request.warm and result.command is not None and result.python is None:
+        result.diagnostics.append(warn_of_warm(result.name))
     return result
 
 

@@ -40,6 +40,7 @@ class RunSpec:
         account: Slurm's account that pays.
         qos: Slurm's quality of service.
         allocation: The variables of the Slurm job that has given the hosts; None to take those of this process.
+        warm: Whether the ranks of a Python program are forked from one process on each host, which has imported torch.
     """
 
     target: str | None
@@ -71,6 +72,7 @@ class RunSpec:
     account: str | None = None
     qos: str | None = None
     allocation: Mapping[str, str] | None = None
+    warm: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for another process of this version."""

@@ -28,6 +28,10 @@ class _WithoutMpi:
 def _begin() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [part for part in sys.path if part != folder]
+    package = os.path.dirname(os.path.dirname(folder))
+    warm = os.environ.get("TTLAUNCH_WARM")
+    if warm:
+        _fork_ranks(warm, package)
     path, records = os.environ.pop("TTLAUNCH_PYTHONPATH", None), os.environ.pop("TTLAUNCH_EXCEPTIONS", None)
     if path is None:
         os.environ.pop("PYTHONPATH", None)
@@ -35,7 +39,6 @@ def _begin() -> None:
         os.environ["PYTHONPATH"] = path
     if os.environ.pop("TTLAUNCH_NO_MPI", None):
         sys.meta_path.insert(0, _WithoutMpi())
-    package = os.path.dirname(os.path.dirname(folder))
     if sys.version_info >= (3, 9) and records:
         sys.path.insert(0, package)
         try:
@@ -47,6 +50,20 @@ def _begin() -> None:
         watch.take_hooks()
         watch.start()
         install(os.environ)
+
+
+def _fork_ranks(order: str, package: str) -> None:
+    """Become the process that forks the ranks; returns in them."""
+    try:
+        sys.path.insert(0, package)
+        try:
+            from ttlaunch.agent.forked_rank import become_warm
+        finally:
+            sys.path.remove(package)
+    except BaseException as error:  # noqa: BLE001 - the program must not run in this process
+        sys.stderr.write(f"start_ranks: {error!r}\n")
+        os._exit(70)
+    become_warm(order)
 
 
 def _import_the_next() -> None:

@@ -115,6 +115,13 @@ Gres = Annotated[
 ]
 Account = Annotated[str | None, typer.Option("--account", metavar="NAME", help="With --on slurm: who pays.")]
 Qos = Annotated[str | None, typer.Option("--qos", metavar="NAME", help="With --on slurm: the quality of service.")]
+Warm = Annotated[
+    bool,
+    typer.Option(
+        "--warm",
+        help="Import torch and torch.distributed once on each host; each rank of the script is a fork of the process that has.",
+    ),
+]
 HangTimeout = Annotated[
     float | None,
     typer.Option(
@@ -273,6 +280,7 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "gres": (Gres, None),
     "account": (Account, None),
     "qos": (Qos, None),
+    "warm": (Warm, False),
 }
 """For each field of `RunSpec`, the argument or option that sets it, and its default."""
 TORCHRUN = ("nproc_per_node", "nnodes", "standalone")

@@ -30,7 +30,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", *TORCHRUN, *SLURM)
+@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", *TORCHRUN, *SLURM, "warm")
 def plan(
     *,
     spec: RunSpec,

@@ -78,7 +78,9 @@ _TRACED_STEPS = 20
 _ENV = "--env="
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
+@asks_for(
+    "target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM, "warm"
+)
 def run(
     *,
     spec: RunSpec,

@@ -41,7 +41,9 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM)
+@asks_for(
+    "target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM, "warm"
+)
 def submit(
     *,
     spec: RunSpec,

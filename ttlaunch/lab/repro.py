@@ -56,6 +56,7 @@ def prepare_again(
         replay=origin.arrivals,
         naive=origin.is_naive,
         independent=origin.is_independent,
+        warm=origin.warm,
         env=env,
         runs_dir=runs_dir,
     )

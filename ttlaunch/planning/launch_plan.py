@@ -68,6 +68,7 @@ class CommandProgram:
         is_python: Whether it is a Python program, whose ranks get the variables that torchrun sets.
         uses_mpi: Whether a Python program names MPI, so that its ranks keep the engine's variables.
         is_independent: Whether each rank is meant to train by itself.
+        warm: Whether the ranks of a Python program are forked from one process on each host, which has imported torch.
     """
 
     name: str
@@ -75,6 +76,7 @@ class CommandProgram:
     is_python: bool = False
     uses_mpi: bool = True
     is_independent: bool = False
+    warm: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,8 +212,8 @@ class LaunchPlan:
             "topology": self.topology,
             "recipe": {"name": recipe.name, "folder": recipe.folder} if recipe else None,
             "command": {"name": command.name, "command": list(command.command)} if command else None,
-            **({"python": {"uses_mpi": command.uses_mpi}} if command and command.is_python else {}),
             **({"independent": True} if command and command.is_independent else {}),
+            **({"python": _python(command)} if command and command.is_python else {}),
             "layout": recipe.layout if recipe else None,
             "world_size": self.world_size,
             "config": recipe.config if recipe else None,
@@ -233,6 +235,10 @@ class LaunchPlan:
 def is_python(plan: LaunchPlan) -> bool:
     """Whether the ranks run a Python program, so that they get the variables that torchrun sets."""
     return isinstance(plan.program, CommandProgram) and plan.program.is_python
+
+
+def _python(program: CommandProgram) -> dict[str, bool]:
+    return {"uses_mpi": program.uses_mpi, **({"warm": True} if program.warm else {})}
 
 
 def render_plan_json(plan: LaunchPlan) -> str:

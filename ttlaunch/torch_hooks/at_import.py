@@ -104,5 +104,9 @@ def _tell_importers(module: ModuleType) -> None:
         if name == "torch" or name.startswith("torch."):
             for key, value in list(vars(other).items()):
                 wrapped = vars(module).get(key)
-                if value is not None and getattr(wrapped, "__wrapped__", None) is value:
+                # Hooks replace functions; torch warns of each look at an attribute of its deprecated names, which are none.
+                if (
+                    type(wrapped) is type(_tell_importers)
+                    and getattr(wrapped, "__wrapped__", None) is value is not None
+                ):
                     setattr(other, key, wrapped)

@@ -38,6 +38,7 @@ class Origin:
         versions: The versions of the programs and libraries that compute.
         is_naive: Whether the ranks ran the recipe's `naive.py`.
         is_independent: Whether each rank of a script was meant to train by itself.
+        warm: Whether the ranks were forked from a process that had imported torch.
         folder: The run's folder.
         plan_hash: The hash of the run's plan.
         kept: The trees that hold the code, see `running/runs/kept_code.py`; None if the code was not kept.
@@ -62,6 +63,7 @@ class Origin:
     arrivals: tuple[int, ...] = ()
     is_naive: bool = False
     is_independent: bool = False
+    warm: bool = False
     variables: tuple[str, ...] = ()
     folder: Path = Path()
     plan_hash: str | None = None
@@ -109,6 +111,7 @@ def read_origin(path: Path) -> Origin:
             arrivals=_arrivals(path, world_size=plan["world_size"]),
             is_naive=bool(plan.get("naive")),
             is_independent=bool(plan.get("independent")),
+            warm=bool((plan.get("python") or {}).get("warm")),
             folder=path,
             plan_hash=plan.get("hash"),
             kept=code.get("kept"),
