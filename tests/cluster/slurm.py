@@ -55,7 +55,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1
 SlurmdParameters=config_overrides
 GresTypes=gpu
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 SlurmctldTimeout=30
 SlurmdTimeout=6
 MessageTimeout=3

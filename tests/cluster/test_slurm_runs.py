@@ -234,3 +234,92 @@ def test_drained_hosts_finish_what_they_run(slurm4, ttlaunch):
         slurm4.update_host("node1", State="RESUME")
     assert 130 == process.returncode
     assert_nothing_is_left(slurm4)
+
+
+def test_a_run_goes_on_without_a_slurmd_and_its_end_leaves_nothing(make_slurm, ttlaunch_on, tmp_path):
+    """Steps that have been started do not need it, and Slurm counts the host as lost only for jobs to come."""
+    slurm = make_slurm(hosts=2)
+    (tmp_path / "wait.py").write_text(WAIT)
+    process = started(ttlaunch_on(slurm.cluster), "run wait.py --on slurm --nodes 2")
+    slurm.kill("slurmd", "node1")
+    wait_until(lambda: slurm.states()["node1"].startswith("down"), what="Slurm misses node1", timeout_s=60)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert 130 == process.returncode
+    assert_nothing_is_left(slurm, timeout_s=60)
+
+
+def test_a_run_goes_on_while_the_controller_is_away(make_slurm, ttlaunch_on, tmp_path):
+    slurm = make_slurm(hosts=2)
+    (tmp_path / "wait.py").write_text(WAIT.replace("600", "12"))
+    process = started(ttlaunch_on(slurm.cluster), "run wait.py --on slurm --nodes 2")
+    slurm.kill("slurmctld", "node0")
+    wait_until(lambda: process.poll() is None and not slurm.runs("slurmctld", "node0"), what="the controller is gone")
+    slurm.start_slurmctld()
+    _, stderr = process.communicate(timeout=60)
+    assert 0 == process.returncode, stderr
+    assert_nothing_is_left(slurm, timeout_s=60)
+
+
+def test_the_hosts_of_a_job_can_be_checked_and_filled_as_those_of_a_configuration(slurm4, ttlaunch):
+    commands = ["doctor --on slurm", "sync --on slurm"]
+    inner = " && ".join(f"{ttlaunch.python} -m ttlaunch {line}" for line in commands)
+    answer = slurm4.run(
+        "launcher", ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "sh", "-c", inner], cwd=ttlaunch.cwd
+    )
+    assert 0 == answer.returncode, answer.stdout + answer.stderr
+    assert "node1" in answer.stdout
+    assert_nothing_is_left(slurm4)
+    answer = ttlaunch("doctor --on slurm:debug")
+    assert 2 == answer.status
+    assert "`--on slurm` asks for hosts only for a run" in answer.stderr
+
+
+def test_options_that_ask_for_hosts_are_refused_inside_a_job_and_without_slurm(slurm4, ttlaunch):
+    inner = f"{ttlaunch.python} -m ttlaunch run where.py --on slurm --nodes 2"
+    answer = slurm4.run("launcher", ["salloc", "--quiet", "--nodes=2", "sh", "-c", inner], cwd=ttlaunch.cwd)
+    assert 2 == answer.returncode
+    assert re.search(r"`--nodes` asks for hosts, and this shell is in Slurm job \d+, which has its own", answer.stderr)
+    answer = ttlaunch("plan where.py --gres gpu:1")
+    assert (2, True) == (answer.status, "`--gres` asks Slurm for hosts, and `--on local` names others" in answer.stderr)
+
+
+# What every engine and every way to hosts has to do.
+
+NASTY = """it's a "$HOME" `id`; {x} \\ * and
+a second line"""
+
+
+def test_a_value_reaches_the_ranks_whatever_it_holds(slurm4, ttlaunch):
+    (ttlaunch.cwd / "say.py").write_text("import os\nprint(ascii(os.environ['NASTY']))\n")
+    answer = ttlaunch(["run", "say.py", "--on", "slurm", "--nodes", "2", "--env", f"NASTY={NASTY}"])
+    assert 0 == answer.status, answer.stderr
+    assert ascii(NASTY) in answer.stdout
+
+
+def test_logs_hold_what_ranks_print_byte_for_byte(slurm4, ttlaunch):
+    garbage = bytes(range(256)) * 40
+    (ttlaunch.cwd / "say.py").write_text("import sys\nsys.stdout.buffer.write(bytes(range(256)) * 40)\n")
+    answer = ttlaunch("run say.py --on slurm --nodes 2 --format json")
+    assert 0 == answer.status, answer.stderr
+    logs = list((ttlaunch.cwd / "runs").glob("*/logs/rank-*.stdout"))
+    assert [garbage, garbage] == [log.read_bytes() for log in logs]
+
+
+def test_a_rank_that_exits_is_named_with_its_host_and_the_others_are_ended(slurm4, ttlaunch):
+    (ttlaunch.cwd / "leave.py").write_text(
+        "import os, subprocess, sys, time\nsubprocess.Popen(['setsid', 'sleep', '601'])\n"
+        "sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)\n"
+    )
+    answer = ttlaunch("run leave.py --on slurm --nodes 2")
+    assert (1, True) == (answer.status, "rank 1 (rank, node1) exited with status 7" in answer.stderr), answer.stderr
+    assert_nothing_is_left(slurm4)  # what the ranks left behind has ended with them
+
+
+def test_a_rank_that_is_killed_is_named_first(slurm4, ttlaunch):
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    slurm4.run("node1", ["sh", "-c", "kill -9 $(pgrep -f '[p]ython.*wait.py' | tail -n 1)"])
+    _, stderr = process.communicate(timeout=60)
+    assert (1, True) == (process.returncode, "rank 1 (rank, node1)" in stderr.splitlines()[0]), stderr
+    assert_nothing_is_left(slurm4)

@@ -114,6 +114,8 @@ class _Salloc:
                 if not part:
                     raise LaunchError([self._refused()])
                 received += part
+            elif self.job is None and any("Did you start munged" in line for line in self._said):
+                raise LaunchError([_without_munge(one_line(self._said))])  # salloc would try for a minute
             elif self.job is not None and time.monotonic() - asked > _ASK_EVERY_S:
                 reason, asked = self._report(reason, dialogue), time.monotonic()
         pairs = (line.decode("utf-8", "replace").partition("=") for line in received.split(b"\0") if b"=" in line)
@@ -219,16 +221,23 @@ def explain_slurm(text: str) -> Diagnostic | None:
     Args:
         text: What the command has said.
     """
-    evidence = (f"Slurm's command said: {shown(text, longest=300)}",)
     if re.search(r"[Mm]unge|authentication error", text):
-        message = "Slurm's commands cannot prove here who you are: munge does not answer"
-        hint = "`munge -n` tries it by hand; an administrator starts munged, with the key of the cluster"
-        return Diagnostic("H044", message, notes=evidence, hints=(hint,), blame=Blame.HOSTS)
+        return _without_munge(text)
     if re.search(r"Unable to contact slurm controller|Socket timed out|no answer within|Unable to establish con", text):
         message = "Slurm's controller does not answer"
         hint = "`scontrol ping` says which controllers are up"
-        return Diagnostic("H045", message, notes=evidence, hints=(hint,), blame=Blame.HOSTS)
+        return Diagnostic("H045", message, notes=(_evidence(text),), hints=(hint,), blame=Blame.HOSTS)
     return None
+
+
+def _without_munge(text: str) -> Diagnostic:
+    message = "Slurm's commands cannot prove here who you are: munge does not answer"
+    hint = "`munge -n` tries it by hand; an administrator starts munged, with the key of the cluster"
+    return Diagnostic("H044", message, notes=(_evidence(text),), hints=(hint,), blame=Blame.HOSTS)
+
+
+def _evidence(text: str) -> str:
+    return f"Slurm's command said: {shown(text, longest=300)}"
 
 
 def _in_words(reason: str) -> str:
