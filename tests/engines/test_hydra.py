@@ -123,6 +123,18 @@ def test_a_killed_shim_is_read_from_the_message_that_names_its_rank(engine):
     assert EngineReport(killed_shims=frozenset({1})) == engine.read_output(said, {0: None, 1: None})
 
 
+@pytest.mark.parametrize(
+    ("said", "is_lost"),
+    [
+        ("[mpiexec@vm] control_cb (/mpich-5.0.2/src/pm/hydra/mpiexec/pmiserv_cb.c:280): assert (!closed) failed", True),
+        ("[mpiexec@vm] Error: Downstream from host node-a exited abnormally", True),
+        ("[mpiexec@vm] main (/mpich-5.0.2/src/pm/hydra/mpiexec/mpiexec.c:270): process manager error", False),
+    ],
+)
+def test_a_killed_daemon_is_read_from_what_mpiexec_said_when_one_was_killed(engine, said, is_lost):
+    assert is_lost == engine.read_output(f"{said}\n", {}).lost_daemon
+
+
 def test_arguments_for_mpirun_are_refused():
     _, (found,) = HydraFinder().parse_arguments("--bind-to core")
     assert found.message == "`--mpi-args --bind-to core` cannot be used: mpiexec.hydra takes none"

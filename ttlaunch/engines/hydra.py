@@ -219,7 +219,7 @@ _DAEMON = re.compile(r"/+hydra_(?:pmi|bstrap)_proxy$")
 _KILLED_SHIM = re.compile(
     r"RANK (\d{1,9}) PID \d+ RUNNING AT \S+\s*=\s*KILLED BY SIGNAL"
 )  # only Intel MPI names the rank
-_LOST_DAEMON = re.compile(r"connection to proxy|proxy .* unexpectedly closed")
+_LOST_DAEMON = re.compile(r"control_cb \(.*assert \(!closed\) failed|Downstream from host \S+ exited abnormally")
 
 
 class HydraFinder:
