@@ -40,6 +40,7 @@ def without_deepspeed(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_mistake_in_a_script_is_named_with_its_line(here, ttlaunch, without_deepspeed, case):
+    """E19."""
     text, *expected = CASES[case]
     (here / "train.py").write_text(text)
     answer = ttlaunch("plan -n 2 train.py")

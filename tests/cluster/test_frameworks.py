@@ -34,6 +34,7 @@ def test_a_script_has_the_losses_of_torchrun_here_and_over_two_hosts(
     skip_or_fail,
     name,
 ):
+    """E16."""
     if importlib.util.find_spec(SCRIPTS[name]) is None:
         skip_or_fail(f"{SCRIPTS[name]} is not installed")
     lab("node0 slots=1\nnode1 slots=1\n")

@@ -24,6 +24,7 @@ def run(folder, *words):
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(here):
+    """E17."""
     for _ in range(5):
         first, second = start_two_at_once(here)
         assert first is not None
@@ -43,6 +44,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(here):
 def test_a_rank_that_raises_inside_a_framework_is_named_with_the_line_of_its_script(
     here, skip_or_fail, script, package, line
 ):
+    """E18."""
     if importlib.util.find_spec(package) is None:
         skip_or_fail(f"{package} is not installed")
     done, failure = run(here, str(FOLDER / f"{script}.py"), "--", "--bad-rank", "1")
@@ -59,6 +61,7 @@ def test_a_rank_that_raises_inside_a_framework_is_named_with_the_line_of_its_scr
 
 
 def test_a_script_goes_on_from_its_own_checkpoint_after_a_restart(here, skip_or_fail):
+    """E18."""
     if importlib.util.find_spec("lightning") is None:
         skip_or_fail("lightning is not installed")
     script = str(FOLDER / "lightning_trainer.py")
