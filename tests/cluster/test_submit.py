@@ -85,16 +85,13 @@ class Submitted:
         self.slurm.run("launcher", ["scancel", "--signal=USR1", "--batch", self.number])
 
     def starts_again(self):
-        """Wait until the job is back in the queue, and start it without Slurm's pause of two minutes before that."""
+        """Wait until the job has begun another run; Slurm's pause of two minutes before that is cut short."""
         wait_until(lambda: self.state == "PENDING", what=lambda: self.log, timeout_s=60)
+        # Slurm takes the order only once all hosts have ended the start before.
+        wait_until(lambda: set(self.slurm.states().values()) == {"idle"}, what=lambda: self.log, timeout_s=60)
         runs = len(self.runs())
-
-        def has_started():
-            # Slurm takes the order only once the host has forgotten the start before.
-            self.slurm.run("launcher", ["scontrol", "update", f"JobId={self.number}", "StartTime=now"])
-            return len(self.runs()) > runs
-
-        wait_until(has_started, what=lambda: self.log, timeout_s=60)
+        self.slurm.run("launcher", ["scontrol", "update", f"JobId={self.number}", "StartTime=now"])
+        wait_until(lambda: len(self.runs()) > runs, what=lambda: f"{self.show()}{self.log}", timeout_s=180)
 
     def ends(self, *, within_s=90):
         wait_until(
