@@ -156,7 +156,7 @@ def test_a_replica_has_the_bits_that_it_has_without_the_hooks(here, start_ranks,
     passes = [one for one in operations(here, 0) if one.name == name]
     assert [(COLLECTIVE, 4 * 500)] * 5 == [(one.verb, one.nbytes) for one in passes]  # none of `no_sync`
     assert all(not one.is_open for one in passes)
-    assert {str(here / "train.py") + ":19"} == {one.place for one in passes}
+    assert {str(here / "train.py") + ":18"} == {one.place for one in passes}
     assert 4 <= sum(one.name == "DistributedDataParallel's broadcast of buffers" for one in operations(here, 0))
 
 
