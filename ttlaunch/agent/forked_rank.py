@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-_IMPORTED = ("torch", "torch.distributed")
+_IMPORTED = ("torch", "torch.distributed", "torch._dynamo")
+"""What ranks share. The first optimizer or DistributedDataParallel imports the last one, which takes as long as torch itself."""
 _SAME_SEED = 67280421310721  # of torch's generator in versions in which it does not begin with a random seed
 _LONGEST_PRINTED = 1 << 20
 
