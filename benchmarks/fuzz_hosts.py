@@ -332,7 +332,7 @@ def probes() -> Target:
             return
         found = check_everything(facts, topology=topology, engine=ENGINES[0].signature, launcher=healthy)
         choice = choose_network(facts, wanted=None, connections={"a": ("10.0.0.1", "10.0.0.5")})
-        known = Examination(["a", "b"], {"a": "ready", "b": "ready"}, facts)
+        known = Examination(["a", "b"], ENGINES[0].signature, {"a": "ready", "b": "ready"}, facts)
         known.choice = None if isinstance(choice, Diagnostic) else choice
         render([*found, *([choice] if isinstance(choice, Diagnostic) else [])])
         render_lines(known)

@@ -21,6 +21,7 @@ _NEEDS_MORE = {
     "H005": "a Python without the packages of a rank",
     "C088": "a Python without the package of the data",
     "P016": "hosts that are reached over SSH",
+    "P071": "a plan that is made, since it is a warning; `tests/engines/test_choice.py` has it",
     "P069": "a run that starts, since it is a warning; `tests/app/test_torchrun_options.py` has it",
     "P066": "a run that starts, since it is a warning; `tests/app/test_check_python.py` has it",
     "P051": "a run that starts, since it is a warning; `tests/security/test_recipes.py` has it",

@@ -75,7 +75,7 @@ def test_the_program_decides_which_engine_starts_it_unless_an_option_does(ttlaun
     answer = ttlaunch(f"plan -n 2 {arguments}")
     assert answer.status == 0, answer.stderr
     assert f"2 ranks on 1 host, {engine}" in answer.stdout
-    notes = [line for line in answer.stdout.splitlines() if line.startswith("note ")]
+    notes = [line for line in answer.stdout.splitlines() if line.startswith("note  ranks get the variables")]
     expected = f"note  ranks get the variables that torchrun sets, such as RANK and MASTER_ADDR{note}"
     assert ([expected] if note is not None else []) == notes
 

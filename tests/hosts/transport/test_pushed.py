@@ -72,6 +72,14 @@ def test_a_script_that_breaks_is_quoted(script):
     assert (error.trouble, error.evidence) == (Trouble.SCRIPT, "our script on it broke: ValueError: no such disk")
 
 
+def test_a_script_that_closes_its_output_before_it_breaks_is_quoted(script):
+    stream = script(
+        "import os, time\ndef main(arguments):\n    os.close(1)\n    time.sleep(0.2)\n    os.write(2, b'late')\n"
+    )
+    error = error_of(lambda: stream.expect(timeout_s=10))
+    assert (error.trouble, error.evidence) == (Trouble.SCRIPT, "our script on it broke: late")
+
+
 def test_a_script_that_prints_is_told_apart(script):
     stream = script("def main(arguments):\n    print('hello, I am here')\n    return 0\n")
     error = error_of(lambda: stream.expect(timeout_s=10))

@@ -20,6 +20,7 @@ from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, NO_ANSWER, NOT_
 _STDERR_TAIL_BYTES = 64 * 1024
 _POLL_S = 0.25
 _WAIT_AFTER_KILL_S = 1.0
+_LAST_STDERR_S = 1.0
 _LOCAL_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost"}
 
 
@@ -119,8 +120,9 @@ class LocalProcess:
         return data
 
     def stderr(self) -> bytes:
-        if self._child.poll() is not None:
-            self._stderr_reader.join(1.0)
+        # The kernel closes the pipes of a process that exits before its parent can learn of the end.
+        if self._stdout.closed or self._child.poll() is not None:
+            self._stderr_reader.join(_LAST_STDERR_S)
         return self._stderr_tail
 
     def wait(self, *, timeout_s: float) -> int:
