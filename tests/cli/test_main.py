@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+from typer.testing import CliRunner
+
+from ttlaunch.cli.main import app
+
 _LINE = """
 import sys
 sys.argv[1:] = ["sync", "--on", "nowhere"]
@@ -20,3 +25,41 @@ def test_a_command_imports_neither_the_other_commands_nor_pydantic(tmp_path):
     imported = set(answer.stdout.split())
     assert "ttlaunch.cli.sync" in imported
     assert set() == imported & {"ttlaunch.cli.run", "ttlaunch.cli.chaos", "pydantic", "rich"}
+
+
+_RUN = """
+import sys
+sys.modules["pydantic"] = None  # whoever imports it fails, in the supervisor as well, which is a fork
+sys.argv[1:] = ["run", "-n", "2", "--engine", "agents", "--env", "NAME=value", "--", "echo", "hello"]
+from ttlaunch.cli.main import main
+main()
+"""
+
+
+def test_a_program_runs_without_pydantic_which_takes_longer_to_import_than_its_ranks_to_start(tmp_path):
+    answer = subprocess.run([sys.executable, "-c", _RUN], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "×2 ranks 0-1 | hello" in answer.stdout
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("2", 2), ("02", 2), (" 2", 2), ("1_0", 10), ("+2", 2)])
+def test_a_number_is_read_as_typer_reads_it(text, ranks):
+    answer = CliRunner().invoke(app, ["plan", "-n", text, "--engine", "agents", "--", "true"])
+
+    assert f": {ranks} ranks on 1 host, agents" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", "a number of at least 1"),
+        ("-1", "a number of at least 1"),
+        ("2.5", "a whole number"),
+        ("", "a whole number"),
+    ],
+)
+def test_a_number_that_an_option_does_not_take_is_refused_with_what_was_expected(text, expected):
+    answer = CliRunner().invoke(app, ["plan", "-n", text, "--engine", "agents", "--", "true"])
+
+    assert (answer.exit_code, answer.output) == (2, f"error[P009]: `--ranks` is `{text}`; {expected} was expected\n\n")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
@@ -13,7 +13,6 @@ from ttlaunch.app.execute import RunOptions, execute_plan
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.ready_here import LaunchContext
-from ttlaunch.app.replan import Replanned, repeatable, replan, silent_hosts
 from ttlaunch.app.signals import handled
 from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
@@ -28,6 +27,9 @@ from ttlaunch.running.restarts import (
     write_follow_up,
 )
 from ttlaunch.running.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from ttlaunch.app.replan import Replanned
 
 _STATUS_AFTER = {
     int(signal.SIGINT): contract.STATUS_INTERRUPTED,
@@ -97,12 +99,14 @@ def _run_with_restarts(
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 
-def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]", *, dialogue: Dialogue) -> Replanned:
+def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]", *, dialogue: Dialogue) -> "Replanned":
     """Choose hosts and a checkpoint for the next attempt.
 
     Raises:
         LaunchError: There is no next attempt; the dialogue has reported why.
     """
+    from ttlaunch.app.replan import repeatable, replan, silent_hosts  # imports pydantic, and few runs are restarted
+
     last = outcomes[-1]
     try:
         with handled(dict.fromkeys(_STATUS_AFTER, _order)):
