@@ -107,6 +107,7 @@ CODE_FILE = "code.json"
 LAUNCHER_FILE = "launcher.json"  # which process watches the run, see `running/runs/launcher.py`
 EVENTS_FILE = "events.jsonl"
 EVENT_CLOCK = "clock"  # host, offset_s: by how much a host's clock is ahead of this machine's
+EVENT_PREPARED = "prepared"  # marks: when each part of a run's preparation began; see `running/start_times.py`
 METRICS_FILE = "metrics.jsonl"  # all that the run measured, an event a line; see `running/metrics/event_log.py`
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
@@ -276,7 +277,27 @@ KIND_DONE = "done"  # the role's function returned
 START_STAGES = ("joining the other ranks", "reading the data", "importing torch", "connecting the ranks")
 """What a rank of a recipe does between its start and the call of its role, in this order."""
 
+STAGE_SETTING_UP, STAGE_FIRST_PASS = "setting up", "the first backward pass"
+"""Stages of a rank of a script, which also imports torch and joins the other ranks; see `torch_hooks/`."""
+
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def append_progress(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+    """Append a record to the progress of a script's rank; do nothing if the run is over, its folder gone, or the disk full.
+
+    The training is worth more than the record.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(descriptor, record_line(record).encode())
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
 
 
 def record_line(record: Mapping[str, Any]) -> str:

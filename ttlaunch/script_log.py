@@ -35,18 +35,8 @@ def log(*, step: int, **values: float) -> None:
     folder, rank = os.environ.get(contract.ENV_RUN_DIR), os.environ.get(contract.ENV_RANK, "")
     if not folder or not rank.isdigit():
         return
-    line = contract.record_line({"kind": contract.KIND_STEP, "time": time.time(), "step": step, **numbers})
-    path = Path(folder, contract.progress_file(int(rank)))
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    except OSError:  # the run is over, or its folder is gone
-        return
-    try:
-        os.write(descriptor, line.encode())
-    except OSError:  # a full disk: the training is worth more than the number
-        return
-    finally:
-        os.close(descriptor)
+    record = {"kind": contract.KIND_STEP, "time": time.time(), "step": step, **numbers}
+    contract.append_progress(Path(folder, contract.progress_file(int(rank))), record)
 
 
 def _number(name: str, value: object) -> float:

@@ -4,6 +4,7 @@ A supervisor does this in a process of its own (`app/supervisor_process.py`). It
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class RunOptions:
         share_with: The id of a group whose members may read the run; None: only the user can.
         restarts: How often the run has been restarted.
         most_restarts: How often it may be restarted.
+        marks: Parts of the preparation with the times when they began, see `running/start_times.py`; empty if nobody measures it.
     """
 
     runs_dir: Path
@@ -71,6 +73,7 @@ class RunOptions:
     share_with: int | None = None
     restarts: int = 0
     most_restarts: int = 0
+    marks: Sequence[tuple[str, float]] = ()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -100,6 +103,13 @@ def group_id(name: str) -> int:
         message = f"only members of `{shown(name)}` can share a run with it, and this user is none"
         raise usage_error(message, "`id -nG` names the groups of this user")
     return group
+
+
+def marks_of_command() -> tuple[tuple[str, float], ...]:
+    """Return when this command was started, and that it begins its checks now, for `RunOptions.marks`."""
+    from ttlaunch.running.runs.launcher import began_at
+
+    return (("command", began_at(os.getpid())), ("checks", time.time()))
 
 
 def make_ready(prepared: "PreparedRun", options: RunOptions, dialogue: Dialogue) -> "LaunchContext":
@@ -143,7 +153,7 @@ def execute_plan(
     from ttlaunch.running.watch import Watch
 
     ready = ready or make_ready(prepared, options, dialogue)
-    plan, engine, folder = ready.plan, prepared.engine, _make_folder(ready, prepared, options, dialogue=dialogue)
+    plan, folder = ready.plan, _make_folder(ready, prepared, options, dialogue=dialogue)
     with (
         private_files(folder),
         scratch_folder() as scratch,
@@ -155,7 +165,7 @@ def execute_plan(
         report = supervise(
             plan,
             folder,
-            engine=engine,
+            engine=prepared.engine,
             environment=os.environ,
             view=view,
             watch=watch,
@@ -163,9 +173,25 @@ def execute_plan(
             scratch=scratch,
             grace=options.grace,
             hang_timeout_s=options.hang_timeout_s,
-            begun=begun,
+            begun=_noting_marks(begun, options, ready),
         )
     return Outcome(report, facts_of(plan), folder, scratch)
+
+
+def _noting_marks(
+    begun: "Callable[[RunFolder], None]", options: RunOptions, ready: "LaunchContext"
+) -> "Callable[[RunFolder], None]":
+    """Have the run's history say when each part of the preparation began, once everything is prepared."""
+
+    def begun_and_noted(folder: "RunFolder") -> None:
+        from ttlaunch.running.runs.run_folder import append_event
+
+        begun(folder)
+        if options.marks:
+            marks = {**dict(options.marks), **ready.marks, "engine": time.time()}
+            append_event(folder, contract.EVENT_PREPARED, marks=marks)
+
+    return begun_and_noted
 
 
 def _in_its_folder(run: StartingRun) -> "AbstractContextManager[View]":

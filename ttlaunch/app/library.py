@@ -5,6 +5,7 @@ request raises `LaunchError` with the diagnostics that the command line would pr
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,6 +187,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
     """
     refuse_strangers("start", options, _START_OPTIONS)
     _refuse_within_a_rank()
+    marks = (("checks", time.time()),)
     given, dialogue = checked_options(options), Unattended()
     with _readable():
         spec = _target_spec(target, given)
@@ -197,6 +199,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
         hang_timeout_s=given.get("hang_timeout"),
         lease_s=given.get("lease", contract.LEASE_S),
         share_with=group_id(given["share_with"]) if "share_with" in given else None,
+        marks=marks,
     )
     most = given.get("max_restarts", 0)
     supervisor = spawn_supervisor(

@@ -1,6 +1,7 @@
 """Check this machine before a run whose ranks all run on it, and control these ranks."""
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -32,6 +33,10 @@ class LaunchContext(Protocol):
     @property
     def release(self) -> str | None:
         """The hash of the release on all hosts; None if ranks run from the launching machine's own files."""
+
+    @property
+    def marks(self) -> Mapping[str, float]:
+        """When each part of the preparation that follows `RunOptions.marks` began."""
 
     def controller(
         self, folder: RunFolder, watch: Watch, scratch: Path, *, variables: Mapping[str, str]
@@ -92,6 +97,7 @@ class _ReadyHere:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self.plan = plan
+        self.marks = {"folder": time.time()}
 
     @contextmanager
     def controller(

@@ -5,6 +5,7 @@ other while ttlaunch sends the code.
 """
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -81,11 +82,14 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     used = set(prepared.plan.hosts)
     topology = replace(prepared.topology, hosts=tuple(host for host in prepared.topology.hosts if host.name in used))
     cluster = _Cluster(topology, prepared, dialogue)
+    marks = {"connections": time.time()}
     reading = in_background(lambda: _read_release(prepared))
     transports = reach_hosts(topology, dialogue)
+    marks["hosts"] = time.time()
     facts, choice = _check_hosts(cluster, transports)
     # Let hosts connect to each other while the code is being sent; the result is needed only before the plan is completed.
     measuring = in_background(lambda: measure_pairs(transports, choice.addresses))
+    marks["sync"] = time.time()
     outcome = _send_code(cluster, transports, facts, reading=reading)
     pairs = measuring.result()
     cluster.stop(check_pairs(pairs.pairs, choice, topology=topology), pairs.errors)
@@ -93,8 +97,15 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same specification has given a plan before
     hosts = [_ready_host(host, facts[host.host], outcome, program=plan.program) for host in transports]
+    marks["folder"] = time.time()
     return _ReadyHosts(
-        plan, outcome.release.tree_hash, hosts, cluster=cluster, addresses=choice.addresses, lease_s=lease_s
+        plan,
+        outcome.release.tree_hash,
+        hosts,
+        cluster=cluster,
+        addresses=choice.addresses,
+        lease_s=lease_s,
+        marks=marks,
     )
 
 
@@ -206,7 +217,9 @@ class _ReadyHosts:
         cluster: _Cluster,
         addresses: Mapping[str, str],
         lease_s: float,
+        marks: dict[str, float],
     ) -> None:
+        self.marks = marks
         self._addresses = addresses
         self.plan = plan
         self.release = release
@@ -234,6 +247,7 @@ class _ReadyHosts:
             variables=variables,
             lease_s=self._lease_s,
         )
+        self.marks["agents"] = time.time()
         try:
             controller = start_controller(run, self._hosts, watch)
             if isinstance(controller, dict):

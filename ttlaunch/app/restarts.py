@@ -1,6 +1,7 @@
 """Restart a failed run from its newest checkpoint, as often as `--max-restarts` allows."""
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -60,6 +61,9 @@ def run_with_restarts(
     Raises:
         LaunchError: A host is not ready, or there are no hosts for another start.
     """
+    slurm = prepared.description.slurm
+    if slurm is not None and slurm.request is not None:
+        options = replace(options, marks=(*options.marks, ("slurm", time.time())))
     options = replace(options, most_restarts=most)
     with on_hosts_of_slurm(prepared, dialogue) as placed:
         return _run_with_restarts(placed, options, dialogue, most=most, ready=ready, begun=begun)
@@ -94,8 +98,8 @@ def _run_with_restarts(
             write_follow_up(before, next=str(folder.path))
             begun(folder)
 
+        options = replace(options, restarts=options.restarts + 1, marks=(("checks", time.time()),))
         again = prepare(following.request, dialogue)
-        options = replace(options, restarts=options.restarts + 1)
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 

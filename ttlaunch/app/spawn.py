@@ -187,7 +187,11 @@ def spawn_supervisor(
     """
     order = {
         "spec": spec.as_json(),
-        "options": {**asdict(options), "runs_dir": str(options.runs_dir)},
+        "options": {
+            **asdict(options),
+            "runs_dir": str(options.runs_dir),
+            "marks": [*options.marks, ("supervisor", time.time())],
+        },
         "plan_hash": plan_hash,
         "max_restarts": max_restarts,
         "sinks": [(choice.kind, choice.place) for choice in sinks],

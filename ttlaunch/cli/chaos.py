@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.execute import RunOptions
+from ttlaunch.app.execute import RunOptions, marks_of_command
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import exit_with, print_lines
@@ -81,13 +81,14 @@ def chaos(
     from ttlaunch.lab.chaos.experiment import break_run, fault_source, find_faults
     from ttlaunch.running.runs.facts import facts_of
 
+    marks = marks_of_command()
     source = fault_source(faults, random)
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
     chosen = chosen_ranks(only or (), prepared.plan.ranks)
     orders = find_faults(source, prepared, count=random, seed=seed)
     _announce(orders, seed=None if random is None else seed, form=form)
-    options = RunOptions(spec.runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease)
+    options = RunOptions(spec.runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease, marks=marks)
     show = partial(make_following_view, quiet=form is Format.JSON, only=chosen)
     outcome = break_run(
         prepared, options, orders, dialogue=dialogue, show=lambda plan, folder: show(facts_of(plan), folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
-from ttlaunch.app.execute import RunOptions
+from ttlaunch.app.execute import RunOptions, marks_of_command
 from ttlaunch.app.find_start import search_checkpoint
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.slurm_hosts import with_variables_of_job
@@ -61,6 +61,7 @@ def _run(folder: Path, order: Mapping[str, Any], variables: Mapping[str, str], *
     from ttlaunch.app.sinks import with_sinks
     from ttlaunch.running.metrics.sinks import SinkChoice
 
+    marks = marks_of_command()
     # Slurm counts tasks on each host up to the most that were asked for; the ranks are to be spread as in the plan.
     known = {**variables, "SLURM_TASKS_PER_NODE": ",".join(map(str, order["slots"]))}
     spec = with_variables_of_job(RunSpec.from_json(order["spec"]), known)
@@ -73,7 +74,8 @@ def _run(folder: Path, order: Mapping[str, Any], variables: Mapping[str, str], *
         )
     dialogue = TerminalDialogue(Format.FULL)
     prepared = prepare(replace(spec, resume=str(found)) if found else spec, dialogue)
-    options = RunOptions(**{**order["options"], "runs_dir": Path(order["options"]["runs_dir"]), "restarts": restarts})
+    changed = {"runs_dir": Path(order["options"]["runs_dir"]), "restarts": restarts, "marks": marks}
+    options = RunOptions(**{**order["options"], **changed})
     sinks = [SinkChoice(kind, place) for kind, place in order["sinks"]]
 
     def work(begun: "Begun") -> "list[Outcome]":

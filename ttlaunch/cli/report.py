@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ttlaunch.running.readers.recorded import Recorded
 
 EXAMPLES = """\
-[bold]ttlaunch report[/bold]   the newest run: bytes by operation and pair of ranks, and the time of a step
+[bold]ttlaunch report[/bold]   the newest run: its start, bytes by operation and pair of ranks, and the time of a step
 
 [bold]ttlaunch report 2026-08-23T10-14-07-3fa1[/bold]   a run by its id or the path of its folder
 
@@ -55,11 +55,11 @@ def report(
         Format,
         typer.Option(
             "--format",
-            help="full: tables; concise: tab-separated lines for traffic, times, memory and last operations; json: also what `--communication` shows; github: tables and CI annotations.",
+            help="full: tables; concise: tab-separated lines for the start, traffic, times, memory and last operations; json: also what `--communication` shows; github: tables and CI annotations.",
         ),
     ] = Format.FULL,
 ) -> None:
-    """Show what a run sent, compared with the recipe's formula, and where its steps spent their time."""
+    """Show what a run sent, compared with the recipe's formula, and where its start and its steps spent their time."""
     from ttlaunch.app.run_diagnostics import lost_output_diagnostics, traffic_diagnostics
 
     recorded = _read(run, runs_dir)
@@ -150,10 +150,11 @@ def _heading(recorded: "Recorded") -> list[str]:
 
 
 def _lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.report_tables import render_edges, render_memory, render_times
+    from ttlaunch.cli.report_tables import render_edges, render_memory, render_start, render_times
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lines = _heading(recorded)
+    lines += ["", *render_start(recorded.start)] if recorded.start else []
     lasts = _last_operations(recorded)
     if lasts:
         lines += ["", "  last operations of each rank, from its flight recorder"]
@@ -167,10 +168,11 @@ def _lines(recorded: "Recorded") -> list[str]:
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.report_tables import edge_lines, memory_lines, time_lines
+    from ttlaunch.cli.report_tables import edge_lines, memory_lines, start_lines, time_lines
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lasts = [tabbed(("last", who, text)) for who, text in _last_operations(recorded).items()]
+    lasts = [*(start_lines(recorded.start) if recorded.start else ()), *lasts]
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lasts, _without_telemetry(recorded)]
     return [
@@ -269,6 +271,7 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
             }
             for state in recorded.ranks
         ],
+        **({"start_times": recorded.start.as_json()} if recorded.start else {}),
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
         "communication": [cost.as_json() for cost in _communication(recorded)],
         "memory": [one.as_json() for one in memory_of_ranks(recorded.telemetry or ())],

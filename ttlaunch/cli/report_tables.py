@@ -1,6 +1,6 @@
 """The tables of `ttlaunch report`: bytes, times, memory, and what each operation costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ttlaunch.cli.console import tabbed
 from ttlaunch.cli.table import render_table
@@ -9,6 +9,7 @@ from ttlaunch.running.metrics.communication import OperationCost
 from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
 from ttlaunch.running.metrics.times import Share, StepTimes
 from ttlaunch.running.metrics.traffic import Edge, Settlement
+from ttlaunch.running.start_times import FIRST_STEPS, OF_RANKS, PARTS, StartTimes
 
 
 def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:
@@ -60,6 +61,27 @@ def _ratio(edge: Edge) -> str:
     if edge.ratio is None:
         return "not in it"
     return f"{edge.ratio:.3f}" + (" !" if edge.differs else "")
+
+
+def render_start(start: StartTimes) -> list[str]:
+    """Render a table of the parts of the time from Enter to the first step."""
+    since = " from Enter" if "command" in start.parts else ""  # not of a call of the library, nor of a restart
+    rows = [(f"time{since} to the first step", "", "ms", "share")]
+    rows += [(label, who, f"{ms:,}", f"{ms / max(1, start.total_ms):.1%}") for label, who, ms in _start_parts(start)]
+    rows.append(("together", "", f"{start.total_ms:,}", ""))
+    note = f"measured to {FIRST_STEPS[start.first_step]} of rank {start.rank}, the last rank to get there"
+    return [*render_table(rows, right={2, 3}, indent="  "), f"  {note}"]
+
+
+def start_lines(start: StartTimes) -> list[str]:
+    """Render the parts of a start as lines with tabs, with milliseconds."""
+    return [_fields("start", *part) for part in _start_parts(start)]
+
+
+def _start_parts(start: StartTimes) -> Iterator[tuple[str, str, int]]:
+    for part, ms in start.parts.items():
+        warm = ", which imports torch for them" if start.is_warm and part == "engine" else ""
+        yield f"{PARTS[part]}{warm}", f"rank {start.rank} on {start.host}" if part in OF_RANKS else "", ms
 
 
 def render_times(by_role: Mapping[str, StepTimes]) -> list[str]:

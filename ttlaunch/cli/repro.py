@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.execute import RunOptions, execute_plan, make_ready
+from ttlaunch.app.execute import RunOptions, execute_plan, make_ready, marks_of_command
 from ttlaunch.app.named_run import find_named_run
 from ttlaunch.cli.console import exit_with, print_lines
 from ttlaunch.cli.options import Env, GraceSeconds, HangTimeout, NamedRun, OutputFormat, RunsDir, Verbose
@@ -43,6 +43,7 @@ def repro(
     from ttlaunch.cli.watching import report_end, status_without_run, watch
     from ttlaunch.lab.repro import compare_bits, older_package, prepare_again, read_origin_of
 
+    marks = marks_of_command()
     runs = Path.cwd() / runs_dir
     dialogue = TerminalDialogue(form, verbose=verbose)
     origin = read_origin_of(find_named_run(run, runs_dir=runs_dir))
@@ -51,7 +52,7 @@ def repro(
         if package is not None:
             _repeat_with(package, origin.working_folder)
     prepared = prepare_again(origin, dialogue, runs_dir=runs, with_changes=with_changes, env=env or ())
-    options = RunOptions(runs, grace, hang_timeout_s=hang_timeout)
+    options = RunOptions(runs, grace, hang_timeout_s=hang_timeout, marks=marks)
     ready = make_ready(prepared, options, dialogue)
     session = start_supervisor(
         lambda begun: [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)],

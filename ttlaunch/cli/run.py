@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.execute import RunOptions, group_id, make_ready
+from ttlaunch.app.execute import RunOptions, group_id, make_ready, marks_of_command
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
@@ -110,6 +110,7 @@ def run(
     from ttlaunch.app.sinks import parse_sinks, with_sinks
     from ttlaunch.cli.plan import show_plan
 
+    marks = marks_of_command()
     steps = trace_steps or (_TRACED_STEPS if trace else None)
     spec = replace(spec, trace_steps=steps, profile_steps=profile_steps)
     group = None if share_with is None else group_id(share_with)
@@ -121,7 +122,7 @@ def run(
         show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
         exit_with(contract.STATUS_DONE)
     typed = ("ttlaunch", *_without_secrets(sys.argv[1:]))
-    options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease, share_with=group)
+    options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease, share_with=group, marks=marks)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
     def work(begun: "Begun") -> "list[Outcome]":

@@ -20,6 +20,7 @@ from ttlaunch.running.flight_recorders import LastOperation, last_operations
 from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.files import read_object, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.start_times import read_start_times
 from ttlaunch.running.watch import RankState, start_up_end, steps_done
 
 _NOT_FINITE = {"inf", "-inf", "nan"}
@@ -42,6 +43,7 @@ _KINDS = {
     "world_size": "Count",
     "duration_s": "Seconds",
     "startup_s": "Seconds | None",
+    "start_times": "dict[str, Json] | None",
     "steps": "Count",
     "first_validation": "Number | None",
     "last_validation": "Number | None",
@@ -81,6 +83,7 @@ class Report:
         stopped: How the run ended by order, see `ending.stopped`; None if nobody ordered it to end.
         lost_checkpoints: For each step that should have a checkpoint and has none, the reason.
         lost_hosts: Lost hosts, with the time of the last frame from each, seconds since the epoch.
+        start_times: Where the time from Enter to the first step went, see `running/start_times.py`; None if it is not known.
         traffic: The bytes that ranks sent, compared with the recipe's formula; None if ranks did not count them.
     """
 
@@ -111,6 +114,7 @@ class Report:
     stopped: Mapping[str, Any] | None = None
     lost_hosts: Mapping[str, float] = field(default_factory=dict)
     startup_s: float | None = None
+    start_times: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `report.json`."""
@@ -185,6 +189,7 @@ def make_report(
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
     end = failure.time if failure else None
     up = start_up_end(ranks, reports_ready=recipe is not None)
+    start = read_start_times(folder.path, ranks, plan.as_json())
     last = {} if status == "done" else last_operations(folder.path, ranks, end=end)
     return Report(
         run_id=folder.run_id,
@@ -213,6 +218,7 @@ def make_report(
             folder.path, plan.as_json(), ranks, is_done=status == "done", runs_recipe=True, complain=complain
         ),
         startup_s=None if up is None else round(min(duration_s, max(0.0, up - time.time() + duration_s)), 3),
+        start_times=start.as_json() if start else None,
     )
 
 

@@ -45,6 +45,7 @@ from ttlaunch.running.runs.run_folder import RunFolder
 _QUICK_S, _USUAL_S = 0.1, 0.25
 _STARTING_S = 10.0
 _HELD_RECORDS = 4096
+_MOST_STAGES = 16
 _EXCEPTIONS_BYTES = 1 << 20  # more than the longest line that a rank writes about an exception
 _LOOK_BYTES, _LEAST_BYTES = 1 << 20, 1 << 16
 """How many bytes of all ranks together a look reads, and at least of each; honest ranks write far less between two looks."""
@@ -68,6 +69,7 @@ class RankState:
 
     Attributes:
         stage: What the rank does in its start-up, one of `contract.START_STAGES`; empty before it reports and afterwards.
+        stages: The first stages of its start that the rank has reported, with the times when they began.
         ready_time: When the rank's role was called, seconds since the epoch; None before, and for a program.
         step: The last optimizer step that the rank reported.
         counts: What the rank counts: tokens or samples.
@@ -91,6 +93,7 @@ class RankState:
     row: RankRow
     phase: Phase = Phase.WAITING
     stage: str = ""
+    stages: list[tuple[str, float]] = field(default_factory=list)
     ready_time: float | None = None
     step: int = 0
     total_steps: int | None = None
@@ -328,6 +331,8 @@ def fold(state: RankState, record: AnyProgress) -> None:
             state.started, state.phase = record, Phase.STARTING
         case Starting():
             state.stage = record.stage
+            if len(state.stages) < _MOST_STAGES:
+                state.stages.append((record.stage, record.time))
         case Ready():
             state.phase, state.total_steps = Phase.RUNNING, record.total_steps
             state.stage, state.ready_time = "", record.time

@@ -17,8 +17,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def make_hooks(environment: Mapping[str, str]) -> dict[str, Callable[[ModuleType], None]]:
-    """Return what to call with each module of torch when it has been loaded; nothing in a process that is no rank of a run."""
+def make_hooks(
+    environment: Mapping[str, str], *, importing_since: float | None
+) -> dict[str, Callable[[ModuleType], None]]:
+    """Return what to call with each module of torch when it has been loaded; nothing in a process that is no rank of a run.
+
+    Args:
+        environment: The variables of the rank.
+        importing_since: When the rank began to import torch, seconds since the epoch; None if it found torch imported.
+    """
     scratch = environment.get(contract.ENV_SCRATCH)
     rank, world_size = environment.get(contract.ENV_RANK, ""), environment.get(contract.ENV_WORLD_SIZE, "")
     if not scratch or not rank.isdigit() or not world_size.isdigit():
@@ -32,6 +39,9 @@ def make_hooks(environment: Mapping[str, str]) -> dict[str, Callable[[ModuleType
     return {
         "torch.autograd": lambda module: watch_backward(module, trainings),
         "torch.distributed.rendezvous": bind_store,
-        "torch.distributed.distributed_c10d": lambda module: wrap_collectives(module, records, joined=trainings.joined),
+        "torch.distributed.distributed_c10d": lambda module: wrap_collectives(
+            module, records, joining=trainings.joining, joined=trainings.joined
+        ),
         "torch.nn.parallel.distributed": lambda module: wrap_data_parallel(module, records),
+        "torch": lambda _: trainings.imported_torch(importing_since),
     }

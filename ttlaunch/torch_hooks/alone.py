@@ -1,4 +1,7 @@
-"""Reports a rank that trains without the other ranks: it has run a backward pass, and its process has joined no group of torch."""
+"""Reports how far a rank of a script has come with its start, and a rank that trains without the other ranks.
+
+The latter has run a backward pass, and its process has joined no group of torch.
+"""
 
 from __future__ import annotations
 
@@ -17,36 +20,48 @@ if TYPE_CHECKING:
 
 
 class TrainingRecords:
-    """Appends to the progress of a rank that it trains alone, and that it has joined the others after all."""
+    """Appends to the progress of a rank which stage of its start it begins, that it trains alone, and that it has joined after all."""
 
     def __init__(self, run_folder: str, *, rank: int, world_size: int) -> None:
         self._path = os.path.join(run_folder, contract.progress_file(rank))
         self._world_size = world_size
         self._pid = os.getpid()
         self._is_alone = False
+        self._is_starting = True
+
+    def imported_torch(self, since: float | None) -> None:
+        """Record when the import of torch began, None if a warm process had imported it, and that it has ended."""
+        if since is not None:
+            self._begin(contract.START_STAGES[2], time_=since)
+        self._begin(contract.STAGE_SETTING_UP)
+
+    def joining(self) -> None:
+        """Record that the rank begins to join a group."""
+        self._begin(contract.START_STAGES[0])
 
     def trains(self) -> None:
-        """Record that the rank begins its first backward pass, if it has joined no group."""
+        """Record that the rank begins its first backward pass, and whether it has joined no group."""
+        self._begin(contract.STAGE_FIRST_PASS)
+        self._is_starting = False
         if self._world_size > 1 and os.getpid() == self._pid and not _has_joined():
             self._is_alone = True
             self._append(contract.KIND_TRAINS_ALONE)
 
     def joined(self) -> None:
-        """Record that a rank that trained alone has joined a group."""
+        """Record that the rank has joined a group, also if it trained alone before."""
+        self._begin(contract.STAGE_SETTING_UP)
         if self._is_alone and _has_joined():
             self._is_alone = False
             self._append(contract.KIND_JOINED_GROUP)
 
-    def _append(self, kind: str) -> None:
-        line = contract.record_line({"kind": kind, "time": time.time()}).encode()
-        try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            try:
-                os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
-        except OSError:  # a full disk
-            return
+    def _begin(self, stage: str, *, time_: float | None = None) -> None:
+        # The recorder knows what follows the first pass; processes that the rank forks are no ranks.
+        if self._is_starting and os.getpid() == self._pid:
+            self._append(contract.KIND_STARTING, time_=time_, stage=stage)
+
+    def _append(self, kind: str, *, time_: float | None = None, **values: str) -> None:
+        record = {"kind": kind, "time": time.time() if time_ is None else time_, **values}
+        contract.append_progress(self._path, record)
 
 
 def _has_joined() -> bool:

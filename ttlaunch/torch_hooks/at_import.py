@@ -6,6 +6,7 @@ Every rank of a Python program imports this file when it starts, so it imports n
 from __future__ import annotations
 
 import sys
+import time
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _MODULES = (
     "torch.distributed.rendezvous",
     "torch.distributed.distributed_c10d",
     "torch.nn.parallel.distributed",
+    "torch",  # loaded after its modules; its hook replaces nothing
 )
 
 
@@ -37,7 +39,8 @@ def install(environment: Mapping[str, str]) -> None:
             waiting.add(name)
         else:
             call(module)
-            _tell_importers(module)
+            if name != "torch":
+                _tell_importers(module)
     if waiting:
         sys.meta_path.insert(0, _AfterImport(waiting, call))
 
@@ -48,13 +51,14 @@ class _Hooks:
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
         self._hooks: dict[str, Hook] | None = None
+        self.importing_since: float | None = None
 
     def __call__(self, module: ModuleType) -> None:
         try:
             if self._hooks is None:
                 from ttlaunch.torch_hooks.all_hooks import make_hooks
 
-                self._hooks = make_hooks(self._environment)
+                self._hooks = make_hooks(self._environment, importing_since=self.importing_since)
             hook = self._hooks.get(module.__name__)
             if hook is not None:
                 hook(module)
@@ -65,7 +69,7 @@ class _Hooks:
 class _AfterImport:
     """Finds some modules as Python would, and has a function called with each when it has been loaded."""
 
-    def __init__(self, names: set[str], call: Hook) -> None:
+    def __init__(self, names: set[str], call: _Hooks) -> None:
         self._names = names
         self._call = call
 
@@ -76,6 +80,8 @@ class _AfterImport:
         if name not in self._names:
             return None
         self._names.discard(name)
+        if name == "torch":
+            self._call.importing_since = time.time()
         if not self._names:
             sys.meta_path.remove(self)
         for finder in [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]:

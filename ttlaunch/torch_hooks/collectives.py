@@ -69,15 +69,21 @@ _MESSAGES = {
 _NEW_GROUPS = ("new_group", "split_group")
 
 
-def wrap_collectives(c10d: ModuleType, records: GroupRecords, *, joined: Callable[[], None] = lambda: None) -> None:
-    """Put wrappers in place of the functions of `torch.distributed.distributed_c10d`, and of the waits for their works."""
+def wrap_collectives(
+    c10d: ModuleType, records: GroupRecords, *, joining: Callable[[], None], joined: Callable[[], None]
+) -> None:
+    """Put wrappers in place of the functions of `torch.distributed.distributed_c10d`, and of the waits for their works.
+
+    Args:
+        joining, joined: Called before and after the process joins the group of all ranks.
+    """
     for name in (*_SIZED, *_UNSIZED):
         _replace(c10d, name, partial(_collective, records=records, size_of=_SIZED.get(name)))
     for name, kind in _MESSAGES.items():
         _replace(c10d, name, partial(_message, records=records, c10d=c10d, kind=kind))
     for name in _NEW_GROUPS:
         _replace(c10d, name, partial(_new_group, records=records, c10d=c10d))
-    _replace(c10d, "init_process_group", partial(_init, records=records, c10d=c10d, joined=joined))
+    _replace(c10d, "init_process_group", partial(_init, records=records, c10d=c10d, joining=joining, joined=joined))
     _replace(c10d, "destroy_process_group", partial(_destroy, records=records))
     if hasattr(c10d, "Work"):
         _replace(c10d.Work, "wait", partial(_wait, records=records))
@@ -164,7 +170,12 @@ def _message(
 
 
 def _init(
-    function: Callable[..., Any], *, records: GroupRecords, c10d: ModuleType, joined: Callable[[], None]
+    function: Callable[..., Any],
+    *,
+    records: GroupRecords,
+    c10d: ModuleType,
+    joining: Callable[[], None],
+    joined: Callable[[], None],
 ) -> Callable[..., Any]:
     """Wrap `init_process_group`: the recorder begins with it."""
 
@@ -174,6 +185,7 @@ def _init(
             records.open()
         except OSError:  # no room for the recorder
             records.close()
+        joining()
         label = "torch's init_process_group", None
         offset = records.begin(COLLECTIVE, label, tag=WORLD) if records.is_open else 0
         result = _called(function, args, kwargs, records=records, offset=offset)

@@ -14,6 +14,7 @@ from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import is_running
 from ttlaunch.running.runs.registry import was_started_here
 from ttlaunch.running.runs.run_folder import RunFolder, clock_in, read_events
+from ttlaunch.running.start_times import StartTimes, read_start_times
 from ttlaunch.running.watch import RankState, Watch
 
 
@@ -28,6 +29,7 @@ class Recorded:
         ranks: The states of all ranks.
         telemetry: The telemetry of all ranks; None if a rank has written none.
         traffic: The comparison with the recipe's formula; None without telemetry.
+        start: Where the time from Enter to the first step went; None before that step, and for runs of older versions.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class Recorded:
     ranks: list[RankState]
     telemetry: list[RankTelemetry] | None
     traffic: Settlement | None
+    start: StartTimes | None = None
 
     @property
     def status(self) -> str:
@@ -76,6 +79,7 @@ def read_run(path: Path) -> Recorded:
         ranks=watch.ranks,
         telemetry=read_telemetry(path, world_size=len(facts.ranks)),
         traffic=settle(path, plan, watch.ranks, is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))),
+        start=read_start_times(path, watch.ranks, plan),
     )
 
 

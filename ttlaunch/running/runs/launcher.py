@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -111,6 +112,13 @@ def is_running(folder: Path, *, with_processes: frozenset[str] | None = None) ->
     if launcher is not None and launcher.is_alive and not (folder / contract.REPORT_FILE).is_file():
         return True
     return folder.name in (runs_with_processes() if with_processes is None else with_processes)
+
+
+def began_at(pid: int) -> float:
+    """Return when a process was started, seconds since the epoch, to a hundredth; the present time if that cannot be read."""
+    ticks = _started(pid)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+    return time.time() - max(0.0, age_s)
 
 
 def _boot() -> str:
