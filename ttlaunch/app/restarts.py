@@ -15,7 +15,6 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.app.signals import handled
-from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
 from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
 from ttlaunch.running.restarts import (
@@ -65,7 +64,12 @@ def run_with_restarts(
     if slurm is not None and slurm.request is not None:
         options = replace(options, marks=(*options.marks, ("slurm", time.time())))
     options = replace(options, most_restarts=most)
-    with on_hosts_of_slurm(prepared, dialogue) as placed:
+    slurm = prepared.description.slurm
+    if slurm is None or slurm.request is None:
+        return _run_with_restarts(prepared, options, dialogue, most=most, ready=ready, begun=begun)
+    from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
+
+    with on_hosts_of_slurm(prepared, slurm.request, dialogue) as placed:
         return _run_with_restarts(placed, options, dialogue, most=most, ready=ready, begun=begun)
 
 

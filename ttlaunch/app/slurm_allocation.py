@@ -64,20 +64,16 @@ _NEVER = {
 
 
 @contextlib.contextmanager
-def on_hosts_of_slurm(prepared: PreparedRun, dialogue: Dialogue) -> Iterator[PreparedRun]:
-    """Give a run its hosts, if it wants some that Slurm has not given yet; they are given back at the end of the context.
+def on_hosts_of_slurm(prepared: PreparedRun, request: SlurmRequest, dialogue: Dialogue) -> Iterator[PreparedRun]:
+    """Give a run the hosts that it asks Slurm for; they are given back at the end of the context.
 
     Yields:
-        The run planned on its hosts, or unchanged if it has them.
+        The run planned on its hosts.
 
     Raises:
         LaunchError: Slurm does not give them, or the run cannot be planned on them.
     """
-    slurm = prepared.description.slurm
-    if slurm is None or slurm.request is None:
-        yield prepared
-        return
-    allocation = _Salloc(slurm.request)
+    allocation = _Salloc(request)
     try:
         with interruptible():
             variables = allocation.wait(dialogue)

@@ -108,7 +108,6 @@ def run(
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.restarts import run_with_restarts
     from ttlaunch.app.sinks import parse_sinks, with_sinks
-    from ttlaunch.cli.plan import show_plan
 
     marks = marks_of_command()
     steps = trace_steps or (_TRACED_STEPS if trace else None)
@@ -119,6 +118,8 @@ def run(
     prepared = prepare(spec, dialogue)
     chosen = chosen_ranks(only or (), prepared.plan.ranks)
     if dry_run:
+        from ttlaunch.cli.plan import show_plan
+
         show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
         exit_with(contract.STATUS_DONE)
     typed = ("ttlaunch", *_without_secrets(sys.argv[1:]))
@@ -153,12 +154,13 @@ def start_and_watch(
 ) -> int:
     """Start a supervisor, show its run until it ends, or detach at once, and return the exit status."""
     from ttlaunch.app.restarts import exit_status_of
-    from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.session import start_supervisor, wait_for_run
-    from ttlaunch.cli.watching import report_end, status_without_run, watch
 
     session = start_supervisor(work, exit_status=exit_status_of, form=form, verbose=verbose)
     path = wait_for_run(session)
+    from ttlaunch.app.sinks import judge_sinks
+    from ttlaunch.cli.watching import report_end, status_without_run, watch  # has been imported while the run began
+
     if path is None:
         return status_without_run(session.exit_status(), form=form)
     if detach:

@@ -13,13 +13,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.signals import handled
-from ttlaunch.app.slurm_job import Job, ask_queue
 from ttlaunch.app.stop import ask_to_end
 from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, CallerLink, supervise
 from ttlaunch.cli.console import reporting_errors
@@ -27,6 +27,9 @@ from ttlaunch.cli.last_resort import status_of
 from ttlaunch.diagnostics import Format
 from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.launcher import Launcher
+
+if TYPE_CHECKING:
+    from ttlaunch.app.slurm_job import Job
 
 _TICK_S = 0.1
 _ASK_SLURM_S = 2.0
@@ -116,13 +119,15 @@ class SubmittedRun:
 
     said: Sequence[dict[str, Any]] = ()
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: "Job") -> None:
         self._job = job
         self._is_over, self._asked = False, 0.0
 
     @property
     def is_over(self) -> bool:
         """Whether Slurm says that the job does not run; it is asked every few seconds."""
+        from ttlaunch.app.slurm_job import ask_queue
+
         if not self._is_over and time.monotonic() - self._asked > _ASK_SLURM_S:
             queue = ask_queue([self._job])
             self._is_over = not queue.problem and not queue.of(self._job).runs
@@ -195,7 +200,7 @@ def start_supervisor(
 def wait_for_run(session: Session) -> Path | None:
     """Wait until a supervisor has begun a run, and return the run's folder; None if the supervisor ends before.
 
-    No rank has been started until then, and every signal ends the supervisor.
+    No rank has been started until then, and every signal ends the supervisor. Meanwhile this imports what will show the run.
     """
 
     def end(number: int) -> None:
@@ -203,6 +208,7 @@ def wait_for_run(session: Session) -> Path | None:
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, TIME_LIMIT_SIGNAL)
     with handled(dict.fromkeys(numbers, end)):
+        import_module("ttlaunch.cli.watching")  # not before the fork: it takes the time in which the supervisor works
         while not (begun := [record["run"] for record in session.said if "run" in record]) and not session.is_over:
             session.wait(_TICK_S)
     return Path(begun[0]) if begun else None

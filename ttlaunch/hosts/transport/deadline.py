@@ -4,8 +4,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -47,6 +49,8 @@ class DaemonCaller:
 
     def call(self, work: Callable[[], T], *, timeout_s: float, on_late_result: Callable[[T], None] | None = None) -> T:
         """Run `work` as `call_within` does; after a `TimeoutError` the next call waits until this `work` has ended."""
+        from concurrent.futures import Future  # noqa: PLC0415 - runs on this machine do without it
+
         future: Future[T] = Future()
 
         def run() -> None:

@@ -79,18 +79,21 @@ def program_tree(program: RecipeProgram | CommandProgram, working_folder: Path) 
 
 def package_tree() -> Tree:
     """List the files of ttlaunch itself, with the built-in recipes and configurations."""
-    roots = [
-        _PACKAGE,
-        *(_PACKAGE.parent / name for name in _BESIDE_THE_PACKAGE if not (_PACKAGE / f"_{name}").is_dir()),
-    ]
-    return Tree({path.relative_to(_PACKAGE.parent).as_posix(): path for root in roots for path in _walk(root)})
+    return Tree({name: Path(entry.path) for name, entry in _package_files()})
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Yield the files of a folder, without byte code."""
-    for folder, folders, names in os.walk(root):  # `rglob` takes four times as long, which every run would wait for
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        yield from (Path(folder, name) for name in names)
+def _package_files() -> "Iterator[tuple[str, os.DirEntry[str]]]":
+    """Yield the files of `package_tree` with their paths in it; every run waits for this, and a `Path` of each takes as long again."""
+    beside = [name for name in _BESIDE_THE_PACKAGE if not (_PACKAGE / f"_{name}").is_dir()]
+    folders = [_PACKAGE.name, *beside]
+    while folders:
+        folder = folders.pop()
+        with contextlib.suppress(OSError), os.scandir(_PACKAGE.parent / folder) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    yield f"{folder}/{entry.name}", entry
+                elif entry.name != "__pycache__" and not entry.is_symlink():
+                    folders.append(f"{folder}/{entry.name}")
 
 
 def tree_id(tree: Tree) -> str:
@@ -174,14 +177,13 @@ class Store:
         Raises:
             OSError: A file cannot be read or stored.
         """
-        tree = package_tree()
-        looks = [(name, look.st_size, look.st_mtime_ns) for name, path in tree.files.items() for look in [path.stat()]]
+        looks = [(name, look.st_size, look.st_mtime_ns) for name, file in _package_files() for look in [file.stat()]]
         known = self.path / f"package-{hashlib.sha256(repr(sorted(looks)).encode()).hexdigest()}"
         with contextlib.suppress(OSError):
             name = read_regular(known, most=64).decode("ascii", "replace")
             if _HASH.fullmatch(name) and self._object(name).is_file():
                 return name
-        name = str(self.keep(tree)["tree"])
+        name = str(self.keep(package_tree())["tree"])
         self._write_file(known, name.encode())
         return name
 
