@@ -45,6 +45,30 @@ def test_options_of_a_script_are_not_taken_for_keys(ttlaunch, here):
 
 
 @pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("run --master-port 29500 -n 2 work.py", "leave `--master-port` out: ttlaunch starts all hosts"),
+        ("run --rdzv_backend=c10d --nproc-per-node 2 work.py", "leave `--rdzv_backend` out: ttlaunch starts all hosts"),
+        ("plan --tee 3 work.py --lr 1", "leave `--tee` out: each rank has its log"),
+        ("run --role worker work.py", "leave `--role` out: ttlaunch needs nothing in its place"),
+        ("run -n 2 -m package.train --lr 1", "a module goes behind `--`: `-- python -m MODULE`"),
+        ("submit --no-python ls", "a program goes behind `--`: `-- PROGRAM`"),
+    ],
+)
+def test_an_option_of_torchrun_that_is_not_needed_is_not_taken_for_the_scripts(ttlaunch, here, line, hint):
+    (here / "work.py").write_text("")
+    answer = ttlaunch(line)
+    assert (2, True) == (answer.status, f"hint: {hint}" in answer.stderr), answer.stderr
+    assert 1 == answer.stderr.count("hint: ")
+
+
+def test_an_option_behind_the_script_is_the_scripts_even_if_torchrun_has_it(ttlaunch, here):
+    (here / "work.py").write_text("")
+    answer = ttlaunch("run work.py --role worker --on local")
+    assert "`ttlaunch run work.py -- --role worker --on local`" in answer.stderr
+
+
+@pytest.mark.parametrize(
     ("typed", "meant"),
     [
         ("--lr 0.01", "training_config.learning_rate=0.01"),

@@ -1,6 +1,7 @@
 """Which engine a machine's runs are started by, and what is said where there is none."""
 
 import json
+import re
 
 import pytest
 
@@ -120,6 +121,13 @@ def test_a_program_that_is_no_python_starts_without_the_warm_process_and_the_use
     answer = ttlaunch(line)
     warning = "warning[P071]: `--warm` has no effect: ls is no Python program, so each rank starts by itself"
     assert (0, True) == (answer.status, warning in answer.stderr)
+
+
+def test_a_program_that_is_no_python_is_not_refused_for_the_warm_process_that_an_engine_with_mpi_lacks(
+    ttlaunch, written
+):
+    answer = ttlaunch("plan --warm -n 2 -- ls")
+    assert (0, ["P071"]) == (answer.status, re.findall(r"\[(P\d+)\]", answer.stderr))
 
 
 def test_a_plan_keeps_that_its_ranks_are_forked_from_a_warm_process(ttlaunch, written):

@@ -102,6 +102,8 @@ def _find_engine(description: ResolvedSpec, request: RunSpec, *, python: str) ->
         return replace(engine, hints=(*engine.hints, "`--engine agents` starts a program that does not use MPI"))
     if isinstance(engine, Diagnostic) or not request.warm:
         return engine
+    if description.command and not program:  # the warning that it has no effect is all there is to say
+        return engine
     return refuse_warm(engine, program) or engine
 
 

@@ -12,6 +12,25 @@ from ttlaunch.spec.topology.model import Topology
 _MOST = 7
 """The most digits of a number; a larger one is no number of ranks."""
 
+_MEETING = "leave `{0}` out: ttlaunch starts all hosts, and chooses the address and the port"
+_LOGS = "leave `{0}` out: each rank has its log in the run's folder, and `--only rank=0` chooses what is shown"
+_NONE = "leave `{0}` out: ttlaunch needs nothing in its place"
+_INSTEAD = {
+    **dict.fromkeys(("--node-rank", "--master-addr", "--master-port", "--local-addr"), _MEETING),
+    **dict.fromkeys(("--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--rdzv-conf"), _MEETING),
+    **dict.fromkeys(("--log-dir", "--redirects", "--tee", "--local-ranks-filter", "--logs-specs"), _LOGS),
+    **dict.fromkeys(("--role", "--monitor-interval", "--start-method", "--event-log-handler"), _NONE),
+    **dict.fromkeys(("-m", "--module"), "a module goes behind `--`: `-- python -m MODULE`"),
+    "--no-python": "a program goes behind `--`: `-- PROGRAM`",
+}
+"""What to do instead of each of torchrun's options that ttlaunch does not have."""
+
+
+def instead_of(option: str) -> str | None:
+    """Return what a user of torchrun does here instead of one of its options; None for other options."""
+    hint = _INSTEAD.get(option.replace("_", "-"))
+    return hint.format(option) if hint else None
+
 
 def ranks_of(request: RunSpec, topology: Topology) -> int | Diagnostic | None:
     """Return the number of ranks for which the options of a run ask; None if they leave it open."""

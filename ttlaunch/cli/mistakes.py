@@ -112,7 +112,14 @@ def _unknown_option(error: Any, words: Sequence[str], *, command: str) -> Diagno
         from ttlaunch.spec.recipe.shared import settable_keys
 
         target = _target(own)
-        if "arguments" in parameters and isinstance(target, str):
+        has_script = "arguments" in parameters and isinstance(target, str)
+        if "nproc_per_node" in parameters and not (has_script and _place(own, option) > own.index(target)):
+            from ttlaunch.app.torchrun_options import instead_of
+
+            instead = instead_of(option)
+            if instead:
+                return usage_mistake(message, instead)
+        if has_script:
             return usage_mistake(message, _for_the_script(own, option, target, command=command))
         near = _settings(settable_keys(target if isinstance(target, Recipe) else None), option, own) or near
     return usage_mistake(message, *(near or (f"`{command} --help` lists all",)))

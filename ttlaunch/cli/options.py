@@ -154,7 +154,7 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME",
-        help="What starts the ranks: agents, or openmpi for recipes and programs that use MPI. Default: the program decides.",
+        help="What starts the ranks: agents, or for recipes and programs that use MPI openmpi or hydra. Default: the program decides.",
         autocompletion=complete_engines,
     ),
 ]
