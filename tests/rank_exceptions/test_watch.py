@@ -165,6 +165,19 @@ def test_a_program_that_an_exception_ends_says_when_all_its_code_has_run(here, s
     assert 0.25 < left["left"] - raised["error"]["time"] < 10
 
 
+def test_a_file_with_the_name_of_a_module_that_describes_exceptions_changes_nothing_that_the_program_prints(
+    here, start
+):
+    (here / "json.py").write_text("")
+    process = start("raise ValueError('bucket 7')\n")
+    _, said = process.communicate()
+    assert "hook" not in said
+    assert (process.returncode, said.splitlines()[-1]) == (1, "ValueError: bucket 7")
+    last = lines(here)[-1]
+    assert (last["error"]["message"], last["error"]["line"], last["uncaught"]) == ("bucket 7", 1, True)
+    assert "left" in last
+
+
 def test_an_exception_that_only_the_programs_own_hook_sees_is_known_too(here, start):
     process = start("import sys\nsys.excepthook = lambda *_: None\nraise ValueError('bucket 7')\n")
     assert (process.communicate()[1], process.returncode) == ("", 1)

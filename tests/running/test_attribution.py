@@ -237,6 +237,13 @@ def test_an_exception_without_a_message_has_no_colon():
     assert first_failure(ranks, lost_shims={}, stopped=False).evidence == ("`StopIteration`",)
 
 
+def test_a_file_that_hides_a_package_is_to_be_renamed_rather_than_the_package_installed():
+    hidden = "No module named 'torch.distributed'; 'torch' is not a package"
+    for message, words in (("No module named 'torch'", "install it"), (hidden, "rename your `torch.py`")):
+        ranks = states(r1=raised(1.0, "ModuleNotFoundError", message))
+        assert words in first_failure(ranks, lost_shims={}, stopped=False).next_step
+
+
 def test_a_rank_that_was_ended_while_it_cleaned_up_is_blamed_before_those_that_noticed():
     ranks = states(r1=ended(2.0, number=signal.SIGTERM))
     ranks[1].in_flight, ranks[0].error = pending(0.9), PEER_GONE["error"]

@@ -85,15 +85,19 @@ class ExceptionWatch:
     def ends_by(self, error: BaseException) -> None:
         """Write the exception by which this process ends."""
         self.note(error)
-        if os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        try:
             self._write(error, uncaught=True)
+        except Exception:  # noqa: BLE001 - a `json.py` beside the program, say: what `note` has written stands
+            return
 
     def note(self, error: BaseException) -> None:
         """Write at once what there is no time to lose for, because other ranks may be about to end this one; the rest follows."""
         self._uncaught = True
         if os.getpid() != self._pid:  # a process that the rank has forked
             return
-        self._outline(error, '"uncaught": true')
+        self._end = self._outline(error, '"uncaught": true')[1:-1]
 
     def _leave(self) -> None:
         """Note that the program's own code has all run: Python calls last what was registered first."""
@@ -174,15 +178,17 @@ class ExceptionWatch:
         if uncaught:
             self._end = line[1:-1]
 
-    def _outline(self, error: BaseException, how: str) -> None:
-        """Write what can be written without importing anything."""
+    def _outline(self, error: BaseException, how: str) -> str:
+        """Write what can be written without importing anything, and return the line."""
         now, (file, line) = time.time(), place_of(error.__traceback__, self._folder)
         links = [tuple(_quoted(text[:_LONGEST_OUTLINE]) for text in link) for link in causes_of(error)]
         causes = ", ".join(f'{{"type": {name}, "message": {text}, "origin": {origin}}}' for name, text, origin in links)
         place = f'"file": {_quoted(file)}, "line": {line}, ' if file is not None else ""
         known = f'"type": {links[0][0]}, "message": {links[0][1]}, "causes": [{causes}], {place}"time": {now!r}'
         seen = self.first_seen(error)
-        self._append(f'{{"error": {{{known}, "seen": {"null" if seen is None else repr(seen)}}}, {how}}}')
+        outline = f'{{"error": {{{known}, "seen": {"null" if seen is None else repr(seen)}}}, {how}}}'
+        self._append(outline)
+        return outline
 
     def _append(self, line: str) -> None:
         """Append a line by a single write, so that a reader never sees two lines mixed."""

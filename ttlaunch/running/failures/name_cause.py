@@ -1,5 +1,6 @@
 """Describe a rank's failure for the report: a clause, the line of code if it is known, facts, and what to do next."""
 
+import re
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,8 @@ _MOST_LINES, _LONGEST_LINE = 12, 500
 """How much of an exception's message and notes a verdict shows."""
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
+_HIDDEN = re.compile(r"'([\w.]+)' is not a package\Z")
+"""How Python says that it found a file where it looked for a package."""
 _MOST_NAMED = 8
 _ROLE_OF_PROGRAMS = "rank"  # the role of all ranks of a program that is no recipe
 _RESUME = "`ttlaunch run RECIPE --resume latest` continues from the newest checkpoint"
@@ -111,6 +114,7 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
             *_memory_facts(state.exit, kind),
             *_peer_facts(kind),
         ),
+        next_step=_rename(kind, first_line),
         step=error.step,
         comes_again=other_world or kind in _COMES_AGAIN,
     )
@@ -135,6 +139,7 @@ def name_early_exit(state: RankState, time: float) -> Failure:
 def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: Cause) -> Failure:
     """Make the failure of a rank from its shim's record and its log, because it recorded no exception."""
     code, place, facts = _CODES.get(kind, "R004"), None, tuple[str, ...]()
+    advice = _STEPS_OF_SIGNALS.get(ending.signal) if ending.signal else None
     raised, crash = tail.raised, tail.crash
     if ending.signal:
         cause = _SIGNALS.get(kind, "was killed by {}").format(_signal_name(ending.signal))
@@ -147,6 +152,7 @@ def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: C
     elif raised is not None and kind is not Cause.EXITED and ending.status == 1:
         code, cause = _CODES.get(kind, "R002"), _exception_clause(kind, raised.type, raised.message)
         place, facts = f"{raised.file}:{raised.line}" if raised.file else None, (f"`{raised.type}: {raised.message}`",)
+        advice = _rename(kind, raised.message)
     elif kind is Cause.LOST_PEER:
         cause, facts = "lost its peer", (f"it exited with status {ending.status}",)
     else:
@@ -160,7 +166,7 @@ def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: C
         time=ending.time,
         place=place,
         evidence=facts,
-        next_step=_STEPS_OF_SIGNALS.get(ending.signal) if ending.signal else None,
+        next_step=advice,
     )
 
 
@@ -206,6 +212,12 @@ def _exception_clause(kind: Cause, name: str, message: str) -> str:
     if kind is Cause.EXITED:
         return f"called sys.exit({message})" if message.lstrip("-").isdecimal() else "called sys.exit"
     return _EXCEPTIONS.get(kind, "raised {}").format(name)
+
+
+def _rename(kind: Cause, message: str) -> str | None:
+    """Suggest to rename a file that hides a package, such as a `torch.py` beside the program; None for other mistakes."""
+    hidden = _HIDDEN.search(message) if kind is Cause.IMPORT_ERROR else None
+    return f"rename your `{hidden[1].replace('.', '/')}.py`: it hides the package of this name" if hidden else None
 
 
 def _signal_name(number: int) -> str:
