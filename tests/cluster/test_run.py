@@ -129,6 +129,25 @@ def test_a_script_of_torchrun_joins_its_ranks_over_hosts(make_cluster, ttlaunch_
     assert leftovers(cluster) == []
 
 
+@pytest.mark.parametrize("warm", ["", "--warm --env OMP_NUM_THREADS=1 "])
+def test_the_report_says_what_of_the_start_over_hosts_took_how_long(make_cluster, ttlaunch_on, lab, tmp_path, warm):
+    cluster = make_cluster(hosts=2)
+    lab(cluster.hostfile())
+    (tmp_path / "join.py").write_text(JOINED)
+    run = ttlaunch_on(cluster)
+    answer = run(f"run {warm}join.py --on lab --ranks 2", timeout_s=60)
+    assert answer.status == 0, answer.stdout + answer.stderr
+    said = json.loads(run("report --format json").stdout)["start_times"]
+    names, seconds = zip(*((part["part"], part["seconds"]) for part in said["parts"]), strict=True)
+    launcher = ("command", "checks", "connections", "hosts", "sync", "folder", "agents", "engine")
+    assert (*launcher, "python", *(() if warm else ("torch",)), "setup", "joining") == names
+    expected = ("output", bool(warm), cluster.hosts[said["rank"]])
+    assert expected == (said["first_step"], said["is_warm"], said["host"])
+    assert all(one >= 0 for one in seconds)
+    assert said["seconds"] == pytest.approx(sum(seconds))
+    assert all(one > 0 for name, one in zip(names, seconds, strict=True) if name in {"connections", "hosts", "sync"})
+
+
 def test_the_launching_machine_may_have_a_rank_too(make_cluster, ttlaunch_on, lab):
     cluster = make_cluster(hosts=1)
     lab("launcher slots=1\n" + cluster.hostfile())

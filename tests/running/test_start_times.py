@@ -1,6 +1,7 @@
 """Where the time from Enter to the first step of a run went."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,8 +9,8 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import Ready, Started, Starting, StepDone
 from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
-from ttlaunch.running.start_times import OF_RANKS, PARTS, find_start_times, marks_in
-from ttlaunch.running.watch import RankState, fold
+from ttlaunch.running.start_times import OF_RANKS, PARTS, find_start_times, marks_in, read_start_times
+from ttlaunch.running.watch import RankState, Watch, fold
 
 ENTER = 1_795_415_000.0
 HERE = {"command": ENTER, "checks": ENTER + 0.1, "folder": ENTER + 0.3, "engine": ENTER + 0.35}
@@ -68,6 +69,11 @@ def test_a_program_has_one_part_until_its_first_line():
     assert (50, 450) == (times.parts["program"], times.total_ms)
 
 
+def test_a_rank_that_started_by_itself_despite_warm_was_not_forked():
+    assert not found(rank(0, stages=(*SCRIPT, PASS)), is_warm=True).is_warm
+    assert found(rank(0, stages=(*SCRIPT[1:], PASS)), is_warm=True).is_warm
+
+
 def test_over_hosts_what_is_done_to_them_is_divided_too():
     times = found(rank(0, stages=(*SCRIPT, PASS)), marks={**HERE, **OVER_HOSTS})
     expected = {"checks": 20, "connections": 80, "hosts": 50, "sync": 50, "folder": 20, "agents": 30, "engine": 50}
@@ -124,6 +130,32 @@ def test_marks_of_another_kind_count_as_none(marks):
 def test_marks_with_other_names_are_left_out():
     marks = {**HERE, "torch": ENTER, "\x1b[2J": ENTER}
     assert HERE == marks_in({"event": contract.EVENT_PREPARED, "marks": marks})
+
+
+def test_times_of_a_host_whose_clock_is_ahead_are_those_of_this_machine(tmp_path):
+    rows = (RankRow(0, "a", 0, "rank"), RankRow(1, "b", 0, "rank"))
+    folder, ahead = RunFolder("r", tmp_path), 3600.0
+    for name in (contract.RECORDS_DIR, contract.LOGS_DIR):
+        (tmp_path / name).mkdir()
+    append_event(folder, contract.EVENT_CLOCK, host="b", offset_s=ahead)
+    append_event(folder, contract.EVENT_PREPARED, marks=HERE)
+    for number, offset in enumerate((0.0, ahead)):
+        started = {"kind": contract.KIND_STARTED, "time": ENTER + offset + 0.4, "pid": 7}
+        (tmp_path / contract.progress_file(number)).write_text(contract.record_line(started))
+        (tmp_path / contract.times_file(number)).write_text(f"{ENTER + offset + 0.5 + number} 1 7\n")
+    watch = Watch(SimpleNamespace(ranks=rows), folder)
+    watch.set_clock("b", ahead)
+    watch.read_all()
+    times = read_start_times(tmp_path, watch.ranks, {"recipe": None})
+    assert (1, "b", 1500, 1100) == (times.rank, times.host, times.total_ms, times.parts["program"])
+
+
+@pytest.mark.parametrize("text", ["", "no note\n", f"{ENTER} 1 5 end\n", "1e99 1 5\n", "x" * 100_000])
+def test_notes_of_output_that_no_shim_writes_are_no_first_step(tmp_path, text):
+    (tmp_path / contract.LOGS_DIR).mkdir()
+    append_event(RunFolder("r", tmp_path), contract.EVENT_PREPARED, marks=HERE)
+    (tmp_path / contract.times_file(0)).write_text(text)
+    assert read_start_times(tmp_path, [rank(0)], {"recipe": None}) is None
 
 
 TRAINING = """\

@@ -66,7 +66,7 @@ class StartTimes:
     Attributes:
         first_step: What counts as the first step, a key of `FIRST_STEPS`.
         parts: The parts in the order in which they began, keys of `PARTS`, with their milliseconds.
-        is_warm: Whether ranks were forked, so that the start of the ranks includes the import of torch.
+        is_warm: Whether the rank was forked, so that the start of the ranks includes the import of torch.
     """
 
     rank: int
@@ -135,7 +135,7 @@ def find_start_times(
         ranks: The states of all ranks.
         printed: When each rank printed its first line, in the time of this machine; without the ranks of recipes.
         lasted: The seconds of each rank's first step itself, as far as they are known.
-        is_warm: Whether ranks were forked.
+        is_warm: Whether ranks were to be forked; one that started by itself has imported torch itself.
     """
     first = _first_steps(ranks, printed)
     if not marks or first is None:
@@ -157,7 +157,7 @@ def find_start_times(
     parts: dict[str, int] = {}
     for (part, begin), (_, until) in pairwise(bounds):
         parts[part] = parts.get(part, 0) + until - begin
-    return StartTimes(rank, state.row.host, kind, parts, is_warm)
+    return StartTimes(rank, state.row.host, kind, parts, is_warm and "torch" not in parts)
 
 
 def _first_steps(ranks: Sequence[RankState], printed: Mapping[int, float]) -> tuple[str, dict[int, float]] | None:
