@@ -181,7 +181,7 @@ def test_a_forked_rank_that_is_asked_to_stop_has_its_grace_period(warm, here):
 @pytest.mark.parametrize(
     ("options", "name", "reason"),
     [
-        (["--env", "OPENBLAS_NUM_THREADS=2"], "work.py", "importing torch starts 1 further threads here"),
+        (["--env", "OPENBLAS_NUM_THREADS=2"], "work.py", "importing torch starts further threads here (1)"),
         ([], "random.py", "`random` beside the program is a name of a module that torch imports"),
         (["--", sys.executable, "-E", "work.py"], "work.py", "Python's option `-E` keeps it from starting ranks"),
     ],

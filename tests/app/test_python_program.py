@@ -1,5 +1,7 @@
 """Which command lines start a Python program, and which of these name MPI."""
 
+import json
+
 import pytest
 
 from ttlaunch.app.python_program import look_at_python
@@ -56,6 +58,16 @@ def test_a_python_program_is_recognised_and_whether_it_names_mpi(here, command):
         (here / name).write_text(text)
     found = look_at_python(command.split(), here)
     assert COMMANDS[command] == (found and found.uses_mpi)
+
+
+def test_a_link_to_a_script_starts_by_its_own_name_and_imports_from_beside_the_file_to_which_it_leads(here, ttlaunch):
+    (here / "real").mkdir()
+    (here / "real" / "work.py").write_text("import talk\n")
+    (here / "real" / "talk.py").write_text("import mpi4py\n")
+    (here / "train.py").symlink_to("real/work.py")
+    answer = ttlaunch("plan --format json train.py")
+    assert str(here / "train.py") == json.loads(answer.stdout)["rank_command"][-1]
+    assert "`talk.py` names mpi4py" in ttlaunch("plan train.py").stdout
 
 
 def test_only_ranks_of_python_programs_get_the_variables_of_torchrun(here, ttlaunch):

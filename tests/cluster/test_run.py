@@ -229,9 +229,11 @@ def test_a_script_that_no_host_would_have_is_refused(cluster4, ttlaunch_on, lab,
     (tmp_path / "project").mkdir()
     shutil.move(tmp_path / "configurations", tmp_path / "project/configurations")
     (tmp_path / "outside.py").write_text("print('never')\n")
-    answer = ttlaunch_on(cluster4, cwd=tmp_path / "project")("run ../outside.py --on lab --ranks 1")
-    assert (answer.status, answer.stdout) == (3, "")
-    assert answer.stderr.startswith(f"error[P016]: {tmp_path}/outside.py is not copied to hosts\n")
+    (tmp_path / "project/link.py").symlink_to("../outside.py")
+    for script in ("../outside.py", "link.py"):
+        answer = ttlaunch_on(cluster4, cwd=tmp_path / "project")(f"run {script} --on lab --ranks 1")
+        assert (answer.status, answer.stdout) == (3, "")
+        assert f"error[P016]: {tmp_path}/outside.py is not copied to hosts\n" in answer.stderr
 
 
 def test_a_program_that_a_host_lacks_is_refused(cluster4, ttlaunch_on, lab):

@@ -108,7 +108,7 @@ def _import(state: Record) -> tuple[dict[int, bytes], str]:
 def _why_not_forked(program_folder: str) -> str:
     threads = _number_of_threads()
     if threads > 1:
-        return f"importing torch starts {threads - 1} further threads here; `--env OMP_NUM_THREADS=1` avoids this"
+        return f"importing torch starts further threads here ({threads - 1}); `--env OMP_NUM_THREADS=1` avoids this"
     hidden = _hidden_modules(program_folder)
     return f"`{hidden[0]}` beside the program is a name of a module that torch imports" if hidden else ""
 

@@ -5,6 +5,7 @@ Under torchrun each of these mistakes appears once for each rank, after seconds 
 
 import ast
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def check_python(
         return _not_python(error, source, program=program, content=content, is_here=is_here)
     if tree is None:
         return []
-    lacking = _check_frameworks(program, tree, source=source, folder=script.parent) if may_look else []
+    lacking = _check_frameworks(program, tree, source=source, script=script) if may_look else []
     return [*lacking, *(_launchers_work(tree, source) if num_ranks > 1 else ())]
 
 
@@ -97,7 +98,8 @@ def _imported_frameworks(tree: ast.Module) -> dict[str, ast.stmt]:
     return found
 
 
-def _check_frameworks(program: PythonProgram, tree: ast.Module, *, source: Source, folder: Path) -> list[Diagnostic]:
+def _check_frameworks(program: PythonProgram, tree: ast.Module, *, source: Source, script: Path) -> list[Diagnostic]:
+    folder = Path(os.path.realpath(script)).parent
     imported = _imported_frameworks(tree)
     missing = _lacking(program.interpreter, list(imported), folder) if imported else []
     return [

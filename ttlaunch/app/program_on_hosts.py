@@ -39,8 +39,15 @@ def check_program(
     if "/" not in name:
         return _missing(name, transports, test=f"command -v {shlex.quote(name)}", programs=programs)
     path = Path(os.path.normpath(working_folder / name))
-    if path.is_relative_to(release.project):
-        return [] if _is_copied(path, release) else [_left_out(path)]
+    # A link is copied as a link, so the file to which it leads has to be there too.
+    end = Path(os.path.realpath(path))
+    is_inside = path.is_relative_to(release.project)
+    if is_inside and not _is_copied(path, release):
+        return [_left_out(path)]
+    if is_inside and end.is_relative_to(release.project):
+        return [] if _is_copied(end, release) else [_left_out(end)]
+    if is_inside:
+        name, path = str(end), end
     flag = "-r" if is_script else "-x"
     found = _missing(
         name, transports, test=f"[ -f {shlex.quote(name)} ] && [ {flag} {shlex.quote(name)} ]", programs={}

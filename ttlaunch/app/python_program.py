@@ -6,6 +6,7 @@ Lightning, would otherwise take the program for one that uses MPI.
 """
 
 import ast
+import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -68,7 +69,8 @@ def look_at_python(command: Sequence[str], working_folder: Path) -> PythonProgra
         why = _where_mpi(found, working_folder)
         return PythonProgram(bool(why), found, interpreter, why=why)
     script = working_folder / words[0]
-    why = _where_mpi(script, script.parent)
+    # Python looks for modules beside the file to which a link leads.
+    why = _where_mpi(script, Path(os.path.realpath(script)).parent)
     return PythonProgram(bool(why), script, interpreter, why=why)
 
 

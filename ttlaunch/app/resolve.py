@@ -194,7 +194,8 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.diagnostics.append(usage_mistake(f"{name} {problem}" if problem else f"there is no script {name}"))
         return
     _refuse_recipe_options(result, request)
-    path = str(script.resolve())
+    # A link stays one, as under torchrun: the script may look for files beside the name by which it was started.
+    path = str(script.parent.resolve() / script.name)
     result.name = script.stem
     if script.suffix != ".py" and not os.access(script, os.X_OK):
         result.diagnostics.append(_unusable_program(str(request.target), script))
