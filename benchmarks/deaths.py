@@ -3,9 +3,8 @@
     PYTHONPATH=. python benchmarks/deaths.py [--engine agents] [--kills 100] [--hosts 0] [--ranks 4]
 
 The ranks are connected in a ring over sockets and send without end, so that the others fail a moment after the first. With `--hosts`
-they are on hosts in namespaces (needs root). A death counts as known when the supervisor has begun to end the other ranks; an engine
-such as mpirun, which ends them itself, has no such moment. Status 1 if fewer than 99 % of the kills name the right rank, or if
-something is left.
+they are on hosts in namespaces (needs root). A death counts as known when the supervisor notices that the run has failed. Status 1
+if fewer than 99 % of the kills name the right rank, or if something is left.
 """
 
 import argparse
@@ -102,11 +101,11 @@ def _kill(words: list[str], victim: int, folder: Path, cluster: Cluster | None) 
     os.kill(pid, signal.SIGKILL)
     started.communicate(timeout=60)
     failure = json.loads((run / "report.json").read_text())["failure"] or {}
-    ended = [event["time"] for event in read_events(run) if event["event"] == "ending"]
+    noticed = [event["time"] for event in read_events(run) if event["event"] == "failed"]
     return {
         "right": failure.get("rank") == victim,
         "left": sum(found == run.name for _, found in processes_of_runs()),
-        "known_s": ended[0] - died if ended else None,
+        "known_s": noticed[0] - died if noticed else None,
     }
 
 

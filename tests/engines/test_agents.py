@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -55,15 +54,13 @@ def test_a_single_rank_may_be_alone_in_its_world_of_mpi(start, libmpi):
     assert 0 == run.ends(within_s=30), run.stderr
 
 
-def test_a_ranks_end_is_known_within_a_tenth_of_a_second(start):
+def test_a_killed_rank_is_named_and_the_others_are_ended(start):
     run = start("[ $TTLAUNCH_RANK = 1 ] && { sleep 1; echo $$ > pid-1; exec sleep 600; }; exec sleep 600")
-    pid = int(run.wait_for_file("pid-1"))
-    died = time.time()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(int(run.wait_for_file("pid-1")), signal.SIGKILL)
     assert 1 == run.ends(within_s=30)
-    [known] = [event["time"] for event in read_events(run.run_folder) if event["event"] == "ending"]
-    assert known - died < 0.5  # the goal is 0.1 s, which `benchmarks/attribution.py` measures; this machine may be busy
     assert 1 == run.report["failure"]["rank"]
+    history = [event["event"] for event in read_events(run.run_folder)]
+    assert ["failed", "ending", "end"] == [event for event in history if event in {"failed", "ending", "end"}]
 
 
 def test_the_starter_of_ranks_ends_with_its_supervisor_before_the_guard_kills_it(start):

@@ -8,7 +8,7 @@ import pytest
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.conclude import Ending
-from ttlaunch.running.ending import RunEnd, ShowMessage, SignalEngine, SignalRanks
+from ttlaunch.running.ending import NoteFailure, RunEnd, ShowMessage, SignalEngine, SignalRanks
 from ttlaunch.running.watch import Phase, RankState
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
@@ -19,7 +19,7 @@ EXIT = RankExit(status=0, time=1.0)
 class End:
     """The end of a run of two ranks, at times that the test sets."""
 
-    def __init__(self, *, is_recipe=True, grace_s=30.0, saves=True, phase=Phase.RUNNING):
+    def __init__(self, *, is_recipe=True, grace_s=30.0, saves=True, phase=Phase.RUNNING, loses_ranks=False):
         config = {"checkpoint_config": {"interval": 1 if saves else None}}
         recipe = RecipeProgram("mine", "mine", "two", config, None)
         plan = SimpleNamespace(
@@ -27,7 +27,7 @@ class End:
         )
         self.ranks = [RankState(RankRow(rank, "box", rank, "worker"), phase) for rank in (0, 1)]
         self.ending = Ending()
-        self._end = RunEnd(self.ending, plan, grace_s=grace_s)
+        self._end = RunEnd(self.ending, plan, grace_s=grace_s, loses_ranks=loses_ranks)
 
     def at(self, now, *orders):
         """What is done at a moment, after these signals have come."""
@@ -170,24 +170,33 @@ def test_a_grace_shorter_than_the_short_one_is_said_as_it_is():
 def test_after_a_failure_mpirun_has_a_moment_to_end_the_others_itself():
     end = End()
     end.ranks[0].phase = Phase.FAILED
-    assert [] == end.at(100.0)
+    assert [NoteFailure()] == end.at(100.0)
     assert end.ending.is_failing
     assert [] == end.at(101.25)
     assert [SignalEngine(TERM)] == end.at(101.5)
     assert [SignalEngine(KILL)] == end.at(103.0)
 
 
+def test_an_engine_that_loses_ranks_is_ended_once_the_rank_that_failed_first_can_have_reported():
+    """Ranks that have lost a connection may end sooner than the exception is seen in the rank that closed it."""
+    end = End(loses_ranks=True)
+    end.ranks[1].phase = Phase.FAILED
+    assert [NoteFailure()] == end.at(100.0)
+    assert [] == end.at(100.4)
+    assert [SignalEngine(TERM)] == end.at(100.5)
+
+
 def test_a_missed_shim_is_a_failure_like_any_other():
     end = End()
     end.ending.lost_shims[1] = 5.0
-    assert [] == end.at(100.0)
+    assert [NoteFailure()] == end.at(100.0)
     assert [SignalEngine(TERM)] == end.at(101.5)
 
 
 def test_nothing_is_waited_for_once_a_host_is_lost():
     end = End()
     end.ending.lost_hosts["box"] = None
-    assert [SignalEngine(TERM)] == end.at(100.0)
+    assert [NoteFailure(), SignalEngine(TERM)] == end.at(100.0)
     assert [SignalEngine(KILL)] == end.at(100.25)
 
 
@@ -195,7 +204,7 @@ def test_a_failure_during_the_grace_ends_the_grace():
     end = End()
     end.at(100.0, INT)
     end.ranks[0].phase = Phase.FAILED
-    assert [] == end.at(110.0)
+    assert [NoteFailure()] == end.at(110.0)
     assert [SignalRanks(STACKS)] == end.at(111.5)
     assert [SignalEngine(TERM)] == end.at(112.0)
     assert (True, {}) == (end.ending.is_failing, end.ending.outstayed)

@@ -25,7 +25,9 @@ from ttlaunch.running.watch import Phase, RankState
 SHORT_GRACE_S = 5.0
 """The longest grace period that ranks still have after a second order."""
 _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank that fails
-_AFTER_LOST_SHIM_S = 0.1  # all shims are lost when the engine is killed, which shows in that time
+# Ranks that have lost a connection may end sooner than the exception is seen in the rank that closed it. All shims are lost when
+# the engine is killed, which shows in that time too.
+_AFTER_FIRST_END_S = 0.5
 AFTER_TERM_S = 1.5
 _AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks of a lost host have ended already
 _STACKS_S = 0.3
@@ -71,7 +73,12 @@ class SignalEngine:
     number: int
 
 
-Act = ShowMessage | SignalRanks | SignalEngine
+@dataclass(frozen=True)
+class NoteFailure:
+    """Write into the run's history that the run has failed, which was noticed just now."""
+
+
+Act = ShowMessage | SignalRanks | SignalEngine | NoteFailure
 
 
 class RunEnd:
@@ -86,8 +93,7 @@ class RunEnd:
             grace_s: The time that ranks have to exit after an order.
             loses_ranks: Whether the engine lets the other ranks go on after a failure, so that waiting for its end is no use.
         """
-        self._after_failure_s = _AFTER_LOST_SHIM_S if loses_ranks else _AFTER_FAILURE_S
-        self._loses_ranks = loses_ranks
+        self._after_failure_s = _AFTER_FIRST_END_S if loses_ranks else _AFTER_FAILURE_S
         self._ending = ending
         self._is_recipe = isinstance(plan.program, RecipeProgram)
         self._saves = keeps_checkpoints(plan)
@@ -109,9 +115,9 @@ class RunEnd:
         if self._has_failed(ranks) and not ending.is_failing:
             ending.is_failing = True
             ending.since = ending.since or now
+            yield NoteFailure()
             differs = ending.failure is not None and ending.failure.kind is Cause.DIFFERS  # then no rank ends by itself
-            is_certain = differs or bool(ending.lost_hosts) or (self._loses_ranks and not ending.lost_shims)
-            self._deadline = min(self._deadline, now + (0.0 if is_certain else self._after_failure_s))
+            self._deadline = min(self._deadline, now + (0.0 if ending.lost_hosts or differs else self._after_failure_s))
         if ending.since is None:
             return
         if ending.terminated is not None:

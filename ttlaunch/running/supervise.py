@@ -26,6 +26,7 @@ from ttlaunch.running.ending import (
     USUAL_GRACE,
     Act,
     Grace,
+    NoteFailure,
     RunEnd,
     ShowMessage,
     SignalEngine,
@@ -269,6 +270,8 @@ class _Supervision:
         match act:
             case ShowMessage(text):
                 self.view.output("stderr", text.encode())
+            case NoteFailure():
+                append_event(self.folder, "failed")
             case SignalRanks(number, marker):
                 append_event(self.folder, "signal", number=number, **(marker or {}))
                 if marker is not None:
