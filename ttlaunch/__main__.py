@@ -4,10 +4,15 @@ Python collects cyclic garbage after every 700 new objects, and once more at the
 we let Python collect less often and not at the end, which saves a sixth of the time of a short command.
 """
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # `python -m` puts the current folder first, where a project's files may have the names of modules that ttlaunch imports.
+    del sys.path[0]
+
 import atexit
 import gc
 import signal
-import sys
 
 _COLLECT_AFTER = 100_000
 """New objects after which Python collects cyclic garbage."""

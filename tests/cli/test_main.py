@@ -69,3 +69,16 @@ def test_a_number_that_an_option_does_not_take_is_refused_with_what_was_expected
     answer = CliRunner().invoke(app, ["plan", "-n", text, "--engine", "agents", "--", "true"])
 
     assert (answer.exit_code, answer.output) == (2, f"error[P009]: `--ranks` is `{text}`; {expected} was expected\n\n")
+
+
+def test_python_m_ttlaunch_imports_no_file_of_the_current_folder(tmp_path):
+    for name in ("json", "random", "signal", "typing"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file')\n")
+    answer = subprocess.run(
+        [sys.executable, "-m", "ttlaunch", "plan", "-n", "2", "--", "echo", "x"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, "") == (answer.returncode, answer.stderr)
