@@ -56,6 +56,16 @@ MPI_SAID = """\
     ("kind", "message", "expected"),
     [
         ("ValueError", "bucket 7 is short", Cause.RAISED),
+        (
+            "Exception",
+            "Other MPI error, error stack:\ncopy_iovs(224)...: process_vm_readv failed (errno 3)",
+            Cause.LOST_PEER,
+        ),
+        (
+            "Exception",
+            "Other MPI error, error stack:\ncopy_iovs(224)...: process_vm_readv failed (errno 1)",
+            Cause.RAISED,
+        ),
         ("ValueError", "Connection reset by peer stands in my data", Cause.RAISED),
         ("ModuleNotFoundError", "No module named 'torch'", Cause.IMPORT_ERROR),
         ("ImportError", "libtorch.so: cannot open shared object file", Cause.IMPORT_ERROR),

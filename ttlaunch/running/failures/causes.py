@@ -72,7 +72,8 @@ _GENERAL_TYPES = {
 _PEER_WORDS = re.compile(
     r"connection (?:was |likely )*(?:closed|reset|aborted|refused)|broken pipe|socket closed|is gone: "
     r"|timed out waiting .*for (?:recv|send) operation|pair closure|remote process exited|ncclRemoteError"
-    r"|failed to recv, got 0 bytes",
+    r"|failed to recv, got 0 bytes"
+    r"|process_vm_(?:read|write)v\b.{0,20}(?:errno 3\b|no such process)",  # MPI copied from a process that has ended
     re.IGNORECASE,
 )
 _OWN_MPI_ERRORS = re.compile(
