@@ -123,7 +123,7 @@ def test_a_job_that_is_told_of_its_time_limit_goes_on_to_the_bits_of_an_unbroken
 
 
 def test_a_job_that_slurm_itself_starts_again_goes_on_from_the_newest_checkpoint(submit, unbroken, slurm4):
-    """As after a lost host or a preemption: the run has no time to save."""
+    """Slurm itself starts the job again, which leaves the run no time to save."""
     job = submit(f"data_parallel --on slurm:debug --ranks 2 {TRAIN}")
     wait_until(
         lambda: list(job.runs()[-1:] and job.runs()[-1].glob("checkpoints/step-10")), what=lambda: job.log, timeout_s=60

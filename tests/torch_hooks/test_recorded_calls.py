@@ -168,7 +168,7 @@ def test_a_script_can_still_register_its_own_communication_hook(here, start_rank
 
 
 def test_a_process_that_imports_torch_before_the_hooks_is_recorded_too(here, start_ranks):
-    """As a rank that a process with torch loaded has forked."""
+    """A rank that is forked from a process has torch loaded already."""
     first = (
         "import os, torch, torch.distributed as dist\n"
         "from ttlaunch.torch_hooks.at_import import install\n"
