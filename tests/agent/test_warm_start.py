@@ -183,13 +183,14 @@ def test_a_forked_rank_that_is_asked_to_stop_has_its_grace_period(warm, here):
     [
         (["--env", "OPENBLAS_NUM_THREADS=2"], "work.py", "importing torch starts further threads here (1)"),
         ([], "random.py", "`random` beside the program is a name of a module that torch imports"),
-        (["--", sys.executable, "-E", "work.py"], "work.py", "Python's option `-E` keeps it from starting ranks"),
+        (["--", sys.executable, "-E", "code/work.py"], "work.py", "Python's option `-E` keeps it from starting ranks"),
     ],
 )
 def test_ranks_start_by_themselves_where_a_fork_would_differ_and_the_user_is_told_once(here, options, name, reason):
-    (here / "work.py").write_text("import sys; print('torch' in sys.modules)")
-    (here / name).touch()
-    run = StartedRun(here, ["--warm", "-n", "2", *options, *(["work.py"] if "--" not in options else [])])
+    (here / "code").mkdir()  # the current folder may be on the path of modules, and then torch imports files there
+    (here / "code/work.py").write_text("import sys; print('torch' in sys.modules)")
+    (here / "code" / name).touch()
+    run = StartedRun(here, ["--warm", "-n", "2", *options, *(["code/work.py"] if "--" not in options else [])])
     try:
         assert 0 == run.ends(within_s=60), run.stderr
     finally:
