@@ -15,7 +15,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import shown
-from ttlaunch.hosts.transport.slurm import ask_slurm
+from ttlaunch.hosts.transport.slurm import ENDED_STATES, ask_slurm
 from ttlaunch.planning.slurm_script import LOG_FILE
 from ttlaunch.records.regular_files import read_tail
 from ttlaunch.running.checkpoints.complete import newest_step
@@ -30,17 +30,6 @@ _STARTED_FILE = "started.jsonl"
 _FIELDS = 5
 _TAIL_BYTES = 65536
 _CANCELLED = re.compile(r"\*\*\* JOB [0-9]+ ON \S+ CANCELLED AT \S+( DUE TO [A-Z ]{1,40})? \*\*\*")
-_ENDED = {
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
-}
 _WAITS, _RUNS = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING"}, {"RUNNING", "COMPLETING"}
 
 
@@ -250,7 +239,7 @@ def _parse(line: str) -> tuple[str, QueueState]:
 
 def has_ended(state: QueueState) -> bool:
     """Whether a job will not run any more."""
-    return state.state in _ENDED or not state.state
+    return state.state in ENDED_STATES or not state.state
 
 
 def read_order(folder: Path) -> dict[str, Any]:

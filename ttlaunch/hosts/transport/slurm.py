@@ -27,7 +27,7 @@ _FIREWALL = (
     "every node must be able to open connections to this machine: a firewall may be in between, and `SrunPortRange=` in "
     "slurm.conf limits the ports"
 )
-_ENDED = {
+ENDED_STATES = {
     "BOOT_FAIL",
     "CANCELLED",
     "COMPLETED",
@@ -38,6 +38,8 @@ _ENDED = {
     "PREEMPTED",
     "TIMEOUT",
 }
+"""What Slurm calls the states of a job that has ended."""
+
 _OF_THE_TASK = re.compile(r"srun: error: \S+: task \d+: |srun: (Force )?Terminat|srun: launch/slurm: ")
 """What srun says about every command that does not end with status 0."""
 
@@ -214,7 +216,7 @@ def why_job_ended(job: str) -> str | None:
         gone = "Invalid job id" in answer.stderr
         return f"Slurm no longer knows job {job}" if gone else None
     state = _value("JobState", answer.stdout)
-    if state not in _ENDED:
+    if state not in ENDED_STATES:
         return None
     reason = _value("Reason", answer.stdout)
     return f"Slurm has ended job {job}: {state}" + (f" ({reason})" if reason not in {"", "None"} else "")
