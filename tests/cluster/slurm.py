@@ -29,6 +29,9 @@ GPUS = 2
 """Devices of each host. They lead to /dev/null: Slurm counts them and sets their variables, and nothing opens them."""
 
 CPUS = 8
+REQUEUE_PAUSE_S = 10
+"""How long Slurm waits before it starts a requeued job again: as long as credentials of a job are valid, by default 120 s."""
+
 _OWN = f"{FOLDER}/own"
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 
@@ -38,7 +41,7 @@ SlurmctldHost={controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={own}/munge.socket
+AuthInfo=socket={own}/munge.socket,cred_expire={pause}
 CredType=cred/munge
 StateSaveLocation={own}/state
 SlurmdSpoolDir={own}/spool
@@ -166,7 +169,7 @@ class Slurm:
         self._do(machine, "mkdir", "-p", f"{_OWN}/state", f"{_OWN}/spool")
         folder = self.cluster.path(machine, FOLDER)
         nodes = ",".join(self.cluster.hosts)
-        conf = _CONF.format(own=_OWN, controller=CONTROLLER, nodes=nodes, cpus=CPUS, gpus=GPUS)
+        conf = _CONF.format(own=_OWN, controller=CONTROLLER, nodes=nodes, cpus=CPUS, gpus=GPUS, pause=REQUEUE_PAUSE_S)
         devices = [f"{_OWN}/gpu{number}" for number in range(GPUS)]
         gres = "".join(f"Name=gpu File={path}\n" for path in devices)
         files = {"slurm.conf": conf, "cgroup.conf": _CGROUP, "gres.conf": gres}

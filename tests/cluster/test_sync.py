@@ -253,12 +253,12 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_half_made(o
     """There is room when the host looks, and none when the file comes."""
     lab = own_lab(hosts=1, remote="/root/code")
     lab.write(a="1")
-    lab.cluster.small_disk("node0", "/root/code", size_mb=20)
+    lab.cluster.small_disk("node0", "/root/code", size_mb=60)  # room for two releases with the package
     old = (lab.sync()["tree_hash"], lab.code("node0"))
     (lab.project / "noise").write_bytes(os.urandom(9_000_000))
     lab.cluster.delay("node0", 40)
     process = lab.ttlaunch.start("sync --on ../lab --format json")
-    wait_until(lambda: lab.left("node0"), what="the beginning of a new release")
+    wait_until(lambda: lab.left("node0") or process.poll() is not None, what="the beginning of a new release")
     lab.cluster.run("node0", ["dd", "if=/dev/zero", "of=/root/code/filler", "bs=1M"])
     stdout, _ = process.communicate(timeout=60)
     (said,) = json.loads(stdout)["diagnostics"]
