@@ -367,6 +367,9 @@ AGENT_VERSION = 4
 A launcher starts agents of its own version, but the package may be upgraded while both run."""
 
 LEASE_S = 15.0  # how long ranks of a host run on without a frame from the launcher; then the agent kills them
+STEP_PIPE = (
+    9  # in a step of a Slurm job: the descriptor of a pipe that the step's shell reads until all daemons have ended
+)
 AFTER_LEASE_S = 5.0  # how long after the lease ranks of a lost host have surely ended and may be started elsewhere
 
 # Frames: how launcher and agents talk over a host's standard streams. A header (JSON, an object) and a body (bytes).

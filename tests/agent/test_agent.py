@@ -31,11 +31,11 @@ HELLO = {"kind": "hello", "version": contract.AGENT_VERSION}
 class Hosted:
     """A run with an agent on this machine, and the connection to it."""
 
-    def __init__(self, folder, run_id=RUN, *, lease_s=600.0, **more):
+    def __init__(self, folder, run_id=RUN, *, lease_s=600.0, transport=None, **more):
         self.run_id = run_id
         self.folder = folder / "runs" / run_id
         self.scratch = folder / f"s-{run_id}"
-        self.transport = LocalTransport("box")
+        self.transport = transport or LocalTransport("box")
         self.arguments = {
             "run_id": run_id,
             "folder": str(self.folder),
@@ -312,6 +312,37 @@ def test_a_run_that_nobody_asks_for_ends_with_its_lease_and_keeps_its_records(ho
     gone = run.join()
     reason = "its agent heard nothing from the launching machine for 1 s and ended its ranks"
     assert (gone["kind"], gone["reason"]) == ("gone", reason)
+
+
+class StepTransport(LocalTransport):
+    """Starts commands as the shell of a Slurm step does, whose end of the pipe is `reader`."""
+
+    def __init__(self, fifo):
+        super().__init__("box")
+        os.mkfifo(fifo)
+        self._fifo, self.reader = fifo, os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+
+    def start(self, command, **options):
+        return super().start(f"export SLURM_JOB_ID=7; exec {contract.STEP_PIPE}>{self._fifo}\n{command}", **options)
+
+
+def test_ranks_end_with_the_slurm_step_of_their_agent_long_before_its_lease(hosted, tmp_path):
+    step = StepTransport(tmp_path / "step")
+    run = hosted(transport=step)
+    rank = run.start("sh", "-c", "trap '' TERM; sleep 600")
+    run.until("alive")
+    assert rank.poll() is None
+    os.close(step.reader)
+    assert rank.wait(DEADLINE_S) == -9
+    until(lambda: not run.scratch.exists())
+    run.leave()
+    step.close()
+    run.transport = LocalTransport("box")
+    gone = run.join()
+    assert (gone["kind"], gone["reason"]) == (
+        "gone",
+        "its agent noticed that Slurm had ended its step and ended its ranks",
+    )
 
 
 def test_a_lease_that_is_renewed_goes_on(hosted):

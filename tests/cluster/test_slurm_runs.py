@@ -1,6 +1,8 @@
 """`ttlaunch run --on slurm`: hosts are asked for, used and given back; what goes wrong is named, and nothing is left."""
 
+import contextlib
 import json
+import os
 import re
 import signal
 
@@ -185,9 +187,17 @@ def test_a_killed_launcher_leaves_no_job_and_no_process(slurm4, ttlaunch, number
     assert_nothing_is_left(slurm4, timeout_s=60)
 
 
-def test_a_cancelled_job_is_named_as_the_cause_and_leaves_nothing(slurm4, ttlaunch):
-    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_a_cancelled_job_is_named_as_the_cause_and_leaves_nothing(slurm4, ttlaunch, number):
+    """Slurm signals all processes of a job where it follows them by control groups, and here only the shells of its steps."""
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2 --lease 600")
     job = slurm4.queue()[0].split()[0]
+    if number is not None:
+        for host in ("node0", "node1"):
+            for pid, words in slurm4.cluster.pids(host).items():
+                if words and not words.startswith(DAEMONS):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
     slurm4.run("launcher", ["scancel", job])
     _, stderr = process.communicate(timeout=60)
     assert 7 == process.returncode

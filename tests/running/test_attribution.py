@@ -476,3 +476,14 @@ def test_a_host_that_was_lost_while_we_stood_still_is_told_with_it_and_no_other_
     assert ("no route",) == named(lost, 0.0).evidence
     assert note not in named(lost, 25.2, r1=raised(0.5)).evidence
     assert named({}, 25.2) is None
+
+
+def test_the_end_of_a_slurm_job_explains_killed_ranks_but_not_an_exception():
+    def named(trouble, **records):
+        lost = {"box": LostHost(HostError("box", trouble, "Slurm has ended job 7: CANCELLED"), 5.0)}
+        return first_failure(states(**records), lost_shims={2: 1.5}, lost_hosts=lost, stopped=False)
+
+    killed = ended(1.0, number=signal.SIGKILL)
+    assert (Cause.HOST_LOST, "box") == (named(Trouble.ENDED, r1=killed).kind, named(Trouble.ENDED, r1=killed).host)
+    assert 1 == named(Trouble.LOST, r1=killed).rank
+    assert 1 == named(Trouble.ENDED, r1=raised(1.0)).rank

@@ -3,7 +3,8 @@
 The launcher's connection may break at any moment and come back. Pieces of files are numbered and kept until the launcher
 has confirmed them; orders are numbered by the launcher and carried out once. Every second a frame `alive` carries this
 host's clock, and the launcher sends the reading back. The lease lasts `lease_s` from the newest reading that came back. So
-the launcher knows, without trusting the network, that the lease has run out `lease_s` after the last frame that it got.
+the launcher knows, without trusting the network, that the lease has run out `lease_s` after the last frame that it got. On a host
+of a Slurm job the agent also ends with its step, of which Slurm may kill nothing but the shell.
 
 Frames from the launcher: `hello` (its version, and how many pieces it has), `renew` (a reading of this host's clock, and how
 many pieces it has), orders (`start`, `signal`, `signal_starter`, `look`, `stack_dump`, `end`) and `bye` (it has everything). Frames to it:
@@ -54,10 +55,24 @@ class AgentServer:
     """
 
     def __init__(
-        self, run: HostedRun, listener: socket.socket, *, lease_s: float, held: socket.socket | None = None
+        self,
+        run: HostedRun,
+        listener: socket.socket,
+        *,
+        lease_s: float,
+        held: socket.socket | None = None,
+        step: int | None = None,
     ) -> None:
-        """Begin to serve; `held` keeps a port for rank 0, until this server is closed."""
-        self._held = held
+        """Begin to serve.
+
+        Args:
+            run: The run on this host.
+            listener: Where the launcher connects.
+            lease_s: Seconds that ranks may run without a frame from the launcher.
+            held: Keeps a port for rank 0, until this server is closed.
+            step: The writing end of a pipe that the shell of the agent's Slurm step reads; None if this host is in no step.
+        """
+        self._held, self._step = held, step
         self.starter: Starter | None = None
         self._reported_end = False  # of the starter
         listener.settimeout(0)
@@ -80,15 +95,17 @@ class AgentServer:
         self._reported_folders: set[str] = set()
         self._alive_at = self._boxes_at = -math.inf
 
-    def serve(self) -> bool:
-        """Serve until the end; returns True if the launcher has everything and sent `bye`, False if the lease ran out."""
+    def serve(self) -> str | None:
+        """Serve until the end; returns None if the launcher has everything and sent `bye`, else, for a clause about the agent, why the ranks must end."""
         while not self._dismissed:
             if lease_clock() >= self._expires:
-                return False
+                return f"heard nothing from the launching machine for {self._lease_s:g} s"
+            if self._step is not None and _has_no_reader(self._step):
+                return "noticed that Slurm had ended its step"
             self._wait()
             self._run.look()
             self._send_what_is_due()
-        return True
+        return None
 
     def close(self) -> None:
         for line in [*self._strangers, *([self._line] if self._line else [])]:
@@ -290,6 +307,13 @@ class AgentServer:
         self._underway.append((self._sent, header["name"], header["offset"] + len(body), len(body)))
         line.send({**header, "number": self._sent}, body)
         return True
+
+
+def _has_no_reader(pipe: int) -> bool:
+    """Whether nobody can read what would be written into a pipe."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return bool(poll.poll(0))
 
 
 def _whole(value: Any) -> int:

@@ -2,7 +2,7 @@
 
 The agent makes the run's folder, keeps the code from being removed, and sends the launcher what shims and ranks write, as
 they write it. In the end it kills every process that carries the run's id: when the launcher orders it, or when no frame
-has come from the launcher for as long as the lease lasts.
+has come from the launcher for as long as the lease lasts, or when Slurm has ended the step in which the agent was started.
 
 No port is opened: the daemon listens on a socket in the run's private folder, and this script, like `bridge.py` after a lost
 connection, carries bytes between that socket and the SSH channel. Python 3.9 and the standard library only.
@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 
 from ttlaunch import contract
 from ttlaunch.agent import bridge, claims
@@ -93,15 +94,16 @@ def _attend(  # noqa: PLR0917
         daemons=arguments.get("daemons", ()),
         needed=arguments.get("needed"),
     )
-    server = AgentServer(run, listener, lease_s=lease_s, held=held)
+    server = AgentServer(run, listener, lease_s=lease_s, held=held, step=_step_pipe())
     try:
         if arguments.get("starter"):
             scratch = arguments["scratch"]
             server.starter = Starter(arguments["starter"], run_id=arguments["run_id"], scratch=scratch, umask=umask)
-        if server.serve():
+        why = server.serve()
+        if why is None:
             run.remove_collected()
         else:
-            run.fence(f"its agent heard nothing from the launching machine for {lease_s:g} s and ended its ranks")
+            run.fence(f"its agent {why} and ended its ranks")
     except BaseException as error:  # noqa: BLE001 - whatever failed, no rank may run on without an agent
         run.fence(f"its agent broke: {type(error).__name__}: {error}")
     finally:
@@ -111,6 +113,15 @@ def _attend(  # noqa: PLR0917
         claims.remove_if_abandoned(arguments["scratch"])
         server.close()
         os._exit(0)
+
+
+def _step_pipe() -> int | None:
+    """Return the pipe that the shell of this Slurm step reads until all daemons have ended; None outside of a job."""
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(contract.STEP_PIPE).st_mode)
+    except OSError:
+        return None
+    return contract.STEP_PIPE if is_pipe and "SLURM_JOB_ID" in os.environ else None
 
 
 def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:

@@ -11,8 +11,10 @@ import re
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
+from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.any_shell import as_printf_text
 from ttlaunch.hosts.transport.deadline import render_seconds
@@ -22,6 +24,7 @@ from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, run
 _ASK_S = 5.0
 _LAST_INPUT_S = 0.3
 _END_S = 1.0
+_LAST_STATE_S, _TICK_S = 1.0, 0.1
 _LONGEST = 200
 _FIREWALL = (
     "every node must be able to open connections to this machine: a firewall may be in between, and `SrunPortRange=` in "
@@ -46,9 +49,10 @@ _OF_THE_TASK = re.compile(r"srun: error: \S+: task \d+: |srun: (Force )?Terminat
 _OF_SLURM = re.compile(rb"(?:srun|slurmstepd[^\s:]*): [^\n]*\n?")
 """What Slurm adds to the standard error of a command; it may follow a line that the command has not ended."""
 
-# Constant, since everybody may see it. `read` takes the first line and not one byte more. Descriptor 9 is the writing end of a pipe
-# from which nobody gets a byte: it ends when the command and all its daemons have ended, and the step with it.
-_STEP = r"""
+# Constant, since everybody may see it. `read` takes the first line and not one byte more. `contract.STEP_PIPE` is the writing end of
+# a pipe from which nobody gets a byte: it ends when the command and all its daemons have ended, and the step with it. If Slurm ends
+# the step, the pipe loses its reader, by which an agent notices that.
+_STEP = rf"""
 IFS= read -r command || exit 1
 USER=$(id -un)
 case "$USER" in "" | *[!A-Za-z0-9._-]*) HOME=/ ;; *) eval "HOME=~$USER" ;; esac
@@ -58,8 +62,8 @@ export HOME PATH USER SHELL LOGNAME
 unset $(env | sed -n '/^SLURM_JOB_ID=/d; /^SLURM_CONF=/d; /^SLURM_LAUNCH_NODE_IPADDR=/d; s/^\(SLURM[A-Z0-9_]*\)=.*/\1/p')
 cd "$HOME" 2>/dev/null || cd /
 exec 7>&1
-status=$({ { /bin/sh -c "$(printf %b "$command")" 9>&1 >&7 7>&- 8>&-; echo $? >&8; } | while read -r _; do :; done; } 8>&1)
-exit "${status:-1}"
+status=$({{ {{ /bin/sh -c "$(printf %b "$command")" {contract.STEP_PIPE}>&1 >&7 7>&- 8>&-; echo $? >&8; }} | while read -r _; do :; done; }} 8>&1)
+exit "${{status:-1}}"
 """
 
 
@@ -211,11 +215,19 @@ class SlurmProcess(LocalProcess):
 
 def why_job_ended(job: str) -> str | None:
     """Return in words how a job has ended; None if it runs, or if Slurm does not answer."""
-    answer = ask_slurm("scontrol", "--oneliner", "show", "job", job)
-    if answer.returncode:
-        gone = "Invalid job id" in answer.stderr
-        return f"Slurm no longer knows job {job}" if gone else None
-    state = _value("JobState", answer.stdout)
+    until = time.monotonic() + _LAST_STATE_S
+    while True:
+        answer = ask_slurm("scontrol", "--oneliner", "show", "job", job)
+        if answer.returncode:
+            gone = "Invalid job id" in answer.stderr
+            return f"Slurm no longer knows job {job}" if gone else None
+        state = _value("JobState", answer.stdout)
+        # As long as processes of the job are left on a host, Slurm shows only this, for `KillWait` seconds or longer.
+        if state != "COMPLETING" or time.monotonic() > until:
+            break
+        time.sleep(_TICK_S)
+    if state == "COMPLETING":
+        return f"Slurm is ending job {job}"
     if state not in ENDED_STATES:
         return None
     reason = _value("Reason", answer.stdout)

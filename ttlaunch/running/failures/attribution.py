@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ttlaunch.engines.base import EngineReport
+from ttlaunch.errors import Trouble
 from ttlaunch.records.ranks import ErrorInFlight, RankError, RankExit
 from ttlaunch.running.failures.causes import Cause, LostPeer, classify_ending, classify_exception, lost_peer
 from ttlaunch.running.failures.failure import Failure, Follower
@@ -33,6 +34,8 @@ _HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _LEFT, _IN_FLIGHT, _PERHAPS_OWN, _FOLLOWS = ran
 failed, with an exception that the rank might still have caught, with a lost connection that may be to anybody, caused by another
 rank."""
 _LEFT_JUST_NOW_S, _EXIT_TAKES_S = 2.0, 1.0
+_BY_SIGNAL = {Cause.KILLED, Cause.ENDED, Cause.SHIM_LOST, Cause.DAEMON_LOST}
+"""The classes of endings that the end of a Slurm job explains."""
 _NEEDS_FOLDERS = {Cause.IMPORT_ERROR, Cause.SHIM_LOST, Cause.DAEMON_LOST, Cause.NOT_STARTED}
 """The classes of endings that a removed folder explains."""
 _OUT_OF_MEMORY_TOGETHER_S = 2.0  # the kernel takes that long to free a killed rank of many gigabytes
@@ -101,7 +104,7 @@ def first_failure(
     candidates += _left(candidates, ranks, seen) if not stopped else []
     if not candidates:
         return None
-    candidates = _without_shims_killed_later(candidates)
+    candidates = _without_ends_of_job(_without_shims_killed_later(candidates), lost_hosts or {})
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
     first = _largest_out_of_memory(first, candidates, ranks)
     first = _with_only_peer(first, candidates, ranks)
@@ -204,6 +207,13 @@ def _without_shims_killed_later(candidates: list[_Candidate]) -> list[_Candidate
     return [
         one for one in candidates if not _is_lost_shim(one) or (one.failure.time or 0.0) <= min(broke, default=math.inf)
     ]
+
+
+def _without_ends_of_job(candidates: list[_Candidate], lost_hosts: Mapping[str, LostHost]) -> list[_Candidate]:
+    """Leave out killed ranks if Slurm has ended the job: it signals all processes of a job, and their ends may be noticed first."""
+    if not any(lost.error.trouble is Trouble.ENDED for lost in lost_hosts.values()):
+        return candidates
+    return [one for one in candidates if one.failure.kind not in _BY_SIGNAL]
 
 
 def _is_lost_shim(candidate: _Candidate) -> bool:
