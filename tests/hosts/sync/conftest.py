@@ -84,8 +84,10 @@ class Host:
         """Names of the releases, and of anything that was left behind."""
         return sorted(name for name in os.listdir(self.folder / "releases") if not name.endswith(".lock"))
 
-    def ask(self, release, **options):
+    def ask(self, release, *, bytes_per_s=None, **options):
+        """Sync it as over a network of this speed; None if its speed is not known."""
         transport = LocalTransport("localhost")
+        transport.bytes_per_s = bytes_per_s
         try:
             outcome = sync_release([transport], release=release, remote_folder=str(self.folder), **options)
             for process in transport._processes:

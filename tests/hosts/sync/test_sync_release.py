@@ -99,6 +99,17 @@ def test_only_what_is_new_is_sent(project, release_of, host):
     assert sorted([first.tree_hash, second.tree_hash]) == host.releases
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_s", "compressed"), [(None, True), (1.2e8, True), (1e9, False)], ids=["unknown", "1 Gbit/s", "fast"]
+)
+def test_contents_are_compressed_unless_the_network_is_fast(project, release_of, host, bytes_per_s, compressed):
+    (project / "text.py").write_text("the same again\n" * 100_000)
+    release = release_of(project)
+    answer = host.take(release, bytes_per_s=bytes_per_s)
+    assert tree(project) == tree(host.current)
+    assert compressed == (answer.sent_bytes < release.bytes)
+
+
 def test_without_a_memory_of_the_last_sync_the_host_asks(project, release_of, host, tmp_path):
     fill(project)
     host.take(release_of(project))

@@ -290,6 +290,13 @@ def test_the_library_prints_nothing_whatever_happens(start_sshd, reach, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_speed_of_the_network_is_known_once_there_is_a_connection(reach, loopback_sshd):
+    transport = reach(loopback_sshd)
+    assert transport.bytes_per_s is None
+    transport.connect()
+    assert transport.bytes_per_s > 1e6
+
+
 def test_addresses_are_those_of_the_connection(reach, loopback_sshd):
     transport = reach(loopback_sshd)
     assert transport.addresses is None

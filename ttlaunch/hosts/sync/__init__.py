@@ -27,7 +27,7 @@ In two steps. `make_release` reads what is to be copied on the launching machine
         # Outcome.release: the release that was sent: a newer one if files changed on the way (made again, thrice at most);
         # Outcome.hosts: dict[host, Synced | Planned (dry_run) | HostError]; a SyncError is a HostError with a code S….
         # Synced: .host, .tree_hash, .remote_folder and .release (absolute paths on the host), .data {sha256: absolute path
-        #   on the host}, .sent_bytes (compressed), .files, .seconds, .already_there, .pruned, .repaired, .differing_data
+        #   on the host}, .sent_bytes (as sent), .files, .seconds, .already_there, .pruned, .repaired, .differing_data
 
     check_synced(outcome: Outcome) -> list[Diagnostic]  # SyncErrors and warnings as S diagnostics; other HostErrors are
                                                         # left to whoever explains unreachable hosts

@@ -31,7 +31,7 @@ class Synced:
         remote_folder: The absolute path of the remote folder on the host.
         release: The absolute path of the release on the host.
         data: The absolute path of each text on the host, by SHA-256.
-        sent_bytes: The bytes sent over the network, compressed.
+        sent_bytes: The bytes sent over the network, as far as they were compressed, after that.
         files: The number of contents sent.
         seconds: The time from the first message to the last.
         already_there: Whether nothing was missing and nothing damaged.

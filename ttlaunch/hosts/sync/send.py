@@ -155,7 +155,7 @@ class _Task:
                 interpreter=waiting.result() if waiting is not None else None,
                 timeout_s=SILENCE_S,
             )
-            session = _SyncProtocol(stream, self)
+            session = _SyncProtocol(stream, self, transport)
             try:
                 if self._news is not None and self._news.frame:
                     session.send_unasked(self._news.frame, files=len(self._news.arguments["contents"]))
@@ -233,8 +233,8 @@ class _SyncProtocol:
         files: The number of contents that the host lacked.
     """
 
-    def __init__(self, stream: FrameStream, task: _Task) -> None:
-        self._stream, self._task, self._host = stream, task, stream.host
+    def __init__(self, stream: FrameStream, task: _Task, transport: Transport) -> None:
+        self._stream, self._task, self._transport, self._host = stream, task, transport, stream.host
         self.sent_bytes = 0
         self.files = 0
         self._bytes = 0
@@ -289,7 +289,9 @@ class _SyncProtocol:
     def _send_contents(self, request: SyncMessage, wanted: bytes) -> None:
         before, self._bytes = self._bytes, self._bytes + request.bytes
         self.files += request.files
-        for frame, carried in self._task.contents.buffer(wanted).frames():
+        # Only now is the speed known: the script and the manifest have just been sent.
+        buffer = self._task.contents.buffer(wanted, bytes_per_s=self._transport.bytes_per_s)
+        for frame, carried in buffer.frames():
             # In parts, so that a slow host that keeps taking data in has the deadline for each part anew.
             self._write([frame[start : start + _PART] for start in range(0, len(frame), _PART)])
             self._task.on_progress(Progress(self._host, before + carried, self._bytes))

@@ -1,7 +1,7 @@
 """Contents on their way to hosts: read and compressed once, sent to any number of hosts at each one's own speed.
 
-Compressed contents are kept in a temporary file, not in memory, so that a slow host neither delays the others nor makes
-this process grow.
+Frames are kept in a temporary file, not in memory, so that a slow host neither delays the others nor makes this process
+grow. Over a fast network nothing is compressed, because compressing would take longer than sending.
 """
 
 import hashlib
@@ -22,6 +22,9 @@ from ttlaunch.hosts.sync.read_files import CHUNK, name_of
 from ttlaunch.records.regular_files import open_regular
 
 _LEVEL = 1  # a faster network than 30 MB/s gains nothing from a higher one
+_FAST = 200e6
+"""A network of so many bytes per second carries contents in less time than it takes to compress and unpack them."""
+
 _SMALLEST_PIECE = 64 * 1024
 _SAMPLE = 4 * 1024
 _WORTH_IT = 0.95
@@ -79,8 +82,8 @@ class Content:
 class SendBuffer:
     """The frames that carry some contents, made by a thread of its own and read by any number of others."""
 
-    def __init__(self, contents: Sequence[Content]) -> None:
-        self._contents = contents
+    def __init__(self, contents: Sequence[Content], *, packed: bool) -> None:
+        self._contents, self._packed = contents, packed
         self._file = tempfile.TemporaryFile(prefix="ttlaunch-")  # noqa: SIM115 - closed when the last reader is done
         self._ready = threading.Condition()
         self._frames: list[tuple[int, int, int]] = []  # offset, length, bytes of content up to its end
@@ -129,7 +132,7 @@ class SendBuffer:
     def _compress(self, workers: ThreadPoolExecutor) -> None:
         waiting: deque[tuple[Future[bytes], int]] = deque()
         carried = 0
-        for piece, packable in _pieces(self._contents):
+        for piece, packable in _pieces(self._contents, packed=self._packed):
             if self._given_up.is_set():
                 return
             carried += len(piece)
@@ -151,7 +154,7 @@ class SendBuffer:
 
 
 class Contents:
-    """What hosts may ask for; those that ask for the same read one buffer.
+    """What hosts may ask for; those that ask for the same over similar networks read one buffer.
 
     Attributes:
         all: All blocks, in the order in which both sides count them.
@@ -167,15 +170,16 @@ class Contents:
             Content(item.sha256, item.size, item.name, item.chunks) for item in texts if item.sha256 not in known
         ]
         self._lock = threading.Lock()
-        self._buffers: dict[bytes, SendBuffer] = {}
+        self._buffers: dict[tuple[bytes, bool], SendBuffer] = {}
 
-    def buffer(self, wanted: bytes) -> SendBuffer:
-        """The frames for the contents whose bits are set."""
+    def buffer(self, wanted: bytes, *, bytes_per_s: float | None) -> SendBuffer:
+        """The frames for the contents whose bits are set, compressed unless the network is known to be fast."""
+        packed = bytes_per_s is None or bytes_per_s < _FAST
         with self._lock:
-            if wanted not in self._buffers:
+            if (wanted, packed) not in self._buffers:
                 chosen = [content for place, content in enumerate(self.all) if wanted[place // 8] >> place % 8 & 1]
-                self._buffers[wanted] = SendBuffer(chosen)
-            return self._buffers[wanted]
+                self._buffers[wanted, packed] = SendBuffer(chosen, packed=packed)
+            return self._buffers[wanted, packed]
 
     def close(self) -> None:
         """Close all buffers; no host reads any more."""
@@ -193,11 +197,11 @@ def _opener(entry: Entry) -> Callable[[], Iterator[bytes]]:
     return read
 
 
-def _pieces(contents: Sequence[Content]) -> Iterator[tuple[bytes, bool]]:
+def _pieces(contents: Sequence[Content], *, packed: bool) -> Iterator[tuple[bytes, bool]]:
     """Yield all contents one after another, cut into pieces, and whether compressing the piece is worth the time."""
-    buffer, packable = bytearray(), True
+    buffer, packable = bytearray(), packed
     for content in contents:
-        judged = False
+        judged = not packed
         for part in content.read():
             if not judged:
                 judged, other = True, _is_packable(part)

@@ -1,6 +1,7 @@
 """This machine as a host: the same interface and deadlines as over SSH, without an sshd."""
 
 import contextlib
+import math
 import os
 import platform
 import select
@@ -38,6 +39,7 @@ class LocalTransport:
     def __init__(self, host: str) -> None:
         self.host = host
         self.addresses = None
+        self.bytes_per_s = math.inf
         self._lock = threading.Lock()
         self._processes: list[LocalProcess] = []
 

@@ -109,6 +109,7 @@ class MemoryTransport:
     ) -> None:
         self.host = host
         self.addresses = addresses
+        self.bytes_per_s = None
         self._programs = programs
         self._faults = faults or Faults()
         self._lock = threading.Lock()

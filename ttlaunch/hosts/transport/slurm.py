@@ -107,6 +107,7 @@ class SlurmTransport:
     def __init__(self, host: str, job: str) -> None:
         self.host = host
         self.addresses: tuple[str, str] | None = None
+        self.bytes_per_s = None
         self._job = job
         self._lock = threading.Lock()
         self._processes: list[SlurmProcess] = []

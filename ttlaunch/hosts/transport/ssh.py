@@ -45,6 +45,10 @@ class SshTransport:
     def addresses(self) -> tuple[str, str] | None:
         return self._connections[0].addresses if self._connections else None
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self._connections[0].bytes_per_s if self._connections else None
+
     def connect(self, *, timeout_s: float = CONNECT_S) -> None:
         end = time.monotonic() + timeout_s
         with self._connect_alone(timeout_s):

@@ -38,6 +38,9 @@ _FULL_S = 0.5
 _BROKEN = (paramiko.SSHException, OSError, EOFError, ValueError, IndexError, struct.error, paramiko.pkey.UnknownKeyType)
 """What the library raises where a host breaks the protocol."""
 
+_TCP_DELIVERY_RATE = struct.Struct("=160xQ")
+"""Where `struct tcp_info` of Linux has the rate at which the connection's data has arrived lately, in bytes per second."""
+
 _PULSE_S = 2.0
 _NO_PULSE_S = 6.0
 
@@ -73,6 +76,21 @@ class Connection:
     @property
     def alive(self) -> bool:
         return not self._closed.is_set() and self.transport.is_active()
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The kernel's estimate of how fast the network is; None if something is in between, or if it has no estimate."""
+        stream = self.transport.sock
+        if self.addresses is None or isinstance(stream, paramiko.Channel):
+            return None
+        try:
+            found = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_DELIVERY_RATE.size)
+        except OSError:
+            return None
+        if len(found) < _TCP_DELIVERY_RATE.size:  # Linux before 4.9
+            return None
+        rate: int = _TCP_DELIVERY_RATE.unpack(found)[0]
+        return rate or None
 
     def open_channel(self, *, timeout_s: float) -> paramiko.Channel | None:
         """A new channel, None if the host allows no more of them on this connection or the connection is gone."""

@@ -74,6 +74,10 @@ class Transport(Protocol):
     def addresses(self) -> tuple[str, str] | None:
         """The IP addresses of the connection, ours and the host's; None if no network is in between."""
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast the network to the host is, by the kernel's latest estimate; infinite without a network, None if unknown."""
+
     def connect(self, *, timeout_s: float = CONNECT_S) -> None:
         """Connect and log in; does nothing if that has been done.
 
