@@ -106,9 +106,9 @@ def _import(state: Record) -> tuple[dict[int, bytes], str]:
 
 
 def _why_not_forked(program_folder: str) -> str:
-    threads = _number_of_threads()
-    if threads > 1:
-        return f"importing torch starts further threads here ({threads - 1}); `--env OMP_NUM_THREADS=1` avoids this"
+    further = len(os.listdir("/proc/self/task")) - 1
+    if further:
+        return f"importing torch starts further threads here ({further}); `--env OMP_NUM_THREADS=1` avoids this"
     hidden = _hidden_modules(program_folder)
     return f"`{hidden[0]}` beside the program is a name of a module that torch imports" if hidden else ""
 
@@ -143,10 +143,8 @@ class RankForker:
         self._kept = set(kept)
         self._name = name
 
-    def fork(self, plan: Record, environment: dict[str, str]) -> ForkedRank | None:
-        """Fork a rank from its shim; return None if a second thread would be lost by that. In the rank, `IsRank` is raised."""
-        if _number_of_threads() > 1:
-            return None
+    def fork(self, plan: Record, environment: dict[str, str]) -> ForkedRank:
+        """Fork a rank from its shim, which must have no other thread. In the rank, `IsRank` is raised."""
         shim_pid, pipes = os.getpid(), (os.pipe(), os.pipe())
         pid = os.fork()
         if pid:
@@ -217,7 +215,3 @@ def _show_environment(environment: Mapping[str, str]) -> None:
     block = environment_block(environment)
     if start and len(block) <= end - start:
         ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
-
-
-def _number_of_threads() -> int:
-    return len(os.listdir("/proc/self/task"))

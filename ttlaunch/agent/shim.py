@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Record = dict[str, Any]
-    Fork = Callable[[Record, dict[str, str]], Any]  # returns a process with two streams, or None; see `forked_rank.py`
+    Fork = Callable[[Record, dict[str, str]], Any]  # returns a process with two streams; see `forked_rank.py`
 
 _AT_START = os.path.join(_PACKAGE_PARENT, "ttlaunch", "at_start")
 _FOR_SHIMS = {contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT, contract.ENV_RESTARTS, contract.ENV_MOST_RESTARTS}
@@ -196,7 +196,8 @@ def run_rank(plan: Record, row: Record, plan_path: str, *, fork: Fork | None = N
     records = RankRecords(run_folder, plan, rank)
     try:
         environment = rank_environment(plan, row, os.environ, run_folder=run_folder, plan_path=plan_path)
-        process = (fork and fork(plan, environment)) or _start(plan, environment)
+        why_cold = why_cold or (why_not_forked() if fork else "")
+        process = fork(plan, environment) if fork and not why_cold else _start(plan, environment)
     except (OSError, LookupError) as error:
         wrong = getattr(error, "filename", None) or plan["rank_command"][0]
         text = _why_not(error, wrong, plan["working_folder"]) if isinstance(error, OSError) else str(error)
@@ -224,6 +225,15 @@ def run_rank(plan: Record, row: Record, plan_path: str, *, fork: Fork | None = N
     if ending.signal:
         return 128 + ending.signal
     return _LEFT_EARLY if ending.left_early else ending.status or 0
+
+
+def why_not_forked() -> str:
+    """Return why no rank may be forked from this process now: a fork has only the thread that makes it. Empty if it has no other."""
+    further = len(os.listdir("/proc/self/task")) - 1
+    because = (
+        f"this rank starts by itself, because the process that forks the ranks has further threads by now ({further})"
+    )
+    return because if further else ""
 
 
 def _note_segments(plan: Record, pid: int) -> None:

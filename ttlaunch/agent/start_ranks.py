@@ -131,6 +131,7 @@ class RankStarter:
         return self._status
 
     def _start(self, row: Record) -> None:
+        why_cold = self._cold.get(row["rank"]) or (shim.why_not_forked() if self._fork else "")
         parent, pid = os.getpid(), os.fork()
         if pid:
             self._ranks[pid] = row["rank"]
@@ -142,7 +143,6 @@ class RankStarter:
             if os.getppid() == parent:
                 take_name(SHIM_NAME)
                 signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                why_cold = self._cold.get(row["rank"], "")
                 fork = None if why_cold else self._fork
                 status = shim.run_rank(self._plan, row, self._plan_path, fork=fork, why_cold=why_cold)
         except IsRank:
