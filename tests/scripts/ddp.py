@@ -26,7 +26,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad-rank", type=int)
     bad_rank = parser.parse_args().bad_rank
-    dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(
@@ -48,8 +47,10 @@ def main():
     if rank == 0:
         print("losses", world, *[loss.hex() for loss in losses], flush=True)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")
     main()
+    # After the replica: torch 2.13 can hang for ever if DistributedDataParallel is the last to let go of a gloo group.
+    dist.destroy_process_group()
