@@ -271,6 +271,8 @@ KIND_TRAINS_ALONE = (
     "trains_alone"  # a script's rank has run a backward pass, and its process has joined no group of torch
 )
 KIND_JOINED_GROUP = "joined_group"  # such a rank has joined one after all
+KIND_PRINTED = "printed"  # values: numbers that a script printed in a line, by name; step, if the line names one
+KIND_USAGE = "usage"  # what the processes of a script's rank use of their host
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name
 KIND_DONE = "done"  # the role's function returned
 
@@ -283,17 +285,17 @@ STAGE_SETTING_UP, STAGE_FIRST_PASS = "setting up", "the first backward pass"
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def append_progress(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Append a record to the progress of a script's rank; do nothing if the run is over, its folder gone, or the disk full.
+def append_progress(path: str | os.PathLike[str], *records: Mapping[str, Any]) -> None:
+    """Append records to the progress of a script's rank; do nothing if the run is over, its folder gone, or the disk full.
 
-    The training is worth more than the record.
+    The training is worth more than the records.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        os.write(descriptor, record_line(record).encode())
+        os.write(descriptor, "".join(map(record_line, records)).encode())
     except OSError:
         return
     finally:

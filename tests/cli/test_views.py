@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 
@@ -15,6 +16,7 @@ from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.readers.follow import FollowedRun
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
@@ -301,3 +303,95 @@ def test_json_of_a_run_is_all_there_is_on_stdout(here):
     assert ("ttlaunch.run/1", [], []) == (report.pop("schema"), report.pop("diagnostics"), report.pop("earlier"))
     [folder] = [path for path in (here / "runs").glob("[!.]*") if path.is_dir()]
     assert report == json.loads((folder / "report.json").read_text())
+
+
+def started(rank, *, metrics=None, last=b"", **usage):
+    """A rank of a script that runs, and has printed and used these."""
+    fold(rank, progress({"kind": "started", "time": 0, "pid": 1}))
+    fold(rank, progress({"kind": "printed", "time": 1, **(metrics or {"values": {}})}))
+    fold(rank, progress({"kind": "usage", "time": 1, "cpu_percent": 0, "memory_bytes": 0, "count": 1, **usage}))
+    rank.last_line = last
+
+
+def test_the_table_of_a_script_shows_what_ranks_print_and_use():
+    ranks = ranks_of("rank", "rank")
+    numbers = {"step": 12, "values": {"loss": 0.531234, "lr": 1e-4}}
+    started(ranks[0], metrics=numbers, last=b"epoch 1\tbegins", cpu_percent=97, memory_bytes=1_530_000_000)
+    started(ranks[1], cpu_percent=203, memory_bytes=210_000_000, gpu_percent=88, gpu_memory_bytes=40_000_000_000)
+    assert drawn(ranks, is_program=True, width=120).splitlines()[:3] == [
+        "rank   role   step   metrics                   CPU     memory    GPU   GPU mem   state     last line",
+        "   0   rank     12   loss=0.5312 lr=0.0001    97 %     1.5 GB                    running   epoch 1 begins",
+        "   1   rank                                  203 %   210.0 MB   88 %   40.0 GB   running",
+    ]
+    assert "CPU" not in drawn(ranks)  # of a recipe
+
+
+def test_no_line_of_a_rank_steers_the_terminal_or_makes_the_table_wider():
+    (rank,) = ranks_of("rank")
+    hostile = {f"\x1b[2Jname{number}\n" + "n" * 60: 10.0**300 for number in range(9)}
+    started(
+        rank,
+        metrics={"values": hostile},
+        last=b"\x1b]0;title\x07\x1b[2J\xe2\x80\xae" + "漢".encode() * 300,
+        cpu_percent=2**53,
+        memory_bytes=2**60,
+    )
+    for width in range(10, 200, 7):
+        lines = drawn([rank], is_program=True, width=width).splitlines()
+        assert "\x1b" not in "".join(lines)
+        assert "\u202e" not in "".join(lines)
+        assert "title" not in "".join(lines)
+        assert all(cell_len(line) <= width for line in lines), width
+
+
+def test_ranks_without_a_row_are_folded_into_ranges():
+    ranks = ranks_of(*["rank"] * 40)
+    for number, rank in enumerate(ranks):
+        started(rank, metrics={"step": 100 + number, "values": {}}, cpu_percent=100, memory_bytes=1_000_000 * number)
+    assert "… and 16 more ranks, step 124 to 139, CPU 100 %, memory 24.0 MB to 39.0 MB" in drawn(ranks, is_program=True)
+
+
+def test_a_rank_that_has_ended_uses_nothing():
+    (rank,) = ranks_of("rank")
+    started(rank, cpu_percent=97, memory_bytes=1000)
+    rank.exit = RankExit(time=2.0, status=0)
+    assert "97 %" not in drawn([rank], is_program=True)
+
+
+def test_numbers_sent_with_a_step_have_their_place_and_the_others_are_metrics():
+    (rank,) = ranks_of("rank")
+    fold(rank, progress({"kind": "step", "time": 1.0, "step": 3, "loss": 0.5, "samples": 8, "accuracy": 0.75}))
+    started(rank, metrics={"step": 99, "values": {"best": 1}})
+    heading, row, *_ = drawn([rank], is_program=True).splitlines()
+    assert ["rank", "role", "step", "loss", "metrics"] == heading.split()[:5]
+    assert ["0", "rank", "3", "0.5000", "accuracy=0.75", "best=1"] == row.split()[:6]
+
+
+def test_a_host_cannot_fill_the_launchers_memory_with_names():
+    (rank,) = ranks_of("rank")
+    for number in range(1000):
+        fold(rank, progress({"kind": "printed", "time": 1.0, "values": {f"n{number}": 1}}))
+    assert 64 == len(rank.metrics)
+
+
+@pytest.mark.mpi
+def test_a_terminal_shows_the_last_line_the_metrics_and_the_use_of_two_ranks_of_a_script(terminal, here):
+    text = "import os, time\nprint('step=7', 'loss=0.%s' % os.environ['RANK'], flush=True)\nblock = bytearray(90_000_000)\n"
+    (here / "work.py").write_text(
+        text + "while not os.path.exists('enough'):\n    pass\nprint('that was all', flush=True)\n"
+    )
+    shown = terminal("run", "work.py", "-n", "2", width=140)
+    row = r"\n +{0} +rank +7 +loss={1} +[1-9]\d* % +[\d.]+ MB +running +step=7 loss=0\.{0}"
+    shown.read_until(
+        lambda: all(re.search(row.format(*pair), shown.text) for pair in ((0, "0"), (1, r"0\.1"))), within_s=120
+    )
+    attached = terminal("attach", width=140)
+    attached.read_until(lambda: re.search(row.format(1, r"0\.1"), attached.text), within_s=60)
+    (here / "enough").touch()
+    assert 0 == shown.ends(within_s=60)
+    assert re.search(r"\n +1 +rank +7 +loss=0.1 +done +that was all", shown.text)
+    found = subprocess.run([sys.executable, "-m", "ttlaunch", "metrics"], capture_output=True, text=True, check=True)
+    assert re.search(r"printed/loss +1 +rank +1 +0\.1 +0\.1", found.stdout)
+    assert re.search(r"processes/memory_bytes +0 +rank", found.stdout)
+    report = subprocess.run([sys.executable, "-m", "ttlaunch", "report"], capture_output=True, text=True, check=True)
+    assert "    1 rank  step=7 loss=0.1" in report.stdout

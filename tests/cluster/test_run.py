@@ -129,6 +129,22 @@ def test_a_script_of_torchrun_joins_its_ranks_over_hosts(make_cluster, ttlaunch_
     assert leftovers(cluster) == []
 
 
+def test_numbers_that_a_script_prints_on_hosts_and_what_it_uses_come_home(make_cluster, ttlaunch_on, lab, tmp_path):
+    cluster = make_cluster(hosts=2)
+    lab(cluster.hostfile())
+    text = "import os, time\nblock = bytearray(80_000_000)\nprint('step=3 loss=0.%s' % os.environ['RANK'], flush=True)\ntime.sleep(4)\n"
+    (tmp_path / "work.py").write_text(text)
+    run = ttlaunch_on(cluster)
+    answer = run("run work.py --on lab --ranks 2", timeout_s=60)
+    assert answer.status == 0, answer.stdout + answer.stderr
+    events = [json.loads(line) for line in run("metrics --format json").stdout.splitlines()]
+    printed = {event["rank"]: (event["step"], event["values"]) for event in events if event["kind"] == "printed"}
+    assert {0: (3, {"loss": 0.0}), 1: (3, {"loss": 0.1})} == printed
+    used = {event["rank"]: event["values"] for event in events if event["kind"] == "usage"}
+    assert [0, 1] == sorted(used)
+    assert all(values["memory_bytes"] > 80_000_000 and values["count"] == 1 for values in used.values())
+
+
 @pytest.mark.parametrize("warm", ["", "--warm --env OMP_NUM_THREADS=1 "])
 def test_the_report_says_what_of_the_start_over_hosts_took_how_long(make_cluster, ttlaunch_on, lab, tmp_path, warm):
     cluster = make_cluster(hosts=2)

@@ -18,6 +18,7 @@ import socket
 import struct
 import time
 
+from ttlaunch.agent.run_processes import tree_below
 from ttlaunch.agent.tracing import TracedProcess, frozen, has_peer, has_tracer, read_text
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -211,16 +212,10 @@ def addresses_in(networks: str) -> Addresses:
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
     """Yield the children of a process, their children and so on, with their names, as far as they have not ended."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return
-    for thread in threads:
-        for child in read_text(f"/proc/{pid}/task/{thread}/children").split():
-            name, _, rest = read_text(f"/proc/{child}/stat").partition(" (")[2].rpartition(") ")
-            if rest[:1] not in {"", "Z", "X"}:
-                yield int(child), name
-            yield from descendants(int(child))
+    for child in tree_below(pid):
+        name, _, rest = read_text(f"/proc/{child}/stat").partition(" (")[2].rpartition(") ")
+        if rest[:1] not in {"", "Z", "X"}:
+            yield child, name
 
 
 def _range(network: str) -> tuple[int, int]:

@@ -21,6 +21,8 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from typing import IO, Any
 
+    from ttlaunch.agent.script_watch import ScriptWatch
+
 _CHUNK = 65536
 _LONGEST_LINE = 65536  # a longer line is passed on in pieces; the files have it unchanged
 
@@ -28,7 +30,14 @@ _LONGEST_LINE = 65536  # a longer line is passed on in pieces; the files have it
 class RankOutput:
     """Copies the two output streams of one rank into files."""
 
-    def __init__(self, run_folder: str, row: dict[str, Any], *, pass_on: bool) -> None:
+    def __init__(
+        self,
+        run_folder: str,
+        row: dict[str, Any],
+        *,
+        pass_on: bool,
+        script: ScriptWatch | None = None,
+    ) -> None:
         """Open the files.
 
         Args:
@@ -36,7 +45,9 @@ class RankOutput:
             row: The rank's row of the plan.
             pass_on: Whether the shim also prints every line itself, with the rank's name in front, because no launcher
                 reads the files.
+            script: What looks for numbers in the output; None for nothing.
         """
+        self._script = script
         self._unkept: dict[str, int] = {}
         self._reason: str | None = None
         self._prefix = f"rank {row['rank']} {row['role']} | ".encode()
@@ -65,6 +76,8 @@ class RankOutput:
             if not data:
                 break
             log = self._append(log, data, descriptor)
+            if self._script is not None:
+                self._script.hear(descriptor, data)
             length += len(data)
             if log is not None:
                 self._note(descriptor, length)

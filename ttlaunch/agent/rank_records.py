@@ -102,17 +102,19 @@ class RankRecords:
             memory_limit_bytes=memory_limit() if kills or code == signal.SIGKILL else None,
         )
 
-    def ended(self, ending: RankExit, *, left_behind: int, unkept: dict[str, int], reason: str | None) -> None:
+    def ended(self, ending: RankExit, *, left_behind: int, unkept: tuple[dict[str, int], str | None]) -> None:
         """Write the record of the rank's end; the launcher finds it complete or not at all.
 
         Args:
             ending: What was known when the rank had just ended.
             left_behind: The number of processes that the rank left behind and the shim killed.
-            unkept: The number of bytes of its output that could not be written, by stream.
-            reason: Why that output could not be written; None if all output was.
+            unkept: The number of bytes of its output that could not be written, by stream, and why; None if all was.
         """
+        unkept_output, reason = unkept
         self._write(
-            RankExit(**{**vars(ending), "left_behind": left_behind, "unkept_output": unkept, "unkept_reason": reason})
+            RankExit(
+                **{**vars(ending), "left_behind": left_behind, "unkept_output": unkept_output, "unkept_reason": reason}
+            )
         )
 
     def _kills_since(self) -> int | None:

@@ -14,6 +14,7 @@ from ttlaunch import contract
 
 _LOOK_AGAIN_S = 0.02
 _LAST_BREATH_S = 2.0
+_MOST_PROCESSES = 4096  # below another one that are looked at
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -88,6 +89,27 @@ def kill_run_processes(run_id: str, *, grace_s: float = 0.5, daemons: Collection
             break
         time.sleep(_LOOK_AGAIN_S / 4)
     return killed
+
+
+def tree_below(pid: int) -> list[int]:
+    """Return the children of a process, their children and so on, also those that have ended and nobody has waited for yet."""
+    found: list[int] = []
+    parents = [pid]
+    while parents and len(found) < _MOST_PROCESSES:
+        parent = parents.pop()
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
+                    children = [int(child) for child in file.read().split()]
+            except OSError:
+                continue
+            found += children
+            parents += children
+    return found
 
 
 def page_faults(pid: int) -> int:

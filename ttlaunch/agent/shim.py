@@ -27,6 +27,7 @@ from ttlaunch import contract  # noqa: E402 - the path above makes it importable
 from ttlaunch.agent.parent_death import end_with_parent, prctl  # noqa: E402
 from ttlaunch.agent.rank_output import RankOutput  # noqa: E402
 from ttlaunch.agent.rank_records import RankRecords  # noqa: E402
+from ttlaunch.agent.script_watch import ScriptWatch  # noqa: E402
 from ttlaunch.agent.stop_marker import stop_marker_was_left  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
@@ -35,6 +36,8 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    from ttlaunch.records.ranks import RankExit
 
     Record = dict[str, Any]
     Fork = Callable[[Record, dict[str, str]], Any]  # returns a process with two streams; see `forked_rank.py`
@@ -199,14 +202,14 @@ def run_rank(plan: Record, row: Record, plan_path: str, *, fork: Fork | None = N
         why_cold = why_cold or (why_not_forked() if fork else "")
         process = fork(plan, environment) if fork and not why_cold else _start(plan, environment)
     except (OSError, LookupError) as error:
-        wrong = getattr(error, "filename", None) or plan["rank_command"][0]
-        text = _why_not(error, wrong, plan["working_folder"]) if isinstance(error, OSError) else str(error)
+        text = _why_not(error, plan) if isinstance(error, OSError) else str(error)
         print(f"rank {rank} cannot be started: {text}", file=sys.stderr)
         records.not_started(text)
         return SHIM_FAILED
     records.started(process.pid, why_cold=why_cold)
     _note_segments(plan, process.pid)
-    output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ)
+    script = ScriptWatch(run_folder, rank) if plan["recipe"] is None else None
+    output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ, script=script)
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
     _refuse_mpi(plan, process.pid, records)
     _keep_listeners_on_networks(plan, process.pid, environment.get(contract.ENV_NETWORKS))
@@ -217,11 +220,16 @@ def run_rank(plan: Record, row: Record, plan_path: str, *, fork: Fork | None = N
     # The record counts the output that could not be written, so the rest in the pipes is copied first. But a process that
     # cannot be killed may hold a pipe open, and must not delay the record.
     _join(copies, _RECORD_GRACE_S)
-    unkept, reason = output.unkept()
-    records.ended(ending, left_behind=left_behind, unkept=unkept, reason=reason)
+    if script:
+        script.finish(within_s=_RECORD_GRACE_S)
+    records.ended(ending, left_behind=left_behind, unkept=output.unkept())
     _join(copies, _OUTPUT_GRACE_S)
     if plan["recipe"] is None and stop_marker_was_left(run_folder, since=ending.started or 0.0):
         _stay_until_ended()
+    return _status_of(ending)
+
+
+def _status_of(ending: RankExit) -> int:
     if ending.signal:
         return 128 + ending.signal
     return _LEFT_EARLY if ending.left_early else ending.status or 0
@@ -244,9 +252,10 @@ def _note_segments(plan: Record, pid: int) -> None:
         note_segments(pid, patterns, scratch=scratch)
 
 
-def _why_not(error: OSError, program: str, folder: str) -> str:
+def _why_not(error: OSError, plan: Record) -> str:
     """Say why a program cannot be started: the system's message does not name what a file needs that is there."""
-    path, plain = os.path.join(folder, program), f"{error.strerror or error}: {program}"
+    program: str = error.filename or plan["rank_command"][0]
+    path, plain = os.path.join(plan["working_folder"], program), f"{error.strerror or error}: {program}"
     if "/" not in program or not os.path.isfile(path):
         return plain
     if error.errno == errno.ENOEXEC:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -15,7 +15,7 @@ from ttlaunch.cli.console import (
     rich_console,
 )
 from ttlaunch.contract import START_STAGES
-from ttlaunch.diagnostics import counted, listed, render_duration, shown
+from ttlaunch.diagnostics import counted, listed, render_duration, render_size, shown
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
 from ttlaunch.running.logs.fold import ShownOutput, render_ranks
@@ -39,9 +39,30 @@ _BAR, _SHORTEST_BAR = 30, 8
 _WIDEST_PROGRESS = 80
 """Lines below the table are not wider, so that a wide terminal can become narrower without breaking lines that are drawn."""
 _LONGEST_NOTE = 1000
-_COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "samples/s", "state")
-_LEAVE = ("grad norm", "ms/step", "host", "tokens/s", "samples/s", "loss")
+_LAST = "last line"
+_COLUMNS = (
+    *("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "samples/s"),
+    *("metrics", "CPU", "memory", "GPU", "GPU mem", "state", _LAST),
+)
+_TEXTS = frozenset({"role", "host", "metrics", "state", _LAST})
+_LEAVE = (
+    "grad norm",
+    "ms/step",
+    "host",
+    "tokens/s",
+    "samples/s",
+    "GPU mem",
+    "memory",
+    "GPU",
+    "CPU",
+    "metrics",
+    "loss",
+    _LAST,
+)
 """The columns that a narrow terminal does without, the first one first."""
+_LEAST_OF_LAST = 20
+"""The cells that the last line of a rank gets at least; it gets what the other columns leave."""
+_LONGEST_METRICS, _LONGEST_NAME, _WIDEST_PERCENT = 40, 16, 99_999
 _APART = (3, 2, 1)
 """The numbers of cells between columns, tried in this order."""
 
@@ -122,6 +143,7 @@ class FollowingView:
     def tick(self, ranks: list[RankState]) -> None:
         for stream, line in self._output.poll():
             self._view.output(stream, line)
+        self._output.note_last(ranks)
         self._view.tick(ranks)
 
     def finish(self) -> None:
@@ -242,16 +264,17 @@ class TableView:
         console = self._live.console
         most = max(1, min(_MOST_ROWS, console.height - _ROWS_BESIDE))
         rows = [_cells(state) | {"state": state.condition(reports_ready=self._reports_ready)} for state in ranks]
+        if not self._reports_ready:
+            rows = [cells | _cells_of_script(state) for cells, state in zip(rows, ranks, strict=True)]
         columns, apart = fitting_columns(rows, width=console.width)
         table = Table(box=None, pad_edge=False, padding=(0, apart, 0, 0))
         for heading in columns:
-            side: Literal["left", "right"] = "left" if heading in {"role", "host", "state"} else "right"
+            side: Literal["left", "right"] = "left" if heading in _TEXTS else "right"
             table.add_column(heading, justify=side, no_wrap=True)
         for state, cells in zip(ranks[:most], rows, strict=False):
             style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
             table.add_row(*(Text(cells[name], style=style if name == "state" else "") for name in columns))
-        rest = len(ranks) - most
-        more = [Text(f"… and {counted(rest, 'more rank')}")] if rest > 0 else []
+        more = [Text(_folded(ranks[most:]))] if ranks[most:] else []
         return Group(table, *more, *self._progress(ranks, width=min(console.width, _WIDEST_PROGRESS)))
 
     def _progress(self, ranks: list[RankState], *, width: int) -> "list[RenderableType]":
@@ -316,33 +339,44 @@ def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
     return f"{what} (rank {render_ranks([state.row.rank for state in behind])}{on_host})"
 
 
-def fitting_columns(rows: Sequence[Mapping[str, str]], *, width: int) -> tuple[list[str], int]:
+def fitting_columns(rows: Sequence[dict[str, str]], *, width: int) -> tuple[list[str], int]:
     """Choose the columns of the table of ranks, and how many cells apart they stand.
 
     Columns that say nothing are left out first: those without values, and the host if all ranks are on one. Then the columns move
-    together, and on a narrow terminal those of `_LEAVE` go.
+    together, and on a narrow terminal those of `_LEAVE` go. The last lines of ranks are cut to the room that is left.
 
     Args:
-        rows: The cells of each rank by column.
+        rows: The cells of each rank by column; the last lines are changed.
         width: The width of the terminal.
     """
     from rich.cells import cell_len
 
-    columns = [name for name in _COLUMNS if any(row[name] for row in rows)]
+    columns = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
     if len({row["host"] for row in rows}) == 1:
         columns.remove("host")
     widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in columns}
+    if _LAST in columns:
+        widths[_LAST] = min(widths[_LAST], _LEAST_OF_LAST)
 
     def fits(apart: int) -> bool:
         return sum(widths[name] + apart for name in columns) - apart <= width
 
-    for apart in _APART:
-        if fits(apart):
-            return columns, apart
+    apart = next((apart for apart in _APART if fits(apart)), _APART[-1])
     for name in _LEAVE:
         if name in columns and not fits(apart):
             columns.remove(name)
+    if _LAST in columns:
+        room = width - sum(widths[name] + apart for name in columns if name != _LAST)
+        for row in rows:
+            row[_LAST] = _cut(row[_LAST], room)
     return columns, apart
+
+
+def _cut(text: str, width: int) -> str:
+    """Cut a text to a number of cells of a terminal; an ellipsis stands for what is cut."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def _filled(parts: Sequence[str], *, width: int) -> list[str]:
@@ -370,6 +404,55 @@ def _cells(state: RankState) -> dict[str, Any]:
         "tokens/s": "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
         "samples/s": "" if state.samples_per_s is None else f"{state.samples_per_s:,.0f}",
     }
+
+
+def _cells_of_script(state: RankState) -> dict[str, str]:
+    """Return what a rank's row has besides if the rank runs a script: what it has printed or sent, and what it uses."""
+    usage = vars(state.usage) if state.usage and state.exit is None else {}
+    step = state.step or state.printed_step
+    metrics = ""
+    for name, value in state.metrics.items():
+        one = f"{_cut(clean(name), _LONGEST_NAME)}={value:.4g}"
+        if len(metrics) + 1 + len(one) <= _LONGEST_METRICS:
+            metrics += f" {one}" if metrics else one
+    last = clean_output(state.last_line, colour=False).decode()
+    return {
+        "step": str(step) if step else "",
+        "metrics": metrics,
+        "CPU": _percent(usage.get("cpu_percent")),
+        "memory": _size(usage.get("memory_bytes")),
+        "GPU": _percent(usage.get("gpu_percent")),
+        "GPU mem": _size(usage.get("gpu_memory_bytes")),
+        _LAST: clean(last.replace("\t", " ")).strip(),
+    }
+
+
+def _percent(share: int | None) -> str:
+    return "" if share is None else f"{min(share, _WIDEST_PERCENT)} %"
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else render_size(size)
+
+
+def _folded(ranks: Sequence[RankState]) -> str:
+    """Render the ranks for which the terminal has no row in one line, with the ranges of what they report."""
+    usages = [state.usage for state in ranks if state.usage is not None and state.exit is None]
+    steps = [step for state in ranks if (step := state.step or state.printed_step)]
+    parts = [
+        f"… and {counted(len(ranks), 'more rank')}",
+        _range("step", steps, str),
+        _range("CPU", [usage.cpu_percent for usage in usages], _percent),
+        _range("memory", [usage.memory_bytes for usage in usages], render_size),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _range(name: str, values: Sequence[int], render: Callable[[int], str]) -> str:
+    if not values:
+        return ""
+    least, most = render(min(values)), render(max(values))
+    return f"{name} {least}" if least == most else f"{name} {least} to {most}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,5 +1,6 @@
 """`ttlaunch report`: show the measured traffic of a run beside the recipe's formula, and where its time went."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ttlaunch.running.metrics.communication import OperationCost
     from ttlaunch.running.metrics.times import StepTimes
     from ttlaunch.running.readers.recorded import Recorded
+    from ttlaunch.running.watch import RankState
 
 EXAMPLES = """\
 [bold]ttlaunch report[/bold]   the newest run: its start, bytes by operation and pair of ranks, and the time of a step
@@ -159,6 +161,9 @@ def _lines(recorded: "Recorded") -> list[str]:
     if lasts:
         lines += ["", "  last operations of each rank, from its flight recorder"]
         lines += [f"    {who:{max(map(len, lasts))}}  {text}" for who, text in lasts.items()]
+    if metrics := _last_metrics(recorded):
+        lines += ["", "  last numbers that each rank printed or sent"]
+        lines += [f"    {who:{max(map(len, metrics))}}  {text}" for who, text in metrics.items()]
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lines, "", "  " + _without_telemetry(recorded)]
     lines += ["", *render_edges(recorded.traffic, _roles(recorded))]
@@ -172,7 +177,8 @@ def _concise_lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lasts = [tabbed(("last", who, text)) for who, text in _last_operations(recorded).items()]
-    lasts = [*(start_lines(recorded.start) if recorded.start else ()), *lasts]
+    metrics = [tabbed(("metrics", who, text)) for who, text in _last_metrics(recorded).items()]
+    lasts = [*(start_lines(recorded.start) if recorded.start else ()), *lasts, *metrics]
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lasts, _without_telemetry(recorded)]
     return [
@@ -199,6 +205,26 @@ def _last_operations(recorded: "Recorded") -> dict[str, str]:
     if recorded.status not in {"failed", "hung"}:
         return {}
     return {f"{row['rank']} {row['role']}": row["last_operation"]["text"] for row in rows if row.get("last_operation")}
+
+
+def _last_metrics(recorded: "Recorded") -> dict[str, str]:
+    """Render the last value of each number that a script's ranks printed or sent."""
+    found = {}
+    for state in recorded.ranks:
+        step = state.step or state.printed_step
+        values = [
+            f"{name}={value if isinstance(value, str) else f'{value:.4g}'}"
+            for name, value in _metrics(recorded, state).items()
+        ]
+        if values:
+            found[f"{state.row.rank} {state.row.role}"] = " ".join([f"step={step}"] * bool(step) + values)
+    return found
+
+
+def _metrics(recorded: "Recorded", state: "RankState") -> dict[str, float | str]:
+    """Return these values of a rank, NaN and infinities as text; none of a recipe, which has tables of its own."""
+    values = state.metrics if recorded.plan.get("recipe") is None else {}
+    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
 def _ended_by(recorded: "Recorded") -> str:
@@ -268,6 +294,7 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
                 "role": state.row.role,
                 "host": state.row.host,
                 "last_operation": lasts.get(state.row.rank),
+                **({"metrics": metrics} if (metrics := _metrics(recorded, state)) else {}),
             }
             for state in recorded.ranks
         ],

@@ -203,6 +203,35 @@ class JoinedGroup:
 
 
 @record
+class Printed:
+    """A line of a script's output that has numbers with names, see `records/printed.py`; `step` is the one that the line names."""
+
+    time: Time
+    step: Step | None = None
+    values: dict[str, Number]
+
+
+@record
+class Usage:
+    """What the processes of a script's rank use of their host: the rank's own, its children, their children and so on.
+
+    Attributes:
+        cpu_percent: The processor time since the last such record, or the rank's start, in percent of one core.
+        memory_bytes: The sum of their resident memory; memory that several of them share counts in each.
+        count: How many processes they are.
+        gpu_percent: How busy the devices that they have opened are, also with work of others; None if there are none or they do not say.
+        gpu_memory_bytes: How much memory of these devices is in use, likewise.
+    """
+
+    time: Time
+    cpu_percent: Count
+    memory_bytes: Size
+    count: Count
+    gpu_percent: Count | None = None
+    gpu_memory_bytes: Size | None = None
+
+
+@record
 class OtherProgress:
     """A record of a kind that a recipe defines, or that a later version of ttlaunch writes."""
 
@@ -227,6 +256,8 @@ if TYPE_CHECKING:
         Digests,
         TrainsAlone,
         JoinedGroup,
+        Printed,
+        Usage,
         Result,
         Done,
     ]
@@ -248,6 +279,8 @@ _PROGRESS = {
     contract.KIND_DIGESTS: Digests,
     contract.KIND_TRAINS_ALONE: TrainsAlone,
     contract.KIND_JOINED_GROUP: JoinedGroup,
+    contract.KIND_PRINTED: Printed,
+    contract.KIND_USAGE: Usage,
     contract.KIND_RESULT: Result,
     contract.KIND_DONE: Done,
 }
@@ -262,9 +295,12 @@ def kind_of(progress: AnyProgress) -> str:
 
 def measured_values(progress: AnyProgress) -> dict[str, object]:
     """Return the fields of a progress record besides its kind, time and step, in the order of its line."""
-    if isinstance(progress, (StepDone, Validation, OtherProgress)):
+    if isinstance(progress, (StepDone, Validation, Printed, OtherProgress)):
         return dict(progress.values)
-    return {name: value for name, value in vars(progress).items() if name not in _OF_LINE}
+    values = {name: value for name, value in vars(progress).items() if name not in _OF_LINE}
+    if isinstance(progress, Usage):
+        return {name: value for name, value in values.items() if value is not None}
+    return values
 
 
 def step_of(progress: AnyProgress) -> int | None:

@@ -61,7 +61,7 @@ _KINDS = {
 }
 """The kinds of the parts of `report.json`, as `records/parser.py` names them; older versions wrote fewer parts."""
 _RANK_KINDS = {"rank": "Rank", "role": "Word", "host": "Word"}
-_MORE_RANK_KINDS = {"step": "Count", "peak_memory_bytes": "Size | None"}
+_MORE_RANK_KINDS = {"step": "Count", "peak_memory_bytes": "Size | None", "metrics": "dict[str, Number]"}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Report:
         values["results"], values["lost_hosts"] = dict(self.results), dict(self.lost_hosts)
         lost = self.lost_checkpoints.items()
         values["lost_checkpoints"] = [{"step": step, "reason": reason} for step, reason in lost]
-        values["ranks"] = [dict(rank) for rank in self.ranks]
+        values["ranks"] = [_finite(dict(rank)) for rank in self.ranks]
         return {name: _finite(value) for name, value in values.items()}
 
     @classmethod
@@ -140,7 +140,7 @@ class Report:
             "failure": Failure.from_json(failure) if failure else None,
             "traffic": Settlement.from_json(traffic) if traffic else None,
             "lost_checkpoints": {one["step"]: one["reason"] for one in record["lost_checkpoints"]},
-            "ranks": tuple(record["ranks"]),
+            "ranks": tuple(map(_number, record["ranks"])),
         }
         measured = {name: _number(record.get(name)) for name in _MEASURED}
         return cls(**{**record, **measured, **parts})
@@ -213,7 +213,7 @@ def make_report(
         results=_accuracy(validations) | {name: value for state in ranks for name, value in state.results.items()},
         failure=failure,
         leftovers=leftovers + sum(state.exit.left_behind for state in ranks if state.exit),
-        ranks=tuple(_rank_summary(state, last.get(state.row.rank)) for state in ranks),
+        ranks=tuple(_rank_summary(state, last.get(state.row.rank), is_recipe=recipe is not None) for state in ranks),
         traffic=settle(
             folder.path, plan.as_json(), ranks, is_done=status == "done", runs_recipe=True, complain=complain
         ),
@@ -288,8 +288,9 @@ def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:
     return {name: start[name] for name in ("origin", "step", "passed_over") if name in start} if start else None
 
 
-def _rank_summary(state: RankState, last: LastOperation | None) -> dict[str, Any]:
+def _rank_summary(state: RankState, last: LastOperation | None, *, is_recipe: bool) -> dict[str, Any]:
     ending = state.exit or RankExit()
+    metrics = {"metrics": dict(state.metrics)} if state.metrics and not is_recipe else {}
     return {
         "rank": state.row.rank,
         "role": state.row.role,
@@ -302,4 +303,5 @@ def _rank_summary(state: RankState, last: LastOperation | None) -> dict[str, Any
         "unkept_output": dict(ending.unkept_output),
         "unkept_reason": ending.unkept_reason,
         "last_operation": last.as_json() if last else None,
+        **metrics,
     }

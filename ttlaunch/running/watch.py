@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import merge
@@ -23,6 +23,7 @@ from ttlaunch.records.ranks import (
     LayerNorms,
     LostCheckpoint,
     Parameters,
+    Printed,
     RankError,
     RankExit,
     Ready,
@@ -32,6 +33,7 @@ from ttlaunch.records.ranks import (
     StepDone,
     Stopping,
     TrainsAlone,
+    Usage,
     Validation,
     moved_back,
     read_progress,
@@ -46,6 +48,8 @@ _QUICK_S, _USUAL_S = 0.1, 0.25
 _STARTING_S = 10.0
 _HELD_RECORDS = 4096
 _MOST_STAGES = 16
+_MOST_METRICS = 64
+_OWN_PLACE = frozenset({"loss", "grad_norm", contract.ARRIVED_FROM, *contract.COUNTED})
 _EXCEPTIONS_BYTES = 1 << 20  # more than the longest line that a rank writes about an exception
 _LOOK_BYTES, _LEAST_BYTES = 1 << 20, 1 << 16
 """How many bytes of all ranks together a look reads, and at least of each; honest ranks write far less between two looks."""
@@ -82,6 +86,10 @@ class RankState:
         first_step_time, last_step_time: When the rank reported its first and last step, seconds since the epoch.
         lost_checkpoints: By step, why the rank has written no part of a checkpoint.
         stops_after: The step to which the rank is committed; known once it has noticed the order to stop.
+        metrics: The newest numbers by name that a script has sent with its steps or printed, besides those that have a place above.
+        printed_step: The step that the last printed line with a step names; it counts for nothing but the views.
+        usage: What the processes of a script's rank use of their host; None before the first look.
+        last_line: The last line that the rank has printed, if the reader of the records also reads the output.
         trains_alone: Whether a script's rank has run a backward pass without having joined a group of torch.
         is_asked_to_stop: Whether the ranks were ordered to stop.
         error: What the rank wrote about its own exception.
@@ -113,6 +121,10 @@ class RankState:
     results: dict[str, object] = field(default_factory=dict)
     lost_checkpoints: dict[int, str] = field(default_factory=dict)
     stops_after: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    printed_step: int = 0
+    usage: Usage | None = None
+    last_line: bytes = b""
     trains_alone: bool = False
     is_asked_to_stop: bool = False
     started: Started | None = None
@@ -360,12 +372,25 @@ def _fold_measured(state: RankState, record: AnyProgress) -> None:
             state.digests.update(record.digests)
         case Result():
             state.results.update(record.values)
+        case Printed():
+            state.printed_step = state.printed_step if record.step is None else record.step
+            _fold_metrics(state, record.values)
+        case Usage():
+            state.usage = record
         case TrainsAlone() | JoinedGroup():
             state.trains_alone = isinstance(record, TrainsAlone)
 
 
+def _fold_metrics(state: RankState, values: Mapping[str, float]) -> None:
+    """Keep the newest values; names beyond the most are dropped, because a rank can make up new ones without end."""
+    for name, value in values.items():
+        if name in state.metrics or len(state.metrics) < _MOST_METRICS:
+            state.metrics[name] = value
+
+
 def _fold_step(state: RankState, record: StepDone) -> None:
     state.step = record.step
+    _fold_metrics(state, {name: value for name, value in record.values.items() if name not in _OWN_PLACE})
     if record.loss is not None:
         state.loss = float(record.loss)
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)

@@ -10,10 +10,12 @@ from pathlib import Path
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.logs.merged import Line, MergedLog
+from ttlaunch.running.watch import RankState
 
 WINDOW_S = 0.15
 """How long a line is held back so that the same line of other ranks can join it."""
 _MOST_HELD = 2048
+_LONGEST_LAST = 1024
 
 
 @dataclass
@@ -150,6 +152,7 @@ class ShownOutput:
             only: The ranks whose lines are shown.
             streams: Which of `stdout` and `stderr` are shown.
         """
+        self._last: dict[int, bytes] = {}
         self._log = MergedLog(folder, [row.rank for row in rows])
         self._roles = [clean(row.role) for row in rows]
         self._only = only
@@ -167,6 +170,11 @@ class ShownOutput:
             yield from self._folded(self._log.rest())
         yield from self._take(everything=True)
 
+    def note_last(self, ranks: Iterable[RankState]) -> None:
+        """Set each rank's last line, without empty ones, to the newest that was read; also of ranks that are not shown."""
+        for state in ranks:
+            state.last_line = self._last.get(state.row.rank, b"")
+
     def _folded(self, lines: Iterable[Line]) -> Iterator[tuple[str, bytes]]:
         chosen = (line for line in lines if self._is_shown(line))
         while some := list(islice(chosen, _MOST_HELD)):
@@ -175,6 +183,8 @@ class ShownOutput:
         yield from self._take(everything=False)
 
     def _is_shown(self, line: Line) -> bool:
+        if line.text.strip():
+            self._last[line.rank] = line.text[:_LONGEST_LAST]
         return line.rank in self._only and line.stream in self._streams
 
     def _take(self, *, everything: bool) -> list[tuple[str, bytes]]:

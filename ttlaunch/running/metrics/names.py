@@ -14,6 +14,8 @@ _PREFIXES = {
     contract.KIND_VALIDATION: "validation",
     TIMES: "time",
     contract.KIND_RESULT: "result",
+    contract.KIND_PRINTED: "printed",
+    contract.KIND_USAGE: "processes",
 }
 _OF_OPERATIONS = {"bytes": "sent_bytes", "messages": "sent_messages", "waited_s": "waited_s"}
 
@@ -33,7 +35,8 @@ def metrics_of(event: Event) -> dict[str, float]:
 
     The names are `train/…` for a training step, `validation/…` for a validation, `gradients/LAYER` for the gradients of
     layers, `time/…_s` for the parts of a step's time, `communication/…` for the messages of all operations,
-    `communication/OPERATION/…` for those of each operation, and `memory/peak_bytes` for the end of a rank.
+    `communication/OPERATION/…` for those of each operation, `printed/…` for the numbers in a line of a script, `processes/…` for
+    what its processes use, and `memory/peak_bytes` for the end of a rank.
     """
     if event.kind == contract.KIND_LAYER_NORMS:
         return dict(_numbers("gradients", event.values.get("norms")))

@@ -51,6 +51,7 @@ class FollowedRun:
             self._view.record(state, record)
         for stream, line in chain(self._printed.poll(), self.messages()):
             self._view.output(stream, line)
+        self._printed.note_last(self._watch.ranks)
         self._view.tick(self._watch.ranks)
 
     def _read_events(self) -> None:
@@ -80,4 +81,5 @@ class FollowedRun:
             self._view.output(stream, line)
         for state in self._watch.ranks:
             state.phase = Phase(report.ranks[state.row.rank]["state"]) if report else state.phase
+        self._printed.note_last(self._watch.ranks)
         self._view.tick(self._watch.ranks)
