@@ -49,6 +49,17 @@ def test_a_program_runs_without_modules_that_take_time_to_import_and_serve_other
     assert "×2 ranks 0-1 | hello" in answer.stdout
 
 
+_HOSTS = "import sys, ttlaunch.app.restarts, ttlaunch.app.ready_hosts; print(*sys.modules)"
+
+
+def test_a_program_over_hosts_is_made_ready_without_modules_that_serve_recipes():
+    answer = subprocess.run([sys.executable, "-c", _HOSTS], capture_output=True, text=True, check=True)
+
+    imported = set(answer.stdout.split())
+    assert "ttlaunch.hosts.doctor.cuda" in imported
+    assert set() == imported & {"pydantic", "yaml", "ttlaunch.spec.recipe.config"}
+
+
 @pytest.mark.parametrize(("text", "ranks"), [("2", 2), ("02", 2), (" 2", 2), ("1_0", 10), ("+2", 2)])
 def test_a_number_is_read_as_typer_reads_it(text, ranks):
     answer = CliRunner().invoke(app, ["plan", "-n", text, "--engine", "agents", "--", "true"])

@@ -5,11 +5,14 @@ Where there is a device file and a torch that was built for it, only the rank ca
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import Diagnostic, Label
 from ttlaunch.hosts.doctor.facts import HostFacts
-from ttlaunch.spec.recipe.config import LoadedConfig
 from ttlaunch.spec.topology.model import Topology
+
+if TYPE_CHECKING:
+    from ttlaunch.spec.recipe.config import LoadedConfig
 
 _KEY = "device_config.device"
 _INSTEAD = f"`--set {_KEY}=auto` computes on the CPU where there is no GPU"
@@ -38,7 +41,7 @@ def gpus_of_hosts(facts: Mapping[str, HostFacts]) -> dict[str, Gpus]:
     }
 
 
-def check_cuda(loaded: LoadedConfig, hosts: Mapping[str, Gpus], *, topology: Topology) -> list[Diagnostic]:
+def check_cuda(loaded: "LoadedConfig", hosts: Mapping[str, Gpus], *, topology: Topology) -> list[Diagnostic]:
     """An error if `device` is `cuda` and a host surely has no CUDA device.
 
     Args:
