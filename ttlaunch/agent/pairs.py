@@ -1,6 +1,6 @@
 """Let this host connect to every other host of a cluster, and the others to it, on ports that the system chooses.
 
-Frames to it: `reach` (connect to all peers at once), `measure` (latency and bandwidth to one). Frames from it:
+Frames to it: `reach` (connect to all peers at once), `measure` (latency and bandwidth to one), `end`. Frames from it:
 `listening` (the port), `reached`, `measured`. The side that connects shows a token that only this
 cluster's scripts know, and the side that answers proves its identity, so neither a stranger nor a second machine with the same
 address is taken for a peer.
@@ -15,7 +15,6 @@ import os
 import selectors
 import socket
 import statistics
-import sys
 import threading
 import time
 
@@ -36,7 +35,7 @@ _DONE = b"k"
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Serve until standard input ends.
+    """Serve until the frame `end`, or the end of standard input, beyond which it reads nothing: another script may follow.
 
     Args:
         arguments: `name` and `address` of this host, `token` (hexadecimal), `timeout_s` for reaching all peers.
@@ -50,8 +49,8 @@ def main(arguments: dict[str, Any]) -> int:
     threading.Thread(target=_serve, args=(listener, token, arguments["name"]), daemon=True).start()
     contract.send_frame({"kind": "listening", "port": listener.getsockname()[1], "problem": None})
     while True:
-        frame = contract.read_frame(sys.stdin.buffer.read)
-        if frame is None:
+        frame = contract.read_frame(lambda size: os.read(0, size))
+        if frame is None or frame[0]["kind"] == "end":
             return 0
         header = frame[0]
         if header["kind"] == "reach":

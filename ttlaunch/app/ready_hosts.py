@@ -19,7 +19,7 @@ from ttlaunch.app.prepare_run import PreparedRun, make_plan
 from ttlaunch.app.program_on_hosts import check_program
 from ttlaunch.app.reach import in_background, reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
-from ttlaunch.app.sync_code import sync_code
+from ttlaunch.app.sync_code import pythons_of, sync_code
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity
 from ttlaunch.engines.base import Capability
 from ttlaunch.errors import HostError
@@ -29,15 +29,17 @@ from ttlaunch.hosts.doctor.facts import HostFacts, facts_of_launcher
 from ttlaunch.hosts.doctor.network import NetworkChoice, check_choice, choose_network
 from ttlaunch.hosts.doctor.pair_checks import check_pairs
 from ttlaunch.hosts.doctor.pairs import measure_pairs
-from ttlaunch.hosts.doctor.probe_hosts import probe_all, question_for
+from ttlaunch.hosts.doctor.probe_hosts import probe, probe_all, question_for
 from ttlaunch.hosts.doctor.software import check_packages
 from ttlaunch.hosts.doctor.troubles import explain_troubles
 from ttlaunch.hosts.sync.data import DataItem, data_item
 from ttlaunch.hosts.sync.release import Release, make_release
 from ttlaunch.hosts.sync.results import Outcome, Synced
-from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.hosts.transport.pushed import Interpreter, start_interpreter
+from ttlaunch.hosts.transport.transport import CONNECT_S, Process, Transport
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.make import Networks
+from ttlaunch.running.agents.host_link import AGENT_MODULES
 from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_controller
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -84,19 +86,23 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     cluster = _Cluster(topology, prepared, dialogue)
     marks = {"connections": time.time()}
     reading = in_background(lambda: _read_release(prepared))
-    transports = reach_hosts(topology, dialogue)
+    begun = _Begun(cluster)
+    transports = reach_hosts(topology, dialogue, then=begun.begin)
     marks["hosts"] = time.time()
-    facts, choice = _check_hosts(cluster, transports)
+    facts, choice = _check_hosts(cluster, transports, begun)
     # Let hosts connect to each other while the code is being sent; the result is needed only before the plan is completed.
-    measuring = in_background(lambda: measure_pairs(transports, choice.addresses))
+    measuring = in_background(lambda: measure_pairs(transports, choice.addresses, interpreters=begun.interpreters))
     marks["sync"] = time.time()
-    outcome = _send_code(cluster, transports, facts, reading=reading)
+    outcome = _send_code(cluster, transports, facts, reading=reading, receivers=begun.receivers)
     pairs = measuring.result()
     cluster.stop(check_pairs(pairs.pairs, choice, topology=topology), pairs.errors)
     networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same specification has given a plan before
-    hosts = [_ready_host(host, facts[host.host], outcome, program=plan.program) for host in transports]
+    hosts = [
+        _ready_host(host, facts[host.host], outcome, interpreter=begun.interpreters[host.host], program=plan.program)
+        for host in transports
+    ]
     marks["folder"] = time.time()
     return _ReadyHosts(
         plan,
@@ -109,18 +115,45 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     )
 
 
+class _Begun:
+    """What is begun on each host as soon as it is connected, while others are still being connected; it changes nothing there.
+
+    Attributes:
+        interpreters: By host, the Python that runs the checks and becomes the agent.
+        facts: By host, the answer to what every host is asked.
+        receivers: By host, a Python that waits for the code.
+    """
+
+    def __init__(self, cluster: _Cluster) -> None:
+        prepared = cluster.prepared
+        python, engine = prepared.surroundings.python, prepared.engine.signature
+        self._topology = cluster.topology
+        self.question = question_for(cluster.topology, launcher_python=python, engine=engine)
+        self.interpreters: dict[str, Interpreter] = {}
+        self.facts: dict[str, Future[HostFacts]] = {}
+        self.receivers: dict[str, Future[Process]] = {}
+
+    def begin(self, host: Transport) -> None:
+        """Ask a host that is connected, and start the interpreters there, without waiting for either."""
+        python = self.interpreters[host.host] = Interpreter(host, ahead=("pairs", *AGENT_MODULES, "start_agent"))
+        self.facts[host.host] = in_background(lambda: probe(host, self.question, interpreter=python))
+        pythons = pythons_of(self._topology)
+        self.receivers[host.host] = in_background(lambda: start_interpreter(host, pythons=pythons, timeout_s=CONNECT_S))
+
+
 def _read_release(prepared: PreparedRun) -> tuple[Release | None, list[Diagnostic]]:
     program = prepared.plan.program
     recipe = Path(program.folder) if isinstance(program, RecipeProgram) else None
     return make_release(prepared.surroundings.working_folder, recipe=recipe)
 
 
-def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[dict[str, HostFacts], NetworkChoice]:
+def _check_hosts(
+    cluster: _Cluster, transports: Sequence[Transport], begun: _Begun
+) -> tuple[dict[str, HostFacts], NetworkChoice]:
     """Check everything that a run needs on its hosts, such as the engine, and choose the network."""
     prepared, topology = cluster.prepared, cluster.topology
     engine = prepared.engine
-    question = question_for(topology, launcher_python=prepared.surroundings.python, engine=engine.signature)
-    answers = probe_all(transports, question)
+    answers = probe_all(transports, begun.question, begun=begun.facts)
     cluster.stop([], answers.errors, answers.seconds)
     connections = {transport.host: transport.addresses for transport in transports}
     checked = check_everything(
@@ -151,7 +184,12 @@ def _needs_torch(prepared: PreparedRun) -> bool:
 
 
 def _send_code(
-    cluster: _Cluster, transports: Sequence[Transport], facts: Mapping[str, HostFacts], *, reading: Reading
+    cluster: _Cluster,
+    transports: Sequence[Transport],
+    facts: Mapping[str, HostFacts],
+    *,
+    reading: Reading,
+    receivers: Mapping[str, Future[Process]],
 ) -> Outcome:
     """Check that each host has the ranks' program or gets it with the release, then send the release to all hosts."""
     prepared, (release, found) = cluster.prepared, reading.result()
@@ -168,7 +206,13 @@ def _send_code(
         )
         cluster.stop(missing)
     outcome, found = sync_code(
-        transports, release, topology=cluster.topology, data=_data(prepared), found=found, dialogue=cluster.dialogue
+        transports,
+        release,
+        topology=cluster.topology,
+        data=_data(prepared),
+        found=found,
+        dialogue=cluster.dialogue,
+        interpreters=receivers,
     )
     cluster.stop(found)
     return outcome
@@ -184,7 +228,12 @@ def _data(prepared: PreparedRun) -> list[DataItem]:
 
 
 def _ready_host(
-    transport: Transport, facts: HostFacts, outcome: Outcome, *, program: RecipeProgram | CommandProgram
+    transport: Transport,
+    facts: HostFacts,
+    outcome: Outcome,
+    *,
+    interpreter: Interpreter,
+    program: RecipeProgram | CommandProgram,
 ) -> ReadyHost:
     """Collect the facts that a run needs about a host that was checked and has the code."""
     release, synced = outcome.release, outcome.hosts[transport.host]
@@ -195,6 +244,7 @@ def _ready_host(
         copies[program.folder] = f"{synced.release}/{release.recipe}"
     return ReadyHost(
         transport=transport,
+        interpreter=interpreter,
         python=facts.python.executable,
         mpi_prefix=facts.mpi.prefix if facts.mpi else None,
         remote_folder=synced.remote_folder,

@@ -8,7 +8,7 @@ import pytest
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport import pushed
 from ttlaunch.hosts.transport.frames import FrameStream
-from ttlaunch.hosts.transport.pushed import explain_end, start_script
+from ttlaunch.hosts.transport.pushed import Interpreter, explain_end, start_script
 
 ECHO = """
     import os, sys
@@ -30,9 +30,26 @@ def script(shell_host, monkeypatch):
 
     def start(text=ECHO, **options):
         monkeypatch.setattr(pushed, "_source", lambda _: dedent(text))
+        pushed._modules.cache_clear()
         return start_script(shell_host.transport, "echo", timeout_s=10, **options)
 
     return start
+
+
+@pytest.fixture
+def interpreter(shell_host, monkeypatch):
+    """`interpreter(texts)`: a Python on a host for scripts with these texts, by name."""
+    made = []
+
+    def make(texts, **options):
+        monkeypatch.setattr(pushed, "_source", lambda name: dedent(texts[name]))
+        pushed._modules.cache_clear()
+        made.append(Interpreter(shell_host.transport, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.drop()
 
 
 def error_of(call):
@@ -156,3 +173,65 @@ def test_the_loader_is_understood_by_pythons_that_are_too_old():
     assert 'f"' not in head
     assert "print" not in head
     assert shlex.split(pushed._command(["~/a b/python"]))
+
+
+# One Python for several scripts
+
+SAY = """
+    import os
+    from ttlaunch import contract
+    {first}
+    def main(arguments):
+        {then}
+        contract.send_frame({{"parent": os.getppid(), "own": os.getpid(), "umask": os.umask(0)}})
+        return arguments.get("status", 0)
+"""
+PLAIN = SAY.format(first="", then="")
+
+
+def test_scripts_that_follow_each_other_run_in_one_python_and_leave_nothing_to_the_next(interpreter):
+    python = interpreter({"one": PLAIN, "two": PLAIN})
+    first = python.start("one", timeout_s=10).expect(timeout_s=10)[0]
+    second = python.start("two", timeout_s=10).expect(timeout_s=10)[0]
+    last = python.start("two", is_last=True, timeout_s=10).expect(timeout_s=10)[0]
+
+    assert first["parent"] == second["parent"] == last["own"]
+    assert first["umask"] == second["umask"] == last["umask"] != 0
+
+
+def test_a_script_ahead_is_compiled_while_the_first_one_runs(interpreter, tmp_path):
+    sign = str(tmp_path / "loaded")
+    waits = SAY.format(first="import time", then=f"while not os.path.exists({sign!r}): time.sleep(0.01)")
+    says = SAY.format(first=f"open({sign!r}, 'x').close()", then="")  # another load of it would raise FileExistsError
+    python = interpreter({"waits": waits, "says": says}, ahead=["says"])
+
+    assert python.start("waits", timeout_s=10).expect(timeout_s=10)
+    assert python.start("says", timeout_s=10).expect(timeout_s=10)
+    assert python.start("says", is_last=True, timeout_s=10).expect(timeout_s=10)
+
+
+def test_a_script_that_is_not_the_first_reads_only_what_is_sent_to_it(interpreter):
+    python = interpreter({"one": PLAIN, "echo": ECHO}, ahead=["echo"])
+    python.start("one", timeout_s=10).expect(timeout_s=10)
+    stream = python.start("echo", timeout_s=10)
+    stream.expect(timeout_s=10)
+    for number in range(50):
+        stream.send({"n": number}, timeout_s=10)
+        assert stream.expect(timeout_s=10) == ({"got": {"n": number}}, b"")
+
+
+def test_a_script_that_fails_is_quoted_at_once_although_others_were_to_follow(interpreter):
+    python = interpreter({"breaks": "def main(arguments):\n    raise ValueError('no such disk')\n"})
+    stream = python.start("breaks", timeout_s=10)
+
+    error = error_of(lambda: stream.expect(timeout_s=60))
+    assert (error.trouble, error.evidence) == (Trouble.SCRIPT, "our script on it broke: ValueError: no such disk")
+
+
+def test_a_script_after_one_that_was_dropped_gets_a_python_of_its_own(interpreter):
+    python = interpreter({"one": PLAIN})
+    first = python.start("one", timeout_s=10).expect(timeout_s=10)[0]
+    python.drop()
+    second = python.start("one", timeout_s=10).expect(timeout_s=10)[0]
+
+    assert first["parent"] != second["parent"]

@@ -1,5 +1,6 @@
 """Let every host connect to every other over the chosen network, in both directions, and judge the results."""
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
-from ttlaunch.hosts.transport.pushed import explain_end, start_script
+from ttlaunch.hosts.transport.pushed import Interpreter, explain_end
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.records.host_scripts import Listening, Measured, Reached
 
@@ -55,6 +56,7 @@ def measure_pairs(
     addresses: Mapping[str, str],
     *,
     pythons: Mapping[str, Sequence[str]] | None = None,
+    interpreters: Mapping[str, Interpreter] | None = None,
     bandwidth: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Pairs:
@@ -66,11 +68,12 @@ def measure_pairs(
         transports: The hosts; connected.
         addresses: The address of each host on the chosen network; hosts without one do not take part.
         pythons: Interpreters to try first for our script, by host.
+        interpreters: A running Python of each host, which goes on afterwards; None to start one on each.
         bandwidth: Whether to measure latency and bandwidth. This takes about a second for each host: disjoint pairs are measured
             in one round, a round takes a second, and n hosts need n - 1 rounds, or n if n is odd.
         progress: Called before each round of measurements, with the number of rounds done and the number of all rounds.
     """
-    scripts = _PairScripts(addresses, pythons or {})
+    scripts = _PairScripts(addresses, pythons or {}, interpreters)
     try:
         scripts.listen([transport for transport in transports if transport.host in addresses])
         scripts.reach()
@@ -90,11 +93,17 @@ def _ignore(_done: int, _total: int) -> None:
 class _PairScripts:
     """The scripts that we run on all hosts, with which the hosts connect to each other."""
 
-    def __init__(self, addresses: Mapping[str, str], pythons: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        pythons: Mapping[str, Sequence[str]],
+        interpreters: Mapping[str, Interpreter] | None,
+    ) -> None:
         self.errors: dict[str, HostError] = {}
         self.pairs: dict[tuple[str, str], Pair] = {}
         self._addresses = addresses
         self._pythons = pythons
+        self._interpreters = interpreters
         self._token = secrets.token_hex(32)
         self._ready: list[Transport] = []
         self._streams: dict[str, FrameStream] = {}
@@ -136,8 +145,12 @@ class _PairScripts:
                 thread.join()
 
     def close(self) -> None:
-        for stream in self._streams.values():
-            stream.process.kill()
+        for host, stream in self._streams.items():
+            if self._interpreters is None or host in self.errors:
+                stream.process.kill()
+                continue
+            with contextlib.suppress(HostError):  # whoever uses the interpreter next will notice
+                stream.send({"kind": "end"}, timeout_s=_MARGIN_S)
 
     def _listen(self, transport: Transport) -> tuple[FrameStream, int]:
         arguments: dict[str, Any] = {
@@ -147,11 +160,18 @@ class _PairScripts:
             "timeout_s": REACH_S,
         }
         pythons = self._pythons.get(transport.host, ())
-        stream = start_script(transport, "pairs", arguments=arguments, pythons=pythons, timeout_s=START_S)
+        python = (self._interpreters or {}).get(transport.host) or Interpreter(transport)
         try:
+            stream = python.start(
+                "pairs",
+                arguments=arguments,
+                pythons=pythons,
+                is_last=self._interpreters is None,
+                timeout_s=START_S,
+            )
             return stream, _port(stream, arguments["address"])
         except HostError:
-            stream.process.kill()
+            python.drop()
             raise
 
     def _reach(self, transport: Transport) -> list[Pair]:

@@ -1,14 +1,15 @@
 """Ask many hosts at once what they have; a slow or dead one never delays the answers of the others."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.facts import Clock, HostFacts, parse_facts
 from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.fleet import on_each
-from ttlaunch.hosts.transport.pushed import explain_end, start_script
+from ttlaunch.hosts.transport.pushed import Interpreter, explain_end
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
 from ttlaunch.records.host_scripts import HostAnswer, HostClock
@@ -66,14 +67,29 @@ def question_for(topology: Topology, *, launcher_python: str, engine: EngineSign
     return Question(pythons, folder, engine, names, cluster.mpi_prefix)
 
 
-def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s: float = PROBE_S) -> Answers:
-    """Ask connected hosts, each of which has `timeout_s`, and wait for all of them."""
+def probe_all(
+    transports: Sequence[Transport],
+    question: Question,
+    *,
+    begun: Mapping[str, Future[HostFacts]] | None = None,
+    timeout_s: float = PROBE_S,
+) -> Answers:
+    """Ask connected hosts, each of which has `timeout_s`, and wait for all of them.
+
+    Args:
+        transports: The hosts.
+        question: What they are asked.
+        begun: Hosts that are being asked already, each with its answer.
+        timeout_s: The time from now until an answer.
+    """
+    answers = begun or {}
     began = time.monotonic()
     found: dict[str, HostFacts | HostError] = {}
     seconds: dict[str, float] = {}
 
     def work(transport: Transport) -> HostFacts:
-        return probe(transport, question, timeout_s=timeout_s)
+        answer = answers.get(transport.host)
+        return answer.result() if answer is not None else probe(transport, question, timeout_s=timeout_s)
 
     for transport, answer in on_each(transports, work, timeout_s=timeout_s):
         found[transport.host] = answer
@@ -84,17 +100,25 @@ def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s:
     return Answers(facts, errors, {host: seconds[host] for host in facts})
 
 
-def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_S) -> HostFacts:
+def probe(
+    transport: Transport, question: Question, *, interpreter: Interpreter | None = None, timeout_s: float = PROBE_S
+) -> HostFacts:
     """Ask one connected host; if the connection breaks, ask once more over a new one.
 
     Asking twice is safe because it changes nothing on the host, and it survives a restart of the host's sshd.
+
+    Args:
+        transport: The host.
+        question: What it is asked.
+        interpreter: A Python on the host, which goes on for other scripts; None to start one for this question alone.
+        timeout_s: The time that both attempts have together.
 
     Raises:
         HostError: If the host does not answer in time.
     """
     end = time.monotonic() + timeout_s
     try:
-        return _ask(transport, question, timeout_s=timeout_s)
+        return _ask(transport, question, interpreter, timeout_s=timeout_s)
     except HostError as error:
         if error.trouble is not Trouble.LOST:
             raise
@@ -102,10 +126,10 @@ def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_
             transport.connect(timeout_s=time_left(end))
         except HostError:
             raise error from None
-        return _ask(transport, question, timeout_s=time_left(end))
+        return _ask(transport, question, interpreter, timeout_s=time_left(end))
 
 
-def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostFacts:
+def _ask(transport: Transport, question: Question, interpreter: Interpreter | None, *, timeout_s: float) -> HostFacts:
     end = time.monotonic() + timeout_s
     arguments = {
         "remote_folder": question.remote_folder,
@@ -119,15 +143,17 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
     }
     asked = time.time()
     pythons = (SYSTEM_PYTHON, *question.pythons)
-    stream = start_script(
-        transport,
-        "probe",
-        beside=("claims", "probe_software", "tracing"),
-        arguments=arguments,
-        pythons=pythons,
-        timeout_s=timeout_s,
-    )
+    python = interpreter or Interpreter(transport)
+    goes_on = False
     try:
+        stream = python.start(
+            "probe",
+            beside=("claims", "probe_software", "tracing"),
+            arguments=arguments,
+            pythons=pythons,
+            is_last=interpreter is None,
+            timeout_s=timeout_s,
+        )
         first = stream.receive(timeout_s=time_left(end))
         answered = time.time()
         if first is None:
@@ -135,11 +161,14 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
         answer = stream.answer(HostAnswer, timeout_s=time_left(end))
         theirs = stream.checked(HostClock, first[0]).time
         # Their clock was read between our two readings, so the offset lies between these two differences.
-        return parse_facts(answer.facts, clock=Clock(theirs - answered, theirs - asked))
+        facts = parse_facts(answer.facts, clock=Clock(theirs - answered, theirs - asked))
+        goes_on = interpreter is not None
     except ValueError as error:
         raise HostError(transport.host, Trouble.SCRIPT, str(error)) from error
     finally:
-        stream.process.kill()
+        if not goes_on:
+            python.drop()
+    return facts
 
 
 def _no_answer(stderr: bytes, host: str) -> HostError:

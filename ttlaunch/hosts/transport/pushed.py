@@ -1,7 +1,8 @@
 """Run scripts of `ttlaunch.agent` on a host that has only Python: their text is sent through standard input.
 
-Nothing is written to the host's disk, and the command line has only a short loader. The rest of standard input, and the
-output, are frames between the script and its caller.
+Nothing is written to the host's disk, and the command line has only a short loader. It reads modules and then the script to
+call, with its arguments. The rest of standard input, and the output, are frames between the script and its caller. A script
+that is not the last one runs in a fork of the loader, which then reads the next one: a host starts Python once for all of them.
 """
 
 import json
@@ -9,6 +10,7 @@ import shlex
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -43,16 +45,31 @@ def take(size):
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-content = json.loads(zlib.decompress(take(struct.unpack(">I", take(4))[0])))
-for name, text in content["modules"]:
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__file__ = name
-    module.__path__ = []
-    parent, _, child = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], child, module)
-    exec(compile(text, name, "exec"), module.__dict__)
-sys.exit(module.main(content["arguments"]))
+def order():
+    return json.loads(zlib.decompress(take(struct.unpack(">I", take(4))[0])))
+def load(modules):
+    for name, text in modules:
+        if name not in sys.modules:
+            module = sys.modules[name] = types.ModuleType(name)
+            module.__file__ = name
+            module.__path__ = []
+            parent, _, child = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], child, module)
+            exec(compile(text, name, "exec"), module.__dict__)
+while True:
+    load(order())
+    script = order()
+    if script["last"]:
+        break
+    child = os.fork()
+    if not child:
+        break
+    if script["then"]:
+        load(order())
+    if os.waitpid(child, 0)[1]:
+        sys.exit(1)
+sys.exit(sys.modules[script["name"]].main(script["arguments"]))
 """
 
 
@@ -95,23 +112,83 @@ def start_script(
         HostError: For the reasons of `Transport.start`. If the host has no Python, only the first `receive` may fail: see
             `explain_end`.
     """
-    modules = [
-        ("ttlaunch", ""),
-        ("ttlaunch.contract", files("ttlaunch").joinpath("contract.py").read_text(encoding="utf-8")),
-        ("ttlaunch.agent", ""),
-        *((f"ttlaunch.agent.{part}", _source(part)) for part in (*beside, name)),
-    ]
-    text = json.dumps({"modules": modules, "arguments": dict(arguments or {})}).encode()
-    packed = zlib.compress(text)  # a quarter: what fits into a connection's first flight saves round trips
-    process = interpreter or start_interpreter(transport, pythons=pythons, timeout_s=timeout_s)
-    stream = FrameStream(transport.host, process)
-    try:
-        stream.process.write(struct.pack(">I", len(packed)) + packed, timeout_s=timeout_s)
-    except HostError as error:
-        if error.trouble is not Trouble.LOST:
-            raise
-        raise explain_end(stream, timeout_s=_END_S) or error from error
-    return stream
+    ready = Interpreter(transport, process=interpreter)
+    return ready.start(name, beside=beside, arguments=arguments, pythons=pythons, is_last=True, timeout_s=timeout_s)
+
+
+class Interpreter:
+    """A Python on a host that runs scripts one after another.
+
+    It ends with a script that fails, with `drop`, and with the connection; the next script then gets another one.
+    """
+
+    def __init__(self, transport: Transport, *, ahead: Sequence[str] = (), process: Process | None = None) -> None:
+        """Prepare it; nothing is started on the host.
+
+        Args:
+            transport: The host; connected before the first script.
+            ahead: Modules of `ttlaunch.agent` for later scripts, which the host compiles while the first one runs, which must
+                read nothing then.
+            process: A Python that is waiting on the host already.
+        """
+        self._transport, self._ahead, self._process = transport, tuple(ahead), process
+
+    def start(
+        self,
+        name: str,
+        *,
+        beside: Sequence[str] = (),
+        arguments: Mapping[str, Any] | None = None,
+        pythons: Sequence[str] = (),
+        is_last: bool = False,
+        timeout_s: float,
+    ) -> FrameStream:
+        """Start a script; the one before it has ended, or ends without having read anything of this one.
+
+        Args:
+            name: As for `start_script`, with `beside` and `arguments`.
+            beside: Further modules.
+            arguments: JSON, handed to `main`.
+            pythons: As for `start_interpreter`; without effect where Python is running already.
+            is_last: Whether no other script follows. It then runs in the process itself.
+            timeout_s: The time allowed for starting it.
+
+        Raises:
+            HostError: As `start_script`.
+        """
+        ahead = () if is_last or self._process is not None else self._ahead
+        script = {"name": f"ttlaunch.agent.{name}", "arguments": dict(arguments or {})}
+        sent = _modules((*beside, name)) + _packed({**script, "last": is_last, "then": bool(ahead)})
+        sent += _modules(ahead) if ahead else b""
+        if self._process is None:
+            self._process = start_interpreter(self._transport, pythons=pythons, timeout_s=timeout_s)
+        stream = FrameStream(self._transport.host, self._process)
+        try:
+            stream.process.write(sent, timeout_s=timeout_s)
+        except HostError as error:
+            if error.trouble is not Trouble.LOST:
+                raise
+            raise explain_end(stream, timeout_s=_END_S) or error from error
+        return stream
+
+    def drop(self) -> None:
+        """End it, and the script that runs, as `Process.kill` does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+
+@cache
+def _modules(names: tuple[str, ...]) -> bytes:
+    """Pack the text of modules of `ttlaunch.agent`, which all hosts get alike."""
+    contract = files("ttlaunch").joinpath("contract.py").read_text(encoding="utf-8")
+    known = [("ttlaunch", ""), ("ttlaunch.contract", contract), ("ttlaunch.agent", "")]
+    return _packed([*known, *((f"ttlaunch.agent.{name}", _source(name)) for name in names)])
+
+
+def _packed(content: Any) -> bytes:
+    packed = zlib.compress(json.dumps(content).encode())  # what fits into a connection's first flight saves round trips
+    return struct.pack(">I", len(packed)) + packed
 
 
 def _source(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from ttlaunch.engines.base import Engine, EngineProcess
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.pushed import Interpreter
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 from ttlaunch.records.agents import FilePiece, ProcessReport
@@ -36,6 +37,7 @@ def start_agents(
     last_step: int,
     folder: RunFolder,
     pythons: Mapping[str, str],
+    interpreters: Mapping[str, Interpreter] | None = None,
 ) -> dict[str, HostLink | HostError]:
     """Start agents on all hosts at the same time, and the threads that follow each.
 
@@ -44,7 +46,8 @@ def start_agents(
         arguments: The arguments of `agent/start_agent.py` for each host.
         last_step: The last step that can have a checkpoint; 0 if none can.
         folder: The run's folder, into which the files of the hosts are written.
-        pythons: By host, the interpreter that starts its agent.
+        pythons: By host, the interpreter that starts its agent if none runs.
+        interpreters: By host, the Python that becomes its agent's; None to start one on each.
 
     Returns:
         By host, the link to its agent, or why there is none.
@@ -69,7 +72,7 @@ def start_agents(
             keep=keep,
             note=note,
         )
-        link.start()
+        link.start((interpreters or {}).get(host))
         link.follow()
         return link
 

@@ -18,7 +18,7 @@ from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.frames import FrameStream
-from ttlaunch.hosts.transport.pushed import explain_end, start_script
+from ttlaunch.hosts.transport.pushed import Interpreter, explain_end, start_script
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.records.agents import (
     AgentAlive,
@@ -144,13 +144,16 @@ class HostLink:
         self._has_lied = self._never_ends = False
         self._moved = time.monotonic()  # when the last piece came, or the end was ordered
 
-    def start(self) -> None:
+    def start(self, interpreter: Interpreter | None = None) -> None:
         """Start the agent.
+
+        Args:
+            interpreter: A Python on the host that becomes the agent's; None to start one.
 
         Raises:
             HostError: The agent cannot be started, or cannot make the run's folder.
         """
-        stream = put_agent(self._transport, self._arguments, pythons=self._pythons)
+        stream = put_agent(interpreter or Interpreter(self._transport), self._arguments, pythons=self._pythons)
         ready = self._greeted(stream, timeout_s=START_S)
         if isinstance(ready, AgentGone):
             raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
@@ -397,19 +400,19 @@ class HostLink:
                 connection.stream.process.kill()  # the reading thread notices this and connects again
 
 
-def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
+def put_agent(interpreter: Interpreter, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
     """Start an agent.
 
     Args:
-        transport: The host; connected already.
+        interpreter: A Python on the host, running already or not; no other script can follow in it.
         arguments: The arguments of `agent/start_agent.py`.
-        pythons: Interpreters on the host, in the order in which they are tried.
+        pythons: Interpreters on the host, in the order in which they are tried if none runs.
 
     Raises:
         HostError: The script cannot be started, see `start_script`.
     """
-    return start_script(
-        transport, "start_agent", beside=AGENT_MODULES, arguments=arguments, pythons=pythons, timeout_s=START_S
+    return interpreter.start(
+        "start_agent", beside=AGENT_MODULES, arguments=arguments, pythons=pythons, is_last=True, timeout_s=START_S
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.engines.base import DaemonStart, Engine
 from ttlaunch.errors import HostError
+from ttlaunch.hosts.transport.pushed import Interpreter
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.on_host import HostPlaces, plan_on_host
@@ -29,6 +30,7 @@ class ReadyHost:
     """A host that has everything its ranks need.
 
     Attributes:
+        interpreter: Runs our scripts on the host, and becomes the agent.
         python: The interpreter of the host's ranks.
         mpi_prefix: The folder of the engine's installation on the host; None for an engine that has no MPI.
         remote_folder: The folder of ttlaunch on the host, absolute.
@@ -39,6 +41,7 @@ class ReadyHost:
     """
 
     transport: Transport
+    interpreter: Interpreter
     python: str
     mpi_prefix: str | None
     remote_folder: str
@@ -87,6 +90,7 @@ def start_controller(
         last_step=run.plan.last_checkpoint_step,
         folder=run.folder,
         pythons={host.transport.host: host.python for host in hosts},
+        interpreters={host.transport.host: host.interpreter for host in hosts},
     )
     failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
     links = [answer for answer in started.values() if isinstance(answer, HostLink)]
