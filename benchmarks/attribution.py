@@ -1,11 +1,13 @@
 """Break a rank in every way, on this machine and across hosts, and compare who is named, and as what, with who was broken.
 
-    PYTHONPATH=. python benchmarks/attribution.py [--results FILE] [--place here|hosts] [--rounds 4] [--minutes 10] [--beside]
+    PYTHONPATH=. python benchmarks/attribution.py [--results FILE] [--place here|hosts] [--start default|agents|warm] [--rounds 4] [--minutes 10]
+    PYTHONPATH=. python benchmarks/attribution.py --beside
 
 Every fault of `attribution_cells.py`, times every rank and role of a program without torch (4 ranks over MPI, or over
 sockets) and of a small recipe (2 workers and a server), at a random step, times the places: this machine, and three hosts in
 namespaces with their own sshd (needs root). A cell is right if the rank, or one of the role's, is named with its host and
-the class of its end.
+the class of its end. With `--start agents`, engine `agents` starts the program over sockets and, in place of the recipe, a
+script with DistributedDataParallel over gloo (3 ranks); with `--start warm`, the same as forks of a process that has imported torch.
 
 Each fault is a line in the file of results; the same command makes those that are missing there, as long as what
 attributes was not changed. `--beside` breaks each fault once under bare `mpirun` and `torchrun` too, and looks which ranks
@@ -24,11 +26,24 @@ from pathlib import Path
 from typing import Any
 
 from attribution_beside import show_others
-from attribution_cells import BROKEN, BY_KERNEL, CLASSES, HERE, HOSTS, ROUNDS, Cell, is_right, plan_cells
+from attribution_cells import (
+    AGENTS,
+    BROKEN,
+    BY_KERNEL,
+    CLASSES,
+    DEFAULT,
+    HERE,
+    HOSTS,
+    ROUNDS,
+    WARM,
+    Cell,
+    is_right,
+    plan_cells,
+)
 from attribution_places import break_cell, control_group, open_place
 
 TO_BE_MET = 0.99
-BREAKS = ("faults", "recipe", "ring", "trainer")
+BREAKS = ("ddp", "faults", "recipe", "ring", "trainer")
 ATTRIBUTES = (
     "running/failures/attribution",
     "running/failures/causes",
@@ -39,8 +54,10 @@ ATTRIBUTES = (
     "running/hang/verdict",
     "running/hang/hangs",
     "running/lost_folders",
+    "agent/forked_rank",
     "agent/process_facts",
     "agent/rank_records",
+    "agent/start_ranks",
     "rank_exceptions/describe",
     "rank_exceptions/fate",
     "rank_exceptions/outline",
@@ -55,6 +72,7 @@ def main() -> int:
         "--results", type=Path, default=Path(".benchmarks/attribution.jsonl"), help="where they are kept"
     )
     parser.add_argument("--place", choices=(HERE, HOSTS), action="append", help="only there; both unless said")
+    parser.add_argument("--start", choices=(DEFAULT, AGENTS, WARM), default=DEFAULT, help="how ranks are started")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each cell is broken")
     parser.add_argument("--only", choices=tuple(CLASSES), action="append", help="only these faults")
     parser.add_argument("--minutes", type=float, default=None, help="after which no other fault is made")
@@ -78,7 +96,11 @@ def _at(place: str, options: argparse.Namespace, began: float) -> list[dict[str,
     """All results of a place, those of earlier calls included."""
     about = {"code": _code_hash()}
     kept = _kept(options.results, about)
-    cells = [cell for cell in plan_cells(place, options.rounds) if options.only is None or cell.fault in options.only]
+    cells = [
+        cell
+        for cell in plan_cells(place, options.start, options.rounds)
+        if options.only is None or cell.fault in options.only
+    ]
     missing = [cell for cell in cells if cell.key not in kept]
     print(f"{place}: {len(cells) - len(missing)} faults are there, {len(missing)} are to be made", flush=True)
     if missing:
@@ -92,7 +114,7 @@ def _at(place: str, options: argparse.Namespace, began: float) -> list[dict[str,
                     file.write(json.dumps(entry) + "\n")
                 verdict = "right" if is_right(entry) else f"WRONG: {entry['named']}, {entry['class']}, {entry['said']}"
                 print(f"{number + 1:4} {place:6}{cell.program:8} {cell.fault:30} {cell.who}: {verdict}", flush=True)
-    return [entry for entry in kept.values() if entry["place"] == place]
+    return [entry for entry in kept.values() if (entry["place"], entry["start"]) == (place, options.start)]
 
 
 def _kept(results: Path, about: dict[str, Any]) -> dict[str, dict[str, Any]]:

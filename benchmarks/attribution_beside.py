@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attribution_cells import BY_KERNEL, CLASSES, HERE, OVER_SOCKETS, RANKS, Cell
+from attribution_cells import BY_KERNEL, CLASSES, DEFAULT, HERE, OF_AGENTS, OF_SCRIPTS, OVER_SOCKETS, RANKS, Cell
 from attribution_places import Place, start
 
 HANGING_S = 20.0
@@ -23,13 +23,17 @@ def show_others(scratch: Path, group: Path | None) -> None:
         "torchrun": ([str(binaries / "torchrun"), "--nproc-per-node", str(RANKS)], _TORCHRUN_NAMES),
     }
     named_right: dict[str, int] = dict.fromkeys(launchers, 0)
-    faults = [fault for fault in CLASSES if fault != "error in one role" and (fault != BY_KERNEL or group is not None)]
+    left_out = OF_AGENTS | OF_SCRIPTS | {"error in one role"}
+    faults = [fault for fault in CLASSES if fault not in left_out and (fault != BY_KERNEL or group is not None)]
     print(f"{f'fault, in rank {_GUILTY}':32}" + "".join(f"{name:24}" for name in launchers))
     for fault in faults:
         told = []
         for name, (command, pattern) in launchers.items():
             words = [*command, "ring.py", *(["sockets"] if fault in OVER_SOCKETS else [])]
-            cell, place = Cell(HERE, "program", fault, "rank", _GUILTY, 0), Place(HERE, group, subprocess.Popen)
+            cell, place = (
+                Cell(HERE, DEFAULT, "program", fault, "rank", _GUILTY, 0),
+                Place(HERE, group, subprocess.Popen),
+            )
             ended = start(words, cell, place, scratch / f"{name} {fault}", within_s=HANGING_S)
             named = _ranks(pattern, ended.stdout + ended.stderr)
             named_right[name] += named == [_GUILTY]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 BROKEN = Path(__file__).parent / "broken"
 HERE, HOSTS = "here", "hosts"
+DEFAULT, AGENTS, WARM = "default", "agents", "warm"
 ROUNDS = 5
 RECIPE_ROUNDS = 2  # they load torch, which takes longer than all else together
 RANKS = 4
@@ -41,6 +42,10 @@ CLASSES = {
     "network cut one way": "hung",
     "folder of the run removed": "folder_lost",
     "folder of ttlaunch removed": "folder_lost",
+    "killed shim": "shim_lost",
+    "killed starter": "daemon_lost",
+    "killed agent": "host_lost",
+    "skipped backward": "hung",
 }
 """The class that a report is to name, by fault."""
 
@@ -52,11 +57,18 @@ HOST_NAMED = {
     "network cut one way",
     "folder of the run removed",
     "folder of ttlaunch removed",
+    "killed starter",
+    "killed agent",
 }
 """Faults of a host: the report is to name the host, and no rank."""
-HOSTS_ONLY = {*HOST_NAMED} - {"stopped daemon"}
+HOSTS_ONLY = {*HOST_NAMED} - {"stopped daemon", "killed starter"}
 PROGRAM_ONLY = {*OVER_SOCKETS, "in finalize", "network cut one way"} - {"sys.exit(0)"}
 """Faults of ranks that meet over MPI or sockets of their own; a recipe's transport is another matter."""
+OF_MPI = {"MPI error", "MPI_Abort", "in finalize"}
+OF_AGENTS = {"killed shim", "killed starter", "killed agent"}
+"""Faults that engine `agents` gets too: who starts its ranks is ttlaunch itself."""
+OF_SCRIPTS = {"skipped backward"}
+RANKS_OF_SCRIPT = 3
 HANGS = {fault for fault, kind in CLASSES.items() if kind == "hung"}
 HANG_TIMEOUT_S = 4
 
@@ -65,9 +77,10 @@ LAYOUT = {HERE: ("localhost",) * RANKS, HOSTS: ("node0", "node0", "node1", "node
 
 
 class Cell(NamedTuple):
-    """A fault, who has it, where and when."""
+    """A fault, who has it, where and when; and how the ranks are started: by the default, `agents` or `warm`."""
 
     place: str
+    start: str
     program: str
     fault: str
     role: str
@@ -95,25 +108,40 @@ class Cell(NamedTuple):
         return self.role if self.rank is None else f"{self.role} {self.rank}"
 
 
-def plan_cells(place: str, rounds: int) -> list[Cell]:
-    """Every cell of a place so many times, those of the recipe less often, each time in an order of its own."""
+def plan_cells(place: str, start: str, rounds: int) -> list[Cell]:
+    """Every cell of a place so many times, those that load torch less often, each time in an order of its own."""
     planned = []
     for turn in range(rounds):
-        cells = [cell for fault in CLASSES for cell in _with(place, fault, turn)]
+        with_all = _with if start == DEFAULT else _with_agents
+        cells = [cell for fault in CLASSES for cell in with_all(place, start, fault, turn)]
         random.Random(f"{place} {turn}").shuffle(cells)  # noqa: S311 - nothing secret
-        planned += [cell for cell in cells if cell.program != "recipe" or turn < RECIPE_ROUNDS]
+        planned += [cell for cell in cells if cell.program == "program" or turn < RECIPE_ROUNDS]
     return planned
 
 
-def _with(place: str, fault: str, turn: int) -> list[Cell]:
+def _with(place: str, start: str, fault: str, turn: int) -> list[Cell]:
     """A fault in everybody who can have it."""
-    if fault in HOSTS_ONLY and place != HOSTS:
+    if (fault in HOSTS_ONLY and place != HOSTS) or fault in OF_AGENTS | OF_SCRIPTS:
         return []
     if fault == "error in one role":
-        return [Cell(place, "recipe", fault, role, None, turn) for role in ROLES]
-    cells = [Cell(place, "program", fault, "rank", rank, turn) for rank in range(RANKS)]
+        return [Cell(place, start, "recipe", fault, role, None, turn) for role in ROLES]
+    cells = [Cell(place, start, "program", fault, "rank", rank, turn) for rank in range(RANKS)]
     if fault not in PROGRAM_ONLY:
-        cells += [Cell(place, "recipe", fault, role, rank, turn) for role, ranks in ROLES.items() for rank in ranks]
+        cells += [
+            Cell(place, start, "recipe", fault, role, rank, turn) for role, ranks in ROLES.items() for rank in ranks
+        ]
+    return cells
+
+
+def _with_agents(place: str, start: str, fault: str, turn: int) -> list[Cell]:
+    """A fault in every rank of the program over sockets, and of a script with DistributedDataParallel."""
+    if (fault in HOSTS_ONLY and place != HOSTS) or fault in OF_MPI | {"error in one role"}:
+        return []
+    cells = []
+    if fault not in OF_SCRIPTS | {"another collective"}:  # those of torch
+        cells += [Cell(place, start, "program", fault, "rank", rank, turn) for rank in range(RANKS)]
+    if fault != "network cut one way":  # a pair of hosts whose ranks may have nothing to say to each other
+        cells += [Cell(place, start, "script", fault, "rank", rank, turn) for rank in range(RANKS_OF_SCRIPT)]
     return cells
 
 
@@ -123,6 +151,8 @@ def is_right(entry: dict[str, Any]) -> bool:
     named, hosts = entry["named"], {LAYOUT[cell.place][rank] for rank in cell.guilty}
     if cell.fault == "network cut one way":
         hosts.add(cut_peer(cell))
+    if cell.fault == "killed starter" and cell.place == HERE:
+        return (named, entry["host"], entry["class"]) == (None, None, "other")  # the engine itself
     if cell.fault in HOST_NAMED:
         is_there = named is None and entry["host"] in hosts
     else:

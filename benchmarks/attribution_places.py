@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attribution_cells import (
+    AGENTS,
     BROKEN,
     BY_KERNEL,
+    DEFAULT,
     HANG_TIMEOUT_S,
     HANGS,
     HERE,
     LAYOUT,
     OVER_SOCKETS,
     RANKS,
+    RANKS_OF_SCRIPT,
+    WARM,
     Cell,
     cut_peer,
 )
@@ -28,6 +32,12 @@ from attribution_cells import (
 from tests.cluster.hosts import Cluster
 
 LONGEST_S = 90.0
+_START = {DEFAULT: (), AGENTS: ("--engine", "agents"), WARM: ("--engine", "agents", "--warm")}
+_PROGRAMS = {
+    "program": ("ring.py", "-n", str(RANKS)),
+    "recipe": ("broken", "-n", "3"),
+    "script": ("ddp.py", "-n", str(RANKS_OF_SCRIPT)),
+}
 GROUP_BYTES = 1_500_000_000
 _GROUPS = (
     ("/sys/fs/cgroup", "memory.max", "cgroup2", "rw"),
@@ -76,8 +86,7 @@ def open_place(name: str) -> Iterator[Place]:
 
 def break_cell(cell: Cell, place: Place, folder: Path) -> dict[str, Any]:
     """Run the cell's program with its fault under ttlaunch, and take what it says."""
-    words = ["run", "--format", "json"]
-    words += ["broken", "-n", "3"] if cell.program == "recipe" else ["ring.py", "-n", str(RANKS)]
+    words = ["run", "--format", "json", *_START[cell.start], *_PROGRAMS[cell.program]]
     if place.name != HERE:
         words += ["--on", "lab"]
         lab = folder / "configurations/lab"
@@ -106,7 +115,7 @@ def start(
 ) -> "subprocess.CompletedProcess[str]":
     """The end of a command in a folder with the programs and the order to break; status 124 where it does not end."""
     shutil.copytree(BROKEN, folder / "broken", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("faults.py", "ring.py"):
+    for name in ("faults.py", "ring.py", "ddp.py"):
         shutil.copy(BROKEN / name, folder)
     order = {"fault": cell.fault, "role": cell.role, "rank": cell.rank, "step": cell.step, "hosts": LAYOUT[place.name]}
     order["peer"] = cut_peer(cell) if cell.fault == "network cut one way" else None

@@ -25,12 +25,12 @@ def break_if_due(*, rank: int, role: str, step: int) -> None:
     order = json.loads(Path("fault.json").read_text())
     if order["step"] == step and order["role"] == role and order["rank"] in {rank, None}:
         fault = order["fault"]
-        if not (stop_somebody(fault) or harm_host(fault, order["peer"]) or hang(fault)):
+        if fault != "skipped backward" and not (stop_somebody(fault) or harm_host(fault, order["peer"]) or hang(fault)):
             break_now(fault)
 
 
 def stop_somebody(fault: str) -> bool:
-    """Stop this rank, or what it depends on; returns whether that was ordered, since the rank then goes on."""
+    """Stop this rank, or stop or kill what it depends on; returns whether that was ordered, since the rank then goes on."""
     match fault:
         case "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -44,6 +44,12 @@ def stop_somebody(fault: str) -> bool:
             os.kill(_parent(os.getppid()), signal.SIGSTOP)
         case "stopped agent":
             os.kill(_agent(), signal.SIGSTOP)
+        case "killed agent":
+            os.kill(_agent(), signal.SIGKILL)
+        case "killed starter":
+            os.kill(_parent(os.getppid()), signal.SIGKILL)
+        case "killed shim":
+            os.kill(os.getppid(), signal.SIGKILL)
         case _:
             return False
     return True
@@ -105,6 +111,9 @@ def hang(fault: str) -> bool:
                 ctypes.PyDLL(None).sleep(600)
         case "exception in a thread":
             _lose_thread()
+        case "another collective" if "torch.distributed" in sys.modules:
+            sys.modules["torch.distributed"].barrier()
+            time.sleep(600)
         case "another collective" | "in finalize":
             from mpi4py import MPI
 
@@ -122,6 +131,12 @@ def break_now(fault: str) -> None:
         signal.pause()
     _FAULTS[fault]()
     raise AssertionError(fault)
+
+
+def skips_backward(*, rank: int, step: int) -> bool:
+    """Whether this rank is to leave out the backward pass of this step."""
+    order = json.loads(Path("fault.json").read_text())
+    return (order["fault"], order["rank"], order["step"]) == ("skipped backward", rank, step)
 
 
 def clean_up() -> None:
