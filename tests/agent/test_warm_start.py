@@ -20,7 +20,7 @@ import multiprocessing, numpy, torch
 with open("/proc/self/stat") as file:
     parent = file.read().rpartition(")")[2].split()[1]
 class Own: pass
-handlers = {one.name: repr(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)}
+handlers = {one.name: repr(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN)}
 def shown(name):
     with open(f"/proc/self/{name}") as file:
         return file.read()
@@ -155,18 +155,44 @@ def test_a_forked_rank_that_hangs_is_reported_with_its_line(warm):
     assert "work.py:4" in run.stderr, run.stderr
 
 
-def test_a_killed_supervisor_leaves_no_forked_rank_and_no_process_that_one_left(warm, here):
-    run = warm(
-        "import os, subprocess, time\nif os.fork() == 0:\n    os.setsid()\n    os.execve('/bin/sleep', ['sleep', '600'], {})\nopen('up-' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    )
+LEAVES = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    os.execve('/bin/sleep', ['sleep', '600'], {})
+open('up-' + os.environ['RANK'], 'w').write(str(os.getpid()))
+time.sleep(600)
+"""
+"""Each rank has a child in a session of its own, without variables."""
+
+
+@pytest.mark.parametrize(
+    ("victim", "code", "rank", "cause"),
+    [
+        ("supervisor", None, None, None),
+        ("warm process", "R008", None, "start_ranks was killed by SIGKILL; no rank had failed"),
+        ("shim", "R006", 1, "was lost: its shim was killed from outside"),
+    ],
+)
+def test_whoever_of_a_warm_run_is_killed_nothing_is_left_and_the_culprit_is_named(warm, victim, code, rank, cause):
+    run = warm(LEAVES)
     ranks = [int(run.wait_for_file(f"up-{rank}")) for rank in (0, 1)]
     daemons = [int(pid) for rank in ranks for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split()]
+    shims = [parent_of(rank) for rank in ranks]
     assert 2 == len(daemons)
-    assert {*ranks} <= {*run.processes()}
-    os.kill(run.supervisor(), signal.SIGKILL)
-    assert run.ends(within_s=30) != 0
+    assert {run.mpirun()} == {parent_of(shim) for shim in shims}
+    assert {*ranks, *shims, run.mpirun()} <= {*run.processes()}, "they are found by their variables"
+    os.kill({"supervisor": run.supervisor(), "warm process": run.mpirun(), "shim": shims[1]}[victim], signal.SIGKILL)
+    assert run.ends(within_s=60) != 0
+    if code is not None:
+        failure = run.report["failure"]
+        assert (code, rank, cause) == tuple(failure[name] for name in ("code", "rank", "cause"))
     gone = lambda: not run.processes() and not any(Path(f"/proc/{pid}").exists() for pid in (*ranks, *daemons))  # noqa: E731
-    wait_until(gone, within_s=30, what="nothing is left")
+    wait_until(gone, within_s=60, what="nothing is left")
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_forked_rank_that_is_asked_to_stop_has_its_grace_period(warm, here):

@@ -232,6 +232,15 @@ def test_the_only_rank_that_lost_no_peer_is_mentioned_where_all_others_lost_one(
     assert "the only one" not in first_failure(ranks, lost_shims={}, stopped=False).evidence[-1]
 
 
+def test_the_only_rank_whose_connections_hold_is_mentioned_where_those_of_all_others_may_have_been_to_it():
+    ranks = states()
+    for state in (ranks[0], ranks[2], ranks[3]):
+        state.error = came_from(1.0, "BrokenPipeError", broken=())
+    note = "rank 1 (worker, box) is the only one that lost no connection, so the others may have lost it"
+    failure = first_failure(ranks, lost_shims={}, stopped=False)
+    assert ("R002", note) == (failure.code, failure.evidence[-1])
+
+
 def test_an_exception_without_a_message_has_no_colon():
     ranks = states(r1={"error": {"type": "StopIteration", "time": 1.0}})
     assert first_failure(ranks, lost_shims={}, stopped=False).evidence == ("`StopIteration`",)

@@ -6,6 +6,7 @@ A hostile host is a `MemoryTransport`: each script that the launcher starts ther
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.agent import start_ranks
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.diagnostics import render
+from ttlaunch.engines.base import Capability
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.memory import MemoryTransport, Streams
+from ttlaunch.planning.engine import RanksToStart
 from ttlaunch.planning.launch_plan import CommandProgram, EngineCommand, EngineNames, LaunchPlan, RankRow
 from ttlaunch.running.agents.agent_controller import AgentRankController, start_agents
 from ttlaunch.running.agents.host_link import HostLink
@@ -90,32 +94,42 @@ class EndedRun:
 
 GOOD_WORDS = b"rank 0 was here\n"
 _ENGINE_S = 9.0
+_STARTER = Path(start_ranks.__file__)
 
 
-def run_beside(hostile: HostileHost, folder: Path) -> EndedRun:
+def run_beside(hostile: HostileHost, folder: Path, *, by_agents: bool = False) -> EndedRun:
     """A whole run: rank 0 on this machine behind a real agent, rank 1 on the hostile host, under a real supervisor.
 
-    Rank 0 prints a line and ends well; the process in the engine's place ends after a few seconds, as an engine does whose
-    ranks have ended.
+    Rank 0 prints a line and ends well. The process in the engine's place ends after a few seconds, as an engine does whose
+    ranks have ended; or, `by_agents`, the agents start the ranks.
     """
     names = EngineNames("mpirun", rank_variables=("OMPI_COMM_WORLD_RANK",))
+    rows = (RankRow(0, "good", 0, "rank"), RankRow(1, hostile.name, 0, "rank"))
+    engine = next(finder for finder in ENGINES if (Capability.MPI in finder.can) is not by_agents).never_started()
+    command = EngineCommand("Open MPI 5.0.0", ("sleep", str(_ENGINE_S)), {}, {}, names=names)
+    if by_agents:
+        command = engine.command(RanksToStart(sys.executable, str(_STARTER), rows, (("good", 1), (hostile.name, 1))))
     plan = LaunchPlan(
         topology="lab",
         program=CommandProgram("work", ("work",)),
-        rank_command=("work",),
+        rank_command=("sh", "-c", f"echo {GOOD_WORDS.decode().strip()}; sleep 2"),
         working_folder=str(folder),
         environment={},
         managed=(),
-        ranks=(RankRow(0, "good", 0, "rank"), RankRow(1, hostile.name, 0, "rank")),
+        ranks=rows,
         flows=(),
         links=(),
-        engine=EngineCommand("Open MPI 5.0.0", ("sleep", str(_ENGINE_S)), {}, {}, names=names),
+        engine=command,
     )
     run, began = create_run_folder(folder / "runs"), time.monotonic()
     write_plan(plan, run.path, run_id=run.run_id)
     there, scratch = folder / "there" / run.run_id, folder / "s"
     common = {"run_id": run.run_id, "scratch": str(scratch), "lease_s": contract.LEASE_S, "files": {}, "daemons": []}
     good = {**common, "folder": str(there), "socket": str(scratch / "a0"), "ranks": [0]}
+    if by_agents:
+        plan_file = there / contract.PLAN_FILE
+        good["starter"] = [sys.executable, "-I", "-S", str(_STARTER), str(plan_file)]
+        good["files"] = {contract.PLAN_FILE: (run.path / contract.PLAN_FILE).read_text()}
     evil = {**common, "folder": "/none", "socket": "/none", "ranks": [1], "lease_s": 1.0}
     started = start_agents(
         [LocalTransport("good"), hostile.transport],
@@ -132,12 +146,11 @@ def run_beside(hostile: HostileHost, folder: Path) -> EndedRun:
             link.end()
             link.over.wait(30.0)
         return EndedRun(None, str(failed[hostile.name]), run.path, time.monotonic() - began)
-    rank = _good_rank(run.run_id, there)
-    engine = ENGINES[0].never_started()
+    rank = None if by_agents else _good_rank(run.run_id, there)
     watch = Watch(plan, run)
     for link in links:
         watch.set_clock(link.host, link.clock_offset_s)
-    relay = Relay({}, {}, engine=engine, scratch=scratch, is_lost=lambda _: True)
+    relay = None if by_agents else Relay({}, {}, engine=engine, scratch=scratch, is_lost=lambda _: True)
     report = supervise(
         plan,
         run,
@@ -145,10 +158,11 @@ def run_beside(hostile: HostileHost, folder: Path) -> EndedRun:
         environment=dict(os.environ),
         view=SilentView(),
         watch=watch,
-        controller=AgentRankController(links, relay, run),
+        controller=AgentRankController(links, relay, run, ranks={"good": [0], hostile.name: [1]}),
         scratch=scratch,
     )
-    rank.wait(30.0)
+    if rank is not None:
+        rank.wait(30.0)
     text = render(run_diagnostics(report, facts_of(plan), run))
     return EndedRun(report, text, run.path, time.monotonic() - began)
 

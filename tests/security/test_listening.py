@@ -26,6 +26,15 @@ pathlib.Path(f"part-{MPI.COMM_WORLD.rank}").write_text(str(sum(map(len, values))
 os.replace(f"part-{MPI.COMM_WORLD.rank}", f"up-{MPI.COMM_WORLD.rank}")
 time.sleep(600)
 """
+JOINS = """\
+import os, pathlib, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(100_000))
+pathlib.Path(f"part-{dist.get_rank()}").write_text(str(os.getpid()))
+os.replace(f"part-{dist.get_rank()}", f"up-{dist.get_rank()}")
+time.sleep(600)
+"""
 CONNECTS = """\
 import os, socket, sys
 os.setgid(65534); os.setuid(65534)
@@ -55,6 +64,19 @@ def test_a_run_of_a_program_listens_on_loopback_alone(here, start_run, interpret
     listening = addresses_of([run.supervisor(), run.mpirun(), *run.processes()])
     assert listening, "the engine serves its ranks"
     assert [address for address in listening if not address.is_loopback] == []
+
+
+@pytest.mark.parametrize("options", [(), ("--warm",)], ids=["cold", "warm"])
+def test_a_run_of_a_script_listens_on_loopback_alone_and_only_in_its_ranks(here, start_run, options):  # noqa: F811
+    (here / "work.py").write_text(JOINS)
+    run = start_run(*options, "-n", "2", "work.py")
+    ranks = {int(run.wait_for_file(f"up-{rank}")) for rank in (0, 1)}
+    listening = addresses_of(ranks)
+    assert listening, "torch's store and gloo wait for the other rank"
+    assert [address for address in listening if not address.is_loopback] == []
+    others = {run.supervisor(), run.mpirun(), *run.processes()} - ranks
+    assert len(others) >= 4, "the supervisor, what starts the ranks, and two shims"
+    assert addresses_of(others) == []
 
 
 def test_a_run_of_a_recipe_with_a_process_group_of_torch_listens_on_loopback_alone(start_run, until):  # noqa: F811

@@ -170,7 +170,8 @@ class RankForker:
                 with contextlib.suppress(OSError):  # the one that listed them
                     os.close(int(name))
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, shim.PARENT_ENDED):
+            signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(environment)
         _show_environment(environment)

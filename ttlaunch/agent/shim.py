@@ -53,6 +53,8 @@ _RECORD_GRACE_S = (
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 5.0  # for a library of MPI, which compiled programs load when they start
 _LEFT_EARLY = 1
 SHIM_FAILED = 70
+PARENT_ENDED = getattr(signal, "SIGRTMIN", signal.SIGHUP)
+"""The signal that a shim gets when its parent has ended; no engine sends it."""
 
 
 def main() -> int:
@@ -72,9 +74,10 @@ def main() -> int:
 
 def begin() -> None:
     """Make this process a shim: it ends with its parent, adopts what its rank orphans, and outlives signals to its group."""
-    end_with_parent(signal.SIGKILL)
-    # Orphans below the rank become our children, however often they forked; `_kill_descendants` relies on that.
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
+    # With SIGKILL it could not end those orphans, which nobody finds who have cleared their environment.
+    signal.signal(PARENT_ENDED, _end_all)
+    end_with_parent(PARENT_ENDED)
     # Engines signal the whole process group, so the rank gets each signal itself; the shim must outlive it to record how
     # the rank ended.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -216,7 +219,7 @@ def run_rank(plan: Record, row: Record, plan_path: str, *, fork: Fork | None = N
     _, wait_status, usage = os.wait4(process.pid, 0)
     # The time of the end is taken before anything else is waited for: the order of endings decides who failed first.
     ending = records.ending(process.pid, wait_status, usage)
-    left_behind = _kill_descendants()
+    left_behind = kill_descendants()
     # The record counts the output that could not be written, so the rest in the pipes is copied first. But a process that
     # cannot be killed may hold a pipe open, and must not delay the record.
     _join(copies, _RECORD_GRACE_S)
@@ -347,14 +350,24 @@ def _begin_rank() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _kill_descendants() -> int:
-    """Kill and count the processes that the rank left behind, even if they forked twice or cleared their environment.
+def adopt_orphans() -> None:
+    """Become the parent of every orphan below this process, however often it forked; `kill_descendants` relies on that."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
-    As a subreaper the shim becomes the parent of every orphan below it, so all of them appear among its children.
+
+def _end_all(*_: object) -> None:
+    kill_descendants()
+    os._exit(SHIM_FAILED)
+
+
+def kill_descendants() -> int:
+    """Kill and count the processes that a rank left behind, even if they forked twice or cleared their environment.
+
+    This process must have called `adopt_orphans`, so that all of them appear among its children.
     """
     ended = 0
     while True:
-        children = _children()
+        children = child_processes()
         if not children:
             return ended
         for pid in children:
@@ -366,7 +379,8 @@ def _kill_descendants() -> int:
             ended += os.WIFSIGNALED(wait_status)  # a child that had already exited by itself does not count
 
 
-def _children() -> list[int]:
+def child_processes() -> list[int]:
+    """Return the process ids of this process's children."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]

@@ -104,11 +104,13 @@ class RankStarter:
         self._ranks: dict[int, int] = {}  # by the process of the shim
         self._status = 0
         self._kill_at: float | None = None  # once the ranks are to end
+        self._has_orphans = False  # a shim was killed, so processes of its rank may have become children of this one
 
     def run(self, rows: list[Record]) -> int:
         """Start the ranks of these rows, and return the status to exit with when all have ended."""
         # Signals wait here until this process asks for them, so none arrives between a look and a wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDS, signal.SIGCHLD})
+        shim.adopt_orphans()  # of shims that are killed
         for row in rows:
             try:
                 self._start(row)
@@ -128,6 +130,7 @@ class RankStarter:
                 # Shims go with their ranks: a record of this signal would look like one that came from outside.
                 self._signal_all(signal.SIGKILL)
                 self._kill_at = math.inf
+        shim.kill_descendants()
         return self._status
 
     def _start(self, row: Record) -> None:
@@ -154,7 +157,14 @@ class RankStarter:
         os._exit(status)
 
     def _reap(self) -> None:
-        """Take note of the shims that have ended. Each line to standard output wakes the launcher, which then reads the records."""
+        """Take note of the shims that have ended, and kill what a killed one left. Each line to standard output wakes the launcher."""
+        self._note_ends()
+        for pid in shim.child_processes() if self._has_orphans else ():
+            if pid not in self._ranks:  # its own orphans come to this process in turn, with SIGCHLD
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _note_ends(self) -> None:
         while self._ranks:
             pid, wait_status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -164,6 +174,7 @@ class RankStarter:
                 continue
             killed = os.WIFSIGNALED(wait_status)
             status = 128 + os.WTERMSIG(wait_status) if killed else os.WEXITSTATUS(wait_status)
+            self._has_orphans = self._has_orphans or killed
             if killed and self._kill_at is None:
                 _write(2, f"shim of rank {rank} was killed by signal {os.WTERMSIG(wait_status)}")
             if contract.ENV_SCRATCH in os.environ:  # a launcher reads it

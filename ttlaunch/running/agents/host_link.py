@@ -59,7 +59,7 @@ BRIDGE_MODULES = ("claims", "run_processes", "stop_marker")
 _RENEW_S = 1.0
 _QUIET_S = 4.0  # an agent sends a frame every second
 _SEND_S = 3.0
-_END_S = 20.0  # for which an agent that was ordered to end may send nothing new
+_END_S = 20.0  # for which an agent may send nothing new that was ordered to end, or whose ranks have all ended
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
 
 
@@ -142,6 +142,7 @@ class HostLink:
         self._outage: HostError | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
         self._has_lied = self._never_ends = False
+        self._ended: set[int] = set()  # ranks whose records of their ends have come
         self._moved = time.monotonic()  # when the last piece came, or the end was ordered
 
     def start(self, interpreter: Interpreter | None = None) -> None:
@@ -228,8 +229,11 @@ class HostLink:
                 if not self._is_cut:
                     frame = parse_agent_frame(header, ranks=self._ranks, last_step=self._last_step)
                     self._handle(connection, frame, body)
-                if self._ending.is_set() and time.monotonic() - self._moved > _END_S:
-                    self._give_up()
+                if time.monotonic() - self._moved > _END_S:
+                    if self._ending.is_set():
+                        self._give_up("it was ordered to end and sent nothing new")
+                    elif self._owes_end():
+                        self._give_up("its ranks have ended, and it has not confirmed that")
         except HostError as error:
             self._outage = error
         except ValueError as error:
@@ -268,6 +272,7 @@ class HostLink:
         self._received, self._moved = piece.number, time.monotonic()
         self._wake.set()
         if piece.whole:  # perhaps a record of an end
+            self._ended |= {rank for rank in self._ranks if piece.name == contract.exit_file(rank)}
             self.changed()
 
     def _note_end(self, frame: ShimLost | RanksEnded) -> None:
@@ -288,12 +293,18 @@ class HostLink:
         if not self._has_lied or time.monotonic() - connection.since > self._quiet_s:
             self._lease.heard()
 
-    def _give_up(self) -> None:
-        """Count the host as lost although it answers, because it does not end and the run must be able to end."""
+    def _owes_end(self) -> bool:
+        """Whether the agent started ranks, has sent the records of all their ends, and does not report that these were all.
+
+        The process that started them ends with the last one, so an agent that does its work reports it at once.
+        """
+        is_over = self.ranks_ended is not None or not self._ranks <= self._ended
+        return not is_over and any(order["kind"] == "start" for order in self._orders)
+
+    def _give_up(self, reason: str) -> None:
+        """Count the host as lost although it answers, because the run must be able to end."""
         self._never_ends = True
-        error = HostError(
-            self.host, Trouble.SCRIPT, f"it was ordered to end and sent nothing new for {render_duration(_END_S)}"
-        )
+        error = HostError(self.host, Trouble.SCRIPT, f"{reason} for {render_duration(_END_S)}")
         self.lost = LostHost(error, self._lease.last_heard)
 
     def _confirm_end(self, connection: _Connection, killed: int) -> None:

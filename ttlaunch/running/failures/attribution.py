@@ -235,14 +235,20 @@ def _largest_out_of_memory(first: Failure, candidates: list[_Candidate], ranks: 
 
 
 def _with_only_peer(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
-    """If all ranks but one have lost a peer, add which one: it may have closed its connections and gone on."""
-    lost = {one.failure.rank for one in candidates if one.failure.kind is Cause.LOST_PEER}
+    """If all ranks but one have lost a connection, add which one: it may have closed its connections and gone on."""
+    lost = {one.failure.rank: one for one in candidates if _lost_connection(one)}
     rest = [state for state in ranks if state.row.rank not in lost]
-    if first.kind is not Cause.LOST_PEER or len(rest) != 1:
+    if first.rank not in lost or len(rest) != 1:
         return first
-    row = rest[0].row
-    note = f"rank {row.rank} ({row.role}, {row.host}) is the only one that lost no peer, so the others may have lost it"
+    row, what = rest[0].row, "peer" if first.kind is Cause.LOST_PEER else "connection"
+    note = (
+        f"rank {row.rank} ({row.role}, {row.host}) is the only one that lost no {what}, so the others may have lost it"
+    )
     return replace(first, evidence=(*first.evidence, note))
+
+
+def _lost_connection(candidate: _Candidate) -> bool:
+    return candidate.failure.kind is Cause.LOST_PEER or candidate.order == _PERHAPS_OWN
 
 
 def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Candidate:
