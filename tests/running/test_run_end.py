@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.running.test_attribution import came_from
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
-from ttlaunch.records.ranks import RankExit
+from ttlaunch.records.ranks import ErrorInFlight, RankExit
 from ttlaunch.running.conclude import Ending
 from ttlaunch.running.ending import NoteFailure, RunEnd, ShowMessage, SignalEngine, SignalRanks
 from ttlaunch.running.watch import Phase, RankState
@@ -180,10 +181,32 @@ def test_after_a_failure_mpirun_has_a_moment_to_end_the_others_itself():
 def test_an_engine_that_loses_ranks_is_ended_once_the_rank_that_failed_first_can_have_reported():
     """Ranks that have lost a connection may end sooner than the exception is seen in the rank that closed it."""
     end = End(loses_ranks=True)
-    end.ranks[1].phase = Phase.FAILED
+    end.ranks[1].phase, end.ranks[1].exit = Phase.FAILED, RankExit(status=3, time=1.0)
     assert [NoteFailure()] == end.at(100.0)
     assert [] == end.at(100.4)
     assert [SignalEngine(TERM)] == end.at(100.5)
+
+
+@pytest.mark.parametrize("cause", [None, RankExit(status=0, time=2.0), RankExit(signal=9, time=2.0)])
+def test_while_ranks_have_only_lost_connections_the_rank_that_closed_them_has_time_to_end(cause):
+    end = End(loses_ranks=True)
+    end.ranks[1].phase, end.ranks[1].exit = Phase.FAILED, RankExit(status=1, time=1.0)
+    end.ranks[1].error = came_from(1.0, "ConnectionResetError", broken=("local 127.0.0.1:4711",))
+    assert [NoteFailure()] == end.at(100.0)
+    assert [] == end.at(102.0)
+    end.ranks[0].exit = cause
+    when = 104.0 if cause is None else 102.1
+    assert [SignalEngine(TERM)] == end.at(when)
+
+
+def test_an_exception_in_flight_that_explains_the_lost_connections_is_waited_for_no_longer():
+    end = End(loses_ranks=True)
+    end.ranks[1].phase, end.ranks[1].exit = Phase.FAILED, RankExit(status=1, time=1.0)
+    end.ranks[1].error = came_from(1.0, "BrokenPipeError")
+    assert [NoteFailure()] == end.at(100.0)
+    assert [] == end.at(101.0)
+    end.ranks[0].in_flight = ErrorInFlight(error=came_from(0.9, "ValueError"))
+    assert [SignalEngine(TERM)] == end.at(101.1)
 
 
 def test_a_missed_shim_is_a_failure_like_any_other():

@@ -18,6 +18,7 @@ from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending
+from ttlaunch.running.failures.attribution import has_shown_cause
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
@@ -28,6 +29,7 @@ _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank tha
 # Ranks that have lost a connection may end sooner than the exception is seen in the rank that closed it. All shims are lost when
 # the engine is killed, which shows in that time too.
 _AFTER_FIRST_END_S = 0.5
+_WITHOUT_CAUSE_S = 4.0  # for as long as all that failed have only lost a connection
 AFTER_TERM_S = 1.5
 _AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks of a lost host have ended already
 _STACKS_S = 0.3
@@ -93,6 +95,7 @@ class RunEnd:
             grace_s: The time that ranks have to exit after an order.
             loses_ranks: Whether the engine lets the other ranks go on after a failure, so that waiting for its end is no use.
         """
+        self._loses_ranks = loses_ranks
         self._after_failure_s = _AFTER_FIRST_END_S if loses_ranks else _AFTER_FAILURE_S
         self._ending = ending
         self._is_recipe = isinstance(plan.program, RecipeProgram)
@@ -125,7 +128,7 @@ class RunEnd:
             if not ending.killed and now - ending.terminated >= patience_s:
                 ending.killed = True
                 yield SignalEngine(signal.SIGKILL)
-        elif now >= self._deadline:
+        elif now >= self._deadline and not self._waits_for_cause(now, ranks):
             yield from self._force(now, ranks)
         elif ending.signal_number:
             yield from self._wait_for_ranks(now, ranks)
@@ -204,6 +207,16 @@ class RunEnd:
         if ending.signal_number and not ending.is_failing and (self._count >= _AT_ONCE or ending.outstayed):
             yield SignalRanks(signal.SIGKILL)
         yield SignalEngine(signal.SIGTERM)
+
+    def _waits_for_cause(self, now: float, ranks: Sequence[RankState]) -> bool:
+        """Whether ranks may go on after a failure, because the rank that caused it may be one that has not ended yet."""
+        ending = self._ending
+        is_known = (
+            ending.signal_number or ending.failure or ending.lost_hosts or ending.lost_shims or ending.lost_folders
+        )
+        if not self._loses_ranks or is_known or now >= (ending.since or now) + _WITHOUT_CAUSE_S:
+            return False
+        return not has_shown_cause(list(ranks))
 
     def _has_failed(self, ranks: Sequence[RankState]) -> bool:
         """Whether the run has failed; after SIGTERM, no ending of a program that is not a recipe counts as a failure."""

@@ -134,14 +134,13 @@ class HostLink:
         self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * lease_s))
         self._connection: _Connection | None = None
         self._agent: int | None = None  # the agent's process
-        self._is_cut = False
         self._orders: list[dict[str, Any]] = []
         self._received = self._question = 0
         self._answer: ProcessReport | None = None
         self._clock: float | None = None  # the newest reading of the agent's clock
         self._outage: HostError | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
-        self._has_lied = self._never_ends = False
+        self._has_lied = self._never_ends = self._is_cut = False
         self._ended: set[int] = set()  # ranks whose records of their ends have come
         self._moved = time.monotonic()  # when the last piece came, or the end was ordered
 

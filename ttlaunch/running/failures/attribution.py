@@ -115,6 +115,20 @@ def first_failure(
     return replace(first, followers=followers, last_lines=last_lines, next_step=hint)
 
 
+def has_shown_cause(ranks: list[RankState]) -> bool:
+    """Whether one of the failures so far explains the others, or no rank is left that could bring one that does.
+
+    Ranks that lose a connection may end seconds before the rank that closed it, whose interpreter takes longer to come to its end.
+    """
+    if all(state.exit for state in ranks):
+        return True
+    hosts, seen = {state.row.host for state in ranks}, Witnesses()
+    found = [one for state in ranks for one in _of_rank(state, None, seen, stopped=False, hosts=hosts)]
+    pending = [state for state in ranks if state.exit is None and state.error is None]
+    found += [one for state in pending for one in _of_lost(state, None, seen, hosts=hosts)]
+    return any(one.order < _PERHAPS_OWN for one in found + _left(found, ranks, seen))
+
+
 def _of_rank(
     state: RankState, lost: float | None, seen: Witnesses, *, stopped: bool, hosts: Collection[str]
 ) -> list[_Candidate]:
