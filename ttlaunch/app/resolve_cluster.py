@@ -75,6 +75,7 @@ def resolve_cluster(
     result.topology = loaded.topology
     if result.topology and result.slurm:
         result.topology = replace(result.topology, name=request.on, job=result.slurm.job)
+        result.diagnostics += result.slurm.check_devices(result.topology)
     if result.topology and request.excluded:
         from ttlaunch.spec.topology.without_hosts import leave_out
 

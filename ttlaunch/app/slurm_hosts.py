@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors, shown, usage_mistake
 from ttlaunch.spec.topology.allocation import read_allocation
+from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.slurm_request import (
     JOB_VARIABLE,
     PREFIX,
     SlurmRequest,
+    check_devices,
     is_slurm,
     parse_slurm_request,
     partition_of,
@@ -27,6 +29,7 @@ class SlurmHosts:
     Attributes:
         job: The job that has the hosts; None as long as no job has been asked for.
         request: What Slurm is asked for; None if the hosts are there.
+        devices: The numbers of the devices that the job has on its first host; empty if they are not known.
         remark: What the plan says about the hosts.
     """
 
@@ -34,6 +37,11 @@ class SlurmHosts:
     job: str | None
     request: SlurmRequest | None
     remark: str
+    devices: tuple[int, ...] = ()
+
+    def check_devices(self, topology: Topology) -> list[Diagnostic]:
+        """Compare the devices that bindings name with those that Slurm gives."""
+        return check_devices(topology, each=self.request.devices if self.request else 0, first=self.devices)
 
 
 def slurm_hosts(spec: RunSpec, *, ranks: int | None = None) -> tuple[SlurmHosts | None, list[Diagnostic]]:
@@ -62,7 +70,7 @@ def slurm_hosts(spec: RunSpec, *, ranks: int | None = None) -> tuple[SlurmHosts 
     if allocation is None:
         return None, found
     hosts = Source(f"Slurm job {job}", allocation.as_hostfile())
-    return SlurmHosts(hosts, job, None, f"on the hosts of Slurm job {job}"), found
+    return SlurmHosts(hosts, job, None, f"on the hosts of Slurm job {job}", allocation.devices), found
 
 
 def job_variables(spec: RunSpec) -> Mapping[str, str] | None:

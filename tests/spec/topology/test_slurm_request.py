@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ttlaunch.diagnostics import Source
 from ttlaunch.spec.topology.allocation import read_allocation
 from ttlaunch.spec.topology.hosts import parse_hosts
-from ttlaunch.spec.topology.slurm_request import SlurmRequest, is_slurm, parse_slurm_request, partition_of
+from ttlaunch.spec.topology.model import Binding, MeshId, Rank, Topology
+from ttlaunch.spec.topology.slurm_request import (
+    SlurmRequest,
+    check_devices,
+    is_slurm,
+    parse_slurm_request,
+    partition_of,
+)
 
 NOTHING = dict.fromkeys(("time_limit", "gres", "account", "qos"))
 
@@ -84,3 +92,33 @@ def test_the_word_slurm_and_a_partition_name_slurm_and_nothing_else_does():
     assert [True, True, False, False] == [is_slurm(on) for on in ("slurm", "slurm:gpu", "slurmish", "local")]
     assert [None, "gpu"] == [partition_of(on) for on in ("slurm", "slurm:gpu")]
     assert SlurmRequest() == ask("slurm")[0]
+
+
+def on_devices(hosts, *environments):
+    """A topology whose ranks have these variables."""
+    place = Source("rank_bindings.yaml", "rank_bindings:\n").start()
+    bindings = tuple(Binding(Rank(rank), MeshId(rank), place, environment=one) for rank, one in enumerate(environments))
+    return Topology("slurm", None, tuple(parse_hosts(Source("hosts.txt", hosts))[0]), bindings=bindings)
+
+
+FOUR = [{"TT_VISIBLE_DEVICES": "0"}, {"TT_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("each", "first", "message"),
+    [
+        (2, (), None),
+        (0, (), None),
+        (1, (), "the ranks of a host name 2 devices, and Slurm is asked for 1 of each host"),
+        (0, (0, 1), None),
+        (0, (2, 3), None),
+        (0, (5,), "rank 1 names device 1, which the Slurm job does not have on `a`"),
+    ],
+)
+def test_bindings_that_name_other_devices_than_slurm_gives_are_refused(each, first, message):
+    found = check_devices(on_devices("a slots=2\nb slots=2\n", *FOUR), each=each, first=first)
+    assert ([message] if message else []) == [one.message for one in found]
+
+
+def test_hosts_without_named_devices_fit_whatever_slurm_gives():
+    assert [] == check_devices(on_devices("a slots=2\n", {}, {"TT_VISIBLE_DEVICES": "all"}), each=1, first=(7,))

@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Diagnostic, Source, shown, usage_mistake
+from ttlaunch.diagnostics import Diagnostic, Source, counted, shown, usage_mistake
+from ttlaunch.diagnostics.diagnostic import mistake_at
+from ttlaunch.spec.topology.model import Binding, Host, Topology
 
 PREFIX = "slurm"
 JOB_VARIABLE = "SLURM_JOB_ID"
@@ -17,6 +19,8 @@ _TIME = re.compile(r"(?:[0-9]+|[0-9]+:[0-9]+|[0-9]+:[0-9]+:[0-9]+|[0-9]+-[0-9]+(
 _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:*+-]*\Z")
 _GPUS = re.compile(r"gpu(?::[^,:]+)??(?::([0-9]{1,4}))?\Z")
 _MOST_HOSTS = 65_536
+_VISIBLE = ("TT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+OTHER_DEVICES = "P072"
 _OF_OPTIONS = {
     "partition": ("a partition of `--on slurm:PARTITION`", _NAME, "a name such as `gpu`"),
     "time_limit": ("`--time`", _TIME, "minutes, `hours:minutes:seconds` or `days-hours`"),
@@ -123,3 +127,43 @@ def parse_slurm_request(
         found.append(usage_mistake(message, f"`--nodes {ranks}`"))
     request = SlurmRequest(ranks=ranks, per_host=per_host, nodes=min(nodes, _MOST_HOSTS), **typed)
     return request, found
+
+
+def check_devices(topology: Topology, *, each: int = 0, first: tuple[int, ...] = ()) -> list[Diagnostic]:
+    """Compare the devices that bindings name for ranks with those that Slurm gives, and report the first contradiction.
+
+    Args:
+        topology: The cluster, on the hosts of Slurm.
+        each: The number of devices that each host is asked for; 0 if none are.
+        first: The numbers of the devices that a job has on its first host; empty if they are not known.
+    """
+    named: dict[Host, dict[int, Binding]] = {}  # the first rank that names each device
+    for binding, slot in zip(topology.bindings, topology.slots, strict=False):
+        ranks = named.setdefault(slot.host, {})
+        for device in _named_devices({**topology.global_environment, **binding.environment}):
+            ranks.setdefault(device, binding)
+    for host, ranks in named.items():
+        if each and len(ranks) > each:
+            device, binding = list(ranks.items())[each]
+            message = (
+                f"the ranks of a host name {counted(len(ranks), 'device')}, and Slurm is asked for {each} of each host"
+            )
+            label = f"rank {binding.rank} names device {device}"
+            hint = f"ask for {len(ranks)} devices with `--gres`, or name fewer in `env_overrides`"
+            return [mistake_at(OTHER_DEVICES, message, binding.span, label=label, hint=hint)]
+        # Where Slurm hides the other devices from a job, those of the job are counted from 0.
+        numbers = {*first, *range(len(first))} if host == topology.hosts[0] else set()
+        strange = next((device for device in ranks if device not in numbers), None) if numbers else None
+        if strange is not None:
+            message = f"rank {ranks[strange].rank} names device {strange}, which the Slurm job does not have on `{shown(host.name)}`"
+            label = f"the job has {', '.join(map(str, first))}"
+            hint = "leave the variable out, and the rank sees all devices of the job, or name those of the job"
+            return [mistake_at(OTHER_DEVICES, message, ranks[strange].span, label=label, hint=hint)]
+    return []
+
+
+def _named_devices(environment: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the devices that a rank's variables name; none for a text that holds no numbers."""
+    text = next((environment[name] for name in _VISIBLE if name in environment), "")
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) for word in words if re.fullmatch(r"[0-9]{1,4}", word, re.ASCII)]
