@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from ttlaunch import contract
+from ttlaunch.app.slurm_job import note_start, write_job
 from ttlaunch.running.runs.clean import _REMOVED, measure, parse_age, remove
 from ttlaunch.running.runs.launcher import Launcher, this_process
 from ttlaunch.running.runs.overview import summarise
@@ -110,6 +111,17 @@ def test_names_with_newlines_do_not_look_like_two_runs(ttlaunch, make_run):
     assert ttlaunch("runs clean --dry-run").stdout.splitlines()[0].startswith("evil\\nname   done")
     (_, row) = ttlaunch("ps --all").stdout.splitlines()
     assert ("evil\\nname", "runs/evil\\nname") == (row.split()[0], row.split()[-1])
+
+
+def test_clean_removes_nothing_of_a_job_that_slurm_cannot_be_asked_about(ttlaunch, make_run, here, monkeypatch):
+    run, folder = make_run("a", status="time limit"), here / "runs/job-1"
+    folder.mkdir()
+    write_job(folder, number="7", name="train", submitted=1.0)
+    note_start(folder, run, restarts=0)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    answer = ttlaunch("runs clean --yes")
+    assert (0, "0 runs, 0 bytes; 1 run that may be active stay\n") == (answer.status, answer.stdout)
+    assert (True, True) == (run.exists(), folder.exists())
 
 
 def test_clean_asks_and_without_a_terminal_removes_nothing(ttlaunch, make_run):

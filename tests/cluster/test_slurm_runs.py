@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from tests.cluster.keeper import wait_until
+from tests.cluster.needs import find_tool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
@@ -144,6 +145,30 @@ def test_without_slurms_commands_the_message_says_where_they_are(slurm4, ttlaunc
     words = ["env", "PATH=/nonexistent", ttlaunch.python, "-m", "ttlaunch", "run", "where.py", "--on", "slurm"]
     answer = slurm4.run("launcher", words, cwd=ttlaunch.cwd)
     assert (4, True) == (answer.returncode, "error[H043]" in answer.stderr), answer.stderr
+
+
+def test_a_missing_srun_is_named_before_slurm_is_asked_for_hosts_and_in_a_job(slurm4, ttlaunch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/salloc").symlink_to(find_tool("salloc"))
+    words = ["env", f"PATH={tmp_path}/bin", ttlaunch.python, "-m", "ttlaunch", "run", "where.py", "--on", "slurm"]
+    answer = slurm4.run("launcher", words, cwd=ttlaunch.cwd)
+    assert 4 == answer.returncode
+    assert answer.stderr.startswith("error[H043]: this machine has no `srun`, with which they are reached"), (
+        answer.stderr
+    )
+    inside = ["salloc", "--quiet", "--nodes=2", "--ntasks=2", *words]
+    answer = slurm4.run("launcher", inside, cwd=ttlaunch.cwd)
+    assert (4, True) == (answer.returncode, "srun cannot be started on this machine: no such file" in answer.stderr)
+    assert "hint: run ttlaunch where Slurm's commands are installed, such as a login node" in answer.stderr
+    assert_nothing_is_left(slurm4)
+
+
+def test_a_machine_without_a_configuration_of_slurm_is_named(slurm4, ttlaunch):
+    answer = ttlaunch("run where.py --on slurm", environment={"SLURM_CONF": "/nowhere"})
+    assert 4 == answer.status
+    assert answer.stderr.startswith("error[H049]: Slurm's commands find no configuration on this machine"), (
+        answer.stderr
+    )
 
 
 def test_a_machine_without_munge_is_named(slurm4, ttlaunch):

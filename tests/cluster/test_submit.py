@@ -292,3 +292,18 @@ def test_a_folder_that_hosts_do_not_see_is_named_when_the_job_has_failed(slurm4,
     answer = job.ttlaunch(f"report {job.number}")
     assert f"error[R072]: Slurm job {job.number} has begun no run, and has ended" in answer.stderr
     assert "does not see" in answer.stderr
+
+
+def test_clean_removes_the_folder_of_a_job_that_has_ended_with_its_runs_and_of_no_other(submit, script, slurm4):
+    path, results = script
+    job = submit(f"--requeue --on slurm:debug --ranks 1 --env RESULTS={SHARED} {path}")
+    wait_until(lambda: list(results.glob("start-0-*")), what=lambda: job.log, timeout_s=60)
+    job.announce_limit()
+    wait_until(lambda: job.state == "PENDING", what=lambda: job.log, timeout_s=60)
+    [run] = job.runs()
+    job.ttlaunch("runs clean --yes")
+    assert (True, True) == (run.exists(), job.folder.exists())
+    job.ttlaunch(f"stop {job.number}")
+    assert "CANCELLED" == job.ends(within_s=30)
+    answer = job.ttlaunch("runs clean --yes")
+    assert (0, False, False) == (answer.returncode, run.exists(), job.folder.exists()), answer

@@ -68,6 +68,14 @@ def test_ranks_of_a_recipe_are_asked_for_their_step_and_told_the_largest():
     )
 
 
+def test_a_sigterm_that_reaches_both_the_view_and_the_supervisor_is_one_order():
+    end = End()
+    assert SignalRanks(STOP) in end.at(100.0, TERM, TERM)
+    assert [] == end.at(100.9, TERM)
+    assert [ShowMessage("5 s are left; another signal ends every rank at once")] == end.at(101.5, TERM)
+    assert [ShowMessage("ending every rank at once")] == end.at(101.6, INT)[:1]
+
+
 def test_a_time_limit_is_an_order_that_is_given_once():
     end = End()
     text = "the time limit is near: ranks finish their step and save it, within 30 s; another signal leaves them 5 s"

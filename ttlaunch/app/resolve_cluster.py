@@ -80,9 +80,8 @@ def resolve_cluster(
         from ttlaunch.spec.topology.without_hosts import leave_out
 
         result.topology = leave_out(result.topology, request.excluded, max_ranks=request.ranks)
-    result.diagnostics += loaded.diagnostics
     variables, mistakes = given_variables(request.env, environment=os.environ)
-    result.diagnostics += mistakes
+    result.diagnostics += [*loaded.diagnostics, *mistakes]
     if result.topology and variables:
         result.topology = result.topology.with_variables(variables)
     result.files = [short_name(path, working_folder) for path in loaded.files]

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,17 +22,19 @@ from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.signals import interruptible
 from ttlaunch.app.slurm_hosts import with_variables_of_job
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown
-from ttlaunch.hosts.transport.slurm import ask_slurm, one_line
+from ttlaunch.hosts.transport.slurm import WHERE_COMMANDS_ARE, ask_slurm, one_line
 from ttlaunch.spec.topology.slurm_request import SlurmRequest
 
 _TICK_S = 0.2
 _ASK_EVERY_S = 2.0
 _END_S = 10.0
+_LAST_WORDS_S = 1.0
 _END = b"\0\0"
 _CHUNK = 65536
 _HOLD = "env -0; printf '\\0'; exec cat >/dev/null"
 """What salloc runs: it prints the job's variables, an empty one last, and then waits for the end of its input."""
 
+_TRIES_AGAIN = re.compile(r"Did you start munged|cannot stat file .* retrying")
 _JOB = re.compile(r"(?:Pending|Granted) job allocation ([0-9]+)")
 _WORDS = {
     "Priority": "other jobs come first",
@@ -101,17 +104,19 @@ class _Salloc:
         Raises:
             LaunchError: Slurm refuses the request, will never meet it, or cannot be asked.
         """
-        process = self._start()
+        process, listening = self._start()
         assert process.stdout is not None  # noqa: S101 - all three streams are pipes
         received, asked, reason = b"", time.monotonic(), ""
         while not received.endswith(_END):
             if select.select([process.stdout], [], [], _TICK_S)[0]:
                 part = os.read(process.stdout.fileno(), _CHUNK)
                 if not part:
+                    process.wait()
+                    listening.join(_LAST_WORDS_S)
                     raise LaunchError([self._refused()])
                 received += part
-            elif self.job is None and any("Did you start munged" in line for line in self._said):
-                raise LaunchError([_without_munge(one_line(self._said))])  # salloc would try for a minute
+            elif self.job is None and any(_TRIES_AGAIN.search(line) for line in self._said):
+                raise LaunchError([self._refused()])  # salloc would try for a minute
             elif self.job is not None and time.monotonic() - asked > _ASK_EVERY_S:
                 reason, asked = self._report(reason, dialogue), time.monotonic()
         pairs = (line.decode("utf-8", "replace").partition("=") for line in received.split(b"\0") if b"=" in line)
@@ -136,7 +141,11 @@ class _Salloc:
             process.kill()
             process.wait()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "tuple[subprocess.Popen[bytes], threading.Thread]":
+        for name, purpose in (("salloc", "Slurm is asked for hosts"), ("srun", "they are reached")):
+            if shutil.which(name) is None:
+                message, hint = f"this machine has no `{name}`, with which {purpose}", WHERE_COMMANDS_ARE
+                raise LaunchError([Diagnostic("H043", message, hints=(hint,), blame=Blame.HOSTS)])
         options = [*self.request.options(), "--job-name=ttlaunch", "--no-kill"]
         command = ["salloc", *options, "/bin/sh", "-c", _HOLD]
         self._process = process = subprocess.Popen(
@@ -147,8 +156,9 @@ class _Salloc:
             stderr=subprocess.PIPE,
             start_new_session=True,  # an interrupt typed at the terminal is ours to handle
         )
-        threading.Thread(target=self._listen, args=(process,), daemon=True).start()
-        return process
+        listening = threading.Thread(target=self._listen, args=(process,), daemon=True)
+        listening.start()
+        return process, listening
 
     def _listen(self, process: "subprocess.Popen[bytes]") -> None:
         """Keep what salloc says, and find the job's number in it."""
@@ -181,19 +191,9 @@ class _Salloc:
         return reason
 
     def _refused(self) -> Diagnostic:
-        """Turn what salloc said at its end into a diagnostic."""
-        assert self._process is not None  # noqa: S101 - it has been started
-        self._process.wait()
+        """Turn what salloc has said into a diagnostic."""
         lines = [line.removeprefix("salloc: ").removeprefix("error: ") for line in self._said]
-        text = one_line(lines)
-        if not text or "salloc cannot be started" in text:
-            hint = "run ttlaunch where Slurm's commands are installed, such as a login node"
-            return Diagnostic(
-                "H043",
-                "this machine has no `salloc`, with which Slurm is asked for hosts",
-                hints=(hint,),
-                blame=Blame.HOSTS,
-            )
+        text = one_line(lines) or "salloc has ended without a word"
         return explain_slurm(text) or self._request_mistake(text, "")
 
     def _request_mistake(self, why: str, name: str) -> Diagnostic:
@@ -217,6 +217,10 @@ def explain_slurm(text: str) -> Diagnostic | None:
     Args:
         text: What the command has said.
     """
+    if re.search(r"configuration source|fetch_config|s_p_parse_file: cannot stat", text):
+        message = "Slurm's commands find no configuration on this machine"
+        hint = "run ttlaunch on a login node, or name the cluster's file: `SLURM_CONF=/path/to/slurm.conf`"
+        return Diagnostic("H049", message, notes=(_evidence(text),), hints=(hint,), blame=Blame.HOSTS)
     if re.search(r"[Mm]unge|authentication error", text):
         return _without_munge(text)
     if re.search(r"Unable to contact slurm controller|Socket timed out|no answer within|Unable to establish con", text):

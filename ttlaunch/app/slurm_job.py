@@ -21,6 +21,7 @@ from ttlaunch.records.regular_files import read_tail
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.report import Report, read_report
 from ttlaunch.running.runs.files import Tail, read_object_if_any, write_whole
+from ttlaunch.running.runs.overview import RunSummary
 
 JOB_PREFIX = "job-"
 SCRIPT_FILE = "job.sbatch"
@@ -240,6 +241,51 @@ def _parse(line: str) -> tuple[str, QueueState]:
 def has_ended(state: QueueState) -> bool:
     """Whether a job will not run any more."""
     return state.state in ENDED_STATES or not state.state
+
+
+@dataclass(frozen=True)
+class OldJobs:
+    """What `runs clean` may do with the jobs that were submitted with a folder of runs.
+
+    Attributes:
+        removable: The jobs that have ended and whose runs are gone, as runs without ranks.
+        held: The runs of jobs that wait, run, or cannot be asked about: the job may go on from what they have saved.
+        problem: Why Slurm could not be asked; empty if it was.
+    """
+
+    removable: Sequence[RunSummary]
+    held: Collection[Path]
+    problem: str
+
+
+def old_jobs(runs_folder: Path, going: Collection[Path]) -> OldJobs:
+    """Find out which jobs have ended.
+
+    Args:
+        runs_folder: The folder of runs.
+        going: The folders of runs that are to be removed.
+    """
+    jobs = read_jobs(runs_folder)
+    queue = ask_queue(jobs)
+    ended = [job for job in jobs if not queue.problem and has_ended(queue.of(job))]
+    held = {start.run for job in jobs if job not in ended for start in job.starts}
+    without_runs = [job for job in ended if all(one.run in going or not one.run.exists() for one in job.starts)]
+    return OldJobs([_summary(job) for job in without_runs], held, queue.problem)
+
+
+def _summary(job: Job) -> RunSummary:
+    return RunSummary(
+        folder=job.folder,
+        name=job.name,
+        state="submitted",
+        step=0,
+        total_steps=None,
+        loss=None,
+        ranks=0,
+        started=job.submitted,
+        ended=job.submitted,
+        machine=None,
+    )
 
 
 def read_order(folder: Path) -> dict[str, Any]:

@@ -239,7 +239,8 @@ def _sbatch(folder: Path, request: SlurmRequest) -> str:
         hint = "submit where Slurm's commands are installed, such as a login node"
         raise LaunchError([Diagnostic("P062", message, hints=(hint,), blame=Blame.HOSTS)]) from error
     except subprocess.TimeoutExpired as error:
-        late = explain_slurm(f"sbatch: no answer within {_SUBMIT_S:g} s")
+        said = error.stderr.decode("utf-8", "replace") if isinstance(error.stderr, bytes) else ""
+        late = explain_slurm(f"{said} sbatch: no answer within {_SUBMIT_S:g} s")
         raise LaunchError([late] if late else []) from error
     number = answer.stdout.strip().partition(";")[0]
     if answer.returncode == 0 and number.isdecimal():

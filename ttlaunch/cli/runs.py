@@ -40,6 +40,7 @@ def clean(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Remove the folders of ended runs, with their logs and checkpoints."""
+    from ttlaunch.app.slurm_job import old_jobs
     from ttlaunch.running.runs.clean import measure, parse_age, plan_clean
     from ttlaunch.running.runs.kept_code import collect_unused
     from ttlaunch.running.runs.overview import list_runs
@@ -50,8 +51,12 @@ def clean(
         raise usage_error(f"`--older-than {shown(older_than)}` is no time", hint, code="P042")
     place = (Path.cwd() / runs_dir).resolve()
     runs = [run for run in list_runs(place, None)[0] if run.folder.parent == place]  # not what links lead to
-    going = [measure(run) for run in plan_clean(runs, older_than_s=age, keep=keep)]
-    stay = sum(not run.is_over for run in runs)
+    chosen = plan_clean(runs, older_than_s=age, keep=keep)
+    jobs = old_jobs(place, {run.folder for run in chosen})
+    chosen = [run for run in chosen if run.folder not in jobs.held]
+    chosen += plan_clean(jobs.removable, older_than_s=age, keep=0)
+    going = [measure(run) for run in chosen]
+    stay = sum(not run.is_over or run.folder in jobs.held for run in runs)
     _announce(going, num_running=stay, form=form)
     if going and not dry_run and not yes:
         _ask(len(going), form=form)

@@ -33,6 +33,7 @@ _WITHOUT_CAUSE_S = 4.0  # for as long as all that failed have only lost a connec
 AFTER_TERM_S = 1.5
 _AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks of a lost host have ended already
 _STACKS_S = 0.3
+_SAME_ORDER_S = 1.0  # within which two SIGTERM are one order
 _AT_ONCE = 3  # the order with this number ends every rank at once
 _STOP, _STACKS = signal.SIGUSR1, signal.SIGUSR2
 
@@ -105,6 +106,7 @@ class RunEnd:
         self._count = 0
         self._deadline = math.inf
         self._stacks_at: float | None = None
+        self._terminated_at = -math.inf
 
     def order(self, number: int) -> None:
         """Note a signal to the launcher; safe in a signal handler."""
@@ -136,6 +138,11 @@ class RunEnd:
     def _take_order(self, number: int, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
         if number == TIME_LIMIT_SIGNAL and self._count:
             return  # the grace period that has begun ends before the time limit does
+        if number == signal.SIGTERM:
+            # Slurm and others signal all processes of a job: the view, which passes the signal on, and the supervisor.
+            if now - self._terminated_at < _SAME_ORDER_S:
+                return
+            self._terminated_at = now
         self._count += 1
         ending = self._ending
         if self._count == 1:

@@ -30,6 +30,7 @@ _FIREWALL = (
     "every node must be able to open connections to this machine: a firewall may be in between, and `SrunPortRange=` in "
     "slurm.conf limits the ports"
 )
+WHERE_COMMANDS_ARE = "run ttlaunch where Slurm's commands are installed, such as a login node"
 ENDED_STATES = {
     "BOOT_FAIL",
     "CANCELLED",
@@ -140,7 +141,8 @@ class SlurmTransport:
             )
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise HostError(self.host, Trouble.STEP, f"srun cannot be started: {reason}") from error
+            words, hints = f"srun cannot be started on this machine: {reason}", (WHERE_COMMANDS_ARE,)
+            raise HostError(self.host, Trouble.STEP, words, hints=hints) from error
         process = SlurmProcess(self.host, child)
         with self._lock:
             self._processes = [*(one for one in self._processes if not one.has_ended), process]
@@ -180,7 +182,7 @@ class SlurmTransport:
         if error.trouble is Trouble.TIMED_OUT:
             waited = f"no step has answered within {render_seconds(timeout_s)}"
             return HostError(self.host, Trouble.STEP, waited, hints=(_FIREWALL,))
-        return HostError(self.host, Trouble.STEP, error.evidence, hints=(_FIREWALL,))
+        return HostError(self.host, Trouble.STEP, error.evidence, hints=error.hints or (_FIREWALL,))
 
 
 class SlurmProcess(LocalProcess):
