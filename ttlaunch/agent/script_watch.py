@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from ttlaunch.agent.gpu_usage import GpuMeter
+
+_GPU_DRIVER = "/dev/nvidiactl"
 _LOOK_S = 1.0
 _USAGE_EVERY, _LATER_EVERY, _SOON = (
     2,
@@ -56,7 +59,7 @@ class ScriptWatch:
             self._report_printed(is_over=True)
 
     def _watch(self) -> None:
-        usage = UsageMeter(os.getpid(), began=self._began)
+        usage = UsageMeter(os.getpid(), began=self._began, has_gpus=os.path.exists(_GPU_DRIVER))
         looks = records = 0
         while not self._is_over.wait(_LOOK_S):
             self._report_printed()
@@ -129,16 +132,22 @@ class _Heard:
 class UsageMeter:
     """Measures what the descendants of a process use of this host."""
 
-    def __init__(self, pid: int, *, began: float) -> None:
+    def __init__(self, pid: int, *, began: float, has_gpus: bool = False) -> None:
         self._pid = pid
         self._before = began, 0
+        self._gpus: GpuMeter | None = None
+        if has_gpus:
+            from ttlaunch.agent.gpu_usage import gpu_meter  # noqa: PLC0415 - only machines with a driver pay for it
+
+            self._gpus = gpu_meter()
 
     def take(self) -> dict[str, int]:
         """Return the fields of `records.ranks.Usage` but its time; processor time counts since the last call."""
         from ttlaunch.agent.run_processes import tree_below  # noqa: PLC0415 - as above
 
         ticks = pages = number = 0
-        for pid in tree_below(self._pid):
+        pids = tree_below(self._pid)
+        for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended meanwhile
                 fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
                 pages += int(_read(f"/proc/{pid}/statm").split()[1])
@@ -148,7 +157,8 @@ class UsageMeter:
         now, (then, ticks_then) = time.monotonic(), self._before
         self._before = now, ticks
         share = max(0, ticks - ticks_then) / _TICKS / max(now - then, 1e-3)
-        return {"cpu_percent": round(100 * share), "memory_bytes": pages * _PAGE, "count": number}
+        gpus = self._gpus.take(pids) if self._gpus else {}
+        return {"cpu_percent": round(100 * share), "memory_bytes": pages * _PAGE, "count": number, **gpus}
 
 
 def _read(path: str) -> bytes:

@@ -219,7 +219,7 @@ class Usage:
         cpu_percent: The processor time since the last such record, or the rank's start, in percent of one core.
         memory_bytes: The sum of their resident memory; memory that several of them share counts in each.
         count: How many processes they are.
-        gpu_percent: How busy the devices that they have opened are, also with work of others; None if there are none or they do not say.
+        gpu_percent: How busy their devices are on average, also with work of others; None if there are none or the driver does not say.
         gpu_memory_bytes: How much memory of these devices is in use, likewise.
     """
 
