@@ -73,6 +73,9 @@ def test_options_that_contradict_the_hosts_are_refused(typed, options, hosts, me
     [
         ("train.py --lr 0.1", ["--lr", "0.1"]),
         ("train.py", []),
+        ("train.py data -- -x", ["data", "--", "-x"]),
+        ("train.py -- data -- -x", ["data", "--", "-x"]),
+        ("-n 2 train.py -- data", ["data"]),
         ("-n 2 train.py data --lr=0.1 -x -1", ["data", "--lr=0.1", "-x", "-1"]),
         ("-n2 train.py --lr 0.1 -- --ranks 2", None),
         ("train.py data --ranks 2", ["data"]),

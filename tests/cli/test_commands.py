@@ -1,6 +1,7 @@
 """Any program runs under a plan: what stands after `--` is taken as it was typed."""
 
 import json
+import os
 
 import pytest
 
@@ -45,6 +46,49 @@ def test_a_file_that_is_no_program_is_not_said_to_be_missing(ttlaunch, here, nam
     (here / "things").mkdir()
     answer = ttlaunch(["run", "--", name])
     assert (answer.status, answer.stderr.startswith(f"error[P009]: {said}")) == (2, True), answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("pipe", "t.py is no regular file, and so no script"),
+        ("folder", "t.py is a folder and no script"),
+        ("link", "t.py is a link to a file that does not exist"),
+        ("nothing", "there is no script t.py"),
+    ],
+)
+def test_what_is_no_script_is_said_to_be_what_it_is(ttlaunch, here, kind, said):
+    make = {
+        "pipe": os.mkfifo,
+        "folder": os.mkdir,
+        "link": lambda path: path.symlink_to("gone"),
+        "nothing": lambda _: None,
+    }
+    make[kind](here / "t.py")
+    answer = ttlaunch("run t.py")
+    assert (2, f"error[P009]: {said}") == (answer.status, answer.stderr.splitlines()[0])
+
+
+def test_a_path_to_a_program_that_is_not_there_is_not_answered_with_recipes(ttlaunch, here):
+    for program, hint in (
+        ("/nonexistent/sh", "hint: `-- sh` is /"),
+        ("./nonesuch", "hint: a relative path begins in the folder where the command is typed"),
+    ):
+        answer = ttlaunch(["run", "--", program, "x"])
+        assert (2, True) == (answer.status, hint in answer.stderr), answer.stderr
+    assert not (here / "runs").exists()
+
+
+def test_the_number_of_threads_is_said_once_in_a_run_of_several_ranks(ttlaunch, here, monkeypatch):
+    (here / "work.py").write_text("import torch\n")
+    (here / "plain.py").write_text("")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    note = "note: ranks that share a host get OMP_NUM_THREADS=1"
+    assert 1 == ttlaunch("run work.py -n 2").stderr.count(note)
+    assert "" == ttlaunch("run work.py").stderr
+    assert "" == ttlaunch("run plain.py -n 2").stderr
+    assert "" == ttlaunch("run work.py -n 2 --env OMP_NUM_THREADS=2").stderr
+    assert "" == ttlaunch("run work.py -n 2 --format json").stderr
 
 
 def test_a_program_that_is_not_there_is_refused(ttlaunch, here):

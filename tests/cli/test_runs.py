@@ -13,6 +13,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.cli.ps import render_age
+from ttlaunch.running.runs.facts import run_folders
 from ttlaunch.running.runs.launcher import Launcher, is_running
 from ttlaunch.running.runs.registry import find_registry
 
@@ -250,3 +251,15 @@ def test_a_run_goes_on_without_a_home_and_stop_ends_it(here, ttlaunch, monkeypat
         "warning[R047]: the registry of runs cannot be used: there is no home folder: neither HOME nor XDG_STATE_HOME is set\n"
     )
     assert said.count("R047") == 1
+
+
+def test_the_latest_of_two_runs_of_one_second_is_the_one_that_was_planned_last(ttlaunch, here):
+    (here / "work.py").write_text("")
+    for number, end in enumerate(("ffff", "0000", "8888")):
+        folder = here / f"runs/2026-08-23T10-14-07-{end}"
+        folder.mkdir(parents=True)
+        plan = {"ranks": [{"rank": 0, "host": "box", "slot": 0, "role": "rank"}], "command": {"name": "work"}}
+        (folder / contract.PLAN_FILE).write_text(json.dumps(plan))
+        os.utime(folder / contract.PLAN_FILE, ns=(10**18 + number, 10**18 + number))
+    assert ["ffff", "0000", "8888"] == [path.name[-4:] for path in run_folders(here / "runs")]
+    assert "runs/2026-08-23T10-14-07-8888" in ttlaunch("report").stdout

@@ -52,8 +52,18 @@ def find_start(
 
 
 def refuse_resume(name: str) -> Diagnostic:
-    """Refuse `--resume` for a program or recipe that makes no checkpoints."""
+    """Refuse `--resume` for a recipe that makes no checkpoints."""
     return Diagnostic("P023", f"`--resume` was given, but {shown(name)} makes no checkpoints")
+
+
+def refuse_resume_of_program(name: str, *, is_command: bool) -> Diagnostic:
+    """Refuse `--resume` for a program: ttlaunch does not know its checkpoints, if it makes any."""
+    behind = f"-- {shown(name)}" if is_command else f"{shown(name)} --"
+    return Diagnostic(
+        "P023",
+        f"`--resume` was given, but {shown(name)} is no recipe; ttlaunch does not know its checkpoints",
+        hints=(f"leave it out, or write it behind the program if it is its own option: `{behind} --resume …`",),
+    )
 
 
 def search_checkpoint(

@@ -58,6 +58,10 @@ SCRIPT_PREFIX = ("-m", "mpi4py")
 """The options with which an interpreter runs a Python script as a rank."""
 
 
+THREADS = "ranks that share a host get OMP_NUM_THREADS=1, as under torchrun; set it to change that"
+"""The remark of a plan that a run makes too."""
+
+
 @dataclass
 class ResolvedSpec:
     """A run specification after reading and checking.
@@ -189,8 +193,7 @@ def is_script(target: str, working_folder: Path) -> bool:
 def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     script = working_folder / str(request.target)
     if not script.is_file():
-        problem = "is a folder and no script" if script.is_dir() else None
-        name = shown(request.target)
+        name, problem = shown(request.target), _no_file(script)
         result.diagnostics.append(usage_mistake(f"{name} {problem}" if problem else f"there is no script {name}"))
         return
     _refuse_recipe_options(result, request)
@@ -208,6 +211,15 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
     mpi = SCRIPT_PREFIX if names_mpi else ()
     prefix = (sys.executable, *mpi) if script.suffix == ".py" else ()
     result.command = (*prefix, path, *request.arguments)
+
+
+def _no_file(path: Path) -> str:
+    """Say what a path is that is no regular file; empty if there is nothing."""
+    if path.is_dir():
+        return "is a folder and no script"
+    if path.exists():
+        return "is no regular file, and so no script"
+    return "is a link to a file that does not exist" if path.is_symlink() else ""
 
 
 def _unusable_program(program: str, path: Path) -> Diagnostic:
@@ -229,7 +241,15 @@ def _unusable_program(program: str, path: Path) -> Diagnostic:
     if path.is_file():
         hint = f"`chmod +x {name}` makes it a program, or name what is to run it: `-- bash {name}`"
         return usage_mistake(f"`{name}` is not executable", hint)
-    return usage_mistake(f"there is no program `{name}` to run", "a recipe's name goes before `--`")
+    hint = "a recipe's name goes before `--`"
+    if "/" in program:
+        known = shutil.which(path.name)
+        hint = (
+            f"`-- {shown(path.name)}` is {shown(known)}"
+            if known
+            else "a relative path begins in the folder where the command is typed"
+        )
+    return usage_mistake(f"there is no program `{name}` to run", hint)
 
 
 def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
@@ -282,7 +302,7 @@ def _look_at_places(result: ResolvedSpec, topology: "Topology", num_ranks: int, 
         result.diagnostics.append(Diagnostic("P069", message, place, hints=(hint,), severity=Severity.WARNING))
     given = {*os.environ, *topology.cluster.environment, *topology.global_environment}
     if len(set(hosts)) < len(hosts) and "OMP_NUM_THREADS" not in given:
-        result.remarks.append("ranks that share a host get OMP_NUM_THREADS=1, as under torchrun; set it to change that")
+        result.remarks.append(THREADS)
 
 
 def _is_here(result: ResolvedSpec) -> bool:
@@ -304,9 +324,9 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
         hint = "leave `--naive` out" if unused == ["`--naive`"] else "give its own arguments after `--`"
         result.diagnostics.append(usage_mistake(message, hint))
     if request.resume is not None:
-        from ttlaunch.app.find_start import refuse_resume
+        from ttlaunch.app.find_start import refuse_resume_of_program
 
-        result.diagnostics.append(refuse_resume(str(request.target)))
+        result.diagnostics.append(refuse_resume_of_program(str(request.target), is_command=request.is_command))
 
 
 def _check_hiding(found: "NamedFolder") -> list[Diagnostic]:

@@ -399,7 +399,7 @@ class CommandAfterDashes(QuickCommand):
 
 
 def _with_dashes(words: list[str], options: Sequence[Any]) -> list[str]:
-    """Put `--` behind a script if only options that ttlaunch does not have follow it, as in `run train.py --lr 0.1`.
+    """Put `--` behind a script if only its own words follow it, as in `run train.py --lr 0.1` or `run train.py a -- b`.
 
     With options of both, `--ranks 2` among them could be meant for either, so the parser refuses the foreign ones and says where `--` goes.
     """
@@ -412,7 +412,10 @@ def _with_dashes(words: list[str], options: Sequence[Any]) -> list[str]:
         if skipped:
             skipped = False
         elif word == "--":
-            return words
+            if script is None or script == place - 1 or foreign:
+                return words
+            foreign = True  # behind a script's own words, it is one of them
+            break
         elif word[:1] != "-" or word == "-":
             if script is None and not is_script(word, Path.cwd()):
                 return words

@@ -104,8 +104,10 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Start a recipe or a script on a cluster, and show it until it ends."""
+    from ttlaunch.app.check_python import needs_torch
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.prepare_run import prepare
+    from ttlaunch.app.resolve import THREADS
     from ttlaunch.app.restarts import run_with_restarts
     from ttlaunch.app.sinks import parse_sinks, with_sinks
 
@@ -122,6 +124,9 @@ def run(
 
         show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
         exit_with(contract.STATUS_DONE)
+    described = prepared.description
+    if THREADS in described.remarks and described.python and needs_torch(described.python) and form is Format.FULL:
+        print_lines([f"note: {THREADS}"], to=sys.stderr)
     typed = ("ttlaunch", *_without_secrets(sys.argv[1:]))
     options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease, share_with=group, marks=marks)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor

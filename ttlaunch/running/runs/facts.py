@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from ttlaunch import contract
@@ -11,6 +12,7 @@ from ttlaunch.records.parser import checked
 from ttlaunch.running.runs.files import read_object
 
 LATEST = "latest"
+_STAMP = len("2026-08-23T10-14-07")
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,19 @@ def run_folders(runs_folder: Path) -> list[Path]:
     """List the folders of all runs in a folder, oldest first, without those that are being removed."""
     try:
         folders = [path for path in runs_folder.iterdir() if not path.name.startswith(".")]
-        return sorted(path for path in folders if (path / contract.PLAN_FILE).is_file())
     except OSError:
         return []
+    ages = {path: age for path in folders if (age := _age(path))}
+    return sorted(ages, key=lambda path: (ages[path], path.name))
+
+
+def _age(path: Path) -> tuple[str, int] | None:
+    """Return what sorts runs by age: the time in the id, then when the plan was written; None for a folder that is no run."""
+    try:
+        plan = (path / contract.PLAN_FILE).stat()
+    except (OSError, ValueError):
+        return None
+    return (path.name[:_STAMP], plan.st_mtime_ns) if S_ISREG(plan.st_mode) else None
 
 
 def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
