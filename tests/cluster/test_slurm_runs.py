@@ -358,3 +358,71 @@ def test_a_rank_that_is_killed_is_named_first(slurm4, ttlaunch):
     _, stderr = process.communicate(timeout=60)
     assert (1, True) == (process.returncode, "rank 1 (rank, node1)" in stderr.splitlines()[0]), stderr
     assert_nothing_is_left(slurm4)
+
+
+# Hosts that share the home, and restarts.
+
+AGAIN = """\
+import os, sys, time
+start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("start", start, os.environ["RANK"], flush=True)
+sys.exit(3) if (start, os.environ["RANK"]) == ("0", "1") else time.sleep(600 if start == "0" else 0)
+"""
+
+
+def test_hosts_that_share_the_home_share_one_copy_of_the_code_and_keep_their_ranks_apart(
+    make_slurm, ttlaunch_on, tmp_path
+):
+    slurm = make_slurm(hosts=3, shared_folder="/root/.ttlaunch")
+    ttlaunch = ttlaunch_on(slurm.cluster)
+    (tmp_path / "where.py").write_text(WHERE)
+    for number in range(3):  # all hosts at once write what is new, and what is there already
+        (tmp_path / "module.py").write_text(f"# {number // 2}\n")
+        answer = ttlaunch("run where.py --on slurm --nodes 3")
+        assert 0 == answer.status, answer.stderr
+        found = re.findall(r"\| (\d) (node\d)", answer.stdout)
+        assert [("0", "node0"), ("1", "node1"), ("2", "node2")] == sorted(found)
+    (tmp_path / "leave.py").write_text(AGAIN)
+    answer = ttlaunch("run leave.py --on slurm --nodes 3")
+    assert (1, True) == (answer.status, "rank 1 (rank, node1) exited with status 3" in answer.stderr), answer.stderr
+    releases = slurm.run("node2", ["sh", "-c", "ls -d /root/.ttlaunch/releases/*/"]).stdout.split()
+    assert all("." not in release.rsplit("/", 2)[1] for release in releases), releases
+    assert_nothing_is_left(slurm)
+
+
+def test_a_restart_uses_the_hosts_that_the_job_has(slurm4, ttlaunch):
+    (ttlaunch.cwd / "again.py").write_text(AGAIN)
+    answer = ttlaunch("run again.py --on slurm --nodes 2 --max-restarts 1")
+    assert 0 == answer.status, answer.stderr
+    assert {"0", "1"} == set(re.findall(r"\| start 1 (\d)", answer.stdout)), answer.stdout
+    assert_nothing_is_left(slurm4)
+
+
+def test_a_cancelled_job_is_not_restarted(slurm4, ttlaunch):
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2 --lease 600 --max-restarts 3")
+    slurm4.cancel_all()
+    _, stderr = process.communicate(timeout=120)
+    assert (7, True) == (process.returncode, "CANCELLED" in stderr), stderr
+    assert 1 == len(list((ttlaunch.cwd / "runs").glob("2*")))
+    assert_nothing_is_left(slurm4)
+
+
+def test_a_recipe_goes_on_without_a_host_that_slurm_takes_out_of_the_job(slurm4, ttlaunch):
+    line = "run data_parallel --on slurm --nodes 2 --lease 4 --max-restarts 1 --format json"
+    longer = "--set training_config.steps=3000 --set training_config.validation_interval=3000"
+    process = ttlaunch.start(f"{line} {longer} --set checkpoint_config.interval=20")
+    checkpoints = ttlaunch.cwd / "runs"
+    wait_until(lambda: list(checkpoints.glob("*/checkpoints/step-*")), what="a checkpoint is complete", timeout_s=90)
+    try:
+        slurm4.update_host("node1", State="DOWN", Reason="a test")
+        wait_until(lambda: 2 == len(list(checkpoints.glob("2*"))), what="the run is started again", timeout_s=90)
+    finally:
+        slurm4.update_host("node1", State="RESUME")
+    again = max(checkpoints.glob("2*"))
+    wait_until(lambda: list(again.glob("records/rank-0.progress.jsonl")), what="a rank is up", timeout_s=60)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=90)
+    plan = json.loads((again / "plan.json").read_text())
+    assert {"node0"} == {row["host"] for row in plan["ranks"]}
+    assert 130 == process.returncode
+    assert_nothing_is_left(slurm4)

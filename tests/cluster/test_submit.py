@@ -40,10 +40,11 @@ class Submitted:
 
     def __init__(self, slurm, folder, line, environment):
         self.slurm, self.cwd = slurm, folder
-        answer = self.ttlaunch(f"submit --format json {line}", **environment)
+        answer = self.ttlaunch(f"submit --format concise {line}", **environment)
         assert 0 == answer.returncode, answer.stderr
-        said = json.loads(answer.stdout)
-        self.number, self.folder = said["job"], slurm.cluster.path("launcher", said["folder"])
+        self.number, self.stderr = answer.stdout.strip(), answer.stderr
+        folders = slurm.cluster.path("launcher", f"{folder}/runs").glob("job-*/job.json")
+        self.folder = next(path.parent for path in folders if json.loads(path.read_text())["job"] == self.number)
 
     def ttlaunch(self, line, **environment):
         cluster = self.slurm.cluster
@@ -307,3 +308,21 @@ def test_clean_removes_the_folder_of_a_job_that_has_ended_with_its_runs_and_of_n
     assert "CANCELLED" == job.ends(within_s=30)
     answer = job.ttlaunch("runs clean --yes")
     assert (0, False, False) == (answer.returncode, run.exists(), job.folder.exists()), answer
+
+
+def test_a_script_outside_of_the_project_is_run_as_it_is_and_a_warning_says_so(submit, slurm4):
+    shared = slurm4.cluster.path("launcher", SHARED)
+    (shared / "elsewhere").mkdir()
+    (shared / "elsewhere/outside.py").write_text("print('was here')\n")
+    for path in (f"{SHARED}/elsewhere/outside.py", "../elsewhere/outside.py"):
+        job = submit(f"--on slurm:debug --ranks 1 {path}")
+        assert "warning[P073]: `/root/shared/elsewhere/outside.py` is not in the project" in job.stderr
+        assert "COMPLETED" == job.ends(), job.log
+        assert "was here" in job.log
+
+
+def test_submitting_to_a_partition_that_is_down_is_warned_of(submit):
+    job = submit("data_parallel --on slurm:closed --ranks 1")
+    assert job.stderr.startswith(f"warning[H046]: Slurm job {job.number} stays in the queue until somebody changes it")
+    assert "the partition is down (PartitionDown)" in job.stderr
+    job.ttlaunch(f"stop {job.number}")

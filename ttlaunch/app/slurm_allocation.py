@@ -21,7 +21,7 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.signals import interruptible
 from ttlaunch.app.slurm_hosts import with_variables_of_job
-from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, Severity, shown
 from ttlaunch.hosts.transport.slurm import WHERE_COMMANDS_ARE, ask_slurm, one_line
 from ttlaunch.spec.topology.slurm_request import SlurmRequest
 
@@ -209,6 +209,20 @@ class _Salloc:
             hints=(f"{hint} shows what {place} has, and for how long",),
             blame=Blame.HOSTS,
         )
+
+
+def warn_of_waiting(job: str, reason: str) -> list[Diagnostic]:
+    """Warn of a submitted job that Slurm will not start before somebody changes it or the cluster.
+
+    Args:
+        job: The number of the job.
+        reason: Slurm's word for why the job waits.
+    """
+    if reason not in _NEVER:
+        return []
+    message = f"Slurm job {job} stays in the queue until somebody changes it or the cluster: {_in_words(reason)} ({shown(reason)})"
+    hints = (f"`ttlaunch stop {job}` takes it out of the queue",)
+    return [Diagnostic("H046", message, hints=hints, severity=Severity.WARNING, blame=Blame.HOSTS)]
 
 
 def explain_slurm(text: str) -> Diagnostic | None:

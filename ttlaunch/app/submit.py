@@ -18,9 +18,9 @@ from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.app.slurm_allocation import explain_slurm
-from ttlaunch.app.slurm_job import JOB_PREFIX, ORDER_FILE, SCRIPT_FILE, write_job
-from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, file_error, has_errors, shown, usage_error
+from ttlaunch.app.slurm_allocation import explain_slurm, warn_of_waiting
+from ttlaunch.app.slurm_job import JOB_PREFIX, ORDER_FILE, SCRIPT_FILE, Job, ask_queue, write_job
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, Severity, file_error, shown, usage_error
 from ttlaunch.hosts.sync.release import Release, make_release
 from ttlaunch.hosts.sync.write_release import ChangedFileError, write_release
 from ttlaunch.hosts.transport.slurm import one_line, slurm_environment
@@ -118,9 +118,9 @@ def submit(submission: Submission, dialogue: Dialogue) -> tuple[Path, str]:
     program = prepared.plan.program
     recipe = Path(program.folder) if isinstance(program, RecipeProgram) else None
     release, found = make_release(prepared.surroundings.working_folder, recipe=recipe)
-    dialogue.warn([one for one in found if not has_errors([one])])
     if release is None:
         raise LaunchError(found)
+    dialogue.warn([*found, *_warn_of_script(_outside(prepared, release), release)])
     folder = _make_folder(submission.options.runs_dir)
     try:
         _fill(folder, submission, release)
@@ -135,6 +135,8 @@ def submit(submission: Submission, dialogue: Dialogue) -> tuple[Path, str]:
         if isinstance(error, OSError):
             raise file_error(folder, error) from error
         raise
+    job = Job(folder, number, program.name, 0.0)
+    dialogue.warn(warn_of_waiting(number, ask_queue([job]).of(job).reason))
     return folder, number
 
 
@@ -190,8 +192,10 @@ def _on_copy(prepared: PreparedRun, folder: Path, *, code: Path, release: Releas
     """
     spec, program = replace(prepared.request, runs_dir=folder.parent), prepared.plan.program
     if not isinstance(program, RecipeProgram):
-        path = Path(prepared.surroundings.working_folder, spec.target or "")
-        is_named = os.path.isabs(spec.target or "") and path.is_relative_to(release.project)  # noqa: PTH117 - it is a text
+        if (outside := _outside(prepared, release)) is not None:
+            return replace(spec, target=str(outside))
+        path = Path(spec.target or "")
+        is_named = path.is_absolute() and path.is_relative_to(release.project)
         return (
             replace(spec, target=str(code / contract.PROJECT_DIR / path.relative_to(release.project)))
             if is_named
@@ -212,6 +216,24 @@ def _on_copy(prepared: PreparedRun, folder: Path, *, code: Path, release: Releas
         else (f"training_config.data_path={json.dumps(str(prepared.surroundings.working_folder / text))}",),
         resume=start["origin"] if start.get("step") else None,
     )
+
+
+def _outside(prepared: PreparedRun, release: Release) -> Path | None:
+    """Return the path of a script that is not in the copy of the project; None for any other target."""
+    spec = prepared.request
+    if spec.is_command or isinstance(prepared.plan.program, RecipeProgram):
+        return None
+    path = Path(os.path.normpath(Path(prepared.surroundings.working_folder, spec.target or "")))
+    return None if path.is_relative_to(release.project) else path
+
+
+def _warn_of_script(path: Path | None, release: Release) -> list[Diagnostic]:
+    if path is None:
+        return []
+    message = f"`{shown(path)}` is not in the project `{shown(release.project)}`, so the job has no copy of it"
+    notes = ("the job runs the script as it is when Slurm starts the job, each time",)
+    hints = (f"`cd {shown(path.parent)}` before `submit`",)
+    return [Diagnostic("P073", message, notes=notes, hints=hints, severity=Severity.WARNING)]
 
 
 def _sbatch(folder: Path, request: SlurmRequest) -> str:

@@ -36,6 +36,7 @@ rank."""
 _LEFT_JUST_NOW_S, _EXIT_TAKES_S = 2.0, 1.0
 _BY_SIGNAL = {Cause.KILLED, Cause.ENDED, Cause.SHIM_LOST, Cause.DAEMON_LOST}
 """The classes of endings that the end of a Slurm job explains."""
+_AFTER_JOB = "start it again to ask Slurm for other hosts; a recipe continues with `--resume latest`"
 _NEEDS_FOLDERS = {Cause.IMPORT_ERROR, Cause.SHIM_LOST, Cause.DAEMON_LOST, Cause.NOT_STARTED}
 """The classes of endings that a removed folder explains."""
 _OUT_OF_MEMORY_TOGETHER_S = 2.0  # the kernel takes that long to free a killed rank of many gigabytes
@@ -270,6 +271,7 @@ def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Cand
     host = lost.error.host
     its_ranks = [state for state in ranks if state.row.host == host]
     step = max((state.step for state in its_ranks), default=0)
+    job_is_over = lost.error.trouble is Trouble.ENDED
     failure = Failure(
         code="R012",
         kind=Cause.HOST_LOST,
@@ -278,7 +280,8 @@ def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Cand
         cause=loss_message(lost),
         time=lost.last_heard,
         evidence=loss_notes(lost, its_ranks, stood_still_s=seen.stood_still_s),
-        next_step=NEXT_STEP,
+        next_step=_AFTER_JOB if job_is_over else NEXT_STEP,
+        comes_again=job_is_over,  # the hosts are no longer ours
     )
     return _Candidate(_HAS_OWN_CAUSE, failure)
 
