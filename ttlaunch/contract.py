@@ -350,6 +350,7 @@ STATUS_TERMINATED = 143
 RELEASES_DIR = "releases"
 CURRENT_LINK = "current"  # to the newest release, swapped by one rename
 DATA_DIR = "data"  # texts that are not part of a release, named by their SHA-256
+SPARE_DIR = "spare"  # a copy of the newest release, from which the next sync makes its own
 
 # Layout of a release, `releases/<tree hash>/`.
 PROJECT_DIR = "project"  # the user's folder

@@ -44,9 +44,11 @@ class Lab:
             (self.project / f"{name}.py").write_text(text)
 
     def sync(self, words="", *, status=DONE):
-        """Sync, and what the command says in JSON."""
+        """Sync, wait until the hosts have made their copies for the next one, and return what the command says in JSON."""
         answer = self.ttlaunch(f"sync --on ../lab --format json {words}")
         assert status == answer.status, answer.stdout + answer.stderr
+        for host in self.cluster.hosts if status == DONE else ():
+            wait_until(lambda host=host: not self.left(host), what=f"{host} has made its copy")
         return json.loads(answer.stdout)
 
     def refused(self, words="", *, status=NOT_SYNCED):
@@ -63,8 +65,8 @@ class Lab:
         return tree(current) if current.is_dir() else None
 
     def left(self, host):
-        """Names of what lies beside the releases and their locks."""
-        names = [path.name for path in self.path(host, "releases").iterdir()]
+        """Names of what lies beside the releases and their locks, and beside the spare copy once it is complete."""
+        names = [path.name for folder in ("releases", "spare") for path in self.path(host, folder).glob("*")]
         return [name for name in names if len(name.removesuffix(".lock")) != 64]
 
 
@@ -269,6 +271,20 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_half_made(o
     )
     assert (old[1], []) == (lab.code("node0"), lab.left("node0"))
     assert [old[0]] == [path.name for path in lab.path("node0", "releases").iterdir() if path.is_dir()]
+
+
+def test_the_copy_for_the_next_sync_gives_way_to_code_that_needs_its_room(own_lab):
+    lab = own_lab(hosts=1, remote="/root/code")
+    lab.write(a="1")
+    lab.cluster.small_disk("node0", "/root/code", size_mb=60)
+    copy = lab.path("node0", f"spare/{lab.sync()['tree_hash']}")
+    wait_until(copy.exists, what="the copy for the next sync")
+    disk, size = os.statvfs(copy), sum(path.lstat().st_blocks * 512 for path in copy.rglob("*"))
+    for number in range(3000):  # most of the next release is not in the copy, so the copy is of no use
+        (lab.project / f"{number}.txt").write_text(str(number))
+    (lab.project / "noise").write_bytes(os.urandom(disk.f_bavail * disk.f_frsize - 3000 * 4096 - size // 2))
+    lab.sync()
+    assert [tree(lab.project), False] == [lab.code("node0"), copy.exists()]
 
 
 def test_a_target_that_is_read_only_is_named(own_lab):

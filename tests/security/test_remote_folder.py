@@ -7,7 +7,7 @@ import pytest
 from tests.agent.test_agent import Hosted
 from ttlaunch.agent.receive import _Session
 
-PARTS = ("data", "releases")
+PARTS = ("data", "releases", "spare")
 
 
 def modes(folder, names=PARTS):

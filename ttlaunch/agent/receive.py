@@ -21,11 +21,12 @@ from ttlaunch import contract
 from ttlaunch.agent import releases
 from ttlaunch.agent.claims import close_to_others, hold
 from ttlaunch.agent.host_data import HostData
+from ttlaunch.agent.spare import drop_spares, prepare_spare, take_spare
 from ttlaunch.agent.unpack import Building, Connection, Contents, LookAgain, Refused, Target, check_space, find_copies
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from ttlaunch.agent.releases import Entry, Signature
@@ -90,6 +91,7 @@ class _Session:
         self._repaired: list[str] = []
         self._there = True
         self._done = False
+        self._begun = False
         self._old: list[bytes] = []
         self._pruned: list[str] = []
         self._signatures: dict[int, Signature] = {}
@@ -131,12 +133,15 @@ class _Session:
     def clean(self) -> None:
         """Remove files that are not needed any more, and release the lock.
 
-        After a success, old releases are removed only once the launcher has the answers of all hosts: removing takes time.
+        After a success, old releases are removed, and a copy for the next sync is made, only once the launcher has the
+        answers of all hosts, because both take time.
         """
-        if self._old and self._done:
+        if self._done and (self._old or not self._there):
             self._connection.wait_for_end()
         for path in self._old:
             releases.remove(path)
+        if self._done and not self._there:
+            prepare_spare(self._folder, self._tree, owner=self._owner)
         self._clear()
         if self._lock is not None:
             with contextlib.suppress(OSError):
@@ -153,7 +158,8 @@ class _Session:
         os.makedirs(os.path.dirname(self._folder), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._folder, 0o700)
-        for path in (self._releases, os.path.join(self._folder, contract.DATA_DIR.encode())):
+        others = [os.path.join(self._folder, name.encode()) for name in (contract.DATA_DIR, contract.SPARE_DIR)]
+        for path in (self._releases, *others):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o777)
             close_to_others(path)
@@ -200,9 +206,14 @@ class _Session:
     def _look(self, entries: Sequence[Entry], manifest: bytes | None) -> list[int]:
         """Return the indices of the entries that are missing or wrong in the release."""
         if not os.path.isdir(self._release) or os.path.islink(self._release):
-            if os.path.lexists(self._release) and not self._arguments["dry_run"]:
+            if self._arguments["dry_run"]:
+                return list(range(len(entries)))
+            if os.path.lexists(self._release):
                 self._put_away(self._release)
-            return list(range(len(entries)))
+            taken = take_spare(self._folder, entries, into=self._incoming)
+            self._begun = taken is not None
+            wrong, self._signatures = taken or (list(range(len(entries))), {})
+            return wrong
         wrong, self._signatures, read_any = releases.check_tree(self._release, entries, alive=self._connection.alive)
         if read_any and manifest is None and not self._arguments["dry_run"]:
             temporary = self._incoming + b".signatures"
@@ -211,7 +222,7 @@ class _Session:
         return wrong
 
     def _fetch(self, entries: Sequence[Entry], wrong: list[int], manifest: bytes | None) -> None:
-        building = Building(self._release, entries, wrong, incoming=self._incoming)
+        building = Building(self._release, entries, wrong, incoming=self._incoming, begun=self._begun)
         texts = [
             Target(self._data.incoming(sha256, self._owner), mode=0o644, size=size, digest=sha256.encode(), index=-1)
             for sha256, size in self._data.missing
@@ -250,13 +261,19 @@ class _Session:
         return list(dict.fromkeys(digests + [item["sha256"].encode() for item in self._arguments["data"]]))
 
     def _make_room(self, targets: Sequence[Target], *, others: int) -> None:
-        try:
-            check_space(self._releases, targets, others=others)
-        except Refused:
-            self._prune(keep=1)
-            for path in self._old:
-                releases.remove(path)
-            check_space(self._releases, targets, others=others)
+        """Give up the spare copy, and then old releases, if the disk has not enough room."""
+        steps: tuple[Callable[[], None], ...] = (lambda: drop_spares(self._folder), self._remove_old)
+        for give_up in steps:
+            with contextlib.suppress(Refused):
+                check_space(self._releases, targets, others=others)
+                return
+            give_up()
+        check_space(self._releases, targets, others=others)
+
+    def _remove_old(self) -> None:
+        self._prune(keep=1)
+        for path in self._old:
+            releases.remove(path)
 
     def _make_current(self) -> None:
         current = os.path.join(self._folder, contract.CURRENT_LINK.encode())

@@ -35,7 +35,7 @@ INCOMING = b".incoming-"
 _FIRST_LINE = b"ttlaunch manifest 1"
 _SIGNATURE = struct.Struct("<qqqQ")
 _NO_SIGNATURE = (-1, 0, 0, 0)
-_RACY_NS = 20_000_000  # a clock tick of a file system: what was written in the last one may be written again unseen
+RACY_NS = 20_000_000  # a clock tick of a file system: what was written in the last one may be written again unseen
 _MOST_BOOTS = 64
 _TREE_HASH = re.compile(rb"[0-9a-f]{64}\Z")
 
@@ -159,7 +159,7 @@ def read_signatures(release: bytes, count: int) -> dict[int, Signature]:
     """Return the reliable signatures by index; a file written just before may have changed since with the same signature."""
     try:
         with open(_signatures_file(release), "rb") as file:
-            packed, newest = file.read(), os.fstat(file.fileno()).st_mtime_ns - _RACY_NS
+            packed, newest = file.read(), os.fstat(file.fileno()).st_mtime_ns - RACY_NS
     except OSError:
         return {}
     if len(packed) != count * _SIGNATURE.size:
@@ -219,7 +219,8 @@ def old_releases(folder: bytes, *, keep: int, own: bytes) -> Iterator[tuple[byte
 
 def clear_leftovers(folder: bytes) -> None:
     """Remove the files of syncs that were killed: those that carry the id of a sync whose lock is free."""
-    places = [os.path.join(folder, name.encode()) for name in (contract.RELEASES_DIR, contract.DATA_DIR)]
+    names = (contract.RELEASES_DIR, contract.DATA_DIR, contract.SPARE_DIR)
+    places = [os.path.join(folder, name.encode()) for name in names]
     found = [os.path.join(place, name) for place in places for name in os.listdir(place) if name.startswith(INCOMING)]
     for owner in {_owner_of(path) for path in found}:
         lock = os.path.join(places[0], INCOMING + owner + b".lock")

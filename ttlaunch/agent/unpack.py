@@ -122,9 +122,20 @@ class Building:
         signatures: The signatures of the files that are correct.
     """
 
-    def __init__(self, release: bytes, entries: Sequence[Entry], wrong: Sequence[int], *, incoming: bytes) -> None:
+    def __init__(
+        self, release: bytes, entries: Sequence[Entry], wrong: Sequence[int], *, incoming: bytes, begun: bool = False
+    ) -> None:
+        """Plan the files of a release.
+
+        Args:
+            release: The release's folder, which may not exist yet.
+            entries: All entries of the release.
+            wrong: The indices of those that are missing or wrong.
+            incoming: The folder to build in.
+            begun: Whether that folder exists, with all entries that are not wrong.
+        """
         self._release, self._incoming, self._entries, self._wrong = release, incoming, entries, wrong
-        self._whole = not os.path.lexists(release)
+        self._whole, self._begun = begun or not os.path.lexists(release), begun
         self.signatures: dict[int, Signature] = {}
         self.targets = [
             Target(self._place(index), mode=mode, size=size, digest=content, index=index)
@@ -142,7 +153,8 @@ class Building:
         Raises:
             Refused: If there are such names and the file system does not distinguish case.
         """
-        os.mkdir(self._incoming, 0o700)
+        if not self._begun:
+            os.mkdir(self._incoming, 0o700)
         if names:
             self._check_case(names)
         for index in self._wrong:

@@ -297,7 +297,7 @@ def start_receiving(host, release):
         "owner": "0123456789abcdef",
     }
     transport = LocalTransport("localhost")
-    beside = ("claims", "releases", "unpack", "host_data")
+    beside = ("claims", "releases", "unpack", "host_data", "spare")
     stream = start_script(transport, "receive", beside=beside, arguments=arguments, timeout_s=10)
     return transport, stream
 

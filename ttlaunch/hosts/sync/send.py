@@ -27,7 +27,7 @@ from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Process, Transport
 from ttlaunch.records.host_scripts import SyncEnd, SyncMessage, SyncRefusal
 
-_BESIDE = ("claims", "releases", "unpack", "host_data")
+_BESIDE = ("claims", "releases", "unpack", "host_data", "spare")
 _ATTEMPTS = 3
 SILENCE_S = 12.0
 """How long a host may send nothing, or take nothing in, before it counts as lost; at work it sends a frame each second."""
