@@ -39,7 +39,10 @@ main()
 
 @pytest.mark.parametrize(
     "module",
-    ["pydantic", "yaml", "concurrent.futures", "ttlaunch.app.replan", "ttlaunch.app.slurm_job", "ttlaunch.cli.plan"],
+    [
+        *("pydantic", "yaml", "concurrent.futures", "importlib.metadata"),
+        *("ttlaunch.app.replan", "ttlaunch.app.slurm_job", "ttlaunch.cli.plan"),
+    ],
 )
 def test_a_program_runs_without_modules_that_take_time_to_import_and_serve_other_runs(tmp_path, module):
     command = [sys.executable, "-c", _RUN, module]

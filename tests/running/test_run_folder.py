@@ -6,7 +6,9 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from ttlaunch.agent.claims import claim
 from ttlaunch.agent.run_processes import kill_run_processes, run_processes
 from ttlaunch.errors import RunFolderError
 from ttlaunch.hosts.transport.local import is_this_machine
+from ttlaunch.running.runs import record_inputs
 from ttlaunch.running.runs.record_inputs import tree_hash
 from ttlaunch.running.runs.run_folder import create_run_folder, scratch_folder
 
@@ -148,3 +151,16 @@ def test_a_run_can_be_repeated_from_its_own_training_file(here, ttlaunch, start_
     train = run.run_folder / "train.yaml"
     again = json.loads(ttlaunch(f"plan hierarchical_parallel -n 1 -c {train} --format json").stdout)
     assert again["hash"] == first["hash"] == run.report["plan_hash"]
+
+
+def test_the_recorded_versions_are_those_that_an_import_would_find(here, monkeypatch):
+    (here / "numpy-0.1.dist-info").mkdir()
+    (here / "pydantic.egg-info").mkdir()  # as `setup.py develop` leaves it, without a version in its name
+    (here / "pydantic.egg-info/PKG-INFO").write_text("Name: pydantic\nVersion: 0.2\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])
+    found = record_inputs._versions()
+
+    assert found["numpy"] == "0.1"
+    assert found["torch"] == version("torch")
+    monkeypatch.setattr(sys, "path", [str(here)])
+    assert record_inputs._versions() == {"ttlaunch": found["ttlaunch"], "numpy": "0.1", "pydantic": "0.2"}

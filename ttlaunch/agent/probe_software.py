@@ -12,6 +12,7 @@ import subprocess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 _DEADLINE_S = 2.0
@@ -39,7 +40,7 @@ def find_software(arguments: dict[str, Any]) -> dict[str, Any]:
         answer = _ask(candidate)
         if answer is not None:
             version, executable, prefix, base, path = answer
-            packages = _packages(path, {_normal(name) for name in arguments["packages"]})
+            packages = packages_in(path, {_normal(name) for name in arguments["packages"]})
             python = {"executable": executable, "version": version, "prefix": prefix, "packages": packages}
             break
     mpi = _engine(arguments, python["executable"] if python else None)
@@ -69,7 +70,7 @@ def _ask(candidate: str) -> tuple[list[int], str, str, str, list[str]] | None:
     return None
 
 
-def _packages(path: list[str], wanted: set[str]) -> dict[str, str]:
+def packages_in(path: Sequence[str], wanted: Collection[str]) -> dict[str, str]:
     """Read the versions of packages from the names of metadata folders; as for an import, the first in the path counts."""
     found: dict[str, str] = {}
     for folder in path:

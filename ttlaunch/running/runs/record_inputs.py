@@ -2,15 +2,16 @@
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import __version__, contract
+from ttlaunch.agent.probe_software import packages_in
 from ttlaunch.diagnostics import Blame, Diagnostic, Severity, render_size, shown
 from ttlaunch.hosts.sync.repository import GitError, Repository, open_repository, top_of_repository
 from ttlaunch.hosts.sync.secret_files import has_private_key, holds_private_key, looks_secret
@@ -87,9 +88,11 @@ def installed_version(package: str) -> str | None:
     """Return the version of a package in this Python; None if it is not installed."""
     if package == "ttlaunch":  # it may run from a checkout that is not installed
         return __version__
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - 10 ms, with the parser of mail that it imports
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return version(package)
+    except PackageNotFoundError:
         return None
 
 
@@ -150,4 +153,11 @@ def _describe_changes(repository: Repository, commit: str) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    return {package: version for package in _PACKAGES if (version := installed_version(package)) is not None}
+    """Return the versions of packages that matter to ranks, from names of files, because every run waits for this."""
+    found = packages_in(sys.path, _PACKAGES)
+    for package in _PACKAGES:
+        # Neither ttlaunch in a checkout nor a package that was installed by `setup.py develop` has its version in a name.
+        is_unnamed = any(Path(folder, f"{package}.egg-info").exists() for folder in sys.path)
+        version = installed_version(package) if package == "ttlaunch" or (package not in found and is_unnamed) else None
+        found |= {package: version} if version is not None else {}
+    return {package: found[package] for package in _PACKAGES if package in found}
