@@ -364,7 +364,7 @@ def release_lock(tree_hash: str) -> str:
     return f"{RELEASES_DIR}/{tree_hash}.lock"
 
 
-AGENT_VERSION = 4
+AGENT_VERSION = 5
 """Raised when the frames between launcher and agent change; each refuses the frames of another version.
 
 A launcher starts agents of its own version, but the package may be upgraded while both run."""

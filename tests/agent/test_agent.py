@@ -403,7 +403,7 @@ def test_whatever_comes_over_its_socket_the_agent_goes_on(agent_once, data):
         ),
         (
             contract.pack_frame({"kind": "hello", "received": 0}),
-            "the data are not a launcher's message: it is of version 0, this agent of 4",
+            "the data are not a launcher's message: it is of version 0, this agent of " + str(contract.AGENT_VERSION),
         ),
     ],
 )

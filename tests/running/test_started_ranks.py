@@ -9,10 +9,16 @@ import pytest
 
 from ttlaunch.engines.agents import AgentsFinder
 from ttlaunch.hosts.transport.local import LocalTransport
+from ttlaunch.planning.engine import RanksToStart
+from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.agents import RanksEnded
+from ttlaunch.running.agents.agent_controller import AgentRankController
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.started_ranks import StartedRanks
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState
 
+ENGINE = AgentsFinder().never_started()
 RANKS = {"a": [0, 1], "b": [2]}
 
 
@@ -53,8 +59,18 @@ def report_of(started):
 def test_each_host_is_ordered_once_to_start_its_own_ranks(links, started):
     assert started.poll() is None
     for link in links:
-        expected = {"kind": "start", "order": 1, "ranks": RANKS[link.host], "variables": {"MASTER": "x"}}
+        expected = {"kind": "start", "order": 1, "ranks": RANKS[link.host], "variables": {"MASTER": "x"}, "later": []}
         assert [expected] == link._orders
+
+
+def test_a_host_is_ordered_to_start_what_is_added_and_told_when_no_more_can_come(links):
+    ranks = StartedRanks(links, RANKS, {}, later=[1, 2])
+    ranks.add([2])
+    ranks.add_no_more()
+    ranks.stdout.close()
+    ranks.stderr.close()
+    orders = [[(order["ranks"], order["later"]) for order in link._orders] for link in links]
+    assert [[([0], [1]), ([], [])], [([], [2]), ([2], [])]] == orders
 
 
 def test_they_have_ended_when_those_of_every_host_have(links, started):
@@ -99,3 +115,22 @@ def test_a_killed_starter_is_told_from_one_that_the_launcher_has_killed(links, s
     ends(links[1], 137)
     started.poll()
     assert report_of(started).lost_daemon
+
+
+def test_a_rank_is_added_once_and_none_after_the_last_has_ended(links, tmp_path):
+    controller = AgentRankController(links, None, RunFolder("unused", tmp_path), ranks=RANKS)
+    rows = [RankRow(rank, host, 0, "rank", later=rank > 0) for host, ranks in RANKS.items() for rank in ranks]
+    first, second, third = (RankState(row, Phase.ABSENT if row.later else Phase.WAITING) for row in rows)
+    command = ENGINE.command(RanksToStart("python3", "shim.py", rows, []))
+    started = controller.start(ENGINE, command, folder=tmp_path, environment={}, rows=rows)
+    controller.add([second])
+    for state in (first, second):
+        with pytest.raises(ValueError, match=f"rank {state.row.rank} has been started already"):
+            controller.add([third, state])
+    assert (Phase.WAITING, Phase.ABSENT) == (second.phase, third.phase)
+    controller.add_no_more()
+    with pytest.raises(ValueError, match="the run takes no further ranks"):
+        controller.add([third])
+    assert [2, 2] == [len(link._orders) for link in links]
+    started.stdout.close()
+    started.stderr.close()

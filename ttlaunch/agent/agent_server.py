@@ -226,24 +226,37 @@ class AgentServer:
         if order != self._done + 1:
             raise ValueError(f"order {order} after {self._done}")
         kind, ranks, number, marker = frame["kind"], frame.get("ranks", []), frame.get("number", 0), frame.get("marker")
+        later = frame.get("later", [])
         is_signal = isinstance(marker, (dict, type(None))) and number in set(signal.Signals)
         variables = frame.get("variables", {})
         is_start = isinstance(variables, dict) and all(isinstance(text, str) for text in variables.values())
-        if not isinstance(ranks, list) or not is_start or (kind.startswith("signal") and not is_signal):
+        if (
+            not isinstance(ranks, list)
+            or not isinstance(later, list)
+            or not is_start
+            or (kind.startswith("signal") and not is_signal)
+        ):
             raise ValueError(str(frame)[:_SHOWN])
         if kind == "look":
             self._question = _whole(frame["question"])
         # Counted before it is carried out: an order that fails half-way is not carried out twice after a new connection.
         self._done = order
-        self._carry_out(kind, ranks, number, marker=marker, variables=variables)
+        self._carry_out(kind, ranks, number, marker=marker, variables=variables, later=later)
         if kind in ("look", "end"):
             self._look_anew()
 
     def _carry_out(
-        self, kind: str, ranks: list[int], number: int, *, marker: dict[str, Any] | None, variables: dict[str, str]
+        self,
+        kind: str,
+        ranks: list[int],
+        number: int,
+        *,
+        marker: dict[str, Any] | None,
+        variables: dict[str, str],
+        later: list[int],
     ) -> None:
         if kind == "start" and self.starter is not None:
-            self.starter.start(self._run.own(ranks), variables)
+            self.starter.start(self._run.own(ranks), variables, self._run.own(later))
         elif kind == "signal_starter" and self.starter is not None:
             self.starter.signal(number)
         elif kind == "signal":

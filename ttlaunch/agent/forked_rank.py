@@ -19,7 +19,7 @@ import sys
 
 from ttlaunch.agent import shim
 from ttlaunch.agent.parent_death import end_with_parent
-from ttlaunch.agent.start_ranks import NAME, IsRank, RankStarter, take_name
+from ttlaunch.agent.start_ranks import NAME, IsRank, Orders, RankStarter, take_name
 from ttlaunch.agent.warm_start import environment_block
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -63,7 +63,11 @@ def _start_ranks(descriptor: int) -> None:
     with open(state["plan"], encoding="utf-8") as file:
         plan = json.load(file)
     rows = [plan["ranks"][rank] for rank in state["ranks"]]
-    kept = {int(number) for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")}
+    descriptors, orders = os.listdir("/proc/self/fd"), None
+    if "orders" in state:
+        orders = Orders(state["orders"][0], state["orders"][1].encode())
+        descriptors.remove(str(orders.descriptor))  # it is no rank's
+    kept = {int(number) for number in descriptors if os.path.exists(f"/proc/self/fd/{number}")}
     gc.collect()
     gc.freeze()  # a collection in a shim or rank would otherwise touch, and so copy, all pages
     fork = None if reason else RankForker(printed, kept, name).fork
@@ -72,8 +76,8 @@ def _start_ranks(descriptor: int) -> None:
         for rank, variable in state["cold"].items()
     }
     if reason:
-        remarks = {state["ranks"][0]: f"each rank starts by itself, because {reason}"}
-    status = RankStarter(plan, state["plan"], fork=fork, cold=remarks).run(rows)
+        remarks = {state["first"]: f"each rank starts by itself, because {reason}"}
+    status = RankStarter(plan, state["plan"], fork=fork, cold=remarks).run(rows, orders)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -5,7 +5,9 @@
 It reads the plan once, forks a shim for each rank, waits for them, and exits when all have ended: with 0, or with the status of
 the first shim that ended with another. One rank's end ends no other; on SIGTERM it ends all, within about a second. Where PARENT,
 the launcher's process or the agent's, is given, it ends with that process. With `ordered`, it waits for a line of JSON on standard input,
-which names the ranks to start (`ranks`) and their further variables (`variables`). Its shims end with it, and ranks with their shims.
+which names the ranks to start (`ranks`), their further variables (`variables`), and ranks that may be started later (`later`). If there are
+such ranks, further lines name those to start (`ranks`), and it does not exit before standard input has ended.
+Its shims end with it, and ranks with their shims.
 For `--warm`, it replaces itself by a process that has imported torch, see `warm_start.py`.
 
 Python 3.9 and the standard library only.
@@ -14,6 +16,7 @@ Python 3.9 and the standard library only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -40,6 +43,7 @@ NAME, SHIM_NAME = "start_ranks", "ttlaunch-shim"
 """What the kernel calls this process and its shims, at most 15 characters."""
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KILL_S = 1.0  # after SIGTERM
+_PIECE = 65536
 _LONGEST_WAIT_S = 3600.0
 _INTERRUPTED = 128 + signal.SIGTERM
 
@@ -55,14 +59,16 @@ def main() -> int:
         if os.getppid() != parent:  # it ended before the kernel took the order, so no signal will come
             return _INTERRUPTED
     plan_path = os.path.abspath(sys.argv[1])
+    orders, later = None, []
     try:
         with open(plan_path, encoding="utf-8") as file:
             plan = json.load(file)
         shim.check_format(plan)
         rows = plan["ranks"]
         if "ordered" in sys.argv[3:]:
-            order = json.loads(sys.stdin.readline() or '{"ranks": [], "variables": {}}')  # the agent has ended
-            rows = [rows[rank] for rank in order["ranks"]]
+            orders = Orders(_taken_from_stdin())
+            order = orders.wait_for_first() or {"ranks": [], "variables": {}}  # the agent has ended
+            rows, later = ([plan["ranks"][rank] for rank in order.get(name, ())] for name in ("ranks", "later"))
             os.environ.update(order["variables"])
     except (OSError, ValueError, KeyError, LookupError) as error:
         print(f"{NAME}: {error}", file=sys.stderr)
@@ -71,16 +77,61 @@ def main() -> int:
         print(f"{NAME}: the plan has ranks on several hosts, which only `ttlaunch run` starts", file=sys.stderr)
         return shim.SHIM_FAILED
     cold = {}
-    if (plan.get("python") or {}).get("warm") and rows:
+    if (plan.get("python") or {}).get("warm") and (rows or later):
         from ttlaunch.agent.warm_start import replace_by_warm  # noqa: PLC0415 - other ranks do not pay for it
 
-        reason = replace_by_warm(plan, plan_path, rows)
-        cold = {rows[0]["rank"]: f"each rank starts by itself, because {reason}"}
-    return RankStarter(plan, plan_path, cold=cold).run(rows)
+        pipe = None if orders is None else (orders.descriptor, orders.unread)
+        reason = replace_by_warm(plan, plan_path, rows, later=later, orders=pipe)
+        cold = {[*rows, *later][0]["rank"]: f"each rank starts by itself, because {reason}"}
+    return RankStarter(plan, plan_path, cold=cold).run(rows, orders if later else None)
 
 
 class IsRank(BaseException):
     """Raised in a process that `forked_rank.py` has forked as a rank: it leaves the code of shims, and Python starts the program."""
+
+
+def _taken_from_stdin() -> int:
+    """Return standard input under another number, which no rank inherits, and put an empty one in its place."""
+    taken, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return taken
+
+
+class Orders:
+    """The lines of JSON that order this process to start ranks."""
+
+    def __init__(self, descriptor: int, unread: bytes = b"") -> None:
+        """Read from a pipe; `unread` has been read from it already."""
+        self.descriptor = descriptor
+        self.unread = unread
+        self.is_over = False
+
+    def wait_for_first(self) -> Record | None:
+        """Return the first order, after waiting for it; None if the pipe ends before."""
+        while not self.is_over and b"\n" not in self.unread:
+            self._read()
+        line, _, self.unread = self.unread.partition(b"\n")
+        return json.loads(line) if line else None
+
+    def announce(self) -> None:
+        """Have the kernel send SIGIO to this process, which must block it, whenever there is something to take."""
+        fcntl.fcntl(self.descriptor, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_ASYNC)
+
+    def take(self) -> list[int]:
+        """Return the ranks that the orders name which have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.is_over:
+                self._read()
+        *lines, self.unread = self.unread.split(b"\n")
+        return [rank for line in lines for rank in json.loads(line)["ranks"]]
+
+    def _read(self) -> None:
+        piece = os.read(self.descriptor, _PIECE)
+        self.unread += piece
+        self.is_over = not piece
 
 
 class RankStarter:
@@ -105,23 +156,26 @@ class RankStarter:
         self._status = 0
         self._kill_at: float | None = None  # once the ranks are to end
         self._has_orphans = False  # a shim was killed, so processes of its rank may have become children of this one
+        self._orders: Orders | None = None
 
-    def run(self, rows: list[Record]) -> int:
-        """Start the ranks of these rows, and return the status to exit with when all have ended."""
+    def run(self, rows: list[Record], orders: Orders | None = None) -> int:
+        """Start the ranks of these rows and those that are ordered, and return the status to exit with when all have ended."""
         # Signals wait here until this process asks for them, so none arrives between a look and a wait.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDS, signal.SIGCHLD})
+        awaited = {*_ENDS, signal.SIGCHLD, signal.SIGIO}
+        signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         shim.adopt_orphans()  # of shims that are killed
-        for row in rows:
-            try:
-                self._start(row)
-            except OSError as error:
-                _write(2, f"rank {row['rank']} cannot be started: {error.strerror}")
-                self._status = self._status or shim.SHIM_FAILED
-                self._end()
+        self._orders = orders
+        if orders is not None:
+            orders.announce()
+        self._start_all(rows)
+        while True:
+            # Look before the first wait too: what came before `announce` has sent no signal.
+            if orders is not None and self._takes_orders():
+                self._start_all([self._plan["ranks"][rank] for rank in orders.take()])
+            if not self._ranks and not self._takes_orders():
                 break
-        while self._ranks:
             wait_s = _LONGEST_WAIT_S if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-            came = signal.sigtimedwait({*_ENDS, signal.SIGCHLD}, min(wait_s, _LONGEST_WAIT_S))
+            came = signal.sigtimedwait(awaited, min(wait_s, _LONGEST_WAIT_S))
             if came is not None and came.si_signo in _ENDS and self._kill_at is None:
                 self._status = self._status or _INTERRUPTED
                 self._end()
@@ -133,6 +187,19 @@ class RankStarter:
         shim.kill_descendants()
         return self._status
 
+    def _takes_orders(self) -> bool:
+        return self._orders is not None and not self._orders.is_over and self._kill_at is None
+
+    def _start_all(self, rows: list[Record]) -> None:
+        for row in rows:
+            try:
+                self._start(row)
+            except OSError as error:
+                _write(2, f"rank {row['rank']} cannot be started: {error.strerror}")
+                self._status = self._status or shim.SHIM_FAILED
+                self._end()
+                break
+
     def _start(self, row: Record) -> None:
         why_cold = self._cold.get(row["rank"]) or (shim.why_not_forked() if self._fork else "")
         parent, pid = os.getpid(), os.fork()
@@ -142,6 +209,8 @@ class RankStarter:
         status = shim.SHIM_FAILED
         try:
             os.setpgid(0, 0)  # a signal to the group reaches the rank and its children, and the shim ignores it
+            if self._orders is not None:
+                os.close(self._orders.descriptor)
             shim.begin()
             if os.getppid() == parent:
                 take_name(SHIM_NAME)

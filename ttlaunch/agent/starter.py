@@ -55,14 +55,20 @@ class Starter:
         self.output = self._process.stdout.fileno()
         os.set_blocking(self.output, False)
 
-    def start(self, ranks: Sequence[int], variables: Mapping[str, str]) -> None:
-        """Start these ranks, whose shims get the variables; later calls do nothing."""
+    def start(self, ranks: Sequence[int], variables: Mapping[str, str], later: Sequence[int]) -> None:
+        """Start these ranks, whose shims get the variables of the first call; `later` are those that a later call may name.
+
+        Once there are none, further calls do nothing.
+        """
         stdin = self._process.stdin
         if stdin is None or stdin.closed:
             return
+        order = {"ranks": list(ranks), "variables": dict(variables), "later": list(later)}
         with contextlib.suppress(OSError):  # it has ended, as `look` will find
-            stdin.write(json.dumps({"ranks": ranks, "variables": dict(variables)}).encode() + b"\n")
-            stdin.close()
+            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.flush()
+            if not later:
+                stdin.close()
 
     def signal(self, number: int) -> None:
         """Send it a signal: SIGTERM ends all ranks within about a second, SIGKILL at once."""

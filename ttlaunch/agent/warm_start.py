@@ -32,14 +32,29 @@ _HARMLESS = re.compile(r"-[uOBbdqRPs]+")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
-def replace_by_warm(plan: Record, plan_path: str, rows: Sequence[Record]) -> str:
-    """Replace this process by one that imports torch and forks the ranks; returns only if that cannot be done, with the reason."""
+def replace_by_warm(
+    plan: Record,
+    plan_path: str,
+    rows: Sequence[Record],
+    *,
+    later: Sequence[Record] = (),
+    orders: tuple[int, bytes] | None = None,
+) -> str:
+    """Replace this process by one that imports torch and forks the ranks; returns only if that cannot be done, with the reason.
+
+    Args:
+        plan: The content of the plan.
+        plan_path: Its file.
+        rows: The ranks to start.
+        later: Ranks that `orders` may have it start later.
+        orders: The pipe with further orders, and what has been read from it already; None if there are none.
+    """
     try:
         command, folder = contract.fill_command(plan["rank_command"], os.environ), plan["working_folder"]
         run_folder, inherited = os.path.dirname(plan_path), dict(os.environ)
         environments = {
             row["rank"]: shim.rank_environment(plan, row, inherited, run_folder=run_folder, plan_path=plan_path)
-            for row in rows
+            for row in (*rows, *later)
         }
         cold = _ranks_that_differ(environments)
         warm = [environment for rank, environment in environments.items() if rank not in cold]
@@ -52,8 +67,12 @@ def replace_by_warm(plan: Record, plan_path: str, rows: Sequence[Record]) -> str
         return str(getattr(error, "strerror", None) or error)
     # Ranks show their own variables in /proc, so this process needs room for the longest of them.
     room = max(len(environment_block(one)) for one in warm) - len(environment_block(common))
-    state = {"inherited": inherited, "plan": plan_path, "ranks": list(environments), "cold": cold}
+    state = {"inherited": inherited, "plan": plan_path, "ranks": [row["rank"] for row in rows], "cold": cold}
+    state["first"] = next(iter(environments))
     state["program_folder"] = _program_folder(command, folder)
+    if orders is not None and later:
+        os.set_inheritable(orders[0], True)  # noqa: FBT003 - as Python has it
+        state["orders"] = [orders[0], orders[1].decode()]
     return _execute(program, command, common, state=state, room=room)
 
 
@@ -70,7 +89,6 @@ def _execute(
     os.dup2(streams, 1)
     os.dup2(streams, 2)
     os.close(streams)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # an agent's order came here
     try:
         os.execve(program, command, {**environment, contract.ENV_WARM: f"{descriptor}:{'.' * room}"})  # noqa: S606 - as ranks do
     except OSError as error:

@@ -14,7 +14,7 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
-from ttlaunch.engines.base import Engine, EngineFinder
+from ttlaunch.engines.base import Capability, Engine, EngineFinder
 from ttlaunch.engines.choose import find_engine, suitable_engines
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.planning.environment import check_reserved
@@ -65,6 +65,8 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
         raise LaunchError([*found, engine])
+    if request.first is not None and Capability.ADD_RANK not in engine.can:
+        raise ValueError(f"no rank can be added with {engine.name}")
     surroundings = Surroundings(
         working_folder, dict(os.environ), python, str(SHIM), engine, description.mpi_args, local_hosts
     )
@@ -152,7 +154,8 @@ def make_plan(
             is_independent=request.independent,
             warm=request.warm and python is not None,
         )
-        return plan_command(program, description.topology, surroundings, ranks=description.ranks)
+        plan = plan_command(program, description.topology, surroundings, ranks=description.ranks)
+        return plan if request.first is None or isinstance(plan, Diagnostic) else _with_later_ranks(plan, request.first)
     if description.choice is None or description.layout is None:
         return None
     from ttlaunch.planning.recipe_plan import plan_recipe
@@ -165,6 +168,17 @@ def make_plan(
     more = {name: str(value) for name, value in asked.items() if value is not None}
     more |= {"KINETO_LOG_LEVEL": _QUIET} if request.profile_steps is not None else {}
     return wrong or (replace(plan, environment={**plan.environment, **more}) if more else plan)
+
+
+def _with_later_ranks(plan: LaunchPlan, first: int) -> LaunchPlan:
+    """Return the plan of a run that begins with the first ranks; `prepare` has chosen an engine to which the others can be added.
+
+    Raises:
+        ValueError: The plan has fewer ranks, or none would start.
+    """
+    if not 1 <= first <= plan.world_size:
+        raise ValueError(f"{first} of {plan.world_size} ranks cannot start at first")
+    return replace(plan, ranks=tuple(replace(row, later=row.rank >= first) for row in plan.ranks))
 
 
 def _wrong_profile_steps(request: RunSpec, description: ResolvedSpec) -> Diagnostic | None:

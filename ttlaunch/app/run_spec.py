@@ -41,6 +41,7 @@ class RunSpec:
         qos: Slurm's quality of service.
         allocation: The variables of the Slurm job that has given the hosts; None to take those of this process.
         warm: Whether the ranks of a Python program are forked from one process on each host, which has imported torch.
+        first: How many ranks of a program start at first; the others can be added to the run. None: all.
     """
 
     target: str | None
@@ -73,6 +74,7 @@ class RunSpec:
     qos: str | None = None
     allocation: Mapping[str, str] | None = None
     warm: bool = False
+    first: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for another process of this version."""

@@ -318,7 +318,7 @@ def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
     Returns:
         Such as `waiting for host b` or `importing torch (rank 0-3)`; empty once every rank is up or one has ended.
     """
-    begun = {Phase.WAITING, Phase.STARTING, Phase.RUNNING}
+    begun = {Phase.ABSENT, Phase.WAITING, Phase.STARTING, Phase.RUNNING}
     if start_up_end(ranks, reports_ready=reports_ready) is not None or any(s.phase not in begun for s in ranks):
         return ""
     hosts = list(dict.fromkeys(clean(state.row.host) for state in ranks))
@@ -474,7 +474,7 @@ def _validation(record: Validation) -> str:
 
 
 def _are_over(ranks: list[RankState]) -> bool:
-    return all(state.phase in {Phase.DONE, Phase.FAILED, Phase.STOPPED} for state in ranks)
+    return all(state.phase in {Phase.ABSENT, Phase.DONE, Phase.FAILED, Phase.STOPPED} for state in ranks)
 
 
 def _left(ranks: list[RankState], done: int, total: int) -> str:

@@ -4,11 +4,14 @@ On this machine it is a process of its own. On other hosts, the run's agents sta
 once. Programs that use MPI need another engine.
 """
 
+import contextlib
+import json
+import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -16,7 +19,7 @@ from ttlaunch import contract
 from ttlaunch.agent import START_RANKS
 from ttlaunch.diagnostics import Blame, Diagnostic
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
-from ttlaunch.engines.process import start_process
+from ttlaunch.engines.process import process_options, start_process
 from ttlaunch.planning.engine import EngineSignature, RanksToStart
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 
@@ -24,7 +27,7 @@ KEY = "agents"
 SIGNATURE = EngineSignature(
     title="agents", program="start_ranks", version=r"Python (\d+\.\d+[\w.]*)", oldest=(3, 9), before=(4,)
 )
-_CAN = Capability.LOSE_RANK
+_CAN = Capability.LOSE_RANK | Capability.ADD_RANK
 _VERSION_S = 10.0  # for `python --version`
 _KILLED_SHIM = re.compile(r"^shim of rank (\d{1,9}) was killed by signal", re.MULTILINE)
 _LOST_STARTER = re.compile(r"^starter on \S+ was killed by SIGKILL$", re.MULTILINE)
@@ -78,6 +81,20 @@ class Agents:
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return start_process(command.argv, folder=folder, environment=environment, ends_itself=True)
 
+    def start_growing(
+        self,
+        command: EngineCommand,
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        first: Sequence[int],
+        later: Sequence[int],
+    ) -> "GrowingStarter":
+        argv = [*command.argv, str(os.getpid()), "ordered"]
+        process = GrowingStarter(argv, stdin=subprocess.PIPE, **process_options(folder, environment))
+        process.begin(first, later)
+        return process
+
     def refuse_connections(self, process: EngineProcess) -> None:
         """Do nothing: no socket listens."""
 
@@ -90,6 +107,34 @@ class Agents:
 
     def pairs_with(self, library: str) -> bool:  # noqa: ARG002 - it has no MPI
         return False
+
+
+class GrowingStarter(subprocess.Popen[bytes]):
+    """`start_ranks.py` as the process of a run to which ranks can be added; it takes its orders through a pipe."""
+
+    _left: set[int]
+
+    def begin(self, first: Sequence[int], later: Sequence[int]) -> None:
+        """Start the first ranks, and remember which ones may be added."""
+        self._left = set(later)
+        self._order({"ranks": list(first), "variables": {}, "later": list(later)})
+
+    def add(self, ranks: Sequence[int]) -> None:
+        self._left -= set(ranks)
+        self._order({"ranks": list(ranks)})
+
+    def add_no_more(self) -> None:
+        self._left.clear()
+        self._order({"ranks": []})
+
+    def _order(self, order: Mapping[str, object]) -> None:
+        assert self.stdin is not None  # noqa: S101 - it is a pipe
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or the last order has been given
+            self.stdin.write(json.dumps(order).encode() + b"\n")
+            self.stdin.flush()
+        if not self._left:
+            with contextlib.suppress(OSError):
+                self.stdin.close()
 
 
 class AgentsFinder:

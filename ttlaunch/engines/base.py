@@ -6,11 +6,11 @@ checks its `Capability` and never compares names.
 """
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
 from ttlaunch.diagnostics import Diagnostic, Source
 from ttlaunch.planning.engine import EngineSignature, PlansCommands
@@ -125,6 +125,36 @@ class EngineProcess(Protocol):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; raises `subprocess.TimeoutExpired`."""
+
+
+class GrowingProcess(EngineProcess, Protocol):
+    """The process of an engine to which ranks can be added while others run; it lives until no more can be."""
+
+    def add(self, ranks: Sequence[int]) -> None:
+        """Start further ranks, as the first ones were started; does nothing once the process has ended."""
+
+    def add_no_more(self) -> None:
+        """Let the process end with its ranks; `add` must not be called any more."""
+
+
+@runtime_checkable
+class AddsRanks(Protocol):
+    """What an engine with the capability `ADD_RANK` provides besides."""
+
+    def start_growing(
+        self,
+        command: EngineCommand,
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        first: Sequence[int],
+        later: Sequence[int],
+    ) -> GrowingProcess:
+        """Do what `Engine.start` does, but start only the ranks `first`; those of `later` can be added.
+
+        Raises:
+            OSError: The process cannot be started.
+        """
 
 
 class Engine(PlansCommands, Protocol):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.agent import PARENT_DEATH
@@ -29,19 +30,21 @@ def start_process(
     Raises:
         OSError: The interpreter cannot be started, or `folder` cannot be entered.
     """
-    variables = dict(environment)
-    umask = int(variables.pop(contract.ENV_UMASK, "-1"), 8)
     command = [*argv, str(os.getpid())] if ends_itself else [sys.executable, "-I", "-S", PARENT_DEATH, *argv]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=variables,
-        umask=umask,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **process_options(folder, environment))
+
+
+def process_options(folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of `Popen` for a process of an engine, see `start_process`."""
+    variables = dict(environment)
+    return {
+        "cwd": folder,
+        "umask": int(variables.pop(contract.ENV_UMASK, "-1"), 8),
+        "env": variables,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "start_new_session": True,
+    }
 
 
 def end_process(process: EngineProcess, *, patience_s: float) -> None:

@@ -24,6 +24,7 @@ class RankRow:
         mesh_host_rank: The number of the rank's host within the mesh; None if the bindings do not give it.
         device_shape: Rows and columns of the devices that the rank drives.
         environment: Variables for this rank alone; `LaunchPlan.environment` has those for all ranks.
+        later: Whether the rank starts only when it is added to the run, if it ever is; needs an engine with `ADD_RANK`.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class RankRow:
     mesh_host_rank: int | None = None
     device_shape: tuple[int, int] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class LaunchPlan:
     def _content(self) -> dict[str, Any]:
         recipe = self.program if isinstance(self.program, RecipeProgram) else None
         command = self.program if isinstance(self.program, CommandProgram) else None
-        rows = [{**asdict(row), "local_rank": row.slot} for row in self.ranks]
+        rows = [_row(row) for row in self.ranks]
         engine = asdict(self.engine)
         del engine["names"]
         return {
@@ -230,6 +232,13 @@ class LaunchPlan:
             "links": [list(link) for link in self.links],
             "engine": engine,
         }
+
+
+def _row(row: RankRow) -> dict[str, Any]:
+    content = {**asdict(row), "local_rank": row.slot}
+    if not row.later:
+        del content["later"]  # a plan keeps the hash that it had before ranks could start later
+    return content
 
 
 def is_python(plan: LaunchPlan) -> bool:

@@ -145,7 +145,7 @@ def find_failure(
     failure = failure or ending.failure
     if failure is not None or ordered:
         return failure and _after_departure(failure, folder, watch.ranks)
-    unfinished = [state for state in watch.ranks if state.exit is None]
+    unfinished = [state for state in watch.ranks if state.exit is None and state.phase is not Phase.ABSENT]
     if ending.lost_folders and (returncode != 0 or unfinished):
         return name_lost_folder(*next(iter(ending.lost_folders.items())), watch.ranks)
     if returncode != 0 or unfinished:
@@ -232,7 +232,7 @@ def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
     """Mark the ranks that neither failed nor finished as stopped."""
     for state in ranks:
         ended_by_itself = state.error is not None or (failure is not None and failure.rank == state.row.rank)
-        if state.phase is not Phase.DONE and not ended_by_itself:
+        if state.phase not in {Phase.DONE, Phase.ABSENT} and not ended_by_itself:
             state.phase = Phase.STOPPED
 
 

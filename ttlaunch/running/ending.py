@@ -175,7 +175,7 @@ class RunEnd:
     def _wait_for_ranks(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
         """Choose the step after which all ranks of a recipe stop; end the engine of any other program after its ranks."""
         if not self._is_recipe:
-            if all(state.exit for state in ranks):
+            if all(state.exit or state.phase is Phase.ABSENT for state in ranks):
                 self._ending.terminated = now
                 yield SignalEngine(signal.SIGTERM)
             return
@@ -190,7 +190,7 @@ class RunEnd:
     def _force(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
         """End the remaining ranks and the engine; ranks that did not obey an order write their stacks first."""
         ending = self._ending
-        remaining = tuple(state for state in ranks if state.exit is None)
+        remaining = tuple(state for state in ranks if state.exit is None and state.phase is not Phase.ABSENT)
         if self._stacks_at is None:
             self._stacks_at = now
             if (

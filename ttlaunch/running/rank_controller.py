@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from ttlaunch.agent.process_facts import look_at_processes
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
-from ttlaunch.engines.base import Engine, EngineProcess
-from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
+from ttlaunch.engines.base import AddsRanks, Engine, EngineProcess, GrowingProcess
+from ttlaunch.planning.launch_plan import EngineCommand, EngineNames, RankRow
 from ttlaunch.records.agents import ProcessReport, RankProcess, StoppedHelper
 from ttlaunch.records.parser import parse
 from ttlaunch.running.lost_folders import LostFolder, look_at_scratch
 from ttlaunch.running.lost_hosts import Losses
-from ttlaunch.running.watch import RankState
+from ttlaunch.running.watch import Phase, RankState
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,13 @@ class RankController(Protocol):
         """Return further environment variables for the engine, under the engine's own names."""
 
     def start(
-        self, engine: Engine, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
+        self,
+        engine: Engine,
+        command: EngineCommand,
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        rows: Sequence[RankRow],
     ) -> EngineProcess:
         """Start the ranks.
 
@@ -98,10 +104,23 @@ class RankController(Protocol):
             command: What it returned for these ranks.
             folder: The run's folder.
             environment: The variables of the engine, and of ranks on this machine.
+            rows: All ranks of the plan; those that start later, if at all, are left for `add`.
 
         Raises:
             OSError: The engine cannot be started.
         """
+
+    def add(self, ranks: Sequence[RankState]) -> None:
+        """Start ranks that the plan has for later, on the same hosts and as the first ones; call it in the supervisor's thread.
+
+        A rank that is being started has the phase `WAITING`. While a run is being ended, nothing is started any more.
+
+        Raises:
+            ValueError: A rank has been added already or was there from the beginning, or the last rank of the run has ended.
+        """
+
+    def add_no_more(self) -> None:
+        """Let the engine end with the ranks that run now."""
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """Return the shims and hosts that have been lost so far.
@@ -159,6 +178,7 @@ class LocalRankController:
         self._daemons = daemons
         self._run_id = run_id
         self._run_folder = run_folder
+        self._growing: GrowingProcess | None = None
         self._lost: dict[int, float] = {}
         self._lost_folder: LostFolder | None = None
 
@@ -167,9 +187,28 @@ class LocalRankController:
         return self._variables
 
     def start(
-        self, engine: Engine, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
+        self,
+        engine: Engine,
+        command: EngineCommand,
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        rows: Sequence[RankRow],
     ) -> EngineProcess:
-        return engine.start(command, folder=folder, environment=environment)
+        first, later = split_rows(rows)
+        if not later:
+            return engine.start(command, folder=folder, environment=environment)
+        assert isinstance(engine, AddsRanks)  # noqa: S101 - no plan for another engine has ranks for later
+        self._growing = engine.start_growing(command, folder=folder, environment=environment, first=first, later=later)
+        return self._growing
+
+    def add(self, ranks: Sequence[RankState]) -> None:
+        add_to(self._growing, ranks)
+
+    def add_no_more(self) -> None:
+        growing, self._growing = self._growing, None
+        if growing is not None:
+            growing.add_no_more()
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """Find shims that are gone without a record of how their rank ended: somebody killed these."""
@@ -204,6 +243,23 @@ class LocalRankController:
 
     def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - there is no host to wait for
         return len(kill_run_processes(self._run_id, daemons=self._daemons))
+
+
+def split_rows(rows: Sequence[RankRow]) -> tuple[list[int], list[int]]:
+    """Return the ranks that start at first and those that are for later."""
+    return [row.rank for row in rows if not row.later], [row.rank for row in rows if row.later]
+
+
+def add_to(process: GrowingProcess | None, ranks: Sequence[RankState]) -> None:
+    """Add ranks to the process of an engine, see `RankController.add`."""
+    if process is None:
+        raise ValueError("the run takes no further ranks")
+    for state in ranks:
+        if state.phase is not Phase.ABSENT:
+            raise ValueError(f"rank {state.row.rank} has been started already")
+    for state in ranks:
+        state.phase = Phase.WAITING
+    process.add([state.row.rank for state in ranks])
 
 
 def look_at_ranks(run_id: str, ranks: Sequence[RankState], *, closely: bool) -> ProcessReport:

@@ -47,7 +47,7 @@ from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.single_trainings import SingleTrainingWatch
-from ttlaunch.running.watch import Pace, RankState, Watch
+from ttlaunch.running.watch import Pace, Phase, RankState, Watch
 
 _STANDSTILL_S = 5.0
 
@@ -131,7 +131,9 @@ class _Supervision:
             self._keeper() as checkpoints,
             MergedWriter(folder.path, self.watch) as merged,
         ):
-            process = self.controller.start(self.engine, plan.engine, folder=folder.path, environment=environment)
+            process = self.controller.start(
+                self.engine, plan.engine, folder=folder.path, environment=environment, rows=plan.ranks
+            )
             try:
                 self._note_start(process)
                 self._loop(process, checkpoints, merged)
@@ -184,6 +186,7 @@ class _Supervision:
                 self._notice_losses()
                 self._notice_difference()
                 self._notice_hang()
+                self._close_to_more()
                 for act in self.end.decide(time.monotonic(), self.watch.ranks):
                     self._do(act, process)
             output.drain()
@@ -241,6 +244,12 @@ class _Supervision:
 
     def _report_bad_records(self) -> None:
         report_bad_records(self.watch.bad, self.plan.ranks, folder=self.folder, output=self.view.output)
+
+    def _close_to_more(self) -> None:
+        """Take no further ranks once all that were started have ended: then the run is over."""
+        present = [state for state in self.watch.ranks if state.phase is not Phase.ABSENT]
+        if len(present) < len(self.watch.ranks) and all(state.exit for state in present):
+            self.controller.add_no_more()
 
     def _notice_hang(self) -> None:
         if self._ending.since is None and self._ending.failure is None:

@@ -59,6 +59,7 @@ _T = TypeVar("_T")
 class Phase(StrEnum):
     """The phase of life that a rank is in."""
 
+    ABSENT = "absent"  # not added to the run yet, see `RankRow.later`
     WAITING = "waiting"  # the engine has not started its shim
     STARTING = "starting"  # the interpreter imports its packages
     RUNNING = "running"  # the role's function was called
@@ -207,7 +208,7 @@ class Watch:
     """
 
     def __init__(self, plan: HasRanks, folder: RunFolder) -> None:
-        self.ranks = [RankState(row) for row in plan.ranks]
+        self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.WAITING) for row in plan.ranks]
         self.bad = BadRecords()
         self.replicas = ReplicaWatch()
         self._folder = folder
@@ -251,7 +252,8 @@ class Watch:
         for state in self.ranks:
             state.is_asked_to_stop = is_asked_to_stop
             self._read_endings(state)
-        self.replicas.settle({state.row.rank: state.step for state in self.ranks if state.phase is not Phase.DONE})
+        over = {Phase.DONE, Phase.ABSENT}
+        self.replicas.settle({state.row.rank: state.step for state in self.ranks if state.phase not in over})
 
     def read_all(self) -> None:
         """Do what `records` does, for callers who need only the states."""
@@ -331,8 +333,9 @@ def start_up_end(ranks: Sequence[RankState], *, reports_ready: bool) -> float | 
         ranks: The states of all ranks.
         reports_ready: Whether ranks report when their role is called, as in `RankState.condition`; others are up once started.
     """
-    started = [state.started.time if state.started else None for state in ranks]
-    times = [state.ready_time for state in ranks] if reports_ready else started
+    present = [state for state in ranks if state.phase is not Phase.ABSENT]
+    started = [state.started.time if state.started else None for state in present]
+    times = [state.ready_time for state in present] if reports_ready else started
     return max((time for time in times if time is not None), default=None) if None not in times else None
 
 

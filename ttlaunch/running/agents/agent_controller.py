@@ -16,13 +16,13 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import Interpreter
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
+from ttlaunch.planning.launch_plan import EngineCommand, EngineNames, RankRow
 from ttlaunch.records.agents import FilePiece, ProcessReport
 from ttlaunch.running.agents.host_link import START_S, HostLink
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.agents.started_ranks import StartedRanks
 from ttlaunch.running.lost_hosts import Losses
-from ttlaunch.running.rank_controller import ProcessSnapshot, look_at_ranks, merge_reports
+from ttlaunch.running.rank_controller import ProcessSnapshot, add_to, look_at_ranks, merge_reports, split_rows
 from ttlaunch.running.runs.files import write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
@@ -128,16 +128,33 @@ class AgentRankController:
         self._run_id = folder.run_id
         self._links = links
         self._relay = relay
+        self._started: StartedRanks | None = None
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
         return {**(self._relay.settings(names) if self._relay else {}), **self._variables}
 
     def start(
-        self, engine: Engine, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
+        self,
+        engine: Engine,
+        command: EngineCommand,
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        rows: Sequence[RankRow],
     ) -> EngineProcess:
         if self._relay is not None:
             return engine.start(command, folder=folder, environment=environment)
-        return StartedRanks(self._links, self._ranks, {**command.environment, **self._variables, **self._secrets})
+        variables = {**command.environment, **self._variables, **self._secrets}
+        self._started = StartedRanks(self._links, self._ranks, variables, later=split_rows(rows)[1])
+        return self._started
+
+    def add(self, ranks: Sequence[RankState]) -> None:
+        add_to(self._started, ranks)
+
+    def add_no_more(self) -> None:
+        growing, self._started = self._started, None
+        if growing is not None:
+            growing.add_no_more()
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - agents know by themselves
         for link in self._links:

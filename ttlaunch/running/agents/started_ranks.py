@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
 from ttlaunch.running.agents.host_link import HostLink
@@ -18,7 +18,7 @@ _LONGEST_SAID = 4096  # characters of what a host's starter printed
 
 
 class StartedRanks:
-    """The ranks on all hosts, as an `engines.base.EngineProcess`: it has ended when the ranks of every host have.
+    """The ranks on all hosts, as an `engines.base.GrowingProcess`: it has ended when the ranks of every host have.
 
     Attributes:
         pid: None, because there is no process on this machine.
@@ -30,7 +30,12 @@ class StartedRanks:
     pid = None
 
     def __init__(
-        self, links: Sequence[HostLink], ranks: Mapping[str, Sequence[int]], variables: Mapping[str, str]
+        self,
+        links: Sequence[HostLink],
+        ranks: Mapping[str, Sequence[int]],
+        variables: Mapping[str, str],
+        *,
+        later: Collection[int] = (),
     ) -> None:
         """Order every host to start its ranks.
 
@@ -38,16 +43,36 @@ class StartedRanks:
             links: The links to the hosts.
             ranks: The ranks of each host.
             variables: What shims read from their environment; it may hold secrets.
+            later: Those of the ranks that are not started before they are added.
         """
         self._links = links
         self._ranks = ranks
+        self._later: dict[str, list[int]] = {}
         self._is_killing = False
         self.returncode: int | None = None
         self.stdout, self._wake = _pipe()
         self.stderr, self._errors = _pipe()
         for link in links:
             link.changed = self._changed
-            link.order("start", ranks=list(ranks[link.host]), variables=dict(variables))
+            own = ranks[link.host]
+            self._later[link.host] = [rank for rank in own if rank in later]
+            first = [rank for rank in own if rank not in later]
+            link.order("start", ranks=first, variables=dict(variables), later=self._later[link.host])
+
+    def add(self, ranks: Sequence[int]) -> None:
+        """Have the hosts of these ranks start them; a host that is lost starts nothing."""
+        for link in self._links if self.returncode is None else ():
+            here = [rank for rank in self._later[link.host] if rank in ranks]
+            if here:
+                self._later[link.host] = [rank for rank in self._later[link.host] if rank not in ranks]
+                link.order("start", ranks=here, later=self._later[link.host])
+
+    def add_no_more(self) -> None:
+        """Let the starter of each host end with the ranks that run there."""
+        for link in self._links if self.returncode is None else ():
+            if self._later[link.host]:
+                self._later[link.host] = []
+                link.order("start", ranks=[], later=[])
 
     def poll(self) -> int | None:
         """Return the exit status; None while ranks run on a host that is not lost."""

@@ -119,6 +119,7 @@ class HangWatch:
         if self._has_moved(self._marks(ranks, recordings), rested):
             self._suspicion = None
             return None
+        ranks = [state for state in ranks if state.phase is not Phase.ABSENT]
         missing = [state for state in ranks if state.phase is Phase.WAITING]
         if missing:
             is_long = self._quiet.seconds >= max(FIRST_TIMEOUT_S, self._timeout_s or 0.0)

@@ -117,4 +117,5 @@ def _row(number: int, row: Mapping[str, Any]) -> RankRow:
     """Check a row of a plan, which may be a stranger's: names of files are made from its rank."""
     if type(row["rank"]) is not int or row["rank"] != number:
         raise ValueError(f"rank {number} is not the next one")
-    return RankRow(number, checked("Word", row["host"]), checked("Count", row["slot"]), checked("Word", row["role"]))
+    place = checked("Word", row["host"]), checked("Count", row["slot"]), checked("Word", row["role"])
+    return RankRow(number, *place, later=row.get("later") is True)
