@@ -116,6 +116,7 @@ LOGS_DIR = "logs"
 ENGINE_PROCESS = "mpirun"  # what the history and the names of logs call the engine's process on the launching machine, for any engine
 RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
+STACKS_SIGNAL = 62  # has a rank of a Python program write its stacks; SIGUSR2 may have a meaning in the script itself
 FLIGHT_RECORDER_DIR = "blackbox"  # in the run folder only after a bad end
 ENDING_FILE = "ending.json"  # the launcher's order to end, on every host: `after_step`, None for a program
 
@@ -136,7 +137,7 @@ def times_file(rank: int) -> str:
 
 
 def stacks_file(rank: int) -> str:
-    """What every thread of the rank was doing, each time it was sent SIGUSR2; empty if it never was."""
+    """What every thread of the rank was doing, each time it was asked by a signal; empty if it never was."""
     return f"{STACKS_DIR}/rank-{rank}.txt"
 
 

@@ -269,6 +269,14 @@ def test_a_rank_that_became_another_program_is_not_killed_by_the_request_for_its
     assert [0] == one.controller.asked
 
 
+def test_only_ranks_of_a_program_that_write_stacks_are_asked_and_by_their_own_signal(run):
+    one = run(program=CommandProgram, timeout_s=7.0)
+    about = {"name": "x", "program": "/bin/x", "does": "waits", "waits_in": "", "catches_crashes": True}
+    one.controller.processes = {rank: RankProcess(rank=rank, writes_stacks=rank == 1, **about) for rank in range(2)}
+    told_after(one, least=7, most=13)
+    assert ([1], [contract.STACKS_SIGNAL]) == (one.controller.asked, one.controller.signals)
+
+
 def test_a_program_that_is_silent_is_judged_only_where_that_was_asked_for(run, tmp_path):
     assert run(program=CommandProgram).rest(7200, tick=1.0) is None
 

@@ -4,14 +4,19 @@ Real ranks that break a small recipe; what only differs in words is judged from 
 """
 
 import re
+import sys
 import time
+import venv
+from pathlib import Path
 
 import pytest
 
 from tests.recipes.peers import PEERS
+from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
 
+ROOT = Path(contract.__file__).parents[1]
 TIMEOUT_S = 2
 WITHIN_S = TIMEOUT_S + 5.0
 
@@ -193,6 +198,36 @@ def test_a_program_is_judged_by_its_output_if_a_timeout_is_named(here, start_run
     assert f"error[R017]: {said}" in rounded(run.stderr)
     assert run.report["failure"]["code"] == "R017"
     assert run.processes() == []
+
+
+STUCK = """\
+import os, signal, time
+signal.signal(signal.SIGUSR2, lambda *_: print("the script's own signal", flush=True))
+os.closerange(3, 256)
+with open("mine.txt", "w") as mine:  # has a descriptor that was closed
+    def wait_for_a_batch():
+        time.sleep(600)
+    wait_for_a_batch()
+"""
+
+
+def test_without_py_spy_a_script_writes_its_stacks_and_keeps_its_own_signals_and_files(here, start_run, monkeypatch):
+    """In an environment that has all packages but not the program py-spy."""
+    venv.create(here / "venv", with_pip=False)
+    [packages] = (here / "venv/lib").glob("python*/site-packages")
+    (packages / "others.pth").write_text(
+        "\n".join([str(ROOT), *(path for path in sys.path if path.endswith("-packages"))])
+    )
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (here / "work.py").write_text(STUCK)
+    run = start_run("work.py", "-n", "2", "--hang-timeout", str(TIMEOUT_S), python=here / "venv/bin/python")
+    assert run.ends(within_s=60) == 6, run.stderr
+    for rank in (0, 1):
+        text = (run.run_folder / contract.stacks_file(rank)).read_text()
+        assert re.search(r"Current thread 0x\w+ .*\n  File \".*work.py\", line 6 in wait_for_a_batch\n", text)
+    assert "work.py:6" in run.report["failure"]["evidence"][0]
+    assert "the script's own signal" not in run.stdout
+    assert "" == (here / "mine.txt").read_text()
 
 
 RING = """\

@@ -101,6 +101,7 @@ def _describe(ranks: Mapping[int, int]) -> list[dict[str, Any]]:
                 "does": does,
                 "waits_in": "" if waits_in == "0" else waits_in,
                 "catches_crashes": _catches(pid, signal.SIGSEGV),
+                "writes_stacks": _catches(pid, contract.STACKS_SIGNAL),
             }
         )
     return found

@@ -57,9 +57,11 @@ class RankRecords:
                     file.write(contract.record_line({"kind": contract.KIND_NOTE, "time": time.time(), "text": text}))
             with open(reserved_path, "wb", opener=contract.open_private) as reserved:
                 reserved.write(b" " * _RESERVED)
-            if not self._is_recipe:  # a program appends to it, and does not know the rights that it must have
-                exceptions = self._path(contract.exceptions_file(self._rank))
-                os.close(contract.open_private(exceptions, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+            if not self._is_recipe:  # a program appends to them, and does not know the rights that they must have
+                contract.make_private_folder(self._path(contract.STACKS_DIR))
+                for name in (contract.exceptions_file, contract.stacks_file):
+                    path = self._path(name(self._rank))
+                    os.close(contract.open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         except OSError as error:
             print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
 

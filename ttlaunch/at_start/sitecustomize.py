@@ -9,6 +9,9 @@ were not there.
 import os
 import sys
 
+_STACKS_SIGNAL = 62  # as `contract.STACKS_SIGNAL`
+_HIGH = 900
+
 
 class NoMpiError(ImportError):
     """A rank that runs without MPI was to use it."""
@@ -50,6 +53,23 @@ def _begin() -> None:
         watch.take_hooks()
         watch.start()
         install(os.environ)
+        _write_stacks_on_order(records)
+
+
+def _write_stacks_on_order(records: str) -> None:
+    """Have a signal write what all threads are doing to the rank's file of stacks, also while the main thread waits in C."""
+    import faulthandler  # both are part of the interpreter's own file, or nearly so
+    import fcntl
+
+    folder, name = os.path.split(records)
+    path = os.path.join(os.path.dirname(folder), "stacks", name.partition(".")[0] + ".txt")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        # A script that closes all descriptors up to some number, and opens files of its own then, must not find stacks in them.
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    finally:
+        os.close(descriptor)
+    faulthandler.register(_STACKS_SIGNAL, file=high, all_threads=True)
 
 
 def _fork_ranks(order: str, package: str) -> None:

@@ -104,6 +104,7 @@ class RankProcess:
         does: What it did for a moment: `polls` (many system calls, as while it waits in MPI), `computes` or `waits`.
         waits_in: The function of the kernel that it sleeps in; empty if it does not sleep or the kernel does not say.
         catches_crashes: Whether it has a handler for SIGSEGV, as Python has while its fault handler is enabled.
+        writes_stacks: Whether it has a handler for `contract.STACKS_SIGNAL`, as ranks of Python programs have.
     """
 
     rank: Rank
@@ -112,6 +113,7 @@ class RankProcess:
     does: Word
     waits_in: Word
     catches_crashes: Flag
+    writes_stacks: Flag = False
 
 
 @record

@@ -7,7 +7,7 @@ user set a timeout. In both cases a hang is also reported if the engine does not
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,18 +57,20 @@ class _Suspicion:
     Attributes:
         since: When the examination began.
         snapshot: A snapshot of the processes taken after `since`; None until all hosts have answered.
-        asked_at: When ranks were asked to write their stacks; None before.
+        asked_at: When stacks were last asked for; None before.
+        expected: The ranks whose stacks may come then.
+        ways_tried: How many of the ways to get stacks have been tried.
         first_sizes: The sizes of the files of stacks at that time, by rank.
         last_sizes: The sizes of these files at the last look.
-        dumped_at: When the stacks of silent ranks were read from outside; None before.
     """
 
     since: float
     snapshot: ProcessSnapshot | None = None
     asked_at: float | None = None
+    expected: Collection[int] = ()
+    ways_tried: int = 0
     first_sizes: Mapping[int, int] | None = None
     last_sizes: Mapping[int, int] | None = None
-    dumped_at: float | None = None
 
 
 class HangWatch:
@@ -229,31 +231,43 @@ class HangWatch:
     def _has_stacks(self, ranks: list[RankState], case: _Suspicion, now: float) -> bool:
         """Collect stacks, one step per call; return True once no more will come.
 
-        First a signal asks each rank to write its own stack. If a rank cannot, because it is stopped or stuck in compiled
-        code, the rank controller then reads its stack from outside.
+        A signal asks each rank of a recipe to write its own stacks. If one cannot, because it is stopped or stuck in compiled code,
+        the rank controller then reads its stacks from outside. For other programs this comes first: a signal interrupts calls
+        of the system in libraries that may not expect it.
         """
-        if case.asked_at is None or case.snapshot is None:
-            case.asked_at, case.first_sizes = now, self._stack_sizes()
-            case.last_sizes = case.first_sizes
-            if self._is_recipe:
-                # A rank that has become another program would be killed by the signal, and then be taken for the cause.
-                processes = case.snapshot.processes if case.snapshot else {}
-                asked = [s for s in ranks if s.row.rank not in processes or processes[s.row.rank].catches_crashes]
-                self._controller.signal_ranks(asked, signal.SIGUSR2)
-            return False
+        if case.first_sizes is None:
+            case.first_sizes = case.last_sizes = self._stack_sizes()
         silent = self._silent_ranks(ranks, case)
         before, case.last_sizes = case.last_sizes, self._stack_sizes()
         still_comes = before != case.last_sizes
-        if case.dumped_at is not None:
-            return (not silent and not still_comes) or now - case.dumped_at >= _STACKS_S
-        expected = [state for state in silent if state.row.rank not in case.snapshot.stopped] if self._is_recipe else []
-        if (expected or still_comes) and now - case.asked_at < _STACKS_S:
+        expected = [state for state in silent if state.row.rank in case.expected]
+        if case.asked_at is not None and (expected or still_comes) and now - case.asked_at < _STACKS_S:
             return False
-        if not silent:
+        ways = (self._ask, self._read_from_outside)[:: 1 if self._is_recipe else -1]
+        if not silent or case.ways_tried == len(ways):
             return True
-        case.dumped_at = now
-        self._controller.dump_stacks(silent[:_MOST_DUMPED])
+        case.asked_at, case.expected = now, ways[case.ways_tried](silent, case)
+        case.ways_tried += 1
         return False
+
+    def _ask(self, ranks: Sequence[RankState], case: _Suspicion) -> Collection[int]:
+        """Ask ranks for their stacks; returns those that may answer."""
+        # A rank that has become another program would be killed by the signal, and then be taken for the cause.
+        snapshot = case.snapshot or ProcessSnapshot(frozenset(), {})
+        known = {state.row.rank: snapshot.processes.get(state.row.rank) for state in ranks}
+        number: int
+        if self._is_recipe:
+            able, number = {rank for rank, one in known.items() if one is None or one.catches_crashes}, signal.SIGUSR2
+        else:
+            able, number = {rank for rank, one in known.items() if one and one.writes_stacks}, contract.STACKS_SIGNAL
+        self._controller.signal_ranks([state for state in ranks if state.row.rank in able], number)
+        return able - snapshot.stopped
+
+    def _read_from_outside(self, ranks: Sequence[RankState], _case: _Suspicion) -> Collection[int]:
+        """Have stacks of ranks read by py-spy; returns the ranks."""
+        some = ranks[:_MOST_DUMPED]
+        self._controller.dump_stacks(some)
+        return [state.row.rank for state in some]
 
     def _silent_ranks(self, ranks: Sequence[RankState], case: _Suspicion) -> list[RankState]:
         """Return the ranks that have not ended and have written no stacks since they were asked."""
