@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
 from tests.security.hostile import piece, raw_frame
 from ttlaunch import contract
@@ -31,6 +32,28 @@ WORDS = "rank 0 was here"
 WORK = f"import os, time\nprint('{WORDS}' if os.environ['TTLAUNCH_RANK'] == '0' else 'hidden', flush=True)\ntime.sleep(600)\n"
 
 
+ENDED = {
+    "kind": "ranks_ended",
+    "status": 137,
+    "said": "starter on node0 was killed by SIGKILL\nshim of rank 0 was killed by signal 9",
+}
+ENDS = {
+    "once, in the words of another host": contract.pack_frame(ENDED),
+    "thousands of times": contract.pack_frame({**ENDED, "status": 0, "said": "x" * 1000}) * 10_000,
+}
+
+
+def hostile(make_cluster, lab, tmp_path, lie, work=WORK):  # noqa: F811 - the fixture
+    """Two hosts, the second one of which lies."""
+    cluster = make_cluster(hosts=2)
+    cluster.path("node1", "/root/in_between.py").write_text(IN_BETWEEN)
+    cluster.path("node1", "/root/lies").write_bytes(lie)
+    cluster.configure_sshd("node1", ForceCommand="/usr/bin/python3 /root/in_between.py")
+    (tmp_path / "work.py").write_text(work)
+    lab(cluster.hostfile())
+    return cluster
+
+
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_a_host_that_lies_over_ssh_ends_the_run_in_its_name_and_takes_nothing_from_the_others(
     make_cluster,
@@ -39,12 +62,7 @@ def test_a_host_that_lies_over_ssh_ends_the_run_in_its_name_and_takes_nothing_fr
     tmp_path,
     lie,
 ):
-    cluster = make_cluster(hosts=2)
-    cluster.path("node1", "/root/in_between.py").write_text(IN_BETWEEN)
-    cluster.path("node1", "/root/lies").write_bytes(lie)
-    cluster.configure_sshd("node1", ForceCommand="/usr/bin/python3 /root/in_between.py")
-    (tmp_path / "work.py").write_text(WORK)
-    lab(cluster.hostfile())
+    cluster = hostile(make_cluster, lab, tmp_path, lie)
     began = time.monotonic()
     answer = ttlaunch_on(cluster)("run --on lab --ranks 2 -- python3 work.py", timeout_s=90)
     assert answer.status in (contract.STATUS_HOST, contract.STATUS_HOST_LOST), answer.stderr
@@ -55,3 +73,23 @@ def test_a_host_that_lies_over_ssh_ends_the_run_in_its_name_and_takes_nothing_fr
     assert WORDS in answer.stdout
     assert [] == list((tmp_path / "runs").rglob("*999999999*"))
     assert [] == [row for row in leftovers(cluster, hosts=["node0"]) if "sshd" not in row[1]]
+
+
+@pytest.mark.parametrize("lie", ENDS.values(), ids=ENDS)
+def test_a_host_that_reports_an_end_of_its_ranks_that_they_have_not_come_to_is_named_and_they_are_ended(
+    make_cluster,
+    ttlaunch_on,
+    lab,  # noqa: F811 - the fixture
+    tmp_path,
+    lie,
+):
+    work = WORK.replace("time.sleep(600)", "os.environ['TTLAUNCH_RANK'] == '0' or time.sleep(600)")
+    cluster = hostile(make_cluster, lab, tmp_path, lie, work)
+    answer = ttlaunch_on(cluster)("run --engine agents --on lab --ranks 2 -- python3 work.py", timeout_s=90)
+    assert answer.status != 0
+    error = next(line for line in answer.stderr.splitlines() if line.startswith("error"))
+    assert "node1" in error, answer.stderr
+    assert "node0" not in error
+    assert "Traceback" not in answer.stderr
+    assert WORDS in answer.stdout
+    wait_until(lambda: not [row for row in leftovers(cluster) if "sshd" not in row[1]], what="nothing of the run")

@@ -106,6 +106,46 @@ def test_daemons_and_ranks_of_open_mpi_4_listen_on_the_chosen_network_alone(star
     listens_on_the_chosen_network_alone(*run)
 
 
+MEETS_OVER_TORCH = """\
+import pathlib, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(100_000))
+print("up", dist.get_rank(), flush=True)
+while not pathlib.Path("/root/go").exists():
+    time.sleep(0.05)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--warm",)], ids=["cold", "warm"])
+def test_of_a_script_only_its_ranks_listen_and_on_the_chosen_network_alone(started, options):
+    command = [sys.executable, "-m", "ttlaunch"]
+    cluster, run, printed = started(MEETS_OVER_TORCH, *options, command=command, environment={})
+    wait_until(
+        lambda: all(f"up {rank}" in printed.read_text() for rank in range(4)) or run.poll() is not None,
+        what="all ranks have met",
+        timeout_s=120,
+    )
+    assert run.poll() is None, printed.read_text()
+    for number, host in enumerate(cluster.hosts):
+        processes = [pid for pid, words in cluster.pids(host).items() if "sshd" not in words]
+        [rank] = [pid for pid in processes if Path(f"/proc/{parent_of(pid)}/comm").read_text() == "ttlaunch-shim\n"]
+        own, places = ipaddress.ip_address(cluster.ip(host)), places_of([rank])
+        assert {own} == {address for address, _ in places}, "gloo, and torch's store on the first host"
+        assert (len(places) > 1) == (number == 0), places
+        assert addresses_of({*processes} - {rank}) == [], "agents, what starts ranks, and shims do not listen"
+    assert addresses_of([pid for pid, words in cluster.pids(LAUNCHER).items() if "sshd" not in words]) == []
+    for host in cluster.hosts:
+        cluster.path(host, "/root/go").touch()
+    assert run.wait(60) == 0, printed.read_text()
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_no_other_user_reaches_mpi_once_the_ranks_of_a_recipe_have_found_each_other(
     make_cluster,
     ttlaunch_on,

@@ -110,7 +110,8 @@ def waiting(cluster, ttlaunch_on, lab, tmp_path, engine):  # noqa: F811 - the fi
     """A run whose three ranks wait for a long time, one on each host."""
     (tmp_path / "wait.py").write_text(WAIT)
     lab(cluster.hostfile())
-    return Started(ttlaunch_on(cluster), f"run --engine {engine} --on lab --ranks 3 -- python3 wait.py", ranks=3)
+    options = engine.replace("warm", "agents --warm")
+    return Started(ttlaunch_on(cluster), f"run --engine {options} --on lab --ranks 3 -- python3 wait.py", ranks=3)
 
 
 BOTH = pytest.mark.parametrize("engine", ["agents", "openmpi"])
@@ -172,8 +173,12 @@ def test_a_killed_process_is_named_with_its_host(cluster, waiting, what):
 
 @pytest.mark.parametrize(
     ("engine", "name", "launcher"),
-    [("openmpi", "prted", "mpirun"), ("agents", "start_ranks", "start_ranks")],
-    ids=["openmpi", "agents"],
+    [
+        ("openmpi", "prted", "mpirun"),
+        ("agents", "start_ranks", "start_ranks"),
+        ("warm", "start_ranks", "start_ranks"),
+    ],
+    ids=["openmpi", "agents", "warm"],
 )
 def test_a_run_whose_daemon_on_a_host_was_killed_has_failed(cluster, waiting, tmp_path, name, launcher):
     daemons = [pid for pid in cluster.pids("node1") if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n"]
@@ -197,6 +202,7 @@ def test_a_full_disk_of_a_host_does_not_hide_how_a_rank_ended(make_cluster, ttla
     assert "warning[R056]: 17 bytes of rank 0's stderr could not be kept\n" in answer.stderr
 
 
+@pytest.mark.parametrize("engine", ["agents", "warm"])
 def test_what_a_killed_agent_left_is_ended_and_removed(cluster, waiting):
     [agent] = agents(cluster, "node1")
     os.kill(agent, signal.SIGKILL)
