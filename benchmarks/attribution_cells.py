@@ -70,7 +70,8 @@ OF_AGENTS = {"killed shim", "killed starter", "killed agent"}
 OF_SCRIPTS = {"skipped backward"}
 RANKS_OF_SCRIPT = 3
 HANGS = {fault for fault, kind in CLASSES.items() if kind == "hung"}
-HANG_TIMEOUT_S = 4
+HANG_TIMEOUT_S = {"program": 4, "recipe": 4, "script": 15}
+"""For `--hang-timeout`: a script that loads torch makes no progress meanwhile that anybody sees."""
 
 LAYOUT = {HERE: ("localhost",) * RANKS, HOSTS: ("node0", "node0", "node1", "node2")}
 """The host of each rank; a recipe of three ranks has the first three."""

@@ -94,7 +94,7 @@ def break_cell(cell: Cell, place: Place, folder: Path) -> dict[str, Any]:
         hosts = LAYOUT[place.name]
         lines = [f"{host} slots={hosts.count(host)}\n" for host in dict.fromkeys(hosts)]
         (lab / "hosts.txt").write_text("".join(lines), encoding="utf-8")
-    words += ["--hang-timeout", str(HANG_TIMEOUT_S)] if cell.fault in HANGS else []
+    words += ["--hang-timeout", str(HANG_TIMEOUT_S[cell.program])] if cell.fault in HANGS else []
     words += ["--", "sockets"] if cell.fault in OVER_SOCKETS and cell.program == "program" else []
     began = time.monotonic()
     said = start([sys.executable, "-m", "ttlaunch", *words], cell, place, folder, within_s=LONGEST_S)

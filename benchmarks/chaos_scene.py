@@ -60,7 +60,7 @@ class Run:
     def shim(self) -> int:
         line = (self.folder / contract.progress_file(VICTIM)).read_text().splitlines()[0]
         pid = int(json.loads(line)["shim_pid"])
-        return pid if self.cluster is None else _seen_from_here(pid, self.cluster.pids(self.victim_host))
+        return pid if self.cluster is None else seen_from_here(pid, self.cluster.pids(self.victim_host))
 
     def agent(self) -> int:
         """The agent of the run on the victim's host: the one that holds the claim on its folder."""
@@ -196,7 +196,7 @@ def _is_up(folder: Path) -> str | None:
     return None
 
 
-def _seen_from_here(pid: int, candidates: dict[int, str]) -> int:
+def seen_from_here(pid: int, candidates: dict[int, str]) -> int:
     """The number that a host's process has on this machine."""
     for candidate in candidates:
         try:

@@ -129,24 +129,36 @@ def ttlaunch(here, monkeypatch):
 def bare_python(tmp_path_factory):
     """`bare_python(hidden=…)`: an interpreter with our packages but no mpirun beside it, and its environment."""
 
-    def make(*, hidden=()):
-        folder = tmp_path_factory.mktemp("elsewhere")
-        venv.create(folder, symlinks=True)
-        packages = folder / "packages"
-        packages.mkdir()
-        for path in Path(get_path("purelib")).iterdir():
-            if path.name.partition("-")[0] not in hidden:
-                (packages / path.name).symlink_to(path)
-        return folder / "bin/python", {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}", "NO_COLOR": "1"}
+    return lambda *, hidden=(): interpreter_without_mpirun(tmp_path_factory.mktemp("elsewhere"), hidden=hidden)
 
-    return make
+
+def interpreter_without_mpirun(folder, *, hidden=()):
+    """An interpreter in an empty folder, with all our packages but those hidden, and its environment."""
+    venv.create(folder, symlinks=True)
+    packages = folder / "packages"
+    packages.mkdir()
+    for path in Path(get_path("purelib")).iterdir():
+        if path.name.partition("-")[0] not in hidden:
+            (packages / path.name).symlink_to(path)
+    return folder / "bin/python", {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}", "NO_COLOR": "1"}
 
 
 @pytest.fixture(scope="session")
 def mpich_python(tmp_path_factory, skip_or_fail):
     """The interpreter of an environment with MPICH's wheel of `constraints.txt` and all our packages; made once for all test processes."""
+    try:
+        return interpreter_with_mpich(tmp_path_factory.getbasetemp().parent)
+    except LookupError as error:
+        skip_or_fail(str(error))
+
+
+def interpreter_with_mpich(base):
+    """The interpreter of an environment below a folder with MPICH's wheel; it is made if it is not there.
+
+    Raises:
+        LookupError: The wheel cannot be installed.
+    """
     version = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("mpich=="))
-    base = tmp_path_factory.getbasetemp().parent
     folder = base / version.replace("==", "-")
     with (base / "mpich.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -155,7 +167,7 @@ def mpich_python(tmp_path_factory, skip_or_fail):
             install = [sys.executable, "-m", "pip", "--python", folder, "install", "-q", "--no-deps", version]
             installed = subprocess.run(install, capture_output=True, text=True, check=False)
             if installed.returncode:
-                skip_or_fail(f"MPICH cannot be installed: {installed.stderr[-200:]}")
+                raise LookupError(f"MPICH cannot be installed: {installed.stderr[-200:]}")
             (packages,) = folder.glob("lib/python*/site-packages")
             (packages / "ours.pth").write_text(f"import site; site.addsitedir({get_path('purelib')!r})\n")
             (folder / "complete").touch()

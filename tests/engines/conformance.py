@@ -141,7 +141,34 @@ def package_with_bash(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=INSTALLED)
+IN_FULL = ("open-mpi-5", "agents")
+"""The engines that most runs use; the others are put through eight cases, and through all by `benchmarks/conformance.py`."""
+EIGHT = {
+    "test_every_rank_runs_once_and_knows_who_it_is",
+    "test_a_value_reaches_the_ranks_whatever_it_holds",
+    "test_logs_hold_what_ranks_print_byte_for_byte",
+    "test_ranks_meet_in_one_world_and_what_they_share_goes_with_a_killed_engine",
+    "test_a_rank_that_exits_is_named_and_the_others_are_ended",
+    "test_a_rank_that_is_killed_is_named_first",
+    "test_a_signal_to_the_launcher_lets_ranks_end_in_their_own_way",
+    "test_the_engine_does_not_outlive_a_killed_supervisor",
+}
+PLANS = {
+    "test_the_engine_of_the_machine_is_recognised_by_its_signature",
+    "test_equal_ranks_give_equal_commands_of_a_length_that_does_not_grow",
+}
+"""The tests that start nothing."""
+
+
+def pytest_generate_tests(metafunc):
+    """Give each test the engines that it is for."""
+    if "bench" in metafunc.fixturenames:
+        is_for_all = metafunc.function.__name__ in EIGHT | PLANS
+        engines = [name for name in INSTALLED if is_for_all or name in IN_FULL]
+        metafunc.parametrize("bench", engines, indirect=True)
+
+
+@pytest.fixture
 def bench(request, here, bare_python, skip_or_fail):
     """A `Bench` for every engine of `INSTALLED` in turn."""
     installed = INSTALLED[request.param]

@@ -207,6 +207,16 @@ def test_while_ranks_have_only_lost_connections_the_rank_that_closed_them_has_ti
     assert [SignalEngine(TERM)] == end.at(when)
 
 
+def test_a_rank_that_has_run_all_of_its_code_has_longer_to_end():
+    end = End(loses_ranks=True)
+    end.ranks[1].phase, end.ranks[1].exit = Phase.FAILED, RankExit(status=1, time=1.0)
+    end.ranks[1].error = came_from(1.0, "BrokenPipeError")
+    end.ranks[0].in_flight = ErrorInFlight(error=None, left=0.9)
+    assert [NoteFailure()] == end.at(100.0)
+    assert [] == end.at(114.9)
+    assert [SignalEngine(TERM)] == end.at(115.0)
+
+
 def test_an_exception_in_flight_that_explains_the_lost_connections_is_waited_for_no_longer():
     end = End(loses_ranks=True)
     end.ranks[1].phase, end.ranks[1].exit = Phase.FAILED, RankExit(status=1, time=1.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.test_agent import Hosted
+from tests.running.conftest import StartedRun
 from ttlaunch import contract
 from ttlaunch.agent import claims, environments
 from ttlaunch.engines.base import DaemonStart
@@ -33,6 +34,39 @@ except ConnectionError:
     answer = b""
 print(answer or "turned away")
 """
+
+
+WAITS = """\
+import os, pathlib, time
+pathlib.Path("part-" + os.environ["RANK"]).write_text(str(os.getpid()))
+os.replace("part-" + os.environ["RANK"], "up-" + os.environ["RANK"])
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+"""
+PRIES = f"""
+import os, signal, sys
+pids, folders = map(str.split, sys.argv[1:])
+os.setgid({NOBODY}); os.setuid({NOBODY})
+def attempt(what, action, *arguments):
+    try:
+        print(what, action(*arguments))
+    except PermissionError:
+        pass
+for pid in map(int, pids):
+    for number in (0, signal.SIGSTOP, signal.SIGKILL):
+        attempt(f"signal {{number}}", os.kill, pid, number)
+    for name in ("environ", "mem", "maps", "syscall"):
+        attempt(name, lambda path: open(path, "rb").read(1), f"/proc/{{pid}}/{{name}}")
+    for name in ("fd", "map_files"):
+        attempt(name, os.listdir, f"/proc/{{pid}}/{{name}}")
+    attempt("fd 1", os.open, f"/proc/{{pid}}/fd/1", os.O_WRONLY)
+    words = open(f"/proc/{{pid}}/cmdline").read()
+    print(*(["the secret"] if "tell-nobody" in words else []), end="")
+for folder in folders:
+    attempt(folder, os.listdir, folder)
+print("tried", len(pids), len(folders))
+"""
+"""Tries what another user might with the processes and folders of a run, and prints what the kernel allows."""
 
 
 @pytest.fixture
@@ -249,3 +283,30 @@ def test_a_launcher_in_another_container_is_not_called_dead(in_container, tmp_pa
     state = "import sys; from pathlib import Path; from ttlaunch.running.runs.overview import summarise; print(summarise([Path(sys.argv[1])])[0].state)"
     answer = subprocess.run([sys.executable, "-c", state, str(run)], capture_output=True, text=True, check=True)
     assert answer.stdout == "elsewhere\n"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("options", [(), ("--warm",)], ids=["cold", "warm"])
+def test_another_user_reads_nothing_of_the_processes_of_a_script_and_signals_none(
+    as_root,
+    open_folder,
+    monkeypatch,
+    options,
+):
+    monkeypatch.setenv("MY_TOKEN", "tell-nobody")
+    (open_folder / "work.py").write_text(WAITS)
+    run = StartedRun(open_folder, [*options, "-n", "2", "work.py"])
+    try:
+        ranks = {int(run.wait_for_file(f"up-{rank}")) for rank in (0, 1)}
+        processes = {run.supervisor(), run.mpirun(), *run.processes()}
+        assert ranks < processes
+        assert any(b"tell-nobody" in Path(f"/proc/{pid}/environ").read_bytes() for pid in ranks), "ranks have it"
+        folders = [run.run_folder, *run.scratch_folders()]
+        assert len(folders) >= 2
+        words = [sys.executable, "-I", "-S", "-c", PRIES, " ".join(map(str, processes)), " ".join(map(str, folders))]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        assert (f"tried {len(processes)} {len(folders)}\n", "") == (answer.stdout, answer.stderr)
+        (open_folder / "go").touch()
+        assert run.ends(within_s=WITHIN_S) == 0, run.stderr
+    finally:
+        run.close()

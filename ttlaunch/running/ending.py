@@ -30,6 +30,9 @@ _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank tha
 # the engine is killed, which shows in that time too.
 _AFTER_FIRST_END_S = 0.5
 _WITHOUT_CAUSE_S = 4.0  # for as long as all that failed have only lost a connection
+_LEAVING_S = (
+    15.0  # likewise, while a rank has run all of its code: ending its libraries takes seconds on a busy machine
+)
 AFTER_TERM_S = 1.5
 _AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks of a lost host have ended already
 _STACKS_S = 0.3
@@ -221,7 +224,9 @@ class RunEnd:
         is_known = (
             ending.signal_number or ending.failure or ending.lost_hosts or ending.lost_shims or ending.lost_folders
         )
-        if not self._loses_ranks or is_known or now >= (ending.since or now) + _WITHOUT_CAUSE_S:
+        leaves = any(state.exit is None and state.in_flight and state.in_flight.left for state in ranks)
+        longest_s = _LEAVING_S if leaves else _WITHOUT_CAUSE_S
+        if not self._loses_ranks or is_known or now >= (ending.since or now) + longest_s:
             return False
         return not has_shown_cause(list(ranks))
 
