@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ttlaunch import contract
 from ttlaunch.agent.process_facts import look_at_processes
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
@@ -213,9 +214,15 @@ class LocalRankController:
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """Find shims that are gone without a record of how their rank ended: somebody killed these."""
         for state in ranks:
-            pid = state.started.shim_pid if state.started else None
-            if pid and state.exit is None and is_gone(pid):
-                self._lost.setdefault(state.row.rank, time.time())
+            pid, rank = state.started.shim_pid if state.started else None, state.row.rank
+            # A shim leaves its record before it exits, perhaps after the supervisor has last looked for records.
+            if (
+                pid
+                and state.exit is None
+                and is_gone(pid)
+                and not (self._run_folder / contract.exit_file(rank)).exists()
+            ):
+                self._lost.setdefault(rank, time.time())
         self._lost_folder = self._lost_folder or look_at_scratch(self.recordings, time.time())
         return Losses(self._lost, {}, folders={"": self._lost_folder} if self._lost_folder else {})
 
