@@ -14,7 +14,6 @@ import hmac
 import os
 import selectors
 import socket
-import statistics
 import threading
 import time
 
@@ -244,6 +243,8 @@ def _measure(peer: list[Any], token: bytes, *, seconds: float) -> dict[str, Any]
             connection.shutdown(socket.SHUT_WR)
             answer = _take(connection, 16)
         count, nanoseconds = int.from_bytes(answer[:8], "big"), int.from_bytes(answer[8:], "big")
+        import statistics  # noqa: PLC0415 - only measurements pay for it
+
         return {"latency_s": statistics.median(trips), "bytes_per_s": count * 1e9 / max(1, nanoseconds)}
     except OSError as error:
         return {"problem": _reason(error)}

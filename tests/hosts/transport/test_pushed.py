@@ -1,6 +1,9 @@
 """Scripts that travel to a host through standard input, and the frames that they answer with."""
 
 import shlex
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from textwrap import dedent
 
 import pytest
@@ -30,7 +33,7 @@ def script(shell_host, monkeypatch):
 
     def start(text=ECHO, **options):
         monkeypatch.setattr(pushed, "_source", lambda _: dedent(text))
-        pushed._modules.cache_clear()
+        pushed._packed_modules.cache_clear()
         return start_script(shell_host.transport, "echo", timeout_s=10, **options)
 
     return start
@@ -43,7 +46,7 @@ def interpreter(shell_host, monkeypatch):
 
     def make(texts, **options):
         monkeypatch.setattr(pushed, "_source", lambda name: dedent(texts[name]))
-        pushed._modules.cache_clear()
+        pushed._packed_modules.cache_clear()
         made.append(Interpreter(shell_host.transport, **options))
         return made[-1]
 
@@ -235,3 +238,24 @@ def test_a_script_after_one_that_was_dropped_gets_a_python_of_its_own(interprete
     second = python.start("one", timeout_s=10).expect(timeout_s=10)[0]
 
     assert first["parent"] != second["parent"]
+
+
+def test_modules_are_packed_once_for_hosts_that_are_reached_at_the_same_time(monkeypatch):
+    read, together = [], threading.Barrier(8)
+
+    def source(name):
+        read.append(name)
+        time.sleep(0.05)  # long enough for the others to come too
+        return ""
+
+    def ask():
+        together.wait()
+        return pushed._modules(("one", "two"))
+
+    monkeypatch.setattr(pushed, "_source", source)
+    pushed._packed_modules.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        packed = {future.result() for future in [pool.submit(ask) for _ in range(8)]}
+    pushed._packed_modules.cache_clear()
+
+    assert (read, len(packed)) == (["one", "two"], 1)

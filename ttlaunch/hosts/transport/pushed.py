@@ -8,6 +8,7 @@ that is not the last one runs in a fork of the loader, which then reads the next
 import json
 import shlex
 import struct
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,6 +23,7 @@ OLDEST_PYTHON = (3, 9)
 PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.{n}" for n in range(15, 8, -1)))
 """Where scripts look for an interpreter, after those that the caller names."""
 
+_PACKING = threading.Lock()
 _END_S = 1.0
 _NO_PYTHON = 78
 _TOO_OLD = 79
@@ -178,9 +180,14 @@ class Interpreter:
             self._process = None
 
 
-@cache
 def _modules(names: tuple[str, ...]) -> bytes:
-    """Pack the text of modules of `ttlaunch.agent`, which all hosts get alike."""
+    """Return the packed text of modules of `ttlaunch.agent`; hosts ask for the same ones at the same time, so one packs them for all."""
+    with _PACKING:
+        return _packed_modules(names)
+
+
+@cache
+def _packed_modules(names: tuple[str, ...]) -> bytes:
     contract = files("ttlaunch").joinpath("contract.py").read_text(encoding="utf-8")
     known = [("ttlaunch", ""), ("ttlaunch.contract", contract), ("ttlaunch.agent", "")]
     return _packed([*known, *((f"ttlaunch.agent.{name}", _source(name)) for name in names)])
