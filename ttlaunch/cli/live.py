@@ -263,15 +263,17 @@ class TableView:
 
         console = self._live.console
         most = max(1, min(_MOST_ROWS, console.height - _ROWS_BESIDE))
-        rows = [_cells(state) | {"state": state.condition(reports_ready=self._reports_ready)} for state in ranks]
+        seen = ranks[:most]  # cells of all of a thousand ranks would take a twentieth of a core
+        rows = [_cells(state) | {"state": state.condition(reports_ready=self._reports_ready)} for state in seen]
         if not self._reports_ready:
-            rows = [cells | _cells_of_script(state) for cells, state in zip(rows, ranks, strict=True)]
-        columns, apart = fitting_columns(rows, width=console.width)
+            rows = [cells | _cells_of_script(state) for cells, state in zip(rows, seen, strict=True)]
+        num_hosts = len({state.row.host for state in ranks})
+        columns, apart = fitting_columns(rows, width=console.width, num_hosts=num_hosts)
         table = Table(box=None, pad_edge=False, padding=(0, apart, 0, 0))
         for heading in columns:
             side: Literal["left", "right"] = "left" if heading in _TEXTS else "right"
             table.add_column(heading, justify=side, no_wrap=True)
-        for state, cells in zip(ranks[:most], rows, strict=False):
+        for state, cells in zip(seen, rows, strict=True):
             style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
             table.add_row(*(Text(cells[name], style=style if name == "state" else "") for name in columns))
         more = [Text(_folded(ranks[most:]))] if ranks[most:] else []
@@ -339,7 +341,9 @@ def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
     return f"{what} (rank {render_ranks([state.row.rank for state in behind])}{on_host})"
 
 
-def fitting_columns(rows: Sequence[dict[str, str]], *, width: int) -> tuple[list[str], int]:
+def fitting_columns(
+    rows: Sequence[dict[str, str]], *, width: int, num_hosts: int | None = None
+) -> tuple[list[str], int]:
     """Choose the columns of the table of ranks, and how many cells apart they stand.
 
     Columns that say nothing are left out first: those without values, and the host if all ranks are on one. Then the columns move
@@ -348,11 +352,12 @@ def fitting_columns(rows: Sequence[dict[str, str]], *, width: int) -> tuple[list
     Args:
         rows: The cells of each rank by column; the last lines are changed.
         width: The width of the terminal.
+        num_hosts: On how many hosts all ranks are, also those without a row; None: those of the rows.
     """
     from rich.cells import cell_len
 
     columns = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
-    if len({row["host"] for row in rows}) == 1:
+    if (num_hosts or len({row["host"] for row in rows})) == 1:
         columns.remove("host")
     widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in columns}
     if _LAST in columns:
