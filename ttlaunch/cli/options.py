@@ -2,18 +2,23 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
+from ttlaunch import contract
 from ttlaunch.app.run_spec import LOCAL, RunSpec
 from ttlaunch.cli.completion import complete_settings
 from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from ttlaunch.app.execute import RunOptions
 
 
 def complete_recipes(incomplete: str) -> list[str]:
@@ -282,18 +287,60 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "account": (Account, None),
     "qos": (Qos, None),
     "warm": (Warm, False),
+    "trace_steps": (TraceSteps, None),
+    "profile_steps": (ProfileSteps, None),
 }
 """For each field of `RunSpec`, the argument or option that sets it, and its default."""
 TORCHRUN = ("nproc_per_node", "nnodes", "standalone")
 SLURM = ("nodes", "time_limit", "gres", "account", "qos")
+_OF_EXECUTION: dict[str, tuple[Any, Any]] = {
+    "grace": (GraceSeconds, 30.0),
+    "sinks": (Sinks, None),
+    "hang_timeout": (HangTimeout, None),
+    "lease": (LeaseSeconds, contract.LEASE_S),
+    "share_with": (ShareWith, None),
+    "max_restarts": (MaxRestarts, 0),
+}
+"""For each field of `Execution`, the option that sets it, and its default."""
 CLUSTER = ("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings", "mpi_args", "engine")
+
+
+RUN = (
+    *("target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM, "warm"),
+    *("trace_steps", "profile_steps"),
+)
+"""What describes a run that is executed, now or by Slurm."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is executed, as options say it."""
+
+    grace: float
+    sinks: Sequence[str] | None
+    hang_timeout: float | None
+    lease: float
+    share_with: str | None
+    max_restarts: int
+
+    def options(self, spec: RunSpec) -> "RunOptions":
+        """Return the options of the run.
+
+        Raises:
+            LaunchError: The group to share it with cannot be used.
+        """
+        from ttlaunch.app.execute import RunOptions, group_id
+
+        group = None if self.share_with is None else group_id(self.share_with)
+        return RunOptions(spec.runs_dir, self.grace, (), self.hang_timeout, self.lease, share_with=group)
 
 
 def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that describe a run, and pass their values to the command as one `RunSpec`.
 
     The command has a parameter `spec`. In place of it, typer sees one parameter for each of the fields, in their order. If
-    `arguments` is among the fields, `RunSpec.is_command` says whether the target followed `--`.
+    `arguments` is among the fields, `RunSpec.is_command` says whether the target followed `--`. In place of a parameter
+    `execution`, typer sees the options of `Execution`.
 
     Args:
         fields: The fields of `RunSpec` that are keys of `_OF_A_RUN`.
@@ -301,15 +348,13 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
-        typed = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=option, default=default)
-            for name, (option, default) in ((field, _OF_A_RUN[field]) for field in fields)
-        ]
+        typed = {"spec": _parameters({field: _OF_A_RUN[field] for field in fields})}
+        if "execution" in signature.parameters:
+            typed["execution"] = _parameters(_OF_EXECUTION)
         if "arguments" in fields:
-            typed = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context), *typed]
-        parameters = [
-            one for known in signature.parameters.values() for one in (typed if known.name == "spec" else [known])
-        ]
+            context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+            typed["spec"] = [context, *typed["spec"]]
+        parameters = [one for known in signature.parameters.values() for one in typed.get(known.name, [known])]
 
         @wraps(command)
         def run(**given: Any) -> None:
@@ -318,6 +363,8 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
                 values[field] = values.get(field) or ()
             if "arguments" in fields:
                 values["is_command"] = is_command(given.pop("ctx"), values["target"], values["arguments"])
+            if "execution" in typed:
+                given["execution"] = Execution(**{name: given.pop(name) for name in _OF_EXECUTION})
             command(spec=RunSpec(**values), **given)
 
         # All parameters are keyword-only, so that a required one may follow those with defaults.
@@ -327,6 +374,13 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
         return run
 
     return decorate
+
+
+def _parameters(options: Mapping[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=option, default=default)
+        for name, (option, default) in options.items()
+    ]
 
 
 _COUNT = "ttlaunch.words_after_dashes"

@@ -9,27 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.execute import RunOptions, group_id, make_ready, marks_of_command
+from ttlaunch.app.execute import make_ready, marks_of_command
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import exit_with, print_json, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import (
-    CLUSTER,
-    SLURM,
-    TORCHRUN,
-    GraceSeconds,
-    HangTimeout,
-    LeaseSeconds,
-    MaxRestarts,
-    Only,
-    OutputFormat,
-    ProfileSteps,
-    ShareWith,
-    Sinks,
-    TraceSteps,
-    Verbose,
-    asks_for,
-)
+from ttlaunch.cli.options import RUN, Execution, Only, OutputFormat, Verbose, asks_for
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
@@ -78,24 +62,15 @@ _TRACED_STEPS = 20
 _ENV = "--env="
 
 
-@asks_for(
-    "target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM, "warm"
-)
+@asks_for(*RUN)
 def run(
     *,
     spec: RunSpec,
     trace: Annotated[
         bool, typer.Option("--trace", help="Record a timeline of all ranks, for ui.perfetto.dev.")
     ] = False,
-    trace_steps: TraceSteps = None,
-    profile_steps: ProfileSteps = None,
-    grace: GraceSeconds = 30.0,
     only: Only = None,
-    sinks: Sinks = None,
-    hang_timeout: HangTimeout = None,
-    lease: LeaseSeconds = contract.LEASE_S,
-    share_with: ShareWith = None,
-    max_restarts: MaxRestarts = 0,
+    execution: Execution,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start in the background and return; `attach` shows the run.")
     ] = False,
@@ -112,10 +87,9 @@ def run(
     from ttlaunch.app.sinks import parse_sinks, with_sinks
 
     marks = marks_of_command()
-    steps = trace_steps or (_TRACED_STEPS if trace else None)
-    spec = replace(spec, trace_steps=steps, profile_steps=profile_steps)
-    group = None if share_with is None else group_id(share_with)
-    asked = parse_sinks(sinks or (), option="--sink")
+    spec = replace(spec, trace_steps=spec.trace_steps or (_TRACED_STEPS if trace else None))
+    options = execution.options(spec)
+    asked = parse_sinks(execution.sinks or (), option="--sink")
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
     chosen = chosen_ranks(only or (), prepared.plan.ranks)
@@ -128,12 +102,12 @@ def run(
     if THREADS in described.remarks and described.python and needs_torch(described.python) and form is Format.FULL:
         print_lines([f"note: {THREADS}"], to=sys.stderr)
     typed = ("ttlaunch", *_without_secrets(sys.argv[1:]))
-    options = RunOptions(spec.runs_dir, grace, typed, hang_timeout, lease, share_with=group, marks=marks)
+    options = replace(options, typed=typed, marks=marks)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
     def work(begun: "Begun") -> "list[Outcome]":
         told = with_sinks(asked, begun)
-        return run_with_restarts(prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
+        return run_with_restarts(prepared, options, dialogue, most=execution.max_restarts, ready=ready, begun=told)
 
     exit_with(start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose))
 

@@ -1,32 +1,15 @@
 """`ttlaunch submit`: check a run and hand it to Slurm, which starts it when it has hosts."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.execute import RunOptions, group_id
 from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.cli.console import exit_with, print_json, print_lines, print_text
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import (
-    CLUSTER,
-    SLURM,
-    TORCHRUN,
-    GraceSeconds,
-    HangTimeout,
-    LeaseSeconds,
-    MaxRestarts,
-    OutputFormat,
-    ProfileSteps,
-    ShareWith,
-    Sinks,
-    TraceSteps,
-    Verbose,
-    asks_for,
-)
+from ttlaunch.cli.options import RUN, Execution, OutputFormat, Verbose, asks_for
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
@@ -41,9 +24,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for(
-    "target", "arguments", *CLUSTER, "naive", "independent", "env", "runs_dir", "resume", *TORCHRUN, *SLURM, "warm"
-)
+@asks_for(*RUN)
 def submit(
     *,
     spec: RunSpec,
@@ -55,14 +36,7 @@ def submit(
             show_default=False,
         ),
     ] = None,
-    trace_steps: TraceSteps = None,
-    profile_steps: ProfileSteps = None,
-    grace: GraceSeconds = 30.0,
-    sinks: Sinks = None,
-    hang_timeout: HangTimeout = None,
-    lease: LeaseSeconds = contract.LEASE_S,
-    share_with: ShareWith = None,
-    max_restarts: MaxRestarts = 0,
+    execution: Execution,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and the batch script, and submit nothing.")
     ] = False,
@@ -76,16 +50,14 @@ def submit(
     from ttlaunch.app.submit import submit as hand_to_slurm
     from ttlaunch.cli.plan import show_plan
 
-    group = None if share_with is None else group_id(share_with)
-    options = RunOptions(spec.runs_dir, grace, (), hang_timeout, lease, share_with=group)
     dialogue = TerminalDialogue(form, verbose=verbose)
     submission = check_submission(
-        replace(spec, trace_steps=trace_steps, profile_steps=profile_steps),
-        options,
+        spec,
+        execution.options(spec),
         dialogue,
         requeue=requeue,
-        max_restarts=max_restarts,
-        sinks=parse_sinks(sinks or (), option="--sink"),
+        max_restarts=execution.max_restarts,
+        sinks=parse_sinks(execution.sinks or (), option="--sink"),
     )
     prepared = submission.prepared
     if dry_run:
