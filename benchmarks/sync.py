@@ -7,6 +7,11 @@ of Python's standard library, shuffled) with one file in twenty of random bytes,
 times: to hosts that have nothing, again without a change, and after a change of one file. Then once more with a delay
 of so many milliseconds each way. Rounds take turns; the medians are printed with what they are to stay at or below.
 `rsync -az` compares sizes and times only, `rsync -azc` contents, as ttlaunch does.
+
+ttlaunch is compiled before, as an installed package is.
+
+After an answer that brought something new, hosts of ttlaunch copy the release for the next sync. Nothing else is measured
+until they have; how long that takes is printed below the table.
 """
 
 import argparse
@@ -19,7 +24,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.cluster.hosts import Cluster
@@ -37,7 +42,8 @@ def main() -> None:
     for name, default in (("rounds", 5), ("hosts", 4), ("files", 2000), ("megabytes", 50), ("delay-ms", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    size_mb = 8 * options.megabytes + 64
+    size_mb = 12 * options.megabytes + 64
+    copying: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder,
         Cluster(hosts=options.hosts, disk="tmpfs", size_mb=size_mb) as cluster,
@@ -46,6 +52,7 @@ def main() -> None:
         write_project(project, files=options.files, size=options.megabytes * 1_000_000)
         (Path(folder) / "lab").mkdir()
         (Path(folder) / "lab/hosts.txt").write_text(cluster.hostfile(), encoding="utf-8")
+        _ttlaunch(cluster, project, "--dry-run")
         limits = "".join(f"{f'rsync {options}':>12} {'ratio':>6} {'limit':>6}" for options in _LIMITS)
         print(f"{'round trip':>10}  {'case':17} {'ttlaunch':>9}{limits}")
         for delay_ms in (0, options.delay_ms):
@@ -53,10 +60,11 @@ def main() -> None:
                 cluster.delay(host, delay_ms)
             seconds: dict[str, list[list[float]]] = {case: [] for case in _CASES}
             for _ in range(options.rounds):
-                for case, times in _round(cluster, project):
+                for case, times in _round(cluster, project, copying):
                     seconds[case].append(times)
             for case, rounds in seconds.items():
                 _print_row(2 * delay_ms, case, rounds)
+    print(f"hosts had copied a new release for the next sync {statistics.median(copying):.2f} s after the answer")
 
 
 def write_project(folder: Path, *, files: int, size: int) -> None:
@@ -79,8 +87,8 @@ def write_project(folder: Path, *, files: int, size: int) -> None:
     subprocess.run(["git", "-C", str(folder), "add", "."], check=True)
 
 
-def _round(cluster: Cluster, project: Path) -> Iterator[tuple[str, list[float]]]:
-    """Seconds of ttlaunch, and of rsync with each of its options, for each case."""
+def _round(cluster: Cluster, project: Path, copying: list[float]) -> Iterator[tuple[str, list[float]]]:
+    """Seconds of ttlaunch, and of rsync with each of its options, for each case; adds to `copying` how long copies took."""
     for case in _CASES:
         if case == "cold":
             for host in cluster.hosts:
@@ -90,7 +98,13 @@ def _round(cluster: Cluster, project: Path) -> Iterator[tuple[str, list[float]]]
         elif case == "one file changed":
             changed = max(project.glob("part*/*.py"))
             changed.write_bytes(changed.read_bytes() + b"# changed\n")
-        yield case, [_ttlaunch(cluster, project), *(_rsync(cluster, project, options) for options in _LIMITS)]
+        ours = _ttlaunch(cluster, project)
+        began = time.perf_counter()
+        while any("python" in words for host in cluster.hosts for words in cluster.pids(host).values()):
+            time.sleep(0.01)
+        if case != "nothing changed":
+            copying.append(time.perf_counter() - began)
+        yield case, [ours, *(_rsync(cluster, project, options) for options in _LIMITS)]
 
 
 def _rsync(cluster: Cluster, project: Path, options: str) -> float:
@@ -100,13 +114,18 @@ def _rsync(cluster: Cluster, project: Path, options: str) -> float:
     return _seconds(cluster, ["sh", "-c", f"{' '.join(copies)} wait"], project)
 
 
-def _ttlaunch(cluster: Cluster, project: Path) -> float:
-    return _seconds(cluster, [sys.executable, "-m", "ttlaunch", "sync", "--on", "../lab"], project)
+def _ttlaunch(cluster: Cluster, project: Path, *options: str) -> float:
+    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{project.parent}/compiled"}
+    command = [sys.executable, "-m", "ttlaunch", "sync", "--on", "../lab", *options]
+    return _seconds(cluster, command, project, environment=compiled)
 
 
-def _seconds(cluster: Cluster, command: list[str], folder: Path) -> float:
+def _seconds(
+    cluster: Cluster, command: list[str], folder: Path, *, environment: Mapping[str, str] | None = None
+) -> float:
+    variables = cluster.environment("launcher") | (environment or {})
     began = time.perf_counter()
-    answer = cluster.run("launcher", command, cwd=folder)
+    answer = cluster.run("launcher", command, cwd=folder, env=variables)
     seconds = time.perf_counter() - began
     if answer.returncode:
         sys.exit(f"{shlex.join(command)} ended with status {answer.returncode}:\n{answer.stderr}")

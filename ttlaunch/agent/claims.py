@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import os
-import shutil
-import socket
 import stat
 import struct
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    import socket
 
 SHARED = "/dev/shm"  # noqa: S108 - what is there is checked, or chosen by others
 SEGMENTS = "segments"
@@ -122,17 +123,26 @@ def remove_scratch(folder: str) -> None:
         for name in os.listdir(os.path.join(folder, SEGMENTS)):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(SHARED, name))
+    import shutil  # noqa: PLC0415 - takes 1 ms, and few of the scripts that are sent to hosts remove a folder
+
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned(base: str) -> None:
     """Remove the folders for sockets and shared memory of runs whose launchers and agents were killed."""
-    for folder in glob.glob(os.path.join(glob.escape(base), f"{_PREFIX}*")):
-        remove_if_abandoned(folder)
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(_PREFIX):
+            remove_if_abandoned(os.path.join(base, name))
 
 
 def is_same_user(connection: socket.socket) -> bool:
     """Ask the kernel whether the process at the other end of a Unix socket belongs to our user."""
+    import socket  # noqa: PLC0415 - takes 4 ms, and few of the scripts that are sent to hosts connect
+
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
@@ -143,6 +153,8 @@ def connect(path: str) -> socket.socket:
     Raises:
         OSError: Nobody listens there, or another user does.
     """
+    import socket  # noqa: PLC0415 - as in `is_same_user`
+
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)

@@ -4,9 +4,11 @@ import errno
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import ttlaunch
 from ttlaunch.agent.releases import parse_manifest
 from ttlaunch.hosts.sync import read_files
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, LINK, Entry, make_manifest
@@ -59,12 +61,19 @@ def test_ttlaunch_and_its_recipes_and_configurations_belong_to_it(project, relea
     paths = {entry.path for entry in release_of(project).manifest.entries}
     for name in (
         b"package/ttlaunch/agent/shim.py",
-        b"package/ttlaunch/diagnostics/pages/S001.md",
         b"package/ttlaunch/_recipes/pipeline_parallel/trainer.py",
         b"package/ttlaunch/_configurations/local/hosts.txt",
     ):
         assert name in paths
     assert not [path for path in paths if b"__pycache__" in path]
+
+
+def test_all_modules_of_ttlaunch_belong_to_it_and_the_pages_that_no_rank_reads_stay_here(project, release_of):
+    package = Path(ttlaunch.__file__).parent
+    paths = {Path(os.fsdecode(entry.path)) for entry in release_of(project).manifest.entries}
+    modules = {Path("package/ttlaunch") / path.relative_to(package) for path in package.rglob("*.py")}
+    assert (modules, True) == (modules & paths, (package / "diagnostics/pages/S001.md").is_file())
+    assert not [path for path in paths if path.suffix == ".md" and "diagnostics" in path.parts]
 
 
 def test_a_bundled_recipe_lies_in_the_package(project, release_of):

@@ -76,7 +76,7 @@ class HashCache:
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False, encoding="ascii") as file:
-                json.dump({"format": _FORMAT, "files": self._used}, file)
+                file.write(json.dumps({"format": _FORMAT, "files": self._used}))  # a quarter of the time of `json.dump`
             Path(file.name).replace(self._file)
 
 

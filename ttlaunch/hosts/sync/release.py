@@ -18,6 +18,9 @@ from ttlaunch.spec.named_folders import built_in_folder
 
 _PACKAGE = Path(__file__).parents[2]
 _BUNDLED = ("recipes", "configurations")
+_STAYS_HERE = b"diagnostics/pages"
+"""The part of ttlaunch that no rank reads: a page for each diagnostic, a tenth of the files of many a release."""
+
 _ATTEMPTS = 3
 _STILL_NS = 5 * 10**9
 """A network file system's clock may be so far behind this machine's."""
@@ -169,6 +172,8 @@ def _read_tree(origin: Origin, project: tuple[Path, Listing], reader: FileReader
     problems = [*check_collected(collected, root=root), *check_links(entries, into=into.encode())]
     for source, name in _package_parts():
         part = collect(os.fsencode(source), environment=origin.environment, ask_git=False)
+        part.paths = {path for path in part.paths if not path.startswith(_STAYS_HERE + b"/")}
+        part.folders.discard(_STAYS_HERE)
         found, unreadable = _read_part(reader, source, part, into=f"{contract.PACKAGE_DIR}/{name}")
         entries, errors = entries + found, errors + unreadable
     recipe, place = origin.recipe, None
