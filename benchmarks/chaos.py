@@ -1,6 +1,6 @@
 """Break runs in every way in which one can end, and look whether anything of them is left, here and on every host.
 
-    python benchmarks/chaos.py [--count 200] [--seed 0] [--results FILE] [--only WORDS] [--minutes 10] [--lease 15]
+    python benchmarks/chaos.py [--count 200] [--seed 0] [--start default] [--results FILE] [--only WORDS] [--minutes 10] [--lease 15]
 
 Faults: Ctrl-C once and twice, SIGTERM; SIGKILL of the view, the supervisor, mpirun, a shim, an agent; a host that loses
 power, and one that is cut off. Times ranks that simply compute, that ignore SIGTERM, and that have a child in a session of
@@ -11,6 +11,8 @@ a link that flaps are tried too: a run has to come to its end in spite of them.
 Right after the fault every environment on this machine is read, which those of the hosts are part of, until no process
 carries the run's id, and its folders in shared memory and those of MPI are gone on every host. That has to be so within the
 lease and five seconds.
+
+With `--start agents` no mpirun takes part, and in its place `start_ranks` is killed, over hosts that of one host; with `--start warm`, ranks are forks of it.
 
 Each run is a line in FILE; the same command goes on after the last one, whatever code it was made with. `--only` takes the
 cells whose names contain all its words, such as `--only "hosts shim"`. The table at the end counts all of FILE.
@@ -49,6 +51,8 @@ FAULTS = (
 )
 OVER_HOSTS = ("SIGKILL of an agent", "power cut of a host", "cut-off host", "flapping link")
 KINDS = ("plain", "stubborn", "setsid", "forked")
+STARTS = {"default": (), "agents": ("--engine", "agents"), "warm": ("--engine", "agents", "--warm")}
+"""The options of `run` for each way to start ranks. The program names MPI, so by default mpirun starts it."""
 HARMLESS = ("closed terminal", "Ctrl-Z", "flapping link")
 HEALTHY_S = 10.0
 """How long ranks have to do that nothing is to hurt."""
@@ -62,12 +66,13 @@ class Cell(NamedTuple):
     """What is broken where."""
 
     place: str
+    start: str
     fault: str
     kind: str
 
     @property
     def name(self) -> str:
-        return f"{self.place}: {self.fault}, {self.kind} ranks"
+        return f"{self.place}: {self.fault}, {self.kind} ranks" + ("" if self.start == "default" else f", {self.start}")
 
 
 def main() -> int:
@@ -77,6 +82,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     results = Path(__file__).parents[1] / ".benchmarks/chaos.jsonl"
     parser.add_argument("--results", type=Path, default=results, help="a line for each run is added")
+    parser.add_argument("--start", choices=STARTS, default="default", help="how ranks are started")
     parser.add_argument("--only", default="", help="words that the name of a cell has to contain")
     parser.add_argument("--minutes", type=float, default=None, help="after which no other run is begun")
     parser.add_argument("--hosts", type=int, default=3)
@@ -87,7 +93,7 @@ def main() -> int:
     has_hosts = os.geteuid() == 0
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(hosts=options.hosts)) if has_hosts else None
-        for number, cell in enumerate(_cells(options.seed, options.only, has_hosts=has_hosts), start=1):
+        for number, cell in enumerate(_cells(options.start, options.seed, options.only, has_hosts=has_hosts), start=1):
             if number > options.count or (options.minutes and time.monotonic() - began > 60 * options.minutes):
                 break
             if done[cell] > 0:
@@ -106,14 +112,14 @@ def _read(results: Path) -> list[dict[str, Any]]:
 
 
 def _cell_of(entry: dict[str, Any]) -> Cell:
-    return Cell(entry["place"], entry["fault"], entry["kind"])
+    return Cell(entry["place"], entry["start"], entry["fault"], entry["kind"])
 
 
-def _cells(seed: int, only: str, *, has_hosts: bool) -> Iterator[Cell]:
+def _cells(start: str, seed: int, only: str, *, has_hosts: bool) -> Iterator[Cell]:
     """Every cell once in an order drawn at random, again and again."""
-    cells = [Cell("here", fault, kind) for fault in FAULTS for kind in KINDS]
+    cells = [Cell("here", start, fault, kind) for fault in FAULTS for kind in KINDS]
     if has_hosts:
-        cells += [Cell("hosts", fault, kind) for fault in (*FAULTS, *OVER_HOSTS) for kind in KINDS]
+        cells += [Cell("hosts", start, fault, kind) for fault in (*FAULTS, *OVER_HOSTS) for kind in KINDS]
     cells = [cell for cell in cells if all(word in cell.name for word in only.split())]
     if not cells:
         raise SystemExit(f"no cell has `{only}` in its name")
@@ -128,7 +134,9 @@ def _try(cell: Cell, cluster: Cluster | None, *, lease_s: float) -> dict[str, An
     seconds = HEALTHY_S if cell.fault in HARMLESS else _LONG_S
     limit_s = lease_s + contract.AFTER_LEASE_S
     with tempfile.TemporaryDirectory(prefix="ttl-chaos-") as folder:
-        run = start_run(Path(folder), cell.kind, seconds=seconds, cluster=cluster, lease_s=lease_s)
+        run = start_run(
+            Path(folder), cell.kind, options=STARTS[cell.start], seconds=seconds, cluster=cluster, lease_s=lease_s
+        )
         try:
             break_run(run, cell.fault)
             clean_s, left = _wait_until_clean(run, limit_s + (seconds if cell.fault in HARMLESS else 0.0))
@@ -169,11 +177,13 @@ def _show(found: list[dict[str, Any]]) -> int:
     """The table of all results: how many runs, what was left of how many, and the slowest."""
     rows = defaultdict(list)
     for entry in found:
-        rows[entry["place"], entry["fault"]].append(entry)
-    print(f"\n{'where':7}{'fault':28}{'runs':>6}{'orphans':>9}{'folders':>9}{'median':>9}{'slowest':>9}")
-    for place, fault in sorted(rows):
-        _show_row(place, fault, rows[place, fault])
-    _show_row("all", "", found)
+        rows[entry["place"], entry["start"], entry["fault"]].append(entry)
+    print(
+        f"\n{'where':7}{'started by':12}{'fault':28}{'runs':>6}{'orphans':>9}{'folders':>9}{'median':>9}{'slowest':>9}"
+    )
+    for place, start, fault in sorted(rows):
+        _show_row(place, start, fault, entries=rows[place, start, fault])
+    _show_row("all", "", "", entries=found)
     endless = [entry for entry in found if entry["status"] is None]
     healthy = [entry for entry in found if entry["fault"] in HARMLESS]
     hurt = [entry for entry in healthy if entry["run"] != "done"]
@@ -183,12 +193,12 @@ def _show(found: list[dict[str, Any]]) -> int:
     return 1 if endless or wrong or hurt or any(entry["left"] for entry in found) else 0
 
 
-def _show_row(place: str, fault: str, entries: list[dict[str, Any]]) -> None:
+def _show_row(place: str, start: str, fault: str, *, entries: list[dict[str, Any]]) -> None:
     orphans = sum(any(thing.startswith("process ") for thing in entry["left"]) for entry in entries)
     folders = sum(any(not thing.startswith("process ") for thing in entry["left"]) for entry in entries)
     times = [entry["clean_s"] for entry in entries if entry["clean_s"] is not None]
     middle, slowest = (f"{statistics.median(times):.1f} s", f"{max(times):.1f} s") if times else ("", "")
-    print(f"{place:7}{fault:28}{len(entries):6}{orphans:9}{folders:9}{middle:>9}{slowest:>9}")
+    print(f"{place:7}{start:12}{fault:28}{len(entries):6}{orphans:9}{folders:9}{middle:>9}{slowest:>9}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,14 @@ class Run:
         return int(json.loads((self.folder / contract.LAUNCHER_FILE).read_text())["pid"])
 
     def mpirun(self) -> int:
+        """The engine's process, or that on the victim's host which starts ranks there."""
         lines = (self.folder / contract.EVENTS_FILE).read_text().splitlines()
-        return int(next(event["mpirun"] for event in map(json.loads, lines) if event["event"] == "start"))
+        start = next(event for event in map(json.loads, lines) if event["event"] == "start")
+        if contract.ENGINE_PROCESS in start:
+            return int(start[contract.ENGINE_PROCESS])
+        assert self.cluster is not None
+        there = self.cluster.pids(self.victim_host)
+        return next(pid for pid in there if Path(f"/proc/{pid}/comm").read_text() == "start_ranks\n")
 
     def shim(self) -> int:
         line = (self.folder / contract.progress_file(VICTIM)).read_text().splitlines()[0]
@@ -109,10 +115,12 @@ class Run:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def start_run(folder: Path, kind: str, *, seconds: float, cluster: Cluster | None, lease_s: float) -> Run:
-    """Start a run in an empty folder and return when all its ranks are up."""
+def start_run(
+    folder: Path, kind: str, *, options: Sequence[str], seconds: float, cluster: Cluster | None, lease_s: float
+) -> Run:
+    """Start a run with further options in an empty folder and return when all its ranks are up."""
     shutil.copy(HOLDOUT, folder / "holdout.py")
-    words = ["run", "holdout.py", "--ranks", str(RANKS), "--grace", str(GRACE_S)]
+    words = ["run", *options, "holdout.py", "--ranks", str(RANKS), "--grace", str(GRACE_S)]
     if cluster is not None:
         lab = folder / "configurations/lab"
         lab.mkdir(parents=True)

@@ -59,6 +59,7 @@ FRAMES = [
     ({"kind": "file", "name": "checkpoints/step-10.tmp/rank-0.json", "offset": 0, "whole": True, "number": 3}, b"{}"),
     ({"kind": "lost_shim", "rank": 1, "time": TIME}, b""),
     ({"kind": "looked", "question": 1, "stopped": [0], "faults": [[0, 7], [1, 8]]}, b""),
+    ({"kind": "ranks_ended", "status": 137, "said": "shim of rank 1 was killed by signal 9\n"}, b""),
     ({"kind": "gone", "reason": "ended"}, b""),
     ({"kind": "ended", "killed": 2}, b""),
 ]

@@ -3,7 +3,9 @@
 Rank 0 runs behind a real agent on this machine, rank 1 on a host whose agent sends the mutated frames over each connection
 (`tests/security/hostile.py`). What rank 0 has sent must stand. A case is made from the seed and its number alone.
 
-    python benchmarks/fuzz_runs.py [--seed 1] [--first 0] [--count 200] [--jobs 8]
+    python benchmarks/fuzz_runs.py [--seed 1] [--first 0] [--count 200] [--jobs 8] [--agents]
+
+With `--agents`, agents start the ranks, so the mutated frames also tell how those of the hostile host have ended.
 """
 
 import argparse
@@ -35,15 +37,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--agents", action="store_true", help="agents start the ranks")
     parser.add_argument("--one", type=int, help="run this case here, and print its result as JSON")
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(one_run(options.seed, options.one)))
+        print(json.dumps(one_run(options.seed, options.one, by_agents=options.agents)))
         return 0
     began = perf_counter()
     with ThreadPoolExecutor(options.jobs) as pool:
         numbers = range(options.first, options.first + options.count)
-        results = list(pool.map(lambda number: _in_a_process(options.seed, number), numbers))
+        results = list(pool.map(lambda number: _in_a_process(options.seed, number, by_agents=options.agents), numbers))
     wrong = [result for result in results if result["wrong"]]
     peak, slowest = (max(result[name] for result in results) for name in ("peak_mb", "seconds"))
     print(
@@ -55,9 +58,17 @@ def main() -> int:
     return 1 if wrong or peak > LIMIT_MB else 0
 
 
-def _in_a_process(seed: int, number: int) -> dict:
+def _in_a_process(seed: int, number: int, *, by_agents: bool) -> dict:
     """The result of a case in a process of its own: a supervisor is one, and handles its signals."""
-    command = [sys.executable, __file__, "--seed", str(seed), "--one", str(number)]
+    command = [
+        sys.executable,
+        __file__,
+        "--seed",
+        str(seed),
+        "--one",
+        str(number),
+        *(["--agents"] if by_agents else []),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=True)
         return json.loads(done.stdout.splitlines()[-1])
@@ -67,7 +78,7 @@ def _in_a_process(seed: int, number: int) -> dict:
         return {"number": number, "wrong": error.stderr[-900:], "peak_mb": 0.0, "seconds": 0.0}
 
 
-def one_run(seed: int, number: int) -> dict:
+def one_run(seed: int, number: int, *, by_agents: bool = False) -> dict:
     """Do one case, and say what is wrong with its end; empty if nothing is."""
     dice = random.Random(f"{seed} runs {number}")  # noqa: S311 - made again from its number
     target = frames()
@@ -77,7 +88,7 @@ def one_run(seed: int, number: int) -> dict:
     with tempfile.TemporaryDirectory(prefix="ttl-fuzz-", ignore_cleanup_errors=True) as folder:
         began, wrong = perf_counter(), ""
         try:
-            ended = run_beside(HostileHost("evil", lambda: first + said), Path(folder))
+            ended = run_beside(HostileHost("evil", lambda: first + said), Path(folder), by_agents=by_agents)
             if ended.report is None:
                 wrong = "" if "evil" in ended.text else f"nobody is named: {ended.text}"
             else:

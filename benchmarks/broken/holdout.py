@@ -1,4 +1,4 @@
-"""A rank for `benchmarks/chaos.py` that is hard to get rid of: `holdout.py KIND SECONDS`. It meets the others once over MPI.
+"""A rank for `benchmarks/chaos.py` that is hard to get rid of: `holdout.py KIND SECONDS`. With MPI, it meets the others once.
 
 KIND is `plain`; `stubborn`: it ignores SIGTERM and SIGINT; `setsid`: it has a child in a session of its own; `forked`: it has
 a grandchild whose parent has ended, in a session of its own.
@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-
-from mpi4py import MPI
 
 _LONG_S = "600"
 
@@ -26,7 +24,10 @@ def main() -> None:
     if kind == "forked" and os.fork() == 0:
         subprocess.Popen(["sleep", _LONG_S], start_new_session=True)
         os._exit(0)
-    MPI.COMM_WORLD.allreduce(1)
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.allreduce(1)
     print("up", flush=True)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
