@@ -41,12 +41,13 @@ LOADER = "old=78;"
 class HostileHost:
     """A host on which every script says what `says` returns, and then `repeats` twice a second.
 
-    `commands` are those that it was asked to run.
+    After its first frame, it sends signs of life until `may_go_on`. `commands` are those that it was asked to run.
     """
 
     name: str
     says: Callable[[], bytes]
     repeats: bytes = b""
+    may_go_on: Callable[[], bool] = lambda: True
     commands: list[list[str]] = field(default_factory=list)
 
     @property
@@ -55,7 +56,13 @@ class HostileHost:
 
     def _talk(self, streams: Streams) -> int:
         self.commands.append(streams.arguments)
-        streams.write(self.says())
+        said = self.says()
+        first = 8 + sum(int.from_bytes(said[at : at + 4], "big") for at in (0, 4))
+        streams.write(said[:first])
+        while not self.may_go_on():
+            streams.write(contract.pack_frame({"kind": "alive", "clock": 1.0, "done": 0}))
+            time.sleep(0.2)
+        streams.write(said[first:])
         while self.repeats:  # until the launcher closes its end, which raises
             streams.write(self.repeats)
             time.sleep(0.5)
@@ -101,7 +108,7 @@ def run_beside(hostile: HostileHost, folder: Path, *, by_agents: bool = False) -
     """A whole run: rank 0 on this machine behind a real agent, rank 1 on the hostile host, under a real supervisor.
 
     Rank 0 prints a line and ends well. The process in the engine's place ends after a few seconds, as an engine does whose
-    ranks have ended; or, `by_agents`, the agents start the ranks.
+    ranks have ended; or, `by_agents`, the agents start the ranks, and the hostile host says more than its greeting once rank 0 has ended.
     """
     names = EngineNames("mpirun", rank_variables=("OMPI_COMM_WORLD_RANK",))
     rows = (RankRow(0, "good", 0, "rank"), RankRow(1, hostile.name, 0, "rank"))
@@ -112,7 +119,7 @@ def run_beside(hostile: HostileHost, folder: Path, *, by_agents: bool = False) -
     plan = LaunchPlan(
         topology="lab",
         program=CommandProgram("work", ("work",)),
-        rank_command=("sh", "-c", f"echo {GOOD_WORDS.decode().strip()}; sleep 2"),
+        rank_command=("echo", *GOOD_WORDS.decode().split()),
         working_folder=str(folder),
         environment={},
         managed=(),
@@ -128,6 +135,7 @@ def run_beside(hostile: HostileHost, folder: Path, *, by_agents: bool = False) -
     good = {**common, "folder": str(there), "socket": str(scratch / "a0"), "ranks": [0]}
     if by_agents:
         plan_file = there / contract.PLAN_FILE
+        hostile.may_go_on = (run.path / contract.exit_file(0)).exists
         good["starter"] = [sys.executable, "-I", "-S", str(_STARTER), str(plan_file)]
         good["files"] = {contract.PLAN_FILE: (run.path / contract.PLAN_FILE).read_text()}
     evil = {**common, "folder": "/none", "socket": "/none", "ranks": [1], "lease_s": 1.0}
