@@ -56,6 +56,36 @@ def test_a_script_that_may_be_right_is_not_mentioned(here, ttlaunch, without_dee
     assert "" == ttlaunch("plan -n 2 train.py").stderr
 
 
+def test_a_module_beside_the_script_that_is_no_python_is_named_if_it_is_imported_in_any_case(here, ttlaunch):
+    (here / "parts").mkdir()
+    (here / "parts/__init__.py").write_text("from . import model\n")
+    (here / "parts/model.py").write_text("import broken\n")
+    (here / "broken.py").write_text("layers = 2\ndef build(:\n")
+    (here / "train.py").write_text("import os\nfrom parts import model\n")
+    answer = ttlaunch("plan train.py")
+    assert (2, True) == (answer.status, answer.stderr.startswith("error[P065]: broken.py is not Python ")), (
+        answer.stderr
+    )
+    assert "broken.py:2:11" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    import broken\nexcept SyntaxError:\n    pass\n",
+        "def later():\n    import broken\n",
+        "import sys\nsys.path.insert(0, 'elsewhere')\nimport broken\n",
+        "import json\n",
+    ],
+    ids=["tried", "later", "another path", "of Python itself"],
+)
+def test_a_broken_module_that_may_not_be_imported_is_not_mentioned(here, ttlaunch, text):
+    for name in ("broken.py", "json.py"):
+        (here / name).write_text("def build(:\n")
+    (here / "train.py").write_text(text)
+    assert "" == ttlaunch("plan train.py").stderr
+
+
 @pytest.mark.parametrize("text", [SPAWN, LOCAL_RANK])
 def test_a_single_rank_may_do_the_launchers_work(here, ttlaunch, text):
     (here / "train.py").write_text(text)

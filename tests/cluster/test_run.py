@@ -129,11 +129,20 @@ def test_a_script_of_torchrun_joins_its_ranks_over_hosts(make_cluster, ttlaunch_
     assert leftovers(cluster) == []
 
 
+PRINTS = """\
+import os, time
+block, rank = bytearray(80_000_000), os.environ["RANK"]
+print(f"step=3 loss=0.{rank}", flush=True)
+progress = f"{os.environ['TTLAUNCH_RUN_DIR']}/records/rank-{rank}.progress.jsonl"
+while '"usage"' not in open(progress).read():
+    time.sleep(0.1)
+"""
+
+
 def test_numbers_that_a_script_prints_on_hosts_and_what_it_uses_come_home(make_cluster, ttlaunch_on, lab, tmp_path):
     cluster = make_cluster(hosts=2)
     lab(cluster.hostfile())
-    text = "import os, time\nblock = bytearray(80_000_000)\nprint('step=3 loss=0.%s' % os.environ['RANK'], flush=True)\ntime.sleep(4)\n"
-    (tmp_path / "work.py").write_text(text)
+    (tmp_path / "work.py").write_text(PRINTS)
     run = ttlaunch_on(cluster)
     answer = run("run work.py --on lab --ranks 2", timeout_s=60)
     assert answer.status == 0, answer.stdout + answer.stderr

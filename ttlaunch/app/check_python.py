@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ttlaunch.app.python_program import MOST_BYTES, PythonProgram, parse_quietly
+from ttlaunch.app.python_program import MOST_BYTES, PythonProgram, imported_files, parse_quietly
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, shown, usage_mistake
 from ttlaunch.diagnostics.diagnostic import mistake_at
@@ -25,6 +25,7 @@ _PATIENCE_S = 10
 NOTEBOOK = ".ipynb"
 _ARCHIVE = b"PK\x03\x04"
 _LONGEST = 200
+_MOST_MODULES = 200
 _OWN_PLACE = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 _STARTERS = {"spawn": "multiprocessing", "start_processes": "multiprocessing", "notebook_launcher": "accelerate"}
 _SLURMS_PLACE = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"}
@@ -69,6 +70,8 @@ def check_python(
         return _not_python(error, source, program=program, content=content, is_here=is_here)
     if tree is None:
         return []
+    if broken := _check_own_modules(program, tree, working_folder=working_folder, is_here=is_here):
+        return broken
     lacking = _check_frameworks(program, tree, source=source, script=script) if may_look else []
     return [*lacking, *(_launchers_work(tree, source) if num_ranks > 1 else ())]
 
@@ -86,7 +89,7 @@ def needs_torch(program: PythonProgram) -> bool:
 def _imported_frameworks(tree: ast.Module) -> dict[str, ast.stmt]:
     """Return the frameworks that a script imports in any case, with the statements; empty if it may change where it looks."""
     found: dict[str, ast.stmt] = {}
-    if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path" for node in ast.walk(tree)):
+    if _changes_path(tree):
         return found
     for node in tree.body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -113,6 +116,39 @@ def _check_frameworks(program: PythonProgram, tree: ast.Module, *, source: Sourc
         )
         for name in missing
     ]
+
+
+def _check_own_modules(
+    program: PythonProgram, tree: ast.Module, *, working_folder: Path, is_here: bool
+) -> list[Diagnostic]:
+    """Report the first module beside a script that is no Python and that it imports in any case, itself or through another one."""
+    script = Path(os.path.realpath(program.script or ""))
+    waiting, seen = [(tree, script)], {script}
+    while waiting and len(seen) < _MOST_MODULES and not _changes_path(waiting[-1][0]):
+        module, path = waiting.pop()
+        for found in imported_files(module.body, path, script.parent):
+            if found in seen or found.stem in sys.stdlib_module_names:  # Python may have loaded its own one already
+                continue
+            seen.add(found)
+            try:
+                with open_regular(found, follow=True) as file:
+                    content = file.read(MOST_BYTES)
+                parsed = parse_quietly(content)
+            except OSError:
+                continue
+            except (SyntaxError, ValueError) as error:
+                source = Source(
+                    short_name(found, working_folder), content.decode(errors="replace").removeprefix("\ufeff")
+                )
+                if wrong := _not_python(error, source, program=program, content=content, is_here=is_here):
+                    return wrong
+            else:
+                waiting += [(parsed, found)] if parsed else []
+    return []
+
+
+def _changes_path(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path" for node in ast.walk(tree))
 
 
 def _check_module(program: PythonProgram, folder: Path) -> list[Diagnostic]:

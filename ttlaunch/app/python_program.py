@@ -9,7 +9,7 @@ import ast
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,20 +113,26 @@ def _where_mpi(program: Path, folder: Path) -> str:
             return why
         if len(seen) > _MOST_FILES:
             return f"it imports more than {_MOST_FILES:,} files of its own"
-        for found in _imported(source, path, folder):
+        try:
+            tree = parse_quietly(source)
+        except (SyntaxError, ValueError):
+            continue
+        for found in imported_files(ast.walk(tree) if tree else (), path, folder):
             if found not in seen:
                 seen.add(found)
                 waiting.append(found)
     return ""
 
 
-def _imported(source: bytes, path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder that a module imports; nothing if it is not Python of this version."""
-    try:
-        tree = parse_quietly(source)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree) if tree else ():
+def imported_files(nodes: Iterable[ast.AST], path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder that statements of a module import.
+
+    Args:
+        nodes: Parts of the module; those that import nothing are passed over.
+        path: The module's own file.
+        folder: Where the program looks for its modules first.
+    """
+    for node in nodes:
         if isinstance(node, ast.Import):
             names, start = [alias.name for alias in node.names], folder
         elif isinstance(node, ast.ImportFrom):
