@@ -251,7 +251,7 @@ def _without_munge(text: str) -> Diagnostic:
 
 
 def _evidence(text: str) -> str:
-    return f"Slurm's command said: {shown(text, longest=300)}"
+    return f"Slurm's command said: {shown(one_line(text.splitlines()), longest=300)}"
 
 
 def _in_words(reason: str) -> str:
