@@ -45,6 +45,8 @@ ENV_MASTER_ADDR = (
     "TTLAUNCH_MASTER_ADDR"  # where rank 0 of a Python program listens; only shims get it, as the next three
 )
 ENV_MASTER_PORT = "TTLAUNCH_MASTER_PORT"
+ENV_PEERS = "TTLAUNCH_PEERS"  # a JSON list: where each rank listens for the ranks of other hosts, `address:port`
+ENV_CERTIFICATES = "TTLAUNCH_CERTIFICATES"  # a JSON object of texts in PEM: `authority`, `own`, `key`
 ENV_RESTARTS = "TTLAUNCH_RESTARTS"  # how often the run has been restarted
 ENV_MOST_RESTARTS = "TTLAUNCH_MOST_RESTARTS"
 PREFIX = "TTLAUNCH_"
@@ -365,7 +367,12 @@ def release_lock(tree_hash: str) -> str:
     return f"{RELEASES_DIR}/{tree_hash}.lock"
 
 
-AGENT_VERSION = 5
+def peer_name(rank: int) -> str:
+    """Return the name of a rank in the certificate of its host."""
+    return f"rank-{rank}"
+
+
+AGENT_VERSION = 6
 """Raised when the frames between launcher and agent change; each refuses the frames of another version.
 
 A launcher starts agents of its own version, but the package may be upgraded while both run."""

@@ -86,7 +86,11 @@ def test_the_program_decides_which_engine_starts_it_unless_an_option_does(ttlaun
     [
         (
             "--engine agents sync_ps",
-            "error[P057]: recipes exchange their messages by MPI, which engine `agents` does not have",
+            "error[P057]: the recipe exchanges its messages by MPI, which engine `agents` does not have",
+        ),
+        (
+            "--engine openmpi sync_ps --set multihost_config.socket_type=grpc",
+            "error[P057]: the recipe exchanges its messages by gRPC, and engine `openmpi` starts ranks that use MPI",
         ),
         ("--engine agents --mpi-args '-x A' plain.py", "error[P058]: `--mpi-args` has arguments for mpirun"),
         (

@@ -64,7 +64,7 @@ FRAMES = [
     {"kind": "looked", "question": 1, "stopped": [0], "faults": [[0, 7], [1, 8]]},
     {"kind": "ended", "killed": 2},
     {"kind": "ranks_ended", "status": 137, "said": "a line"},
-    {"kind": "ready", "version": 3, "time": TIME, "clock": 5.0, "done": 0, "pid": 7, "port": 61000},
+    {"kind": "ready", "version": 3, "time": TIME, "clock": 5.0, "done": 0, "pid": 7, "ports": [61000, 61001]},
 ]
 READERS = [
     *((ranks.read_progress, one) for one in PROGRESS),
@@ -249,7 +249,7 @@ def test_a_host_speaks_of_ranks_that_there_are_only():
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 1e3, "61000; true", True])
 def test_a_host_holds_a_port_that_there_is(port):
-    frame = {"kind": "ready", "version": 3, "time": TIME, "clock": 5.0, "done": 0, "port": port}
+    frame = {"kind": "ready", "version": 3, "time": TIME, "clock": 5.0, "done": 0, "ports": [61000, port]}
     answer = agents.parse_agent_frame(frame, ranks=[0])
     assert isinstance(answer, parser.BadRecord)
     assert "expected the number of a port" in answer.reason

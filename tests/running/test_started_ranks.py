@@ -42,7 +42,7 @@ def links():
 
 @pytest.fixture
 def started(links):
-    ranks = StartedRanks(links, RANKS, {"MASTER": "x"})
+    ranks = StartedRanks(links, RANKS, {host: {"MASTER": "x"} for host in RANKS})
     yield ranks
     ranks.stdout.close()
     ranks.stderr.close()
@@ -64,7 +64,7 @@ def test_each_host_is_ordered_once_to_start_its_own_ranks(links, started):
 
 
 def test_a_host_is_ordered_to_start_what_is_added_and_told_when_no_more_can_come(links):
-    ranks = StartedRanks(links, RANKS, {}, later=[1, 2])
+    ranks = StartedRanks(links, RANKS, {host: {} for host in RANKS}, later=[1, 2])
     ranks.add([2])
     ranks.add_no_more()
     ranks.stdout.close()

@@ -27,7 +27,7 @@ from ttlaunch.agent.line import Line
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from ttlaunch.agent.hosted_run import HostedRun
@@ -60,7 +60,7 @@ class AgentServer:
         listener: socket.socket,
         *,
         lease_s: float,
-        held: socket.socket | None = None,
+        held: Sequence[socket.socket] = (),
         step: int | None = None,
     ) -> None:
         """Begin to serve.
@@ -69,7 +69,7 @@ class AgentServer:
             run: The run on this host.
             listener: Where the launcher connects.
             lease_s: Seconds that ranks may run without a frame from the launcher.
-            held: Keeps a port for rank 0, until this server is closed.
+            held: Keep ports for ranks, until this server is closed.
             step: The writing end of a pipe that the shell of the agent's Slurm step reads; None if this host is in no step.
         """
         self._held, self._step = held, step
@@ -111,8 +111,8 @@ class AgentServer:
         for line in [*self._strangers, *([self._line] if self._line else [])]:
             line.flush()
             line.close()
-        if self._held is not None:
-            self._held.close()
+        for port in self._held:
+            port.close()
 
     # Receive
 
@@ -153,8 +153,8 @@ class AgentServer:
         line = Line(connection)
         ready = {"kind": "ready", "time": time.time(), "clock": lease_clock(), "pid": os.getpid()}
         ready["version"] = contract.AGENT_VERSION
-        if self._held is not None:
-            ready["port"] = self._held.getsockname()[1]
+        if self._held:
+            ready["ports"] = [port.getsockname()[1] for port in self._held]
         line.send({**ready, "sent": self._sent, "done": self._done})
         self._strangers.append(line)
         for forgotten in self._strangers[:-_STRANGERS]:

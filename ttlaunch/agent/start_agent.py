@@ -29,6 +29,7 @@ from ttlaunch.agent.starter import Starter
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 _KEPT_RUNS = 20
@@ -43,12 +44,12 @@ def main(arguments: dict[str, Any]) -> int:
             sockets and shared memory, absolute; `ranks`: those of this host; `daemons`: names of the engine's
             processes, which are killed last; `starter`: the command that starts ranks when it is ordered to, or None if the
             engine reaches this host itself; `needed`: what each folder that the run needs is for, with its path; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
-            run lasts; `holds_port`: whether to hold a port for rank 0; `lease_s`: seconds that ranks may run without a frame from the launcher.
+            run lasts; `holds_ports`: how many ports to hold for ranks; `lease_s`: seconds that ranks may run without a frame from the launcher.
     """
     try:
         umask = os.umask(0o077)  # what the agent writes is the user's alone; ranks keep the host's
         claim, locks = _prepare(arguments)
-        held = hold_port() if arguments.get("holds_port") else None
+        held = [hold_port() for _ in range(arguments.get("holds_ports", 0))]
         listener = listen(arguments["socket"])
     except OSError as error:
         reason = f"{error.filename or arguments['folder']}: {error.strerror or error}"
@@ -61,8 +62,8 @@ def main(arguments: dict[str, Any]) -> int:
         _attend(arguments, listener, claim, held, umask)
     os.waitpid(child, 0)
     listener.close()
-    if held is not None:
-        held.close()
+    for port in held:
+        port.close()
     claims.release([claim, *locks])  # the agent keeps them
     return bridge.main(arguments)
 
@@ -82,9 +83,9 @@ def _detach() -> None:
 
 
 def _attend(  # noqa: PLR0917
-    arguments: dict[str, Any], listener: socket.socket, claim: int, held: socket.socket | None, umask: int
+    arguments: dict[str, Any], listener: socket.socket, claim: int, held: Sequence[socket.socket], umask: int
 ) -> None:
-    """Be the agent, which holds a claim on its folder in shared memory and perhaps a port; never returns."""
+    """Be the agent, which holds a claim on its folder in shared memory and perhaps ports; never returns."""
     lease_s = float(arguments["lease_s"])
     run = HostedRun(
         arguments["run_id"],

@@ -23,13 +23,22 @@ def asked_engine(key: str | None) -> tuple["EngineFinder | None", list[Diagnosti
     return (None, [found]) if isinstance(found, Diagnostic) else (found, [])
 
 
-def refuse_recipe(engine: "EngineFinder | None") -> list[Diagnostic]:
-    """Refuse an engine without MPI for a recipe, whose ranks exchange messages by MPI."""
-    if engine is None or _has_mpi(engine):
+def refuse_recipe(engine: "EngineFinder | None", *, uses_mpi: bool) -> list[Diagnostic]:
+    """Refuse an engine that cannot start the ranks of a recipe.
+
+    Args:
+        engine: The engine that the specification names; None if it names none.
+        uses_mpi: Whether the ranks exchange their messages by MPI.
+    """
+    if engine is None or _has_mpi(engine) is uses_mpi:
         return []
-    message = f"recipes exchange their messages by MPI, which engine `{engine.key}` does not have"
-    hints = ("leave `--engine` out: recipes get an engine with MPI",)
-    return [Diagnostic("P057", message, hints=hints, blame=Blame.COMMAND_LINE)]
+    hints = ["leave `--engine` out: the recipe gets an engine that suits it"]
+    if uses_mpi:
+        message = f"the recipe exchanges its messages by MPI, which engine `{engine.key}` does not have"
+        hints.append("or `--set multihost_config.socket_type=grpc`, which needs no MPI")
+    else:
+        message = f"the recipe exchanges its messages by gRPC, and engine `{engine.key}` starts ranks that use MPI"
+    return [Diagnostic("P057", message, hints=tuple(hints), blame=Blame.COMMAND_LINE)]
 
 
 def with_engine(program: PythonProgram, engine: "EngineFinder | None") -> tuple[PythonProgram, str]:

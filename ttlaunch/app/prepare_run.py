@@ -96,8 +96,9 @@ def _find_engine(description: ResolvedSpec, request: RunSpec, *, python: str) ->
     if description.engine is not None:
         engines = [description.engine]
     else:
-        silent = program is not None and not program.uses_mpi and request.mpi_args is None
-        engines = suitable_engines(uses_mpi=not silent)
+        choice = description.choice
+        needs_mpi = choice.loaded.uses_mpi if choice else program is None or program.uses_mpi
+        engines = suitable_engines(uses_mpi=needs_mpi or request.mpi_args is not None)
         engines = engines[:1] if request.mpi_args is not None else engines  # only the first one understands them
     engine = find_engine(python=python, search_path=os.environ.get("PATH"), engines=engines)
     if isinstance(engine, Diagnostic) and description.engine is None and description.command and not program:

@@ -161,7 +161,7 @@ def _check_hosts(
         topology=topology,
         engine=engine.signature if Capability.MPI in engine.can else None,
         launcher=facts_of_launcher(engine.program, engine.version_output),
-        needs_packages=isinstance(prepared.plan.program, RecipeProgram),
+        packages=prepared.plan.program.packages if isinstance(prepared.plan.program, RecipeProgram) else (),
         connections=connections,
     )
     found = [diagnostic for diagnostic in checked if diagnostic.severity is Severity.ERROR]
@@ -295,6 +295,7 @@ class _ReadyHosts:
             described=described,
             secrets=secrets,
             variables=variables,
+            addresses=self._addresses,
             lease_s=self._lease_s,
         )
         self.marks["agents"] = time.time()

@@ -350,7 +350,7 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
         return
     result.name = found.name
-    result.diagnostics += [*_check_hiding(found), *refuse_recipe(result.engine)]
+    result.diagnostics += _check_hiding(found)
     if request.independent:
         message = f"`--independent` is for scripts; {found.name} is a recipe, whose ranks train one model"
         result.diagnostics.append(usage_mistake(message, "leave `--independent` out"))
@@ -358,6 +358,7 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
         result.diagnostics.append(usage_mistake(message, "`--set KEY=VALUE` configures a recipe"))
     loaded = _configure(result, request, recipe, found=found, working_folder=working_folder)
+    result.diagnostics += refuse_recipe(result.engine, uses_mpi=loaded.uses_mpi)
     undefined = _undefined_references(loaded)
     result.diagnostics += undefined
     data = None

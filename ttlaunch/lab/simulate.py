@@ -117,7 +117,7 @@ def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
     surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), ENGINES[0].never_started())
     plan = plan_recipe(choice, layout, topology, surroundings=surroundings)
     assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
-    missing = check_packages(plan.program, without=["mpi4py"])
+    missing = check_packages(plan.program, without=["mpi4py", "grpcio"])
     stop_on_errors([*resolved.diagnostics, *missing], dialogue)
     return plan
 

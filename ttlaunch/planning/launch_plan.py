@@ -61,6 +61,16 @@ class RecipeProgram:
     replay: tuple[int, ...] = ()
     is_naive: bool = False
 
+    @property
+    def uses_grpc(self) -> bool:
+        """Whether ranks exchange their messages over gRPC, and not by MPI or what MPI has set up."""
+        return bool(self.config["multihost_config"]["socket_type"] == "grpc")
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Return the packages that ranks import, by their names on the package index."""
+        return ("torch", "grpcio" if self.uses_grpc else "mpi4py", "numpy", "pydantic")
+
 
 @dataclass(frozen=True)
 class CommandProgram:

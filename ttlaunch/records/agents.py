@@ -63,7 +63,7 @@ class AgentReady:
         clock: The present reading of the lease's clock.
         done: How many orders the agent has carried out.
         pid: The agent's process; None for agents that did not send it yet.
-        port: The port that the agent holds for rank 0 of a Python program; None if it holds none.
+        ports: The ports that the agent holds for ranks.
     """
 
     version: Count = 0
@@ -71,7 +71,7 @@ class AgentReady:
     clock: Time
     done: Size
     pid: Pid | None = None
-    port: Port | None = None
+    ports: tuple[Port, ...] = ()
 
 
 @record

@@ -13,7 +13,6 @@ from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.record_inputs import installed_version
 
-_RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
 _START_PACKAGES = ("safetensors",)  # also needed by ranks that begin from a checkpoint or weights
 _ASK_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version())"
 _INTERPRETER = re.compile(r"python[0-9.]*t?$")
@@ -45,10 +44,11 @@ def check_listeners() -> list[Diagnostic]:
 
 def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:
     """Report the packages that a recipe's ranks need and this Python lacks, except those in `without`."""
-    needed = (*_RANK_PACKAGES, *(_START_PACKAGES if program.start else ()))
+    needed = (*program.packages, *(_START_PACKAGES if program.start else ()))
     missing = [name for name in needed if name not in without and installed_version(name) is None]
     message = f"ranks need {listed(missing, last='and')}, not installed for this Python; nothing was started"
-    hint = "`pip install 'ttlaunch[train]' -c constraints.txt`"
+    extras = "train,grpc" if "grpcio" in missing else "train"
+    hint = f"`pip install 'ttlaunch[{extras}]' -c constraints.txt`"
     return [Diagnostic("H005", message, hints=(hint,), blame=Blame.HOSTS)] if missing else []
 
 

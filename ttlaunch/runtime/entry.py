@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
     from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
     from ttlaunch.runtime.comm.fabric import FabricCommunicator
+    from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
     from ttlaunch.runtime.comm.mpi import MpiCommunicator
 
 _THIS_FILE = "/ttlaunch/runtime/entry.py"
@@ -91,8 +92,10 @@ class _RankRun:
         self.records = ProgressWriter(self.run_dir, self.rank)
         joining, reading, importing, _ = contract.START_STAGES
         self._begin(joining)
-        with recorder.meeting("MPI_Init"):
-            comm = _join_world(world, self.rank)
+        comm = None
+        if world.uses_mpi:
+            with recorder.meeting("MPI_Init"):
+                comm = _join_world(world, self.rank)
         recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
         cfg = read_config(recipe, world.config)
         if recipe.uses_data:
@@ -100,14 +103,23 @@ class _RankRun:
         corpus = read_checked_corpus(recipe, world)
         self._begin(importing)
         self._call_role(world, comm, cfg, corpus=corpus, recorder=recorder)
+        if comm is not None:
+            _leave_world()
 
     def _begin(self, stage: str) -> None:
         """Report a stage of the start-up, so that the launcher can say what a slow start waits for."""
         self.records.write(contract.KIND_STARTING, stage=stage)
 
     def _call_role(
-        self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, *, corpus: Corpus | None, recorder: FlightRecorder
+        self,
+        world: World,
+        comm: "MPI.Intracomm | None",
+        cfg: ConfigFile,
+        *,
+        corpus: Corpus | None,
+        recorder: FlightRecorder,
     ) -> None:
+        """Open the transport, call the role's function, and close the transport when all ranks have returned."""
         from ttlaunch.runtime.comm.clocks import clocks_compared  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
@@ -147,7 +159,6 @@ class _RankRun:
         records.write(contract.KIND_DONE)
         communicator.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
         communicator.close()
-        _leave_world()
 
     def _stop_order(self, world: World, records: ProgressWriter) -> StopOrder:
         order = StopOrder(steps_done=int(world.start["step"]) if world.start else 0)
@@ -246,9 +257,14 @@ def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
 
 
 def _open_communicator(
-    cfg: ConfigFile, comm: "MPI.Intracomm", world: World, *, rank: Rank, device: "torch.device"
-) -> "FabricCommunicator | MpiCommunicator":
+    cfg: ConfigFile, comm: "MPI.Intracomm | None", world: World, *, rank: Rank, device: "torch.device"
+) -> "FabricCommunicator | GrpcCommunicator | MpiCommunicator":
     """Open the transport that `multihost_config.socket_type` asks for. Collective."""
+    if comm is None:
+        from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator  # noqa: PLC0415  gRPC takes its time
+        from ttlaunch.runtime.comm.grpc.directory import read_directory  # noqa: PLC0415
+
+        return GrpcCommunicator(read_directory(world, os.environ), rank=rank)
     from ttlaunch.runtime.comm.mpi import MpiCommunicator  # noqa: PLC0415  after the world is checked
 
     over_mpi = MpiCommunicator(comm, world=world, rank=rank)

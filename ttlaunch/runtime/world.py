@@ -46,6 +46,11 @@ class World:
     def size(self) -> int:
         return len(self.roles)
 
+    @property
+    def uses_mpi(self) -> bool:
+        """Whether ranks exchange messages by MPI, or by what MPI has set up."""
+        return bool(self.config["multihost_config"]["socket_type"] != "grpc")
+
     def ranks(self, role: str) -> tuple[Rank, ...]:
         """The ranks that have the role, in order."""
         return tuple(Rank(rank) for rank, its_role in enumerate(self.roles) if its_role == role)

@@ -88,7 +88,7 @@ def test_a_missing_package_names_the_interpreter(found, facts):
 def test_packages_do_not_matter_to_a_program_that_is_no_recipe(found, facts):
     changes = {2: {"python": python(facts, packages={})}}
 
-    assert [] == found(3, changes, needs_packages=False)
+    assert [] == found(3, changes, packages=())
 
 
 def test_another_torch_on_one_host_is_an_error_because_bits_would_differ(healthy, topology, facts, check):

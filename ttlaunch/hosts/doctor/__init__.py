@@ -8,7 +8,7 @@ For `run` and everyone else who needs a part of it:
 - `facts.HostFacts` of a host: `.python.executable` and `.mpi.prefix` are what its ranks run with, `.home`, `.machine`
   (equal for two names of one machine), `.clock`, `.rdma`, `.interfaces`, …
 - `troubles.explain_troubles(errors, topology=…, answered=…)` turns `HostError`s into diagnostics that point into the hostfile.
-- `checks.check_everything(facts, topology=…, engine=…, launcher=HostFacts | None, needs_packages=True)`: errors keep a run from
+- `checks.check_everything(facts, topology=…, engine=…, launcher=HostFacts | None, packages=…)`: errors keep a run from
   working, warnings and notes do not.
 - `network.choose_network(facts, wanted=cluster.network, connections={host: transport.addresses})` gives a
   `NetworkChoice` (`.ranks` and `.control` as CIDR for the engine, `.addresses` by host, `.has_rdma`, `.why`) or a `Diagnostic`.

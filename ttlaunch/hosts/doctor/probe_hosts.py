@@ -19,6 +19,9 @@ PROBE_S = 5.0
 """How long a connected host may take to answer what it has."""
 
 RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
+"""What ranks of recipes import unless their configuration says otherwise."""
+
+_ASKED_PACKAGES = (*RANK_PACKAGES, "grpcio")
 SYSTEM_PYTHON = "python3"
 """Runs our scripts where it can, so that a broken interpreter for ranks can still be reported."""
 
@@ -134,7 +137,7 @@ def _ask(transport: Transport, question: Question, interpreter: Interpreter | No
     arguments = {
         "remote_folder": question.remote_folder,
         "pythons": question.pythons,
-        "packages": RANK_PACKAGES,
+        "packages": _ASKED_PACKAGES,
         "program": question.engine.program,
         "version": question.engine.version,
         "detached": question.engine.detached,

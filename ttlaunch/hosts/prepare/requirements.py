@@ -11,12 +11,15 @@ from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import normalised
 
 _RUNTIME = {"pydantic", "pyyaml"}
-"""What `ttlaunch.runtime` and `ttlaunch.spec.recipe` import besides the extra `train`; ttlaunch itself comes by sync."""
+"""What `ttlaunch.runtime` and `ttlaunch.spec.recipe` import besides `_EXTRAS`; ttlaunch itself comes by sync."""
+
+_EXTRAS = {"train", "grpc"}
 
 IMPORTS = {
     "torch": "torch",
     "numpy": "numpy",
     "mpi4py": "mpi4py.MPI",
+    "grpcio": "grpc",
     "pydantic": "pydantic",
     "pyyaml": "yaml",
     "safetensors": "safetensors",
@@ -56,8 +59,8 @@ def rank_requirements(*, instead: Mapping[str, str] | None = None) -> tuple[str,
     kept = ["pip"]
     for line in metadata.requires("ttlaunch") or ():
         requirement, _, marker = (part.strip() for part in line.partition(";"))
-        is_train = marker.replace("'", '"') == 'extra == "train"'
-        if is_train or (not marker and _bare_name(requirement) in _RUNTIME):
+        is_of_ranks = marker.replace("'", '"') in {f'extra == "{name}"' for name in _EXTRAS}
+        if is_of_ranks or (not marker and _bare_name(requirement) in _RUNTIME):
             name = _bare_name(requirement)
             other = (instead or {}).get(name, name)
             kept.append(requirement if other == name else other)

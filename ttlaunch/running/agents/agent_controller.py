@@ -109,6 +109,7 @@ class AgentRankController:
         *,
         ranks: Mapping[str, Sequence[int]] | None = None,
         variables: Mapping[str, str] | None = None,
+        own: Mapping[str, Mapping[str, str]] | None = None,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
         """Control the ranks of a run.
@@ -119,10 +120,12 @@ class AgentRankController:
             folder: The run's folder.
             ranks: The ranks of each host.
             variables: What shims read from their environment.
+            own: By host, what only its shims get.
             secrets: Variables that no file and no command line has.
         """
         self._variables = variables or {}
         self._ranks = ranks or {}
+        self._own = own or {}
         self._secrets = secrets or {}
         self.recordings = folder.path
         self._run_id = folder.run_id
@@ -145,7 +148,8 @@ class AgentRankController:
         if self._relay is not None:
             return engine.start(command, folder=folder, environment=environment)
         variables = {**command.environment, **self._variables, **self._secrets}
-        self._started = StartedRanks(self._links, self._ranks, variables, later=split_rows(rows)[1])
+        own = {link.host: {**variables, **self._own.get(link.host, {})} for link in self._links}
+        self._started = StartedRanks(self._links, self._ranks, own, later=split_rows(rows)[1])
         return self._started
 
     def add(self, ranks: Sequence[RankState]) -> None:

@@ -117,7 +117,7 @@ class HostLink:
         """
         self.host = transport.host
         self.clock_offset_s = 0.0
-        self.port: int | None = None  # that the agent holds for rank 0 of a Python program
+        self.ports: tuple[int, ...] = ()  # that the agent holds for ranks
         self.killed: int | None = None
         self.lost: LostHost | None = None
         self.unwritable: OSError | None = None
@@ -158,7 +158,7 @@ class HostLink:
         if isinstance(ready, AgentGone):
             raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
         self.clock_offset_s = ready.time - time.time()
-        self.port = ready.port
+        self.ports = ready.ports
         self._lease.heard()
 
     def follow(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.engines.base import DaemonStart, Engine
-from ttlaunch.errors import HostError
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.pushed import Interpreter
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram, is_python
@@ -61,6 +61,7 @@ class RunOnHosts:
         described: The names of variables that the cluster's files set.
         secrets: Variables that are sent to the hosts and written to no file.
         variables: What shims read from their environment besides the run's id.
+        addresses: The address of each host in the network chosen for ranks.
         lease_s: How long ranks on a host may run without a message from this launcher.
     """
 
@@ -72,6 +73,7 @@ class RunOnHosts:
     described: Collection[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     variables: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
     lease_s: float = contract.LEASE_S
 
 
@@ -92,19 +94,18 @@ def start_controller(
         pythons={host.transport.host: host.python for host in hosts},
         interpreters={host.transport.host: host.interpreter for host in hosts},
     )
-    failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
     links = [answer for answer in started.values() if isinstance(answer, HostLink)]
+    failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
+    failed |= _without_ports(run, hosts, links)
     if failed:
         end_agents(links)
         return failed
     for link in links:
         watch.set_clock(link.host, link.clock_offset_s)
         append_event(run.folder, contract.EVENT_CLOCK, host=link.host, offset_s=round(link.clock_offset_s, 3))
+    run = replace(run, variables={**run.variables, **_meeting_places(run, links)})
+    own = _certificates(run, hosts) if _talks_over_grpc(run) else {}
     transports = {host.transport.host: host.transport for host in hosts}
-    # Only the host of rank 0 is asked to hold a port, so no other host can choose where the ranks meet.
-    port = next(link.port for link in links if link.host == run.plan.ranks[0].host)
-    if is_python(run.plan) and port is not None:
-        run = replace(run, variables={**run.variables, contract.ENV_MASTER_PORT: str(port)})
     relay = None
     if not _agents_start(run):
         over = {link.host: link.over for link in links}
@@ -113,7 +114,9 @@ def start_controller(
             transports, starts, engine=run.engine, scratch=run.scratch, is_lost=lambda host: over[host].is_set()
         )
     ranks = {host.transport.host: _ranks_of(run, host) for host in hosts}
-    return AgentRankController(links, relay, run.folder, ranks=ranks, variables=run.variables, secrets=run.secrets)
+    return AgentRankController(
+        links, relay, run.folder, ranks=ranks, variables=run.variables, own=own, secrets=run.secrets
+    )
 
 
 def _agents_start(run: RunOnHosts) -> bool:
@@ -142,7 +145,7 @@ def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[s
         "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,
         "lock": host.lock,
-        "holds_port": is_python(run.plan) and run.plan.ranks[0].host == host.transport.host,
+        "holds_ports": _ports_wanted(run, host),
         "python": host.python,
         "files": {
             contract.PLAN_FILE: json.dumps(plan, indent=1) + "\n",
@@ -161,6 +164,48 @@ def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
     starter = (host.python, "-I", "-S", script, _folder_of(run, host), ",".join(map(str, ranks)))
     assert host.mpi_prefix is not None  # noqa: S101 - a host without the engine is refused
     return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, starter, run.secrets)
+
+
+def _talks_over_grpc(run: RunOnHosts) -> bool:
+    """Whether ranks of different hosts exchange messages over gRPC."""
+    return isinstance(run.plan.program, RecipeProgram) and run.plan.program.uses_grpc and len(run.plan.hosts) > 1
+
+
+def _ports_wanted(run: RunOnHosts, host: ReadyHost) -> int:
+    """Return how many ports a host is to hold for its ranks."""
+    if _talks_over_grpc(run):
+        return len(_ranks_of(run, host))
+    # Only the host of rank 0 is asked to hold a port, so no other host can choose where the ranks of a program meet.
+    return int(is_python(run.plan) and run.plan.ranks[0].host == host.transport.host)
+
+
+def _without_ports(run: RunOnHosts, hosts: Sequence[ReadyHost], links: Sequence[HostLink]) -> dict[str, HostError]:
+    """Return the hosts whose agents do not hold the ports that they were asked for."""
+    wanted = {host.transport.host: _ports_wanted(run, host) for host in hosts}
+    short = [link.host for link in links if len(link.ports) < wanted[link.host]]
+    return {host: HostError(host, Trouble.SCRIPT, "its agent holds too few ports for the ranks") for host in short}
+
+
+def _meeting_places(run: RunOnHosts, links: Sequence[HostLink]) -> dict[str, str]:
+    """Return the variables that tell ranks at which ports they find each other."""
+    left = {link.host: list(link.ports) for link in links}
+    if is_python(run.plan):
+        return {contract.ENV_MASTER_PORT: str(left[run.plan.ranks[0].host][0])}
+    if not _talks_over_grpc(run):
+        return {}
+    peers = [f"{run.addresses[row.host]}:{left[row.host].pop(0)}" for row in run.plan.ranks]
+    return {contract.ENV_PEERS: json.dumps(peers)}
+
+
+def _certificates(run: RunOnHosts, hosts: Sequence[ReadyHost]) -> dict[str, dict[str, str]]:
+    """Return, for each host, the variable with which its ranks prove who they are."""
+    from ttlaunch.running.agents.certificates import make_certificates  # noqa: PLC0415 - few runs need cryptography
+
+    names = {host.transport.host: [contract.peer_name(rank) for rank in _ranks_of(run, host)] for host in hosts}
+    return {
+        host: {contract.ENV_CERTIFICATES: json.dumps({"authority": one.authority, "own": one.own, "key": one.key})}
+        for host, one in make_certificates(names).items()
+    }
 
 
 def _folder_of(run: RunOnHosts, host: ReadyHost) -> str:

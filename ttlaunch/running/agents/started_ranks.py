@@ -33,7 +33,7 @@ class StartedRanks:
         self,
         links: Sequence[HostLink],
         ranks: Mapping[str, Sequence[int]],
-        variables: Mapping[str, str],
+        variables: Mapping[str, Mapping[str, str]],
         *,
         later: Collection[int] = (),
     ) -> None:
@@ -42,7 +42,7 @@ class StartedRanks:
         Args:
             links: The links to the hosts.
             ranks: The ranks of each host.
-            variables: What shims read from their environment; it may hold secrets.
+            variables: By host, what shims read from their environment; it may hold secrets.
             later: Those of the ranks that are not started before they are added.
         """
         self._links = links
@@ -57,7 +57,7 @@ class StartedRanks:
             own = ranks[link.host]
             self._later[link.host] = [rank for rank in own if rank in later]
             first = [rank for rank in own if rank not in later]
-            link.order("start", ranks=first, variables=dict(variables), later=self._later[link.host])
+            link.order("start", ranks=first, variables=dict(variables[link.host]), later=self._later[link.host])
 
     def add(self, ranks: Sequence[int]) -> None:
         """Have the hosts of these ranks start them; a host that is lost starts nothing."""

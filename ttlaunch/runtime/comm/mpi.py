@@ -18,11 +18,16 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, CommunicationError, Pending, check_sendable, described
+from ttlaunch.runtime.comm.protocol import (
+    DTYPES,
+    ENV_SYNCHRONOUS_SENDS,
+    MAX_DIMS,
+    CommunicationError,
+    Pending,
+    check_sendable,
+    described,
+)
 from ttlaunch.runtime.world import Rank, World
-
-ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
-"""If 1, a send completes only when its receive has begun, so that in tests every possible deadlock occurs."""
 
 CHUNK_BYTES = 2**30
 """Counts are 32-bit integers in many MPI libraries; larger tensors travel in several messages."""

@@ -9,6 +9,9 @@ from torch import Tensor
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.runtime.world import Rank
 
+ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
+"""If 1, a send completes only when its receive has begun, so that in tests every possible deadlock occurs."""
+
 
 class CommunicationError(TtlaunchError):
     """What a peer sent is not what this rank expects, or the transport gave up."""

@@ -55,6 +55,11 @@ class LoadedConfig:
         assert self.config is not None  # noqa: S101
         return self.config
 
+    @property
+    def uses_mpi(self) -> bool:
+        """Whether the ranks exchange their messages by MPI, or by what MPI has set up; also true if there are errors."""
+        return self.config is None or self.config.multihost_config.socket_type != "grpc"
+
     def span(self, key: str) -> Span | None:
         """Return where the user wrote this dotted key, or the key that stands for it; None if its value is the default."""
         path = tuple(key.split("."))

@@ -203,8 +203,9 @@ class MultihostConfig(Section):
     num_workers: Annotated[Positive, Bits.SENDERS] = Field(
         2, description="ranks that compute gradients; each needs at least one micro-batch"
     )
-    socket_type: Literal["mpi", "fabric"] = Field(
-        "mpi", description="mpi: host memory; fabric: device to device, by NCCL on CUDA devices, else by gloo"
+    socket_type: Literal["mpi", "grpc", "fabric"] = Field(
+        "mpi",
+        description="mpi: host memory; grpc: the same without MPI; fabric: device to device, by NCCL on CUDA devices, else by gloo",
     )
     bucket_megabytes: Annotated[float, Field(gt=0, le=10**5)] | None = Field(
         None, description="megabytes of gradient in one message; null: the size that makes the first steps fastest"

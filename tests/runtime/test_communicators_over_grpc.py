@@ -1,0 +1,227 @@
+"""The transport over gRPC keeps the promises of every transport, and names what a peer does wrong."""
+
+import queue
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import grpc
+import pytest
+import torch
+
+from ttlaunch.agent.held_port import hold_port
+from ttlaunch.contract import peer_name
+from ttlaunch.running.agents.certificates import make_certificates
+from ttlaunch.runtime.comm.grpc import links
+from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
+from ttlaunch.runtime.comm.grpc.directory import Address, Certificates, Directory
+from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES
+from ttlaunch.runtime.comm.protocol import CommunicationError, PeerLostError
+
+from .communicator_contract import CONTRACT
+
+
+def directory_of(folder, ranks, **changes):
+    addresses = [Address(folder / f"rank-{rank}.sock") for rank in range(ranks)]
+    names = [f"rank {rank} (peer)" for rank in range(ranks)]
+    return Directory(**{"world": "run 1", "names": names, "hosts": ["here"] * ranks, "addresses": addresses} | changes)
+
+
+@contextmanager
+def world(folder, ranks, **changes):
+    """The communicators of a world whose ranks are threads."""
+    with opened([directory_of(folder, ranks, **changes)] * ranks) as communicators:
+        yield communicators
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """`hosts(2)`: the directories of ranks that are each on a host of its own."""
+
+    def make(ranks, *, names=peer_name):
+        with ExitStack() as held:
+            ports = [held.enter_context(hold_port()).getsockname()[1] for _ in range(ranks)]
+        found = make_certificates({str(rank): [names(rank)] for rank in range(ranks)})
+        addresses = [Address(tmp_path / f"rank-{rank}.sock", f"127.0.0.1:{port}") for rank, port in enumerate(ports)]
+        return [
+            directory_of(
+                tmp_path,
+                ranks,
+                hosts=[str(other) for other in range(ranks)],
+                addresses=addresses,
+                certificates=Certificates(one.authority.encode(), one.own.encode(), one.key.encode()),
+            )
+            for one in found.values()
+        ]
+
+    return make
+
+
+@contextmanager
+def opened(directories):
+    communicators = [GrpcCommunicator(directory, rank=rank) for rank, directory in enumerate(directories)]
+    try:
+        yield communicators
+    finally:
+        in_threads([GrpcCommunicator.close] * len(communicators), communicators)
+
+
+def in_threads(functions, communicators):
+    errors = []
+
+    def run(function, communicator):
+        try:
+            function(communicator)
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(functions, communicators, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture(params=[2, 3, 5], scope="module")
+def communicators(request, tmp_path_factory):
+    with world(tmp_path_factory.mktemp("world"), request.param) as communicators:
+        yield communicators
+
+
+@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+def test_every_promise_of_a_transport_is_kept(communicators, promise):
+    among = list(range(len(communicators)))
+    in_threads([lambda comm: promise(comm, among)] * len(among), communicators)
+
+
+def test_every_promise_is_kept_if_each_message_waits_for_its_receive(tmp_path, monkeypatch):
+    monkeypatch.setenv("TTLAUNCH_SYNCHRONOUS_SENDS", "1")
+    with world(tmp_path, 3) as communicators:
+        for promise in CONTRACT:
+            in_threads([lambda comm, p=promise: p(comm, [0, 1, 2])] * 3, communicators)
+
+
+def test_a_rank_sends_to_itself(tmp_path):
+    with world(tmp_path, 1) as (comm,):
+        box = torch.empty(50_000)
+        sending = comm.isend(torch.ones(50_000), dest=0)
+        comm.recv(box, source=0)
+        sending.wait()
+        assert torch.equal(torch.ones(50_000), box)
+
+
+def test_a_peer_that_ends_is_named_by_whoever_waits_for_it(tmp_path):
+    with world(tmp_path, 2) as (first, second):
+        second.send(torch.ones(3), dest=0)
+        box = torch.empty(3)
+        first.recv(box, source=1)
+        waiting, timed = first.irecv(box, source=1), first.irecv(box, source=1, tag=9)
+        second.close()
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: "):
+            waiting.wait()
+        assert 0 == first.wait_any([timed])
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: "):
+            first.recv(box, source=1)
+
+
+def test_what_a_peer_sent_before_it_ended_is_received(tmp_path):
+    with world(tmp_path, 2) as (first, second):
+        second.send(torch.full((3,), 7.0), dest=0, tag=4)
+        second.close()
+        box = torch.empty(3)
+        first.recv(box, source=1, tag=4)
+        assert [7.0] * 3 == box.tolist()
+
+
+def test_a_rank_or_tag_that_does_not_exist_is_refused_before_anything_is_sent(tmp_path):
+    with world(tmp_path, 1) as (comm,):
+        for options in ({"dest": 1}, {"dest": -1}, {"dest": 0, "tag": -1}, {"dest": 0, "tag": 2**32}):
+            with pytest.raises(ValueError, match=r"rank|tag"):
+                comm.isend(torch.zeros(1), **options)
+
+
+def test_a_place_where_a_rank_cannot_listen_is_an_error(tmp_path):
+    with pytest.raises(CommunicationError, match=r"^rank 0 \(peer\) cannot listen: "):
+        GrpcCommunicator(directory_of(tmp_path / "missing", 1), rank=0)
+
+
+def test_every_promise_is_kept_between_hosts(hosts):
+    with opened(hosts(3)) as communicators:
+        for promise in CONTRACT:
+            in_threads([lambda comm, p=promise: p(comm, [0, 1, 2])] * 3, communicators)
+
+
+def test_a_host_that_sends_as_a_rank_of_another_host_is_refused(hosts):
+    """The certificate of the second host is for rank 7."""
+    with opened(hosts(2, names=lambda rank: peer_name(7 * rank))) as (_first, second):
+        sending = second.isend(torch.ones(100_000), dest=0)
+        with pytest.raises(PeerLostError, match=r"^rank 0 \(peer\) is gone: this is not rank 1$"):
+            sending.wait()
+
+
+def test_a_host_with_a_certificate_of_another_run_is_refused(hosts, monkeypatch):
+    monkeypatch.setattr(links, "_REACH_S", 1.0)
+    first, second = hosts(2)
+    stranger = replace(second, certificates=hosts(2)[1].certificates)
+    with opened([first, stranger]) as (_, comm):
+        sending = comm.isend(torch.ones(100_000), dest=0)
+        with pytest.raises(PeerLostError, match=r"^rank 0 \(peer\) did not answer at 127.0.0.1:\d+ within 1 s$"):
+            sending.wait()
+
+
+def test_a_rank_of_another_run_is_refused(tmp_path):
+    mine, other = directory_of(tmp_path, 2), directory_of(tmp_path, 2, world="run 2")
+    with opened([mine, other]) as (_, comm):
+        sending = comm.isend(torch.ones(100_000), dest=0)
+        with pytest.raises(PeerLostError, match=r"^rank 0 \(peer\) is gone: this is another run$"):
+            sending.wait()
+
+
+@contextmanager
+def stranger(folder, *, rank="1", world="run 1"):
+    """A stream to rank 0 that writes what it is told."""
+    with grpc.insecure_channel(f"unix:{folder}/rank-0.sock") as channel:
+        frames = queue.Queue()
+        call = channel.stream_stream("/ttlaunch.v1.Peer/Link")(
+            iter(frames.get, None), metadata=(("ttlaunch-rank", rank), ("ttlaunch-world", world)), timeout=20
+        )
+        yield frames, call
+        frames.put(None)
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "1e3", "", "9" * 400, "x"])
+def test_a_number_that_is_no_rank_is_refused(tmp_path, text):
+    with world(tmp_path, 2) as (_comm, _), stranger(tmp_path, rank=text) as (_frames, call):
+        assert grpc.StatusCode.PERMISSION_DENIED == call.code()
+
+
+def test_a_frame_that_no_rank_sends_is_an_error_that_names_the_sender(tmp_path):
+    with world(tmp_path, 2) as (comm, _), stranger(tmp_path) as (frames, call):
+        waiting = comm.irecv(torch.empty(3), source=1)
+        frames.put(bytes(200))
+        with pytest.raises(CommunicationError, match=r"^rank 1 \(peer\) sent a frame whose header"):
+            waiting.wait()
+        call.code()
+
+
+def test_a_message_that_is_larger_than_a_frame_may_be_ends_the_stream(tmp_path):
+    with world(tmp_path, 2) as (comm, _), stranger(tmp_path) as (frames, call):
+        waiting = comm.irecv(torch.empty(3), source=1)
+        frames.put(bytes(2 * MOST_BYTES))
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED == call.code()
+        with pytest.raises(PeerLostError):
+            waiting.wait()
+
+
+def test_a_second_stream_of_a_rank_is_refused_and_the_first_goes_on(tmp_path):
+    with world(tmp_path, 2) as (first, second):
+        box = torch.empty(4)
+        second.send(torch.ones(4), dest=0)
+        first.recv(box, source=1)
+        with stranger(tmp_path) as (_frames, call):
+            assert grpc.StatusCode.ALREADY_EXISTS == call.code()
+        second.send(torch.full((4,), 2.0), dest=0)
+        first.recv(box, source=1)
+        assert [2.0] * 4 == box.tolist()

@@ -1,0 +1,283 @@
+"""Messages between two ranks, frame by frame: whatever order frames and calls come in, each receive gets its message."""
+
+import random
+
+import pytest
+
+from ttlaunch.runtime.comm.grpc.channels import EAGER_BYTES, INLINE_BYTES, Incoming, Outgoing, Transfer
+from ttlaunch.runtime.comm.grpc.frames import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    MOST_BYTES,
+    BadFrameError,
+    Frame,
+    Kind,
+    Layout,
+    pack,
+    parse,
+)
+
+UINT8 = 8
+
+
+def transfer(content):
+    return Transfer(Layout(UINT8, (len(content),), len(content)), memoryview(bytearray(content)))
+
+
+def empty(size):
+    return transfer(bytes(size))
+
+
+def feed(end, frames):
+    for frame in frames:
+        end.feed(frame)
+
+
+class Pair:
+    """A sender and a receiver, and the frames between them."""
+
+    def __init__(self, **options):
+        self.sender, self.receiver = Outgoing(**options), Incoming("rank 1 (worker)")
+        self.frames, self.answers = [], []
+
+    def pump(self):
+        """Carry frames until none is left."""
+        while self.send() or self.deliver() or self.answer() or self.return_answer():
+            pass
+
+    def send(self):
+        taken = self.sender.take()
+        if taken is None:
+            return False
+        data, finished = taken
+        self.frames.append(data)
+        if finished is not None:
+            finished.done = True
+        return True
+
+    def deliver(self):
+        if self.frames:
+            self.receiver.feed(parse(self.frames.pop(0)))
+            return True
+        return False
+
+    def answer(self):
+        data = self.receiver.take()
+        self.answers += [data] if data else []
+        return data is not None
+
+    def return_answer(self):
+        if self.answers:
+            self.sender.feed(parse(self.answers.pop(0)))
+            return True
+        return False
+
+
+SIZES = (0, 1, 5, INLINE_BYTES, INLINE_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 3, 3 * CHUNK_BYTES)
+
+
+@pytest.mark.parametrize("inline_bytes", [INLINE_BYTES, -1])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_receive_gets_its_message_in_any_order_of_events(seed, inline_bytes):
+    rng, pair = random.Random(seed), Pair(inline_bytes=inline_bytes)  # noqa: S311 - no secret
+    messages = [(rng.choice((0, 1, 7)), rng.randbytes(rng.choice(SIZES))) for _ in range(12)]
+    to_send, to_receive = list(messages), sorted(messages, key=lambda _: rng.random())
+    expected = {tag: [content for its_tag, content in messages if its_tag == tag] for tag in (0, 1, 7)}
+    sends, receives = [], []
+
+    def post_send():
+        if not to_send:
+            return False
+        tag, content = to_send.pop(0)
+        sends.append(transfer(content))
+        pair.sender.post(sends[-1], tag=tag)
+        return True
+
+    def post_receive():
+        if not to_receive:
+            return False
+        tag, _ = to_receive.pop(0)
+        content = expected[tag].pop(0)
+        receives.append((empty(len(content)), content))
+        pair.receiver.post(receives[-1][0], tag=tag)
+        return True
+
+    events = [post_send, post_receive, pair.send, pair.deliver, pair.answer, pair.return_answer]
+    while any(event() for event in sorted(events, key=lambda _: rng.random())):
+        pass
+    assert all(one.done and one.error is None for one in sends)
+    assert [content for _, content in receives] == [bytes(box.view) for box, _ in receives]
+    assert ([], []) == (pair.sender.unfinished(), pair.receiver.unfinished())
+
+
+def test_a_receiver_that_asks_for_nothing_keeps_at_most_its_share():
+    pair = Pair()
+    sent = [transfer(bytes(INLINE_BYTES)) for _ in range(4 * EAGER_BYTES // INLINE_BYTES)]
+    for one in sent:
+        pair.sender.post(one, tag=0)
+    pair.pump()
+    kept = sum(one.done for one in sent) * INLINE_BYTES
+    assert EAGER_BYTES // 2 < kept <= EAGER_BYTES
+    boxes = [empty(INLINE_BYTES) for _ in sent]
+    for box in boxes:
+        pair.receiver.post(box, tag=0)
+    pair.pump()
+    assert all(one.done for one in (*sent, *boxes))
+
+
+def test_a_message_that_nobody_has_asked_for_holds_up_no_other():
+    pair, large, small = Pair(), transfer(bytes(5 * CHUNK_BYTES)), transfer(b"soon")
+    pair.sender.post(large, tag=1)
+    pair.sender.post(small, tag=2)
+    box = empty(4)
+    pair.receiver.post(box, tag=2)
+    pair.pump()
+    assert (True, False, b"soon") == (small.done, large.done, bytes(box.view))
+
+
+def test_a_small_message_does_not_wait_for_a_large_one_that_is_being_sent():
+    pair, large, small = Pair(), transfer(bytes(8 * CHUNK_BYTES)), transfer(b"soon")
+    pair.receiver.post(empty(8 * CHUNK_BYTES), tag=1)
+    pair.sender.post(large, tag=1)
+    while not pair.frames or len(pair.frames[-1]) < CHUNK_BYTES:
+        assert pair.send() or pair.deliver() or pair.answer() or pair.return_answer()
+    pair.sender.post(small, tag=2)
+    for _ in range(3):
+        pair.send()
+    assert (True, False) == (small.done, large.done)
+
+
+def test_messages_travel_at_once_if_the_receiver_has_asked_before():
+    pair, box = Pair(), empty(2 * CHUNK_BYTES)
+    pair.receiver.post(box, tag=3)
+    assert pair.answer()
+    assert pair.return_answer()
+    pair.sender.post(transfer(b"x" * 2 * CHUNK_BYTES), tag=3)
+    while pair.send():
+        pass
+    assert [Kind.DATA] * 2 == [parse(data).kind for data in pair.frames]
+
+
+@pytest.mark.parametrize("sent", [3, 2 * INLINE_BYTES])
+@pytest.mark.parametrize("expected", [4, 3 * INLINE_BYTES])
+@pytest.mark.parametrize("inline_bytes", [INLINE_BYTES, -1])
+def test_a_message_that_does_not_fit_fails_alone(sent, expected, inline_bytes):
+    pair, box, next_box = Pair(inline_bytes=inline_bytes), empty(expected), empty(sent)
+    for _ in range(2):
+        pair.sender.post(transfer(b"n" * sent), tag=0)
+    pair.receiver.post(box, tag=0)
+    pair.pump()
+    pair.receiver.post(next_box, tag=0)
+    pair.pump()
+    assert f"rank 1 (worker) sent uint8 of shape ({sent},), expected uint8 of shape ({expected},)" == str(box.error)
+    assert b"n" * sent == bytes(next_box.view)
+
+
+def test_frames_of_another_world_are_dropped():
+    receiver, box = Incoming("rank 1", epoch=2), empty(3)
+    receiver.post(box, tag=0)
+    for epoch, content in ((1, b"old"), (2, b"new")):
+        payload = memoryview(content)
+        receiver.feed(parse(pack(Frame(Kind.DATA, 0, 0, epoch, 0, Layout(UINT8, (3,), 3), 0, payload))))
+    assert b"new" == bytes(box.view)
+
+
+LARGE = Layout(UINT8, (2 * CHUNK_BYTES,), 2 * CHUNK_BYTES)
+SMALL = Layout(UINT8, (4,), 4)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [Frame(Kind.GRANT, 0, 0)],
+        [Frame(Kind.CREDIT, 0, 0, offset=5)],
+        [Frame(Kind.DATA, 0, 0, layout=LARGE, payload=memoryview(bytes(CHUNK_BYTES)))],
+        [Frame(Kind.DATA, 0, 0, layout=SMALL, payload=memoryview(b"four"))] * 2,
+        [Frame(Kind.DATA, 0, 0, layout=SMALL, offset=2, payload=memoryview(b"ur"))],
+        [Frame(Kind.DATA, 5, 0, layout=LARGE, offset=7, payload=memoryview(b"x"))],
+        [Frame(Kind.ANNOUNCE, 0, number, layout=LARGE) for number in range(70_000)],
+        [
+            Frame(Kind.DATA, 0, n, layout=Layout(UINT8, (999,), 999), payload=memoryview(bytes(999)))
+            for n in range(2000)
+        ],
+    ],
+)
+def test_a_receiver_refuses_what_no_sender_sends(frames):
+    receiver = Incoming("rank 1")
+    receiver.post(empty(LARGE.total), tag=5)
+    with pytest.raises(BadFrameError):
+        feed(receiver, frames)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [Frame(Kind.CREDIT, 0, 0, offset=2**40)],
+        [Frame(Kind.ANNOUNCE, 0, 0)],
+        [Frame(Kind.DATA, 0, 0)],
+        [Frame(Kind.GRANT, tag, number) for tag in range(300) for number in range(300)],
+    ],
+)
+def test_a_sender_refuses_what_no_receiver_answers(frames):
+    sender = Outgoing()
+    sender.post(transfer(b"four"), tag=0)
+    with pytest.raises(BadFrameError):
+        feed(sender, frames)
+
+
+def test_a_frame_arrives_as_it_was_sent():
+    frame = Frame(Kind.DATA, 30_001, 2**40, 3, 4, Layout(0, (2, 3), 24), 8, memoryview(b"0123456789abcdef"))
+    data = pack(frame)
+    assert (HEADER_BYTES + 16, frame) == (len(data), parse(data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layout": Layout(0, (2, 3), 25)},
+        {"layout": Layout(0, (-2, -3), 24)},
+        {"layout": Layout(0, (2**62, 2**62), 24)},
+        {"offset": 9},
+        {"kind": Kind.GRANT},
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(change):
+    values = {"kind": Kind.DATA, "layout": Layout(0, (2, 3), 24), "offset": 8, "payload": memoryview(bytes(16))}
+    with pytest.raises(BadFrameError):
+        parse(pack(Frame(tag=0, number=0, **values | change)))
+
+
+def test_no_damaged_frame_is_taken_for_a_whole_one():
+    rng = random.Random(0)  # noqa: S311 - no secret
+    data = pack(Frame(Kind.DATA, 1, 2, 3, 4, Layout(UINT8, (40,), 40), 0, memoryview(rng.randbytes(40))))
+    for place in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(BadFrameError):
+            parse(bytes(damaged))
+
+
+def test_no_bytes_make_the_parser_raise_anything_else():
+    rng = random.Random(1)  # noqa: S311 - no secret
+    whole = pack(Frame(Kind.DATA, 1, 2, 3, 4, Layout(UINT8, (40,), 40), 0, memoryview(rng.randbytes(40))))
+    for _ in range(20_000):
+        data = bytearray(whole if rng.random() < 0.7 else rng.randbytes(rng.randrange(300)))
+        for _ in range(rng.randrange(1, 5)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        cut = bytes(data[: rng.randrange(len(data) + 1)]) if rng.random() < 0.3 else bytes(data)
+        if cut != whole:
+            with pytest.raises(BadFrameError):
+                parse(cut)
+    with pytest.raises(BadFrameError):
+        parse(bytes(MOST_BYTES + 1))
+
+
+def test_a_frame_holds_no_more_than_its_limit():
+    pair = Pair()
+    pair.sender.post(transfer(bytes(3 * CHUNK_BYTES)), tag=0)
+    pair.receiver.post(empty(3 * CHUNK_BYTES), tag=0)
+    seen = []
+    while pair.send() or pair.deliver() or pair.answer() or pair.return_answer():
+        seen += [len(data) for data in pair.frames]
+    assert MOST_BYTES == max(seen)

@@ -1,0 +1,1 @@
+"""Messages between ranks over gRPC, without MPI: `socket_type: grpc`."""

@@ -1,0 +1,239 @@
+"""Both ends of the messages from one rank to another, without any connection: frames go in, frames come out.
+
+A small tensor is sent at once, as long as the receiver has room for it. A large one is sent when the receiver has granted it, which
+the receiver does as soon as its receive begins. So a receiver never keeps more than `EAGER_BYTES` of what it has not asked for, a
+message that nobody has asked for holds up no other, and no tensor is copied on its way except from and to the frames.
+
+    sender                       receiver
+    post: small       DATA  →    kept until `post`, then  ←  CREDIT, for many messages at once
+    post: large   ANNOUNCE  →
+                            ←    GRANT, when `post` has been called
+                      DATA  →    into the tensor
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, EMPTY, BadFrameError, Frame, Kind, Layout, pack
+from ttlaunch.runtime.comm.protocol import CommunicationError
+
+INLINE_BYTES = 2**14
+"""The largest tensor that is sent before the receiver has asked for it."""
+
+EAGER_BYTES = 2**20
+"""How much the receiver keeps of what it has not asked for."""
+
+_OVERHEAD_BYTES = 256  # of a message that is kept, beside its tensor
+_MOST_WAITING = 2**16  # announcements, or grants, without a counterpart
+
+Message = tuple[int, int]
+"""The tag of a message, and its number among those of this tag."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One end of a message.
+
+    Attributes:
+        view: The tensor's bytes.
+        moved: How many of them have been sent or received.
+        granted: Whether the receiver has granted the message.
+        done: Whether nothing more will happen.
+        error: Why it failed.
+    """
+
+    layout: Layout
+    view: memoryview = field(repr=False)
+    moved: int = 0
+    granted: bool = False
+    done: bool = False
+    error: CommunicationError | None = None
+
+    def fail(self, error: CommunicationError) -> None:
+        self.error, self.done = error, True
+
+
+class Outgoing:
+    """The messages to one rank."""
+
+    def __init__(self, *, epoch: int = 0, incarnation: int = 0, inline_bytes: int = INLINE_BYTES) -> None:
+        """Begin without a message; `inline_bytes` of -1 makes every message wait for its grant."""
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._inline_bytes = inline_bytes
+        self._posted: Counter[int] = Counter()  # by tag
+        self._announcements: deque[Message] = deque()
+        self._ready: deque[tuple[Message, Transfer]] = deque()
+        self._held: dict[Message, Transfer] = {}
+        self._granted: set[Message] = set()
+        self._kept_bytes = 0  # by the receiver, at most
+
+    def post(self, transfer: Transfer, *, tag: int) -> None:
+        """Send a message as soon as the receiver has room for it."""
+        message = tag, self._posted[tag]
+        self._posted[tag] += 1
+        cost = _kept(transfer.layout)
+        if message in self._granted:
+            self._granted.remove(message)
+        elif transfer.layout.total <= self._inline_bytes and self._kept_bytes + cost <= EAGER_BYTES:
+            self._kept_bytes += cost
+        else:
+            self._held[message] = transfer
+            self._announcements.append(message)
+            return
+        self._ready.append((message, transfer))
+
+    def take(self) -> tuple[bytes, Transfer | None] | None:
+        """Return the next frame to send, and the transfer that is done when it has been sent; None if there is none now."""
+        while self._announcements:
+            message = self._announcements.popleft()
+            if message in self._held:  # else it was granted meanwhile
+                return self._pack(Kind.ANNOUNCE, message, self._held[message].layout), None
+        if not self._ready:
+            return None
+        message, transfer = self._ready.popleft()
+        end = min(transfer.moved + CHUNK_BYTES, transfer.layout.total)
+        piece = transfer.view[transfer.moved : end]
+        data = self._pack(Kind.DATA, message, transfer.layout, offset=transfer.moved, payload=piece)
+        transfer.moved = end
+        if end == transfer.layout.total:
+            return data, transfer
+        self._ready.append((message, transfer))  # messages take turns, so a small one does not wait for a large one
+        return data, None
+
+    def feed(self, frame: Frame) -> None:
+        """Take note of an answer of the receiver.
+
+        Raises:
+            BadFrameError: No receiver answers so.
+        """
+        message = frame.tag, frame.number
+        if frame.kind == Kind.CREDIT and frame.offset <= self._kept_bytes:
+            self._kept_bytes -= frame.offset
+        elif frame.kind == Kind.GRANT and message in self._held:
+            self._ready.append((message, self._held.pop(message)))
+        elif frame.kind == Kind.GRANT and len(self._granted) < _MOST_WAITING:
+            if frame.number >= self._posted[frame.tag]:  # else it was sent without one
+                self._granted.add(message)
+        else:
+            raise BadFrameError(f"an answer that fits no message ({frame.kind.name})")
+
+    def unfinished(self) -> list[Transfer]:
+        return [*(transfer for _, transfer in self._ready), *self._held.values()]
+
+    def _pack(
+        self, kind: Kind, message: Message, layout: Layout, *, offset: int = 0, payload: memoryview = EMPTY
+    ) -> bytes:
+        return pack(Frame(kind, *message, self._epoch, self._incarnation, layout, offset, payload))
+
+
+class Incoming:
+    """The messages from one rank."""
+
+    def __init__(self, sender: str, *, epoch: int = 0, incarnation: int = 0) -> None:
+        """Begin without a message; `sender` is how errors name the rank."""
+        self._sender = sender
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._posted: Counter[int] = Counter()  # by tag
+        self._waiting: dict[Message, Transfer] = {}
+        self._early: dict[Message, Frame] = {}
+        self._early_bytes = 0
+        self._unwanted: dict[Message, int] = {}  # bytes to come of messages that fitted no receive
+        self._answers: deque[Frame] = deque()
+        self._taken_bytes = 0  # for which no credit was given yet
+
+    def post(self, transfer: Transfer, *, tag: int) -> None:
+        """Receive the next message of a tag."""
+        message = tag, self._posted[tag]
+        self._posted[tag] += 1
+        self._waiting[message] = transfer
+        early = self._early.pop(message, None)
+        if early is not None:
+            if early.kind == Kind.DATA:
+                self._early_bytes -= _kept(early.layout)
+            self._match(message, early)
+        elif transfer.layout.total > INLINE_BYTES:
+            self._grant(message, transfer)
+
+    def feed(self, frame: Frame) -> None:
+        """Take a frame of the sender.
+
+        Raises:
+            BadFrameError: No sender sends it.
+        """
+        if (frame.epoch, frame.incarnation) != (self._epoch, self._incarnation):
+            return  # of a world that is over
+        message = frame.tag, frame.number
+        if frame.kind not in {Kind.DATA, Kind.ANNOUNCE}:
+            raise BadFrameError(f"a frame that only a receiver sends ({frame.kind.name})")
+        if message in self._unwanted:
+            self._drop(message, frame)
+        elif message in self._waiting:
+            self._match(message, frame)
+        else:
+            self._keep(message, frame)
+
+    def take(self) -> bytes | None:
+        """Return the next answer to the sender; None if there is none now."""
+        return pack(self._answers.popleft()) if self._answers else None
+
+    def unfinished(self) -> list[Transfer]:
+        return list(self._waiting.values())
+
+    def _match(self, message: Message, frame: Frame) -> None:
+        transfer = self._waiting[message]
+        if frame.layout != transfer.layout:
+            del self._waiting[message]
+            transfer.fail(CommunicationError(f"{self._sender} sent {frame.layout}, expected {transfer.layout}"))
+            if frame.kind == Kind.DATA or transfer.granted:  # its bytes come all the same
+                self._unwanted[message] = frame.layout.total
+            if frame.kind == Kind.DATA:
+                self._drop(message, frame)
+        elif frame.kind == Kind.ANNOUNCE:
+            self._grant(message, transfer)
+        elif frame.offset != transfer.moved:
+            raise BadFrameError("pieces of a message in another order")
+        else:
+            end = frame.offset + len(frame.payload)
+            transfer.view[frame.offset : end] = frame.payload
+            transfer.moved = end
+            if end == transfer.layout.total:
+                del self._waiting[message]
+                transfer.done = True
+                self._give_credit(transfer)
+
+    def _keep(self, message: Message, frame: Frame) -> None:
+        """Keep what nobody has asked for yet."""
+        is_past = frame.number < self._posted[frame.tag]
+        if is_past or message in self._early or len(self._early) >= _MOST_WAITING:
+            raise BadFrameError("a message that was sent already, or too many that nobody has asked for")
+        if frame.kind == Kind.DATA:
+            self._early_bytes += _kept(frame.layout)
+            if len(frame.payload) != frame.layout.total or self._early_bytes > EAGER_BYTES:
+                raise BadFrameError("more than was granted")
+        self._early[message] = frame
+
+    def _drop(self, message: Message, frame: Frame) -> None:
+        self._unwanted[message] -= len(frame.payload)
+        if self._unwanted[message] <= 0:
+            del self._unwanted[message]
+
+    def _grant(self, message: Message, transfer: Transfer) -> None:
+        if not transfer.granted:
+            transfer.granted = True
+            self._answers.append(Frame(Kind.GRANT, *message, self._epoch, self._incarnation))
+
+    def _give_credit(self, transfer: Transfer) -> None:
+        """Tell the sender, once for many messages, that there is room again."""
+        if transfer.granted:
+            return
+        self._taken_bytes += _kept(transfer.layout)
+        if self._taken_bytes >= EAGER_BYTES // 2:
+            credit = Frame(Kind.CREDIT, 0, 0, self._epoch, self._incarnation, offset=self._taken_bytes)
+            self._answers.append(credit)
+            self._taken_bytes = 0
+
+
+def _kept(layout: Layout) -> int:
+    return layout.total + _OVERHEAD_BYTES

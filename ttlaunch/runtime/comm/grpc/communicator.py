@@ -1,0 +1,123 @@
+"""Tensors between the ranks of a world over gRPC; see `Communicator`."""
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ttlaunch.runtime.comm.collectives import barrier
+from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Transfer
+from ttlaunch.runtime.comm.grpc.directory import Directory
+from ttlaunch.runtime.comm.grpc.frames import Layout
+from ttlaunch.runtime.comm.grpc.links import Links
+from ttlaunch.runtime.comm.protocol import DTYPES, ENV_SYNCHRONOUS_SENDS, Pending, check_sendable
+from ttlaunch.runtime.world import Rank
+
+_MOST_TAG = 2**32 - 1
+
+
+class GrpcCommunicator:
+    """Tensors between the ranks of a world. Waiting ranks sleep. CUDA tensors travel through host memory.
+
+    Cost: for each `CHUNK_BYTES` of a tensor, or part of it, one frame of those bytes and a header of 112 bytes. A tensor above
+        `INLINE_BYTES` is sent when its receive has begun, so a sender that comes first waits for a round trip.
+    """
+
+    def __init__(self, directory: Directory, *, rank: Rank) -> None:
+        """Begin to listen; streams are opened when they are first used.
+
+        Raises:
+            CommunicationError: The rank cannot listen where the directory says.
+        """
+        self.rank = rank
+        self._among = [Rank(peer) for peer in range(len(directory.names))]
+        synchronous = os.environ.get(ENV_SYNCHRONOUS_SENDS) == "1"
+        self._links = Links(directory, rank=rank, inline_bytes=-1 if synchronous else INLINE_BYTES)
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        """Send and wait."""
+        self.isend(tensor, dest=dest, tag=tag).wait()
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        """Receive and wait.
+
+        Raises:
+            CommunicationError: The message has another dtype or shape, or the peer is gone.
+        """
+        self.irecv(tensor, source=source, tag=tag).wait()
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
+        message = self._message(tensor, dest, tag)
+        self._links.send(message.transfer, dest=dest, tag=tag)
+        return message
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
+        message = self._message(tensor, source, tag)
+        message.is_filled_at_end = message.host is not tensor
+        self._links.receive(message.transfer, source=source, tag=tag)
+        return message
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._links.changed:
+            while True:
+                for place, message in enumerate(pending):
+                    if message.test():
+                        return place
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._links.changed.wait(left)
+
+    def barrier(self) -> None:
+        """Wait for every rank. Collective."""
+        barrier(self, among=self._among)
+
+    def close(self) -> None:
+        """End all streams. Collective: call it after a barrier."""
+        self._links.close()
+
+    def _message(self, tensor: Tensor, peer: Rank, tag: int) -> "_Message":
+        check_sendable(tensor)
+        if not 0 <= peer < len(self._among):
+            raise ValueError(f"there is no rank {peer} in a world of {len(self._among)}")
+        if not 0 <= tag <= _MOST_TAG:
+            raise ValueError(f"tag {tag} is not between 0 and {_MOST_TAG}")
+        host = tensor if tensor.is_cpu else tensor.detach().cpu()
+        layout = Layout(DTYPES.index(host.dtype), tuple(host.shape), host.nbytes)
+        return _Message(Transfer(layout, _bytes_of(host)), self._links, tensor=tensor, host=host)
+
+
+class _Message:
+    """A transfer, and the tensors whose memory it reads or writes."""
+
+    __slots__ = ("_links", "_tensor", "host", "is_filled_at_end", "transfer")
+
+    def __init__(self, transfer: Transfer, links: Links, *, tensor: Tensor, host: Tensor) -> None:
+        self.transfer = transfer
+        self.host = host
+        self.is_filled_at_end = False
+        self._links = links
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        with self._links.changed:
+            while not self.transfer.done:
+                self._links.changed.wait()
+        if self.transfer.error is not None:
+            raise self.transfer.error
+        if self.is_filled_at_end:
+            self._tensor.detach().copy_(self.host)
+            self.is_filled_at_end = False
+
+    def test(self) -> bool:
+        return self.transfer.done
+
+
+def _bytes_of(host: Tensor) -> memoryview:
+    """Return the memory of a tensor; the caller keeps the tensor."""
+    if not host.nbytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * host.nbytes).from_address(host.data_ptr())).cast("B")
