@@ -1,5 +1,6 @@
 """`ttlaunch run` over real hosts: everything is checked and copied, ranks start where they should, nothing stays behind."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -37,7 +38,19 @@ def lab(tmp_path):
 
 
 def leftovers(cluster, *, hosts=None):
-    """Processes on the hosts other than sshd, and folders in shared memory."""
+    """Processes on the hosts other than sshd, and folders in shared memory; hosts first finish their copies of the code."""
+    copying = [
+        path for host in hosts or cluster.hosts for path in cluster.path(host, "/root/.ttlaunch").glob("*/.incoming-*")
+    ]
+    if copying:
+        with contextlib.suppress(TimeoutError):
+            wait_until(
+                lambda: not _left_on(cluster, hosts), what="hosts have made their copies and nothing else is left"
+            )
+    return _left_on(cluster, hosts)
+
+
+def _left_on(cluster, hosts):
     found = []
     for host in hosts or cluster.hosts:
         found += [
