@@ -27,7 +27,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     found = validation_traffic(workers, ranks.validation_micro_batches)
     sums = all_reduce_bytes(workers, 2, value_bytes=NUMBER_BYTES)
     found += [Traffic("all_reduce", source, dest, per_step=size) for source, dest, size in sums]
-    if config.multihost_config.socket_type == "mpi":  # else the fabric communicator has made the group
+    if config.multihost_config.socket_type != "fabric":  # whose communicator has made the group
         found += process_group_traffic(workers)
     passes = max(shares(config.training_config.micro_batches, len(workers)))
     checks = max(shares(ranks.validation_micro_batches, len(workers)))
