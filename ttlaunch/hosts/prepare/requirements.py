@@ -11,9 +11,8 @@ from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import normalised
 
 _RUNTIME = {"pydantic", "pyyaml"}
-"""What `ttlaunch.runtime` and `ttlaunch.spec.recipe` import besides `_EXTRAS`; ttlaunch itself comes by sync."""
+"""What `ttlaunch.runtime` and `ttlaunch.spec.recipe` import besides the extras of ranks; ttlaunch itself comes by sync."""
 
-_EXTRAS = {"train", "grpc"}
 
 IMPORTS = {
     "torch": "torch",
@@ -53,18 +52,29 @@ class Requirements:
 def rank_requirements(*, instead: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the packages that a rank needs, from ttlaunch's own metadata, and the pip that installs them.
 
+    Those of the extra `grpc` count if this environment has them: not every index offers them, and few runs need them.
+
     Args:
         instead: Packages, by the name of that which each of them replaces.
     """
     kept = ["pip"]
+    extras = {f'extra == "{name}"' for name in ("train", *(["grpc"] if _is_installed("grpcio") else []))}
     for line in metadata.requires("ttlaunch") or ():
         requirement, _, marker = (part.strip() for part in line.partition(";"))
-        is_of_ranks = marker.replace("'", '"') in {f'extra == "{name}"' for name in _EXTRAS}
+        is_of_ranks = marker.replace("'", '"') in extras
         if is_of_ranks or (not marker and _bare_name(requirement) in _RUNTIME):
             name = _bare_name(requirement)
             other = (instead or {}).get(name, name)
             kept.append(requirement if other == name else other)
     return tuple(kept)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def find_constraints(given: Path | None, *, working_folder: Path) -> tuple[str, str]:

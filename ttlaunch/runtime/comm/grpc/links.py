@@ -194,7 +194,7 @@ class Links:
             metadata = ((_RANK, str(self._rank)), (_WORLD, self._directory.world))
             call = connection.stream_stream(_LINK)(metadata=metadata)
             self._calls.append(call)
-            self._start(self._send_frames(peer, channel, call.write))
+            self._start(self._send_frames(channel, call.write))
             await self._read(peer, call.read, channel)
             status = await call.code()
             if status != grpc.StatusCode.OK:
@@ -231,10 +231,8 @@ class Links:
             ) from None
         return connection
 
-    async def _send_frames(
-        self, peer: Rank, channel: "_Channel[Outgoing]", write: Callable[[bytes], Awaitable[None]]
-    ) -> None:
-        try:
+    async def _send_frames(self, channel: "_Channel[Outgoing]", write: Callable[[bytes], Awaitable[None]]) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads the answers learns why
             while True:
                 with self.changed:
                     taken = channel.end.take()
@@ -249,8 +247,6 @@ class Links:
                     with self.changed:
                         channel.writing.done, channel.writing = True, None
                         self.changed.notify_all()
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            self._lose(peer, channel, _words(error))
 
     async def _read(self, peer: Rank, read: Callable[[], Awaitable[Any]], channel: "_Channel[Any]") -> None:
         """Feed a channel with what comes until the stream ends, or until a frame comes that no rank sends."""
