@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
 from tests.scripts.launches import FOLDER, losses_by_torchrun, losses_in
 
@@ -47,7 +48,7 @@ def test_a_script_has_the_losses_of_torchrun_here_and_over_two_hosts(
     path = ["--env", "PYTHONPATH"] if "PYTHONPATH" in os.environ else []
     spread = ttlaunch_on(cluster4)(["run", "--on", "lab", "-n", "2", *path, f"{name}.py"], timeout_s=600)
     assert (0, expected) == (spread.status, losses_in(spread.stdout)), spread.stdout + spread.stderr
-    assert leftovers(cluster4, hosts=["node0", "node1"]) == []
+    wait_until(lambda: not leftovers(cluster4, hosts=["node0", "node1"]), what="nothing is left on the hosts")
 
 
 def test_hosts_whose_python_has_no_torch_are_named_before_a_script_starts(cluster4, ttlaunch_on, lab, tmp_path):  # noqa: F811
@@ -57,4 +58,4 @@ def test_hosts_whose_python_has_no_torch_are_named_before_a_script_starts(cluste
     assert 4 == answer.status, answer.stdout + answer.stderr
     assert "error[H005]: 2 of 2 hosts have no torch" in answer.stderr
     assert not (tmp_path / "runs").exists()
-    assert leftovers(cluster4, hosts=["node0", "node1"]) == []
+    wait_until(lambda: not leftovers(cluster4, hosts=["node0", "node1"]), what="nothing is left on the hosts")
