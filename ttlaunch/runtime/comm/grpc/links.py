@@ -194,8 +194,10 @@ class Links:
             metadata = ((_RANK, str(self._rank)), (_WORLD, self._directory.world))
             call = connection.stream_stream(_LINK)(metadata=metadata)
             self._calls.append(call)
-            self._start(self._send_frames(channel, call.write))
-            await self._read(peer, call.read, channel)
+            # A write to a stream that was refused would replace the words of the refusal by gRPC's own.
+            if _RANK in dict(await call.initial_metadata()):
+                self._start(self._send_frames(channel, call.write))
+                await self._read(peer, call.read, channel)
             status = await call.code()
             if status != grpc.StatusCode.OK:
                 self._lose(peer, channel, str(await call.details()))
@@ -271,6 +273,7 @@ class Links:
                 channel.is_open, refusal = True, ""
         if refusal:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
+        await context.send_initial_metadata(((_RANK, str(self._rank)),))
         answering = self._loop.create_task(self._answer(channel, context))
         try:
             await self._read(peer, context.read, channel)
