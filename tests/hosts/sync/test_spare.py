@@ -4,8 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.hosts.sync.files import tree
 from ttlaunch import contract
 from ttlaunch.agent.releases import INCOMING, check_tree, read_manifest
