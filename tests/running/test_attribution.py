@@ -326,6 +326,23 @@ def test_a_rank_that_finished_long_ago_does_not_explain_a_connection_to_anybody(
     assert blamed(ranks)[0] == "R005"
 
 
+def test_a_rank_that_took_long_to_leave_explains_lost_peers_if_it_left_before_the_run_was_ended():
+    ranks = states(r1=ended(7.0, status=0))
+    ranks[0].error = PEER_GONE["error"]
+    told = {"lost_shims": {}, "stopped": False}
+    assert first_failure(ranks, witnesses=Witnesses(ending_since=7.5), **told).rank == 1
+    assert first_failure(ranks, witnesses=Witnesses(ending_since=5.0), **told).rank == 0
+
+
+def test_a_rank_that_was_still_leaving_when_it_was_ended_explains_lost_peers():
+    ranks = states(r1=ended(15.0, number=signal.SIGTERM), r2=ended(15.0, number=signal.SIGTERM))
+    ranks[0].error = PEER_GONE["error"]
+    assert blamed(ranks)[0] == "R026"
+    ranks[1].in_flight = ErrorInFlight(error=None, left=0.9)
+    how = "left before the other ranks; its process had not ended when SIGTERM ended it"
+    assert blamed(ranks) == ("R005", f"rank 1 (worker, box) {how}")
+
+
 def test_all_lines_of_a_message_and_its_notes_are_told_up_to_a_limit():
     def told(message, notes=()):
         ranks = states()

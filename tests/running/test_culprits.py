@@ -5,6 +5,7 @@ A fixed selection of what `benchmarks/attribution.py` breaks: every kind of faul
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,41 @@ def test_a_rank_that_closes_its_connections_first_is_named_and_not_those_that_no
     (here / "storm.py").write_text(program)
     run = start_run("storm.py", "-n", "4")
     assert run.ends(within_s=30) == 1
+    failure = run.report["failure"]
+    assert (failure["rank"], failure["code"], failure["class"]) == (1, code, kind), failure
+
+
+KEPT = (  # the connections are closed, and nothing of Python runs in the rank until then
+    "if rank == 1:\n    for peer in peers:\n        peer.close()\n    ctypes.PyDLL(None).sleep(3)\n"
+)
+SLOW_LIBRARY = """\
+class Library:
+    def __del__(self, rank=rank, sleep=time.sleep):
+        sleep(6 if rank == 1 else 0)
+library = Library()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "before", "after", "code", "kind"),
+    [
+        ("sys.exit(3)", SLOW_LIBRARY, "", "R003", "exited"),
+        ("sys.exit(0)", SLOW_LIBRARY, "", "R005", "left_early"),
+        ("raise AssertionError", "", KEPT, "R002", "raised"),
+        ("sys.exit(3)", "", KEPT, "R003", "exited"),
+        ("os.execvp('true', ['true'])", "", "", "R005", "left_early"),
+    ],
+)
+def test_a_rank_that_takes_long_to_end_after_it_closed_its_connections_is_waited_for(
+    here, start_run, fault, before, after, code, kind
+):
+    program = CLOSES_FIRST.replace("{slow}", "0").replace("os.kill(os.getpid(), signal.SIGKILL)", fault)
+    program = program.replace("import time\n", f"import ctypes, time\n{before}").replace(
+        "finally:\n", f"finally:\n{textwrap.indent(after, '    ')}"
+    )
+    (here / "storm.py").write_text(program)
+    run = start_run("storm.py", "-n", "4", "--engine", "agents")
+    assert run.ends(within_s=60) == 1
     failure = run.report["failure"]
     assert (failure["rank"], failure["code"], failure["class"]) == (1, code, kind), failure
 

@@ -16,7 +16,7 @@ from ttlaunch.running.failures.difference import replica_failure
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure, Follower, rank_failure
 from ttlaunch.running.failures.name_cause import name_lost_folder
-from ttlaunch.running.failures.stderr_tail import read_stderr_tail
+from ttlaunch.running.failures.stderr_tail import read_stderr_tail, stderr_tails
 from ttlaunch.running.flight_recorders import read_recorders
 from ttlaunch.running.hang.departure import find_departure
 from ttlaunch.running.logs.output import FROM_A_RANK
@@ -46,6 +46,7 @@ class Ending:
         outstayed: Ranks that were still running when their grace period ended, with the seconds since the order to stop.
         since: When the end began, on the monotonic clock; None while the run is not being ended.
         terminated: When the engine was asked to end, on the monotonic clock; None before.
+        ending_since: The same in seconds since the epoch.
         killed: Whether the engine was sent SIGKILL.
         killing_since: When the supervisor began to kill the remaining processes, seconds since the epoch.
         failure: A failure that the supervisor itself found: a hang, or an unusable run folder.
@@ -59,6 +60,7 @@ class Ending:
     since: float | None = None
     terminated: float | None = None
     killed: bool = False
+    ending_since: float | None = None
     killing_since: float | None = None
     failure: Failure | None = None
     lost_shims: dict[int, float] = field(default_factory=dict)
@@ -198,9 +200,10 @@ def _note_aborts(folder: RunFolder, ranks: Iterable[RankState], plan: LaunchPlan
 def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], *, engine: Engine) -> Witnesses:
     statuses = {state.row.rank: state.exit.status if state.exit else None for state in ranks}
     return Witnesses(
-        stderr_tail=lambda rank: read_stderr_tail(folder.file(contract.stderr_file(rank))),
+        stderr_tail=stderr_tails(folder),
         engine=engine.read_output(_engine_stderr(folder), statuses),
         launcher=engine.signature.program,
+        ending_since=ending.ending_since,
         killing_since=ending.killing_since,
         stood_still_s=ending.stood_still_s,
     )

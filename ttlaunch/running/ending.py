@@ -10,7 +10,7 @@ import math
 import shlex
 import signal
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending
 from ttlaunch.running.failures.attribution import has_shown_cause
 from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.stderr_tail import StderrTail
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 
@@ -90,7 +91,15 @@ Act = ShowMessage | SignalRanks | SignalEngine | NoteFailure
 class RunEnd:
     """Decides step by step how to end a run, after an order or after a failure."""
 
-    def __init__(self, ending: Ending, plan: LaunchPlan, *, grace_s: float, loses_ranks: bool = False) -> None:
+    def __init__(
+        self,
+        ending: Ending,
+        plan: LaunchPlan,
+        *,
+        grace_s: float,
+        loses_ranks: bool = False,
+        stderr_tail: Callable[[int], StderrTail] = lambda _: StderrTail(),
+    ) -> None:
         """Begin with a run that is not to be ended yet.
 
         Args:
@@ -98,8 +107,10 @@ class RunEnd:
             plan: The plan of the run: ranks of a recipe can stop after a common step, other programs cannot.
             grace_s: The time that ranks have to exit after an order.
             loses_ranks: Whether the engine lets the other ranks go on after a failure, so that waiting for its end is no use.
+            stderr_tail: Returns the end of a rank's log.
         """
         self._loses_ranks = loses_ranks
+        self._stderr_tail = stderr_tail
         self._after_failure_s = _AFTER_FIRST_END_S if loses_ranks else _AFTER_FAILURE_S
         self._ending = ending
         self._is_recipe = isinstance(plan.program, RecipeProgram)
@@ -116,7 +127,10 @@ class RunEnd:
         self._orders.append(number)
 
     def decide(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
-        """Yield what the supervisor must do now; call it a few times a second."""
+        """Yield what the supervisor must do now; call it a few times a second.
+
+        While a run that has failed is not ended yet, `ranks` must also have the exceptions that are in flight.
+        """
         ending = self._ending
         while self._orders:
             yield from self._take_order(self._orders.popleft(), now, ranks)
@@ -228,7 +242,7 @@ class RunEnd:
         longest_s = _LEAVING_S if leaves else _WITHOUT_CAUSE_S
         if not self._loses_ranks or is_known or now >= (ending.since or now) + longest_s:
             return False
-        return not has_shown_cause(list(ranks))
+        return not has_shown_cause(list(ranks), self._stderr_tail)
 
     def _has_failed(self, ranks: Sequence[RankState]) -> bool:
         """Whether the run has failed; after SIGTERM, no ending of a program that is not a recipe counts as a failure."""

@@ -33,6 +33,7 @@ from ttlaunch.running.ending import (
     SignalRanks,
     stopped,
 )
+from ttlaunch.running.failures.stderr_tail import stderr_tails
 from ttlaunch.running.flight_recorders import drop_evidence, keep_recorders
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.hang.stopped import StoppedWatch
@@ -121,7 +122,13 @@ class _Supervision:
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
         self._single = SingleTrainingWatch(self.plan, self.folder, self.view)
         loses_ranks = Capability.LOSE_RANK in self.engine.can
-        self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds, loses_ranks=loses_ranks)
+        self.end = RunEnd(
+            self._ending,
+            self.plan,
+            grace_s=self.grace.seconds,
+            loses_ranks=loses_ranks,
+            stderr_tail=stderr_tails(self.folder),
+        )
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
         """Start the engine, supervise the run, end what is left, and write the report."""
@@ -187,6 +194,8 @@ class _Supervision:
                 self._notice_difference()
                 self._notice_hang()
                 self._close_to_more()
+                if self._ending.is_failing and self._ending.terminated is None:
+                    self.watch.read_exceptions()  # a rank that is still ending may have been the first to fail
                 for act in self.end.decide(time.monotonic(), self.watch.ranks):
                     self._do(act, process)
             output.drain()
@@ -288,6 +297,7 @@ class _Supervision:
                 self.controller.signal_ranks(self.watch.ranks, number, marker=marker)
             case SignalEngine(number):
                 append_event(self.folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
+                self._ending.ending_since = self._ending.ending_since or time.time()
                 process.send_signal(number)
 
 

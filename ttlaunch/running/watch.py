@@ -94,7 +94,7 @@ class RankState:
         trains_alone: Whether a script's rank has run a backward pass without having joined a group of torch.
         is_asked_to_stop: Whether the ranks were ordered to stop.
         error: What the rank wrote about its own exception.
-        in_flight: The last exception that ended the rank, or was about to, as far as the rank wrote it; read when the run is over.
+        in_flight: The last exception that ended the rank, or was about to, as far as the rank wrote it; see `Watch.read_exceptions`.
         exit: What the shim wrote about the rank's end.
         clock_offset_s: By how many seconds the clock of the rank's host is ahead of this machine's.
     """
@@ -264,7 +264,7 @@ class Watch:
         return list(self.records())
 
     def read_exceptions(self) -> None:
-        """Read which exception was in flight in each rank; call it when no rank can write any more."""
+        """Read which exception is in flight in each rank; call it when that has to be known, and once no rank can write any more."""
         for state in self.ranks:
             state.in_flight = self._read_in_flight(state)
 

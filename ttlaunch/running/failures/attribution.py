@@ -6,6 +6,7 @@ that follows from another rank.
 """
 
 import math
+import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -50,6 +51,7 @@ class Witnesses:
         stderr_tail: Returns the end of a rank's log.
         engine: What the engine's own output reports.
         launcher: The name of the engine's process in messages, such as `mpirun`.
+        ending_since: When the supervisor asked the engine to end the remaining ranks, seconds since the epoch; None if it did not.
         killing_since: When the supervisor began to kill the remaining ranks, seconds since the epoch; None if it did not.
         stood_still_s: The longest time for which the supervisor did not run, because it or its whole machine was suspended.
     """
@@ -57,6 +59,7 @@ class Witnesses:
     stderr_tail: Callable[[int], StderrTail] = lambda _: StderrTail()
     engine: EngineReport = field(default_factory=EngineReport)
     launcher: str = ""
+    ending_since: float | None = None
     killing_since: float | None = None
     stood_still_s: float = 0.0
 
@@ -116,14 +119,14 @@ def first_failure(
     return replace(first, followers=followers, last_lines=last_lines, next_step=hint)
 
 
-def has_shown_cause(ranks: list[RankState]) -> bool:
+def has_shown_cause(ranks: list[RankState], stderr_tail: Callable[[int], StderrTail]) -> bool:
     """Whether one of the failures so far explains the others, or no rank is left that could bring one that does.
 
     Ranks that lose a connection may end seconds before the rank that closed it, whose interpreter takes longer to come to its end.
     """
     if all(state.exit for state in ranks):
         return True
-    hosts, seen = {state.row.host for state in ranks}, Witnesses()
+    hosts, seen = {state.row.host for state in ranks}, Witnesses(stderr_tail=stderr_tail)
     found = [one for state in ranks for one in _of_rank(state, None, seen, stopped=False, hosts=hosts)]
     pending = [state for state in ranks if state.exit is None and state.error is None]
     found += [one for state in pending for one in _of_lost(state, None, seen, hosts=hosts)]
@@ -200,18 +203,27 @@ def _left(candidates: list[_Candidate], ranks: list[RankState], seen: Witnesses)
     if not candidates or any(one.order < _LEFT for one in candidates):
         return []
     first = min(one.failure.time or math.inf for one in candidates)
-    times = {_left_at(state): state for state in gone}
-    last = max((time for time in times if time <= first), default=None)
-    # The others may have noticed its closed connections before its interpreter had come to its end.
-    last = last or min((time for time in times if time <= first + _EXIT_TAKES_S), default=None)
     needs_one = all(one.order == _FOLLOWS for one in candidates)
+    times = {_left_at(state): state for state in [*gone, *(filter(_was_leaving, ranks) if needs_one else ())]}
+    last = max((time for time in times if time <= first), default=None)
+    # The others may have noticed its closed connections before it had come to its end. A rank that we have told to end is no cause.
+    ours = math.inf if seen.ending_since is None else seen.ending_since
+    latest = ours if needs_one else min(ours, first + _EXIT_TAKES_S)
+    last = last or min((time for time in times if time <= latest), default=None)
     if last is None or (first - last > _LEFT_JUST_NOW_S and not needs_one):
         return []
     return [_Candidate(_LEFT, name_early_exit(times[last], last))]
 
 
+def _was_leaving(state: RankState) -> bool:
+    """Whether all code of a rank's program had run without an exception when the rank was ended with the run."""
+    in_flight, ending = state.in_flight, state.exit
+    has_left = in_flight is not None and in_flight.error is None and in_flight.left is not None
+    return has_left and ending is not None and ending.signal in {signal.SIGTERM, signal.SIGKILL}
+
+
 def _left_at(state: RankState) -> float:
-    """Return when a rank that ended with status 0 began to exit, as far as it is known."""
+    """Return when a rank that ended by itself began to exit, as far as it is known."""
     began = state.in_flight.left if state.in_flight else None
     return began or (state.exit.time if state.exit else math.inf)
 

@@ -5,11 +5,14 @@ error is the only evidence.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ttlaunch import contract
 from ttlaunch.rank_exceptions.outline import is_own_file
 from ttlaunch.records.regular_files import read_tail
+from ttlaunch.running.runs.run_folder import RunFolder
 
 _TAIL_BYTES = 65536
 _MOST_LINES = 10
@@ -89,6 +92,11 @@ def read_stderr_tail(log: Path) -> StderrTail:
         return parse_stderr_tail(read_tail(log, most=_TAIL_BYTES).decode("utf-8", "replace"))
     except OSError:
         return StderrTail()
+
+
+def stderr_tails(folder: RunFolder) -> Callable[[int], StderrTail]:
+    """Return what reads the end of the log of one rank of a run."""
+    return lambda rank: read_stderr_tail(folder.file(contract.stderr_file(rank)))
 
 
 def read_thread_error(log: Path) -> ThreadError | None:

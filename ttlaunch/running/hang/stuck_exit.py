@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ttlaunch import contract
 from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.failures.stderr_tail import read_stderr_tail
+from ttlaunch.running.failures.stderr_tail import stderr_tails
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, Watch
 
@@ -48,7 +47,7 @@ class StuckExitWatch:
         longest = max((now - since for since in self._since.values()), default=0.0)
         if longest < PATIENCE_S:
             return None
-        seen = Witnesses(stderr_tail=lambda rank: read_stderr_tail(self._folder.file(contract.stderr_file(rank))))
+        seen = Witnesses(stderr_tail=stderr_tails(self._folder))
         failure = first_failure(self._watch.ranks, lost_shims={}, stopped=False, witnesses=seen)
         if failure is None or failure.rank not in stuck:
             return failure
