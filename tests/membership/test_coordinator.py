@@ -1,0 +1,214 @@
+"""What the coordinator orders, event by event."""
+
+import pytest
+
+from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
+from ttlaunch.membership.messages import (
+    Answered,
+    Begin,
+    Dismiss,
+    Finish,
+    LeaveAsked,
+    Lost,
+    Member,
+    Order,
+    Prepare,
+    Progressed,
+    Registered,
+    Seat,
+    Tick,
+    order_from_json,
+    order_to_json,
+)
+from ttlaunch.records.parser import BadRecord
+
+
+class Run:
+    """A coordinator and workers that answer as they are told to."""
+
+    def __init__(self, count=3, *, minimum=1, maximum=4, micro_batches=4):
+        self.state = Coordinator(Terms(minimum, maximum, micro_batches, frozenset(range(count))))
+        self.orders = []
+
+    def feed(self, event):
+        self.state, orders = step(self.state, event)
+        self.orders += orders
+        return orders
+
+    def register(self, number, incarnation=0, applied=0):
+        return self.feed(Registered(Seat(Member(number, incarnation)), applied))
+
+    def answer(self, applied=0, held=None, **more):
+        """All members answer; returns the orders that follow the last."""
+        orders = []
+        for number in self.state.members:
+            member = self.state.workers[number].seat.member
+            one = applied[number] if isinstance(applied, dict) else applied
+            orders = self.feed(Answered(member, self.state.epoch, one, (held or {}).get(number, ()), one, **more))
+        return orders
+
+    def begun(self, count=3, **terms):
+        for number in range(count):
+            self.register(number)
+        self.answer()
+        assert self.state.phase is Phase.RUNNING
+        return self
+
+
+def begin_of(orders):
+    [message] = {order.message for order in orders if isinstance(order.message, Begin)}
+    return message
+
+
+def test_the_first_epoch_begins_when_the_last_of_the_first_workers_is_ready():
+    run = Run()
+    assert not run.register(2)
+    assert not run.register(0)
+    assert [Prepare(1)] * 3 == [order.message for order in run.register(1)]
+    begin = begin_of(run.answer())
+    assert ((0, 1, 2), 0, ((0, 2), (2, 3), (3, 4))) == (begin.numbers, begin.applied, begin.blocks)
+
+
+def test_a_first_worker_that_ends_before_it_is_ready_is_not_waited_for():
+    run = Run()
+    run.register(0), run.register(1)
+    run.feed(Lost(Member(2, 0)))
+    assert (0, 1) == begin_of(run.answer()).numbers
+
+
+def test_after_a_loss_the_others_keep_what_they_have_and_divide_the_rest():
+    run = Run().begun()
+    assert {0, 1} == {order.to.number for order in run.feed(Lost(Member(2, 0)))}
+    begin = begin_of(run.answer(held={0: ((0, 2),), 1: ((2, 3),)}))
+    assert (((0, 2),), ((2, 3),)) == begin.kept
+    assert (((3, 4),), ()) == begin.todo
+
+
+def test_the_epoch_starts_from_the_largest_step_and_names_who_lacks_it():
+    run = Run().begun()
+    run.feed(Lost(Member(2, 0)))
+    begin = begin_of(run.answer({0: 4, 1: 5}, held={0: ((0, 2),)}))
+    assert (5, ((0, 4),), (1,)) == (begin.applied, begin.behind, begin.holders)
+    assert ((), ()) == begin.kept, "nodes of a step that is over count for nothing"
+
+
+def test_a_loss_while_answers_are_awaited_begins_the_change_anew():
+    run = Run().begun()
+    run.feed(Lost(Member(2, 0)))
+    stale = Answered(Member(0, 0), run.state.epoch, 0)
+    run.feed(Lost(Member(1, 0)))
+    assert not run.feed(stale)
+    assert (0,) == begin_of(run.answer()).numbers
+
+
+def test_a_worker_that_comes_takes_part_without_having_the_weights():
+    run = Run().begun()
+    run.register(3, applied=None)
+    begin = begin_of(run.answer({0: 7, 1: 7, 2: 7, 3: None}))
+    assert ((0, 1, 2, 3), ((3, None),), (0, 1, 2)) == (begin.numbers, begin.behind, begin.holders)
+
+
+def test_a_worker_beyond_the_maximum_waits_and_takes_the_place_of_one_that_is_lost():
+    run = Run(maximum=3).begun()
+    assert not run.register(3, applied=None)
+    run.feed(Lost(Member(1, 0)))
+    assert (0, 2, 3) == begin_of(run.answer({0: 2, 2: 2, 3: None})).numbers
+
+
+def test_the_same_worker_again_has_the_same_number_and_its_earlier_process_is_turned_away():
+    run = Run().begun()
+    run.register(1, incarnation=1, applied=None)
+    begin = begin_of(run.answer({0: 3, 1: None, 2: 3}))
+    assert Member(1, 1) == begin.seats[1].member
+    [order] = run.feed(Progressed(Member(1, 0), run.state.epoch, 9))
+    assert (Member(1, 0), Dismiss) == (order.to, type(order.message))
+    [order] = run.register(1, incarnation=0)
+    assert (Member(1, 0), Dismiss) == (order.to, type(order.message))
+    assert Member(1, 1) == run.state.workers[1].seat.member
+
+
+def test_a_worker_that_leaves_is_dismissed_when_the_others_have_answered():
+    run = Run().begun()
+    run.feed(LeaveAsked(0))
+    orders = run.answer(3)
+    assert [Member(0, 0)] == [order.to for order in orders if isinstance(order.message, Dismiss)]
+    assert (1, 2) == begin_of(orders).numbers
+
+
+def test_the_only_holder_of_the_weights_stays_until_another_one_has_them():
+    run = Run(1).begun(1)
+    run.register(1, applied=None)
+    run.answer({0: 3, 1: None})
+    assert not run.feed(LeaveAsked(0))
+    run.feed(Progressed(Member(1, 0), run.state.epoch, 3))
+    assert (1,) == begin_of(run.answer(3)).numbers
+
+
+def test_too_few_workers_wait_and_go_on_when_one_comes():
+    run = Run(2, minimum=2).begun(2)
+    run.feed(Lost(Member(1, 0)))
+    assert not run.answer(5)
+    assert 1 == run.state.missing
+    run.register(1, incarnation=1, applied=None)
+    assert (0, 1) == begin_of(run.answer({0: 5, 1: None})).numbers
+
+
+def test_a_run_whose_last_holder_of_the_weights_is_lost_is_stranded():
+    run = Run(2).begun(2)
+    run.register(2, applied=None)
+    run.feed(Lost(Member(0, 0))), run.feed(Lost(Member(1, 0)))
+    assert Phase.STRANDED is run.state.phase
+
+
+def test_the_run_ends_when_every_member_has_made_the_last_step():
+    run = Run(2).begun(2)
+    assert not run.feed(Progressed(Member(0, 0), 1, 9, is_done=True))
+    orders = run.feed(Progressed(Member(1, 0), 1, 9, is_done=True))
+    assert [Finish(), Finish()] == [order.message for order in orders]
+
+
+def test_after_the_last_step_a_member_that_lacks_it_only_catches_up():
+    run = Run(3).begun()
+    run.feed(Lost(Member(2, 0)))
+    epoch = run.state.epoch
+    run.feed(Answered(Member(0, 0), epoch, 9, (), 9, is_done=True))
+    begin = begin_of(run.feed(Answered(Member(1, 0), epoch, 8, ((0, 1),), 8)))
+    assert (((1, 8),), ((), ()), ((), ())) == (begin.behind, begin.kept, begin.todo)
+
+
+def test_orders_are_repeated_only_to_those_that_have_not_obeyed():
+    run = Run().begun()
+    run.feed(Progressed(Member(1, 0), 1, 0))
+    assert [0, 2] == [order.to.number for order in run.feed(Tick())]
+    run.feed(Lost(Member(2, 0)))
+    run.feed(Answered(Member(0, 0), run.state.epoch, 0))
+    assert [Order(Member(1, 0), Prepare(run.state.epoch))] == run.feed(Tick())
+
+
+def test_blocks_are_cut_anew_once_a_member_is_known_to_be_slow():
+    run = Run(2, micro_batches=10).begun(2)
+    for applied in range(1, 6):
+        for number, pace in ((0, 0.1), (1, 0.4)):
+            run.feed(Progressed(Member(number, 0), 1, applied, pace))
+    run.feed(Tick())
+    assert ((0, 8), (8, 10)) == begin_of(run.answer(5)).blocks
+
+
+def test_orders_survive_the_way_as_json():
+    run = Run().begun()
+    for order in run.orders:
+        assert order == order_from_json(order_to_json(order).encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{}", b"[]", b'{"kind": "begin"}', b'{"kind": "stop", "to": {"number": 0, "incarnation": 0}}', b"\xff"],
+)
+def test_what_is_no_order_is_refused_with_a_reason(data):
+    assert isinstance(order_from_json(data), BadRecord)
+
+
+def test_an_order_whose_lists_differ_in_length_is_refused():
+    run = Run().begun()
+    text = order_to_json(run.orders[-1]).replace('"todo": [', '"todo": [[], ').encode()
+    assert isinstance(order_from_json(text), BadRecord)

@@ -1,0 +1,338 @@
+"""The coordinator of an elastic run as a state machine: `step(state, event)` returns the next state and the orders to give.
+
+    WAITING     until all workers that are started with the run are ready, or ended
+    COLLECTING  members stop, keep what they have, and answer; begun anew when one of them is lost meanwhile
+    RUNNING     the members of an epoch make steps
+    FINISHED    every member has made all steps
+    STRANDED    nobody who lives has the weights
+
+A change never decides about a step: any member that has applied step s has what everybody else would get, since sums follow one
+tree. So the next epoch starts from the largest step that any member has applied, and nothing that was computed counts twice,
+because every leaf is at exactly one member (`division.py`).
+
+Source: the order of phases is that of view-synchronous group communication, K. Birman and T. Joseph, "Exploiting virtual
+synchrony in distributed systems", SOSP 1987; that no step needs a vote follows from the fixed order of sums.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from ttlaunch.membership.division import blocks_of, choose_kept, divide_missing, step_seconds
+from ttlaunch.membership.messages import (
+    Answered,
+    Begin,
+    Dismiss,
+    Event,
+    Finish,
+    LeaveAsked,
+    Lost,
+    Member,
+    Message,
+    Order,
+    Prepare,
+    Progressed,
+    Registered,
+    Seat,
+    Tick,
+)
+
+_WORTH = 0.8  # work is divided anew where a step would take at most this part of its time
+_SETTLED_STEPS = 5  # an epoch lasts at least so long before that: times of its first steps say little
+
+
+class Phase(StrEnum):
+    """What the coordinator does; see the module."""
+
+    WAITING = "waiting"
+    COLLECTING = "collecting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STRANDED = "stranded"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What stays the same during a run.
+
+    Attributes:
+        minimum: An epoch begins with at least so many members.
+        maximum: And with at most so many; further workers are spares.
+        micro_batches: M.
+        first: The numbers of the workers that are started with the run.
+    """
+
+    minimum: int
+    maximum: int
+    micro_batches: int
+    first: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What is known of a worker that is ready.
+
+    Attributes:
+        applied: The last step in its weights; None if it has none.
+        pace_s: Seconds that it needs for a micro-batch, if it knows.
+        leaves: Whether it was asked to leave.
+        is_done: Whether it has made the last step of the run.
+    """
+
+    seat: Seat
+    applied: int | None
+    pace_s: float | None = None
+    leaves: bool = False
+    is_done: bool = False
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The state.
+
+    Attributes:
+        workers: All that are ready, by number, whether they take part or wait.
+        seen: The largest incarnation of each number that has registered or was lost.
+        members: The numbers of those that take part in `epoch`, or are asked to.
+        answers: Of the members, in phase COLLECTING.
+        begin: The order with which the epoch began, in phase RUNNING.
+        acting: The members that have reported since.
+    """
+
+    terms: Terms
+    phase: Phase = Phase.WAITING
+    epoch: int = 0
+    workers: Mapping[int, Worker] = field(default_factory=dict)
+    seen: Mapping[int, int] = field(default_factory=dict)
+    members: tuple[int, ...] = ()
+    answers: Mapping[int, Answered] = field(default_factory=dict)
+    begin: Begin | None = None
+    acting: frozenset[int] = frozenset()
+
+    @property
+    def missing(self) -> int:
+        """How many workers an epoch lacks; 0 if there are enough."""
+        return max(0, self.terms.minimum - len(self.workers))
+
+
+Result = tuple[Coordinator, list[Order]]
+
+
+def step(state: Coordinator, event: Event) -> Result:
+    """Take an event, and return the next state and the orders that follow.
+
+    Args:
+        state: The coordinator; it is not changed.
+        event: What happened. What an earlier incarnation or a worker of another epoch says changes nothing.
+
+    Cost: proportional to the number of workers, and to M at the begin of an epoch.
+    """
+    if state.phase in {Phase.FINISHED, Phase.STRANDED}:
+        return _after_end(state, event)
+    match event:
+        case Registered():
+            return _register(state, event)
+        case Answered():
+            return _take_answer(state, event)
+        case Progressed():
+            return _take_progress(state, event)
+        case Lost(member):
+            return _lose(state, member)
+        case LeaveAsked(number) if number in state.workers:
+            return _let_leave(state, number)
+        case Tick():
+            return _repeat(state)
+    return state, []
+
+
+def _register(state: Coordinator, event: Registered) -> Result:
+    member = event.seat.member
+    if member.incarnation < state.seen.get(member.number, 0):
+        return state, [Order(member, Dismiss("another process has taken this worker's place"))]
+    known = state.workers.get(member.number)
+    if known is not None and known.seat.member == member:
+        return state, []  # it has repeated itself
+    was_member = known is not None and member.number in state.members
+    worker = Worker(event.seat, event.applied)
+    seen = {**state.seen, member.number: member.incarnation}
+    state = replace(state, workers={**state.workers, member.number: worker}, seen=seen)
+    return _collect(state) if was_member else _settle(state)
+
+
+def _let_leave(state: Coordinator, number: int) -> Result:
+    if number not in state.members:
+        others = {one: worker for one, worker in state.workers.items() if one != number}
+        return replace(state, workers=others), _to_all(state, [number], Dismiss("it was asked to leave"))
+    worker = replace(state.workers[number], leaves=True)
+    return _settle(replace(state, workers={**state.workers, number: worker}))
+
+
+def _lose(state: Coordinator, member: Member) -> Result:
+    known = state.workers.get(member.number)
+    seen = {**state.seen, member.number: max(member.incarnation, state.seen.get(member.number, 0))}
+    if known is None or known.seat.member != member:
+        return _settle(replace(state, seen=seen))  # it may be one that the run's begin waits for
+    workers = {number: worker for number, worker in state.workers.items() if number != member.number}
+    state = replace(state, workers=workers, seen=seen)
+    if state.phase is not Phase.WAITING and not any(worker.applied is not None for worker in workers.values()):
+        return replace(state, phase=Phase.STRANDED), []
+    return _collect(state) if member.number in state.members else _settle(state)
+
+
+def _settle(state: Coordinator) -> Result:
+    """Begin an epoch if the members should be others than they are."""
+    if state.phase is Phase.WAITING and not state.terms.first <= state.seen.keys():
+        return state, []
+    if state.phase is Phase.WAITING and state.missing:
+        return state, []
+    wanted = _wanted(state)
+    return (state, []) if wanted == state.members else _collect(state)
+
+
+def _wanted(state: Coordinator) -> tuple[int, ...]:
+    """Choose the members of the next epoch: the present ones, then those that wait; not those that leave."""
+    staying = [number for number, worker in state.workers.items() if not worker.leaves]
+    present = sorted(number for number in staying if number in state.members)
+    waiting = sorted(number for number in staying if number not in state.members)
+    chosen = sorted([*present, *waiting][: state.terms.maximum])
+    if any(state.workers[number].applied is not None for number in chosen):
+        return tuple(chosen)
+    # Nobody who stays has the weights yet: whoever leaves has to give them first.
+    giving = [number for number, one in state.workers.items() if one.leaves and one.applied is not None]
+    return tuple(sorted({*chosen, *(number for number in giving if number in state.members)}))
+
+
+def _collect(state: Coordinator) -> Result:
+    """Stop all members of the present and of the next epoch, and ask them what they have."""
+    leaving = {number for number in state.members if number in state.workers}
+    asked = tuple(sorted({*_wanted(state), *leaving}))
+    state = replace(
+        state, phase=Phase.COLLECTING, epoch=state.epoch + 1, members=asked, answers={}, begin=None, acting=frozenset()
+    )
+    return state, _to_all(state, asked, Prepare(state.epoch))
+
+
+def _take_answer(state: Coordinator, event: Answered) -> Result:
+    number = event.member.number
+    if (
+        state.phase is not Phase.COLLECTING
+        or event.epoch != state.epoch
+        or number not in state.members
+        or state.workers[number].seat.member != event.member
+    ):
+        return state, _fence(state, event.member)
+    worker = replace(state.workers[number], applied=event.applied)
+    state = replace(state, answers={**state.answers, number: event}, workers={**state.workers, number: worker})
+    return _begin_if_complete(state)
+
+
+def _begin_if_complete(state: Coordinator) -> Result:
+    if not state.members or len(state.answers) < len(state.members):
+        return state, []
+    applied = max((answer.applied for answer in state.answers.values() if answer.applied is not None), default=None)
+    if applied is None:
+        return replace(state, phase=Phase.STRANDED), []
+    wanted = _wanted(state)
+    if len(wanted) < state.terms.minimum:
+        return state, []  # they wait until somebody comes
+    if not set(wanted) <= set(state.members):
+        return _collect(state)  # somebody came while answers were awaited
+    return _begin(state, wanted, applied)
+
+
+def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
+    terms, answers = state.terms, state.answers
+    # Whoever leaves can still give its state: it goes when the next epoch needs it no more.
+    holders = tuple(number for number in state.members if answers[number].applied == applied)
+    if not any(number in wanted for number in holders):
+        wanted = tuple(sorted({*wanted, *holders}))
+    holders = tuple(number for number in holders if number in wanted)
+    paces = [state.workers[number].pace_s for number in wanted]
+    held = [answers[number].held if number in holders else () for number in wanted]
+    # After the run's last step nothing is left to compute: members that lack the step only catch up.
+    count = 0 if any(answers[number].is_done for number in holders) else terms.micro_batches
+    kept = choose_kept(held, micro_batches=count)
+    todo = divide_missing(kept, micro_batches=count, paces=paces)
+    order = Begin(
+        epoch=state.epoch,
+        seats=tuple(state.workers[number].seat for number in wanted),
+        applied=applied,
+        kept=tuple(map(tuple, kept)),
+        todo=tuple(map(tuple, todo)),
+        blocks=tuple(blocks_of(terms.micro_batches, paces)),
+        behind=tuple((number, answers[number].applied) for number in wanted if number not in holders),
+        holders=holders,
+        validates=any(answers[number].validated != applied for number in holders),
+    )
+    leavers = [number for number in state.members if number not in wanted]
+    dismissed = _to_all(state, leavers, Dismiss("it was asked to leave"))
+    workers = {number: one for number, one in state.workers.items() if not (number in leavers and one.leaves)}
+    state = replace(state, phase=Phase.RUNNING, members=wanted, begin=order, workers=workers)
+    return state, [*dismissed, *_to_all(state, wanted, order)]
+
+
+def _take_progress(state: Coordinator, event: Progressed) -> Result:
+    number = event.member.number
+    known = state.workers.get(number)
+    if (
+        state.phase is not Phase.RUNNING
+        or event.epoch != state.epoch
+        or number not in state.members
+        or known is None
+        or known.seat.member != event.member
+    ):
+        return state, _fence(state, event.member)
+    worker = replace(known, applied=event.applied, pace_s=event.pace_s or known.pace_s, is_done=event.is_done)
+    state = replace(state, workers={**state.workers, number: worker}, acting=state.acting | {number})
+    if all(state.workers[one].is_done for one in state.members):
+        state = replace(state, phase=Phase.FINISHED)
+        return state, _to_all(state, state.workers, Finish())
+    return _settle(state)
+
+
+def _repeat(state: Coordinator) -> Result:
+    """Repeat orders that were not obeyed yet, or divide the work anew if that makes steps much shorter."""
+    if state.phase is Phase.COLLECTING:
+        silent = [number for number in state.members if number not in state.answers]
+        return state, _to_all(state, silent, Prepare(state.epoch))
+    if state.phase is Phase.RUNNING and state.begin is not None:
+        if _should_divide_anew(state, state.begin):
+            return _collect(state)
+        silent = [number for number in state.members if number not in state.acting]
+        return state, _to_all(state, silent, state.begin)
+    return state, []
+
+
+def _should_divide_anew(state: Coordinator, begin: Begin) -> bool:
+    workers = [state.workers[number] for number in state.members]
+    paces = [worker.pace_s for worker in workers]
+    known = {place: pace for place, pace in enumerate(paces) if pace}
+    steps = min(worker.applied or 0 for worker in workers) - begin.applied
+    if len(known) < len(paces) or steps < _SETTLED_STEPS:
+        return False
+    best = step_seconds(blocks_of(state.terms.micro_batches, paces), known)
+    return best <= _WORTH * step_seconds(begin.blocks, known)
+
+
+def _after_end(state: Coordinator, event: Event) -> Result:
+    match event:
+        case Registered(seat) if state.phase is Phase.FINISHED:
+            return state, [Order(seat.member, Finish())]
+        case Lost(member):
+            workers = {number: one for number, one in state.workers.items() if one.seat.member != member}
+            return replace(state, workers=workers), []
+        case Tick() if state.phase is Phase.FINISHED:
+            return state, _to_all(state, state.workers, Finish())
+    return state, []
+
+
+def _fence(state: Coordinator, member: Member) -> list[Order]:
+    """Tell a process that others have gone on without it; nothing if it merely speaks of an earlier epoch."""
+    known = state.workers.get(member.number)
+    if known is not None and known.seat.member == member:
+        return []
+    return [Order(member, Dismiss("others have gone on without it"))]
+
+
+def _to_all(state: Coordinator, numbers: Iterable[int], message: Message) -> list[Order]:
+    return [Order(state.workers[number].seat.member, message) for number in numbers if number in state.workers]

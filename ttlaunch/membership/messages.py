@@ -1,0 +1,213 @@
+"""What the coordinator and the workers of an elastic run send each other.
+
+A worker keeps its *number* for life; a process that takes the place of one that ended has the same number and the next
+*incarnation*. An *epoch* is a period in which the same members take part. A member's rank in an epoch is its position among
+the members, sorted by number.
+
+M = micro-batches of a step, the leaves of the tree of `spec/recipe/blocks.py`. Leaves are given as pairs (first, one past the last).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from ttlaunch.records.parser import BadRecord, Count, Flag, Rank, Seconds, Step, Word, let_parse, read
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """One process that takes part, or could."""
+
+    number: Rank
+    incarnation: Count
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A member of an epoch, and where the others reach it.
+
+    Attributes:
+        host: The name of its host; members with equal names share a file system.
+        address: `address:port` for members on other hosts; None if there are none.
+    """
+
+    member: Member
+    host: Word = ""
+    address: Word | None = None
+
+
+# What workers report
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A worker is ready to take part.
+
+    Attributes:
+        seat: Who it is and where it listens.
+        applied: The last step in its weights and optimizer; None if it has no state and must get one from others.
+    """
+
+    seat: Seat
+    applied: Step | None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A member has stopped for an epoch that is to begin.
+
+    Attributes:
+        epoch: That of the `Prepare` which it answers.
+        applied: As in `Registered`.
+        held: The nodes of the tree that it has of step `applied` + 1, each a power of two of leaves, in order.
+        validated: The last step whose validation it has finished; equal to `applied` where none was due.
+        is_done: Whether it has made the last step of the run.
+    """
+
+    member: Member
+    epoch: Count
+    applied: Step | None
+    held: tuple[tuple[Count, Count], ...] = ()
+    validated: Step | None = None
+    is_done: bool = False
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """A member acts in an epoch and has made some progress.
+
+    Attributes:
+        pace_s: Seconds that it needs for a micro-batch; None as long as it does not know.
+        is_done: Whether it has made the last step of the run.
+    """
+
+    member: Member
+    epoch: Count
+    applied: Step
+    pace_s: Seconds | None = None
+    is_done: bool = False
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker's process has ended, or it is to be treated so."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class LeaveAsked:
+    """Somebody wants this worker to leave at the next boundary of a step."""
+
+    number: Rank
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Some time has passed: repeat orders that may have been lost, and look whether work should be divided anew."""
+
+
+Event = Registered | Answered | Progressed | Lost | LeaveAsked | Tick
+
+
+# What the coordinator orders
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Stop at once, keep what you have, and answer."""
+
+    epoch: Count
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The members of an epoch, and how they make its steps.
+
+    Attributes:
+        epoch: The epoch that begins.
+        seats: The members, sorted by number.
+        applied: The step that all start from, which is the largest that any member has applied.
+        kept: For each member, the nodes of step `applied` + 1 that it has and that count.
+        todo: For each member, the leaves of that step which it computes anew. With `kept`, every leaf is there exactly once.
+        blocks: For each member, its leaves of all later steps of the epoch.
+        behind: The members that lack `applied`, each with the last step that it has applied, or None.
+        holders: The members that have applied it, and give what the others lack.
+        validates: Whether the validation after `applied` has to be done, by all members together.
+    """
+
+    epoch: Count
+    seats: tuple[Seat, ...]
+    applied: Step
+    kept: tuple[tuple[tuple[Count, Count], ...], ...]
+    todo: tuple[tuple[tuple[Count, Count], ...], ...]
+    blocks: tuple[tuple[Count, Count], ...]
+    behind: tuple[tuple[Rank, Step | None], ...]
+    holders: tuple[Rank, ...]
+    validates: Flag
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the members, in order."""
+        return tuple(seat.member.number for seat in self.seats)
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Take part no longer, and end: you have left, or others have gone on without you."""
+
+    reason: Word
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All members have made all steps: end."""
+
+
+Message = Prepare | Begin | Dismiss | Finish
+
+
+@dataclass(frozen=True)
+class Order:
+    """A message to one process."""
+
+    to: Member
+    message: Message
+
+
+_MESSAGES: dict[str, type[Message]] = {"prepare": Prepare, "begin": Begin, "dismiss": Dismiss, "finish": Finish}
+_KIND_OF = {cls: kind for kind, cls in _MESSAGES.items()}
+
+
+@dataclass(frozen=True)
+class _Head:
+    kind: Word
+    to: Member
+
+
+def order_to_json(order: Order) -> str:
+    """Write an order as one line of JSON."""
+    return json.dumps({"kind": _KIND_OF[type(order.message)], "to": asdict(order.to), **asdict(order.message)})
+
+
+def order_from_json(data: bytes) -> Order | BadRecord:
+    """Read an order, which may come from another machine; see `records/parser.py`."""
+    head = read(_Head, data)
+    if isinstance(head, BadRecord):
+        return head
+    cls = _MESSAGES.get(head.kind)
+    if cls is None:
+        return BadRecord(f"`kind` is {head.kind[:40]!r}, which no order has")
+    message = read(cls, data)
+    if isinstance(message, BadRecord):
+        return message
+    if isinstance(message, Begin) and {len(message.kept), len(message.todo), len(message.blocks)} != {
+        len(message.seats)
+    }:
+        return BadRecord("`kept`, `todo` and `blocks` are not as long as `seats`")
+    return Order(head.to, message)
+
+
+for _cls in (Member, Seat, Prepare, Begin, Dismiss, Finish, _Head):
+    let_parse(_cls)
