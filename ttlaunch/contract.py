@@ -278,6 +278,7 @@ KIND_PRINTED = "printed"  # values: numbers that a script printed in a line, by 
 KIND_USAGE = "usage"  # what the processes of a script's rank use of their host
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name
 KIND_DONE = "done"  # the role's function returned
+KIND_MEMBER = "member"  # what a worker of an elastic run tells the coordinator: what, incarnation, epoch, applied, …
 
 START_STAGES = ("joining the other ranks", "reading the data", "importing torch", "connecting the ranks")
 """What a rank of a recipe does between its start and the call of its role, in this order."""

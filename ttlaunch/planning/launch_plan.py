@@ -166,6 +166,8 @@ class LaunchPlan:
         managed: Names of variables that ranks get only from the plan, never from their host.
         flows: The roles that exchange messages: source, target, and the pattern of the pairs of ranks.
         links: Two linked meshes and the number of channels between them.
+        elastic: The least and the most workers that take part in a step, for a run whose workers may come and go; None for a
+            fixed world.
         secrets: The values for `env:NAME` in environments and configuration; never written, shown or hashed.
     """
 
@@ -179,6 +181,7 @@ class LaunchPlan:
     flows: tuple[tuple[str, str, str], ...]
     links: tuple[tuple[int, int, int], ...]
     engine: EngineCommand
+    elastic: tuple[int, int] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -240,6 +243,7 @@ class LaunchPlan:
             "ranks": rows,
             "flows": [list(flow) for flow in self.flows],
             "links": [list(link) for link in self.links],
+            **({"elastic": list(self.elastic)} if self.elastic else {}),
             "engine": engine,
         }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ttlaunch import contract
+from ttlaunch.records.members import MemberReport
 from ttlaunch.records.parser import (
     LATEST,
     BadRecord,
@@ -260,6 +261,7 @@ if TYPE_CHECKING:
         Usage,
         Result,
         Done,
+        MemberReport,
     ]
     AnyProgress = Union[Progress, OtherProgress]  # noqa: UP007 - likewise
 else:
@@ -283,6 +285,7 @@ _PROGRESS = {
     contract.KIND_USAGE: Usage,
     contract.KIND_RESULT: Result,
     contract.KIND_DONE: Done,
+    contract.KIND_MEMBER: MemberReport,
 }
 _KIND_OF = {cls: kind for kind, cls in _PROGRESS.items()}
 _OF_LINE = frozenset({"kind", "time", "step"})

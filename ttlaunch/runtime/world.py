@@ -28,6 +28,7 @@ class World:
             checkpoint, its `state`; None: weights are drawn from the seed.
         replay: For a repeated asynchronous run, the rank whose gradient made each update; else empty.
         trainer: The file of the recipe's folder that has the roles' functions, without `.py`.
+        is_elastic: Whether workers come and go; ranks are then their numbers for life, see `ttlaunch/membership`.
     """
 
     recipe_folder: Path
@@ -41,6 +42,7 @@ class World:
     start: Mapping[str, Any] | None = None
     replay: tuple[int, ...] = ()
     trainer: str = "trainer"
+    is_elastic: bool = False
 
     @property
     def size(self) -> int:
@@ -83,4 +85,5 @@ def read_world(path: Path) -> World:
         start=plan.get("start"),
         replay=tuple(plan.get("replay") or ()),
         trainer="naive" if plan.get("naive") else "trainer",
+        is_elastic=bool(plan.get("elastic")),
     )

@@ -1,0 +1,45 @@
+"""What a worker writes into its records, as events of the coordinator."""
+
+from ttlaunch.membership.messages import Answered, Event, Member, Progressed, Registered, Seat
+from ttlaunch.membership.pulse import Beat
+from ttlaunch.records.members import MemberReport
+
+_MOST_NODES = 4096
+"""The most nodes that an answer may list; a contiguous block has at most two for each power of two, and after changes a few more."""
+
+
+def fields_of(event: Registered | Answered | Progressed) -> dict[str, object]:
+    """Return the fields of the record (`contract.KIND_MEMBER`) that reports an event of this worker."""
+    own: dict[str, object]
+    match event:
+        case Registered(seat, applied):
+            own = {"applied": applied, "host": seat.host, "address": seat.address}
+            return {"what": "registered", "incarnation": seat.member.incarnation, **own}
+        case Answered():
+            own = {"held": event.held, "validated": event.validated}
+            common = {"epoch": event.epoch, "applied": event.applied, "is_done": event.is_done}
+            return {"what": "answered", "incarnation": event.member.incarnation, **common, **own}
+        case Progressed():
+            common = {"epoch": event.epoch, "applied": event.applied, "is_done": event.is_done}
+            return {"what": "progressed", "incarnation": event.member.incarnation, **common, "pace_s": event.pace_s}
+
+
+def event_of(number: int, report: MemberReport) -> Event | None:
+    """Return the event that a record of worker `number` stands for; None if it stands for none.
+
+    The number is that of the file, or of the connection, by which the record came: a worker cannot speak for another one.
+    """
+    member = Member(number, report.incarnation)
+    if report.what == "registered":
+        return Registered(Seat(member, report.host, report.address), report.applied)
+    if report.what == "answered" and len(report.held) <= _MOST_NODES:
+        held, rest = tuple(report.held), (report.validated, report.is_done)
+        return Answered(member, report.epoch, report.applied, held, *rest)
+    if report.what == "progressed" and report.applied is not None:
+        return Progressed(member, report.epoch, report.applied, report.pace_s, report.is_done)
+    return None
+
+
+def beat_of(report: MemberReport) -> Beat:
+    """Return what a record says about the progress of its worker."""
+    return Beat((report.applied or 0, *report.counts), report.waits, report.limit_s)

@@ -1,0 +1,34 @@
+"""What a worker of an elastic run tells the coordinator. Python 3.9 and the standard library only."""
+
+from __future__ import annotations
+
+from ttlaunch.records.parser import Count, Flag, Rank, Seconds, Step, Time, Word, record
+
+
+@record
+class MemberReport:
+    """What a worker of an elastic run tells the coordinator; `membership/reports.py` makes its events of it.
+
+    Attributes:
+        what: `registered`, `answered` or `progressed`.
+        counts: Numbers that grow while the worker makes progress.
+        waits: Whether it waits for other workers.
+        limit_s: How long what it does now may take; None for a step.
+        peers: The workers that it waits for, as far as it knows.
+    """
+
+    time: Time
+    what: Word
+    incarnation: Count
+    epoch: Count = 0
+    applied: Step | None = None
+    held: tuple[tuple[Count, Count], ...] = ()
+    validated: Step | None = None
+    is_done: Flag = False
+    pace_s: Seconds | None = None
+    host: Word = ""
+    address: Word | None = None
+    counts: tuple[Count, ...] = ()
+    waits: Flag = False
+    limit_s: Seconds | None = None
+    peers: tuple[Rank, ...] = ()
