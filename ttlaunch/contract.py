@@ -373,6 +373,11 @@ def peer_name(rank: int) -> str:
     return f"rank-{rank}"
 
 
+def worker_name(number: int) -> str:
+    """Return how views and messages name a worker; names sort as numbers do."""
+    return f"worker-{number:04d}"
+
+
 AGENT_VERSION = 6
 """Raised when the frames between launcher and agent change; each refuses the frames of another version.
 

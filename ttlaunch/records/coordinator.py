@@ -1,0 +1,120 @@
+"""The bodies that workers from other machines send to a run's coordinator.
+
+Python 3.9 and the standard library only, as every module of this package.
+"""
+
+from __future__ import annotations
+
+from ttlaunch.records.parser import BadRecord, Count, Number, Port, Seconds, Size, Step, Text, Word, load, parse, record
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+
+@record
+class Fingerprint:
+    """Everything on a machine that decides the bits of a step.
+
+    Attributes:
+        release: The SHA-256 of ttlaunch's own code.
+        recipe: The SHA-256 of the recipe's files.
+        config: The SHA-256 of the resolved configuration.
+        corpus: The SHA-256 of the training text; empty if the recipe reads none.
+        torch: The version of torch with its build.
+        cpu_capability: The vector instructions that torch uses.
+        threads: How many threads torch uses for one operation.
+    """
+
+    release: Word
+    recipe: Word
+    config: Word
+    corpus: Word
+    torch: Word
+    cpu_capability: Word
+    threads: Count
+
+
+@record
+class Registration:
+    """A worker asks to take part.
+
+    Attributes:
+        worker_id: The number that it had before, as `worker-0007`; None for a new one.
+        ip_address, port: Where it listens for the other workers.
+        have_step: The last step whose state it has; 0 if it has none.
+        name: What its user calls it, for views.
+        certificate_request: A request (PEM) for the certificate by which the other workers know it.
+    """
+
+    worker_id: Word | None = None
+    ip_address: Word
+    port: Port
+    fingerprint: Fingerprint
+    have_step: Step = 0
+    name: Word = ""
+    certificate_request: Text | None = None
+
+
+@record
+class Heartbeat:
+    """A worker says how far it is, and asks for orders.
+
+    Attributes:
+        incarnation: The one that its registration returned.
+        loss: The loss of `step`.
+        rss: The resident memory of its process, in bytes.
+        records: New lines of the rank's progress file.
+        wait_s: How long the answer may wait for an order.
+    """
+
+    incarnation: Count
+    epoch: Count = 0
+    step: Step = 0
+    phase: Word = ""
+    micro_batches_done: Count = 0
+    loss: Number | None = None
+    tokens_per_s: Number | None = None
+    rss: Size | None = None
+    records: tuple[Text, ...] = ()
+    wait_s: Seconds = 0.0
+
+
+@record
+class Invitation:
+    """The owner of a run asks for a token by which one worker may register."""
+
+    valid_s: Seconds
+
+
+def read_body(cls: type[T], data: bytes) -> T | BadRecord | UnknownField:
+    """Parse the body of a request. Unlike a record, it may have no field that its class does not know."""
+    content = load(data)
+    if isinstance(content, BadRecord):
+        return content
+    unknown = _unknown_field(cls, content, "")
+    return parse(cls, content) if unknown is None else unknown
+
+
+class UnknownField:
+    """A field that a body must not have, and the fields that it may have at this place."""
+
+    def __init__(self, path: str, name: str, known: frozenset[str]) -> None:
+        self.path = path
+        self.name = name
+        self.known = known
+
+
+def _unknown_field(cls: type, content: object, path: str) -> UnknownField | None:
+    if not isinstance(content, dict):
+        return None
+    known = cls._fields  # type: ignore[attr-defined]
+    for name, value in content.items():
+        if name not in known:
+            return UnknownField(path, name, known)
+        inner = _unknown_field(Fingerprint, value, f"{name}.") if name == "fingerprint" else None
+        if inner:
+            return inner
+    return None
