@@ -14,9 +14,9 @@ from ttlaunch.contract import peer_name
 from ttlaunch.running.agents.certificates import make_certificates
 from ttlaunch.runtime.comm.grpc import links
 from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
-from ttlaunch.runtime.comm.grpc.directory import Address, Certificates, Directory
+from ttlaunch.runtime.comm.grpc.directory import Address, Certificates, Directory, Peer
 from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES
-from ttlaunch.runtime.comm.protocol import CommunicationError, PeerLostError
+from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 
 from .communicator_contract import CONTRACT
 
@@ -180,18 +180,20 @@ def test_a_rank_of_another_run_is_refused(tmp_path):
 
 
 @contextmanager
-def stranger(folder, *, rank="1", world="run 1"):
+def stranger(folder, *, rank="1", incarnation="0", world="run 1"):
     """A stream to rank 0 that writes what it is told."""
     with grpc.insecure_channel(f"unix:{folder}/rank-0.sock") as channel:
         frames = queue.Queue()
         call = channel.stream_stream("/ttlaunch.v1.Peer/Link")(
-            iter(frames.get, None), metadata=(("ttlaunch-rank", rank), ("ttlaunch-world", world)), timeout=20
+            iter(frames.get, None),
+            metadata=(("ttlaunch-worker", rank), ("ttlaunch-incarnation", incarnation), ("ttlaunch-world", world)),
+            timeout=20,
         )
         yield frames, call
         frames.put(None)
 
 
-@pytest.mark.parametrize("text", ["2", "-1", "1e3", "", "9" * 400, "x"])
+@pytest.mark.parametrize("text", ["-1", "1e3", "", "9" * 400, "x"])
 def test_a_number_that_is_no_rank_is_refused(tmp_path, text):
     with world(tmp_path, 2) as (_comm, _), stranger(tmp_path, rank=text) as (_frames, call):
         assert grpc.StatusCode.PERMISSION_DENIED == call.code()
@@ -225,3 +227,116 @@ def test_a_second_stream_of_a_rank_is_refused_and_the_first_goes_on(tmp_path):
         second.send(torch.full((4,), 2.0), dest=0)
         first.recv(box, source=1)
         assert [2.0] * 4 == box.tolist()
+
+
+def of_epoch(directory, epoch, *workers):
+    """The directory of a later epoch, with these workers as ranks 0, 1, …; a worker that is a pair has an incarnation."""
+    peers = [Peer(*(worker if isinstance(worker, tuple) else (worker,))) for worker in workers]
+    folder = directory.addresses[0].socket.parent
+    return replace(
+        directory,
+        epoch=epoch,
+        peers=peers,
+        names=[f"rank {rank} (peer)" for rank in range(len(peers))],
+        hosts=[directory.hosts[0]] * len(peers),
+        addresses=[Address(folder / f"rank-{one.worker}{'b' * one.incarnation}.sock") for one in peers],
+    )
+
+
+def exchange(communicators, content=1.0):
+    """Every rank sends a large and a small tensor to every other one, and receives theirs."""
+
+    def one(comm):
+        pending, boxes = [], []
+        for size in (3, 50_000):
+            for peer in range(len(communicators)):
+                boxes.append((torch.empty(size), content + peer))
+                pending.append(comm.irecv(boxes[-1][0], source=peer))
+                pending.append(comm.isend(torch.full((size,), content + comm.rank), dest=peer))
+        for message in pending:
+            message.wait()
+        for box, expected in boxes:
+            assert torch.equal(torch.full_like(box, expected), box)
+
+    in_threads([one] * len(communicators), communicators)
+
+
+def test_workers_that_stay_go_on_with_other_ranks_and_messages_under_way_are_forgotten(tmp_path):
+    with world(tmp_path, 3) as (first, second, third):
+        exchange([first, second, third])
+        box, old = torch.zeros(3), torch.zeros(50_000)
+        waiting, sending = first.irecv(box, source=2, tag=1), third.isend(torch.ones(50_000), dest=0)
+        first.send(torch.ones(3), dest=2)  # that nobody has asked for
+        for one in (first, third):
+            one.leave_epoch()
+        for message in (waiting, sending, first.isend(old, dest=2), first.irecv(old, source=1)):
+            with pytest.raises(EpochOverError, match=r"^epoch 0 is over: the members of the run change$"):
+                message.wait()
+        later = of_epoch(directory_of(tmp_path, 3), 1, 0, 2)
+        first.begin_epoch(later, rank=0)
+        third.begin_epoch(later, rank=1)
+        exchange([first, third], 5.0)
+        assert (0, 1, 0.0, 0.0) == (first.rank, third.rank, float(box.sum()), float(old.sum()))
+        second.close()  # which was removed, and has not been told
+        exchange([first, third], 9.0)
+
+
+def test_a_message_of_a_member_that_has_begun_sooner_is_kept_and_one_that_begins_later_drops_it_if_it_is_old(tmp_path):
+    with world(tmp_path, 2) as (first, second):
+        exchange([first, second])
+        later = of_epoch(directory_of(tmp_path, 2), 4, 1, 0)
+        second.begin_epoch(later, rank=0)
+        early = second.isend(torch.full((3,), 4.0), dest=1)
+        first.send(torch.full((3,), 1.0), dest=1)  # of epoch 0
+        first.begin_epoch(later, rank=1)
+        early.wait()
+        box = torch.empty(3)
+        first.recv(box, source=0)
+        exchange([second, first])
+        assert ([4.0] * 3, 1, 0) == (box.tolist(), second.dropped_frames, first.dropped_frames)
+
+
+def test_an_epoch_that_is_not_later_is_refused(tmp_path):
+    with world(tmp_path, 1) as (comm,), pytest.raises(ValueError, match=r"^epoch 0 cannot follow epoch 0$"):
+        comm.begin_epoch(directory_of(tmp_path, 1), rank=0)
+
+
+def test_a_worker_that_joins_waits_until_the_members_begin_its_epoch(tmp_path):
+    with world(tmp_path, 2) as (first, second):
+        exchange([first, second])
+        later = of_epoch(directory_of(tmp_path, 2), 1, 0, 1, 2)
+        joiner = GrpcCommunicator(later, rank=2)
+        try:
+            early = [joiner.isend(torch.full((50_000,), 7.0), dest=rank) for rank in (0, 1)]
+            assert joiner.wait_any(early, timeout_s=0.2) is None
+            for rank, member in enumerate((first, second)):
+                member.begin_epoch(later, rank=rank)
+                box = torch.empty(50_000)
+                member.recv(box, source=2)
+                assert torch.equal(torch.full((50_000,), 7.0), box)
+            exchange([first, second, joiner])
+        finally:
+            joiner.close()
+
+
+def test_an_earlier_life_of_a_worker_is_cut_off_and_counted_and_the_new_one_takes_its_place(tmp_path):
+    with world(tmp_path, 2) as (first, second):
+        exchange([first, second])
+        later = of_epoch(directory_of(tmp_path, 2), 1, 0, (1, 1))
+        reborn = GrpcCommunicator(later, rank=1)
+        try:
+            first.begin_epoch(later, rank=0)
+            exchange([first, reborn])
+            with pytest.raises(PeerLostError):
+                second.isend(torch.ones(50_000), dest=0).wait()
+            with stranger(tmp_path) as (_frames, call):
+                assert grpc.StatusCode.FAILED_PRECONDITION == call.code()
+            assert 1 == first.dropped_frames
+            exchange([first, reborn])
+        finally:
+            reborn.close()
+
+
+def test_a_worker_that_is_no_member_is_refused(tmp_path):
+    with world(tmp_path, 2) as (_comm, _), stranger(tmp_path, rank="2") as (_frames, call):
+        assert (grpc.StatusCode.NOT_FOUND, "worker 2 is no member of epoch 0") == (call.code(), call.details())

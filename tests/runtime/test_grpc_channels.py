@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ttlaunch.runtime.comm.grpc.channels import EAGER_BYTES, INLINE_BYTES, Incoming, Outgoing, Transfer
+from ttlaunch.runtime.comm.grpc.channels import EAGER_BYTES, INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.frames import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -107,7 +107,7 @@ def test_every_receive_gets_its_message_in_any_order_of_events(seed, inline_byte
         pass
     assert all(one.done and one.error is None for one in sends)
     assert [content for _, content in receives] == [bytes(box.view) for box, _ in receives]
-    assert ([], []) == (pair.sender.unfinished(), pair.receiver.unfinished())
+    assert ([], []) == (pair.sender.abandon(), pair.receiver.abandon())
 
 
 def test_a_receiver_that_asks_for_nothing_keeps_at_most_its_share():
@@ -173,13 +173,122 @@ def test_a_message_that_does_not_fit_fails_alone(sent, expected, inline_bytes):
     assert b"n" * sent == bytes(next_box.view)
 
 
-def test_frames_of_another_world_are_dropped():
-    receiver, box = Incoming("rank 1", epoch=2), empty(3)
-    receiver.post(box, tag=0)
-    for epoch, content in ((1, b"old"), (2, b"new")):
-        payload = memoryview(content)
-        receiver.feed(parse(pack(Frame(Kind.DATA, 0, 0, epoch, 0, Layout(UINT8, (3,), 3), 0, payload))))
-    assert b"new" == bytes(box.view)
+def receiving(epoch, incarnation=0):
+    return Fence(
+        lambda number: Incoming("rank 1", epoch=number, incarnation=incarnation), epoch=epoch, incarnation=incarnation
+    )
+
+
+def data_frame(content, *, epoch, incarnation=0):
+    return Frame(
+        Kind.DATA, 0, 0, epoch, incarnation, Layout(UINT8, (len(content),), len(content)), 0, memoryview(content)
+    )
+
+
+def test_frames_of_an_earlier_epoch_or_life_are_dropped_and_counted():
+    fence, box = receiving(2, incarnation=1), empty(3)
+    fence.end.post(box, tag=0)
+    for epoch, incarnation, content in ((1, 1, b"old"), (2, 0, b"him"), (2, 1, b"new")):
+        fence.feed(data_frame(content, epoch=epoch, incarnation=incarnation))
+    assert (b"new", 2) == (bytes(box.view), fence.dropped)
+
+
+def test_what_comes_of_a_later_epoch_is_received_in_that_epoch():
+    fence, before, box = receiving(2), empty(3), empty(3)
+    fence.end.post(before, tag=0)
+    fence.feed(data_frame(b"now", epoch=5))
+    assert [before] == fence.abandon()
+    fence.begin(5)
+    fence.end.post(box, tag=0)
+    assert (bytes(3), b"now", 0) == (bytes(before.view), bytes(box.view), fence.dropped)
+
+
+def test_of_two_later_epochs_the_last_one_is_kept():
+    fence = receiving(0)
+    for epoch, content in ((1, b"one"), (2, b"two"), (1, b"uno")):
+        fence.feed(data_frame(content, epoch=epoch))
+    assert 1 == fence.dropped
+    fence.begin(1)  # whoever sent that has gone on to epoch 2
+    fence.begin(2)
+    box = empty(3)
+    fence.end.post(box, tag=0)
+    assert b"two" == bytes(box.view)
+
+
+def test_more_than_the_share_of_a_later_epoch_is_refused():
+    fence = receiving(0)
+    frames = [
+        Frame(Kind.DATA, 0, n, 1, 0, Layout(UINT8, (999,), 999), payload=memoryview(bytes(999))) for n in range(2000)
+    ]
+    with pytest.raises(BadFrameError):
+        feed(fence, frames)
+
+
+class FencedPair(Pair):
+    """A pair whose ends are fenced."""
+
+    def __init__(self):
+        super().__init__()
+        self.fences = Fence(lambda epoch: Outgoing(epoch=epoch), epoch=0, incarnation=0), receiving(0)
+        self.epochs = [0, 0]
+        self.renew()
+
+    def renew(self):
+        self.sender, self.receiver = (fence.end for fence in self.fences)
+
+    def begin(self, side):
+        """Let one side go on to the next epoch; return what it abandons."""
+        left = self.fences[side].abandon()
+        self.epochs[side] += 1
+        self.fences[side].begin(self.epochs[side])
+        self.renew()
+        return left
+
+    def deliver(self):
+        if self.frames:
+            self.fences[1].feed(parse(self.frames.pop(0)))
+            return True
+        return False
+
+    def return_answer(self):
+        if self.answers:
+            self.fences[0].feed(parse(self.answers.pop(0)))
+            return True
+        return False
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_messages_of_two_epochs_never_mix_in_any_order_of_events(seed):
+    """Each side begins the epochs when it likes, with messages and grants of the others on their way."""
+    rng, pair = random.Random(seed), FencedPair()  # noqa: S311 - no secret
+    abandoned, boxes = [], []
+    to_post = [[(epoch, n) for epoch in range(3) for n in range(4)] for _ in range(2)]
+    sizes = {message: rng.choice(SIZES) for message in to_post[0]}
+
+    def post(side):
+        if not to_post[side]:
+            return False
+        epoch, number = to_post[side][0]
+        if epoch > pair.epochs[side]:
+            abandoned.extend((box, bytes(box.view)) for box in pair.begin(side))
+            return True
+        to_post[side].pop(0)
+        size = sizes[epoch, number]
+        if side:
+            boxes.append((empty(size), epoch, number))
+            pair.receiver.post(boxes[-1][0], tag=0)
+        else:
+            pair.sender.post(transfer(bytes([16 * epoch + number]) * size), tag=0)
+        return True
+
+    events = [lambda: post(0), lambda: post(1), pair.send, pair.deliver, pair.answer, pair.return_answer]
+    while any(event() for event in sorted(events, key=lambda _: rng.random())):
+        pass
+    assert all(bytes(box.view) == content for box, content in abandoned)
+    for box, epoch, number in boxes:
+        content = bytes([16 * epoch + number]) * len(box.view)
+        assert not box.done or bytes(box.view) == content
+        assert box.done or epoch < 2
 
 
 LARGE = Layout(UINT8, (2 * CHUNK_BYTES,), 2 * CHUNK_BYTES)

@@ -21,6 +21,10 @@ class PeerLostError(CommunicationError):
     """The rank at the other end has ended; the launcher reports that rank's failure instead of this rank's."""
 
 
+class EpochOverError(CommunicationError):
+    """The members of the run change; what was under way among the members before has ended."""
+
+
 class Pending(Protocol):
     """A transfer under way."""
 

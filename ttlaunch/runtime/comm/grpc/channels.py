@@ -12,7 +12,9 @@ message that nobody has asked for holds up no other, and no tensor is copied on 
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, EMPTY, BadFrameError, Frame, Kind, Layout, pack
 from ttlaunch.runtime.comm.protocol import CommunicationError
@@ -118,8 +120,12 @@ class Outgoing:
         else:
             raise BadFrameError(f"an answer that fits no message ({frame.kind.name})")
 
-    def unfinished(self) -> list[Transfer]:
-        return [*(transfer for _, transfer in self._ready), *self._held.values()]
+    def abandon(self) -> list[Transfer]:
+        """Forget and return the transfers that are not done; nothing reads their tensors any more."""
+        left = [*(transfer for _, transfer in self._ready), *self._held.values()]
+        self._ready.clear()
+        self._held.clear()
+        return left
 
     def _pack(
         self, kind: Kind, message: Message, layout: Layout, *, offset: int = 0, payload: memoryview = EMPTY
@@ -162,8 +168,6 @@ class Incoming:
         Raises:
             BadFrameError: No sender sends it.
         """
-        if (frame.epoch, frame.incarnation) != (self._epoch, self._incarnation):
-            return  # of a world that is over
         message = frame.tag, frame.number
         if frame.kind not in {Kind.DATA, Kind.ANNOUNCE}:
             raise BadFrameError(f"a frame that only a receiver sends ({frame.kind.name})")
@@ -178,8 +182,11 @@ class Incoming:
         """Return the next answer to the sender; None if there is none now."""
         return pack(self._answers.popleft()) if self._answers else None
 
-    def unfinished(self) -> list[Transfer]:
-        return list(self._waiting.values())
+    def abandon(self) -> list[Transfer]:
+        """Forget and return the transfers that are not done; nothing writes to their tensors any more."""
+        left = list(self._waiting.values())
+        self._waiting.clear()
+        return left
 
     def _match(self, message: Message, frame: Frame) -> None:
         transfer = self._waiting[message]
@@ -233,6 +240,66 @@ class Incoming:
             credit = Frame(Kind.CREDIT, 0, 0, self._epoch, self._incarnation, offset=self._taken_bytes)
             self._answers.append(credit)
             self._taken_bytes = 0
+
+
+_End = TypeVar("_End", Outgoing, Incoming)
+
+
+class Fence(Generic[_End]):
+    """One end of the messages between two ranks through all epochs; no frame reaches the end of another epoch.
+
+    Ranks begin an epoch one after the other. What comes of a later epoch is kept in an end of its own, of which the same limits
+    hold, and what comes of an earlier one is dropped. So the stream goes on while its ranks change the epoch.
+
+    Attributes:
+        end: The end of this epoch.
+        dropped: How many frames of other epochs, or of another life of the peer, were dropped.
+    """
+
+    def __init__(self, make: Callable[[int], _End], *, epoch: int, incarnation: int) -> None:
+        """Begin an epoch; `make` makes an end for one, and the sender's frames carry the incarnation."""
+        self.end: _End = make(epoch)
+        self.dropped = 0
+        self._make: Callable[[int], _End] = make
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._is_over = False
+        self._later: tuple[int, _End] | None = None
+
+    def begin(self, epoch: int) -> None:
+        """Go on with another epoch, and with what came of it already."""
+        later, self._later = self._later, None
+        if later is not None and later[0] > epoch:
+            self._later, later = later, None
+        self.end = later[1] if later is not None and later[0] == epoch else self._make(epoch)
+        self._epoch, self._is_over = epoch, False
+
+    def abandon(self) -> list[Transfer]:
+        """End this epoch, and return the transfers that are not done; what was received before remains."""
+        self._is_over = True
+        return self.end.abandon()
+
+    def feed(self, frame: Frame) -> None:
+        """Give a frame to the end of its epoch.
+
+        Raises:
+            BadFrameError: The peer of this end sends no such frame.
+        """
+        end = self._end_for(frame)
+        if end is None:
+            self.dropped += 1
+        else:
+            end.feed(frame)
+
+    def _end_for(self, frame: Frame) -> _End | None:
+        if frame.incarnation != self._incarnation or frame.epoch < self._epoch:
+            return None
+        if frame.epoch == self._epoch:
+            return None if self._is_over else self.end
+        if self._later is None or self._later[0] < frame.epoch:
+            self._later = frame.epoch, self._make(frame.epoch)
+        epoch, end = self._later
+        return end if frame.epoch == epoch else None
 
 
 def _kept(layout: Layout) -> int:

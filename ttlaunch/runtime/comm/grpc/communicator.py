@@ -75,6 +75,35 @@ class GrpcCommunicator:
         """Wait for every rank. Collective."""
         barrier(self, among=self._among)
 
+    @property
+    def dropped_frames(self) -> int:
+        """How many frames came from another epoch than this rank's, or from an earlier life of a worker, and were dropped."""
+        return self._links.dropped
+
+    def leave_epoch(self) -> None:
+        """Fail all transfers with `EpochOverError`, those under way and those that begin, until `begin_epoch`; for any thread.
+
+        When it returns, tensors of transfers that had not ended are neither read nor written any more.
+        """
+        self._links.leave()
+
+    def begin_epoch(self, directory: Directory, *, rank: Rank) -> None:
+        """Go on among other members; call it in every member, in any order and at any time.
+
+        Streams to workers that stay go on, so the first message of the new epoch waits for no connection among them. Messages of
+        the epoch before that are still on their way are dropped; those of a member that has begun sooner are kept for their receives.
+
+        Args:
+            directory: The members of the new epoch.
+            rank: This worker's rank among them.
+
+        Raises:
+            ValueError: The epoch is not later than the one before.
+        """
+        self._links.begin(directory, rank=rank)
+        self.rank = rank
+        self._among = [Rank(peer) for peer in range(len(directory.names))]
+
     def close(self) -> None:
         """End all streams. Collective: call it after a barrier."""
         self._links.close()

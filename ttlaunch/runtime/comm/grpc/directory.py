@@ -4,9 +4,22 @@ import json
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ttlaunch import contract
-from ttlaunch.runtime.world import World
+from ttlaunch.runtime.world import Rank, World
+
+
+class Peer(NamedTuple):
+    """One life of a worker.
+
+    Attributes:
+        worker: The number that the worker keeps while ranks change; its certificate is for `contract.peer_name(worker)`.
+        incarnation: How often the worker had started before.
+    """
+
+    worker: int
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Directory:
-    """The ranks of a run, and how they reach each other.
+    """The ranks of a run during one epoch, and how they reach each other.
 
     Attributes:
         world: What all ranks of the run know and no other: the run's id.
@@ -47,6 +60,8 @@ class Directory:
         hosts: The host of each rank.
         addresses: Where each rank listens.
         certificates: Needed as soon as ranks are on several hosts.
+        epoch: How often the members of the run have changed.
+        peers: The worker that each rank is; none: worker r is rank r in every epoch.
     """
 
     world: str
@@ -54,6 +69,16 @@ class Directory:
     hosts: Sequence[str]
     addresses: Sequence[Address]
     certificates: Certificates | None = None
+    epoch: int = 0
+    peers: Sequence[Peer] = ()
+
+    def peer(self, rank: Rank) -> Peer:
+        return self.peers[rank] if self.peers else Peer(rank)
+
+    @property
+    def members(self) -> dict[Peer, Rank]:
+        """The rank of each worker."""
+        return {self.peer(Rank(rank)): Rank(rank) for rank in range(len(self.names))}
 
 
 def read_directory(world: World, environment: MutableMapping[str, str]) -> Directory:

@@ -1,7 +1,8 @@
 """The gRPC streams between one rank and its peers: one for each direction in which messages flow.
 
 The sender opens the stream; the receiver's answers come back on it. One thread runs all streams of a rank, and sleeps while
-nothing moves. The rank's own thread hands it transfers and waits under one condition.
+nothing moves. The rank's own thread hands it transfers and waits under one condition. Streams belong to workers and not to
+ranks, so they stay when an epoch begins in which the same workers have other ranks.
 """
 
 import asyncio
@@ -20,18 +21,22 @@ import grpc
 import grpc.aio
 
 from ttlaunch import contract
-from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Incoming, Outgoing, Transfer
-from ttlaunch.runtime.comm.grpc.directory import Directory
+from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
+from ttlaunch.runtime.comm.grpc.directory import Address, Directory, Peer
 from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError, parse
-from ttlaunch.runtime.comm.protocol import CommunicationError, PeerLostError
+from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.world import Rank
 
 SERVICE = "ttlaunch.v1.Peer"
 _LINK = f"/{SERVICE}/Link"
-_RANK, _WORLD = "ttlaunch-rank", "ttlaunch-world"  # metadata of a stream
+_WORKER, _INCARNATION, _WORLD = "ttlaunch-worker", "ttlaunch-incarnation", "ttlaunch-world"  # metadata of a stream
+_MOST_NUMBER = 2**32 - 1
 _REACH_S = 300.0  # from the opening of the transport on; other ranks may take as long to import torch
 _LOOK_S = 0.01
 _FLUSH_S = 2.0
+_NOT_YET = frozenset((grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS))
+"""What a peer answers that begins the same epoch a moment later, or has not noticed yet that an earlier stream ended."""
+_LONGEST_S = 400 * 86_400.0  # as long as the certificates of a run hold
 _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", MOST_BYTES),
@@ -56,30 +61,53 @@ _OPTIONS: Sequence[tuple[str, int]] = (
 _End = TypeVar("_End", Outgoing, Incoming)
 
 
+@dataclass(frozen=True)
+class _Route:
+    """How one worker reaches another one, as long as both live."""
+
+    own: Peer
+    peer: Peer
+    name: str
+    address: Address
+    is_same_host: bool
+
+
 @dataclass(eq=False)
 class _Channel(Generic[_End]):
-    """One end of the messages between two ranks, and the state of its stream.
+    """One end of the messages between two workers, and the state of its stream.
 
     Attributes:
         woken: Set when there may be frames to send.
         is_awake: Whether `woken` is set, or frames are being sent.
-        is_open: Whether there is a stream.
+        task: What keeps the stream; None if there is none.
         writing: The transfer whose last frame is being sent.
-        lost: Why no more messages pass.
+        lost: Why no more messages pass in this epoch.
     """
 
-    end: _End
+    fence: Fence[_End]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     is_awake: bool = False
-    is_open: bool = False
+    task: "asyncio.Task[Any] | None" = None
     writing: Transfer | None = None
     lost: CommunicationError | None = None
 
     def fail(self, error: CommunicationError) -> None:
-        """Fail all transfers, and those that will begin."""
+        """Fail all transfers, and those that will begin in this epoch."""
         self.lost = self.lost or error
-        for transfer in [*self.end.unfinished(), *([self.writing] if self.writing else [])]:
-            transfer.fail(self.lost)
+        self.abandon(self.lost)
+
+    def abandon(self, error: CommunicationError) -> None:
+        """Fail all transfers."""
+        for transfer in [*self.fence.abandon(), *([self.writing] if self.writing else [])]:
+            transfer.fail(error)
+
+    def begin(self, epoch: int) -> None:
+        self.fence.begin(epoch)
+        self.lost = None
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Links:
@@ -97,14 +125,16 @@ class Links:
         """
         self.changed = threading.Condition()
         self._directory = directory
+        self._members = directory.members
         self._rank = rank
         self._inline_bytes = inline_bytes
-        self._outgoing: dict[Rank, _Channel[Outgoing]] = {}
-        self._incoming: dict[Rank, _Channel[Incoming]] = {}
+        self._outgoing: dict[Peer, _Channel[Outgoing]] = {}
+        self._incoming: dict[Peer, _Channel[Incoming]] = {}
+        self._dropped = 0  # by ends that are no more
+        self._over: EpochOverError | None = None
         self._is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: list[Any] = []
-        self._connections: list[grpc.aio.Channel] = []
         self._server: grpc.aio.Server
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gRPC", daemon=True)
@@ -116,25 +146,66 @@ class Links:
             raise
 
     def send(self, transfer: Transfer, *, dest: Rank, tag: int) -> None:
-        """Begin to send; fails the transfer if the peer is lost."""
+        """Begin to send; fails the transfer if the peer is lost or the epoch is over."""
         with self.changed:
-            channel = self._outgoing.get(dest)
-            if channel is None:
-                channel = self._outgoing[dest] = _Channel(Outgoing(inline_bytes=self._inline_bytes))
-                self._loop.call_soon_threadsafe(self._start, self._connect(dest, channel))
-            channel.end.post(transfer, tag=tag)
-            if channel.lost is not None:
-                transfer.fail(channel.lost)
+            channel = self._outgoing_to(self._directory.peer(dest))
+            reason = self._over or channel.lost
+            if reason is not None:
+                transfer.fail(reason)
+                return
+            channel.fence.end.post(transfer, tag=tag)
             self._wake(channel)
 
     def receive(self, transfer: Transfer, *, source: Rank, tag: int) -> None:
-        """Begin to receive; fails the transfer if the peer is lost and its message has not come."""
+        """Begin to receive; fails the transfer if the epoch is over, or the peer is lost and its message has not come."""
         with self.changed:
-            channel = self._incoming_from(source)
-            channel.end.post(transfer, tag=tag)
-            if channel.lost is not None and not transfer.done:
-                transfer.fail(channel.lost)
+            if self._over is not None:
+                transfer.fail(self._over)
+                return
+            channel = self._incoming_from(self._directory.peer(source))
+            channel.fence.end.post(transfer, tag=tag)
+            if channel.lost is not None:
+                channel.fail(channel.lost)
             self._wake(channel)
+
+    @property
+    def dropped(self) -> int:
+        """How many frames and streams of other epochs and of earlier lives were dropped."""
+        with self.changed:
+            return self._dropped + sum(channel.fence.dropped for channel in self._channels())
+
+    def leave(self) -> None:
+        """Fail all transfers, and those that begin, until the next epoch begins."""
+        with self.changed:
+            self._over = EpochOverError(f"epoch {self._directory.epoch} is over: the members of the run change")
+            for channel in self._channels():
+                channel.abandon(self._over)
+            self.changed.notify_all()
+
+    def begin(self, directory: Directory, *, rank: Rank) -> None:
+        """Begin another epoch.
+
+        Raises:
+            ValueError: It is not later than this one.
+        """
+        with self.changed:
+            before, self_before = self._directory, self._directory.peer(self._rank)
+            if directory.epoch <= before.epoch:
+                raise ValueError(f"epoch {directory.epoch} cannot follow epoch {before.epoch}")
+            self.leave()
+            self._directory, self._members, self._rank = directory, directory.members, rank
+            is_reborn = directory.peer(rank) != self_before  # the streams that it opened say who it was
+            for peer, outgoing in list(self._outgoing.items()):
+                if is_reborn or outgoing.lost is not None or peer not in self._members:
+                    self._drop(self._outgoing.pop(peer))
+                else:
+                    outgoing.begin(directory.epoch)
+            for peer, incoming in list(self._incoming.items()):
+                if peer not in self._members:
+                    self._drop(self._incoming.pop(peer))
+                else:
+                    incoming.begin(directory.epoch)
+            self._over = None
 
     def close(self) -> None:
         """Send what is left, and end all streams; call it when all ranks have received what they wait for."""
@@ -151,10 +222,10 @@ class Links:
     def _await(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _start(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _start(self, work: Coroutine[Any, Any, None], channel: "_Channel[Any]") -> None:
+        channel.task = self._loop.create_task(work)
+        self._tasks.add(channel.task)
+        channel.task.add_done_callback(self._tasks.discard)
 
     def _wake(self, channel: "_Channel[Any]") -> None:
         """Let the stream of a channel look for frames; called under `changed`, from any thread."""
@@ -162,10 +233,43 @@ class Links:
             channel.is_awake = True
             self._loop.call_soon_threadsafe(channel.woken.set)
 
-    def _incoming_from(self, source: Rank) -> "_Channel[Incoming]":
-        if source not in self._incoming:
-            self._incoming[source] = _Channel(Incoming(self._directory.names[source]))
-        return self._incoming[source]
+    def _channels(self) -> "list[_Channel[Any]]":
+        return [*self._outgoing.values(), *self._incoming.values()]
+
+    def _outgoing_to(self, peer: Peer) -> "_Channel[Outgoing]":
+        if peer not in self._outgoing:
+            route = self._route(self._members[peer])
+            incarnation = route.own.incarnation
+
+            def make(epoch: int) -> Outgoing:
+                return Outgoing(epoch=epoch, incarnation=incarnation, inline_bytes=self._inline_bytes)
+
+            channel = _Channel(Fence(make, epoch=self._directory.epoch, incarnation=incarnation))
+            self._outgoing[peer] = channel
+            self._loop.call_soon_threadsafe(self._start, self._connect(route, channel), channel)
+        return self._outgoing[peer]
+
+    def _route(self, rank: Rank) -> _Route:
+        found, own = self._directory, self._rank
+        is_same_host = found.hosts[rank] == found.hosts[own]
+        return _Route(found.peer(own), found.peer(rank), found.names[rank], found.addresses[rank], is_same_host)
+
+    def _incoming_from(self, peer: Peer) -> "_Channel[Incoming]":
+        if peer not in self._incoming:
+
+            def make(epoch: int) -> Incoming:
+                return Incoming(self._name(peer), epoch=epoch, incarnation=peer.incarnation)
+
+            self._incoming[peer] = _Channel(Fence(make, epoch=self._directory.epoch, incarnation=peer.incarnation))
+        return self._incoming[peer]
+
+    def _name(self, peer: Peer) -> str:
+        rank = self._members.get(peer)
+        return f"worker {peer.worker}" if rank is None else self._directory.names[rank]
+
+    def _drop(self, channel: "_Channel[Any]") -> None:
+        self._dropped += channel.fence.dropped
+        self._loop.call_soon_threadsafe(channel.cancel)
 
     # In the thread of the streams
 
@@ -186,123 +290,161 @@ class Links:
         except RuntimeError as error:
             raise CommunicationError(f"{directory.names[self._rank]} cannot listen: {error}") from error
 
-    async def _connect(self, peer: Rank, channel: "_Channel[Outgoing]") -> None:
+    async def _connect(self, route: _Route, channel: "_Channel[Outgoing]") -> None:
         """Open the stream to a peer, and send on it until it ends."""
         try:
-            connection = await self._reach(peer)
-            self._connections.append(connection)
-            metadata = ((_RANK, str(self._rank)), (_WORLD, self._directory.world))
-            call = connection.stream_stream(_LINK)(metadata=metadata)
-            self._calls.append(call)
-            # A write to a stream that was refused would replace the words of the refusal by gRPC's own.
-            if _RANK in dict(await call.initial_metadata()):
-                self._start(self._send_frames(channel, call.write))
-                await self._read(peer, call.read, channel)
-            status = await call.code()
-            if status != grpc.StatusCode.OK:
-                self._lose(peer, channel, str(await call.details()))
+            async with await self._reach(route) as connection:
+                call = await self._open(connection, route.own)
+                self._calls.append(call)
+                try:
+                    if not await self._exchange(route.peer, call, channel):
+                        call.cancel()
+                    status = await call.code()
+                    if status != grpc.StatusCode.OK:
+                        self._lose(route.peer, channel, str(await call.details()))
+                finally:
+                    self._calls.remove(call)
         except PeerLostError as error:
             self._fail(channel, error)
         except grpc.RpcError as error:
-            self._lose(peer, channel, _words(error))
+            self._lose(route.peer, channel, _words(error))
 
-    async def _reach(self, peer: Rank) -> grpc.aio.Channel:
+    async def _open(self, connection: grpc.aio.Channel, own: Peer) -> Any:
+        """Return a stream that the peer has accepted, or has refused for good."""
+        metadata = ((_WORKER, str(own.worker)), (_INCARNATION, str(own.incarnation)), (_WORLD, self._directory.world))
+        while True:
+            call = connection.stream_stream(_LINK)(metadata=metadata, timeout=_LONGEST_S)
+            if await _is_accepted(call):
+                return call
+            status = await call.code()
+            if status not in _NOT_YET:
+                return call
+            await asyncio.sleep(_LOOK_S)
+
+    async def _exchange(self, peer: Peer, call: Any, channel: "_Channel[Outgoing]") -> bool:
+        """Send and read until the stream ends; return whether the peer ended it."""
+        # A write to a stream that was refused would replace the words of the refusal by gRPC's own.
+        if not await _is_accepted(call):
+            return True
+        sending = self._loop.create_task(self._send_frames(channel, call.write))
+        try:
+            return await self._read(peer, call.read, channel)
+        finally:
+            sending.cancel()
+
+    async def _reach(self, route: _Route) -> grpc.aio.Channel:
         """Return a connection to a peer as soon as it listens.
 
         Raises:
             PeerLostError: It does not listen, or is another one.
         """
-        address, certificates = self._directory.addresses[peer], self._directory.certificates
-        is_same_host = self._directory.hosts[peer] == self._directory.hosts[self._rank]
-        if is_same_host or address.network is None or certificates is None:
+        address, certificates = route.address, self._directory.certificates
+        if route.is_same_host or address.network is None or certificates is None:
             # Another process makes it, and gRPC would wait longer before it tries again.
             while not address.socket.exists():  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
             connection = grpc.aio.insecure_channel(f"unix:{address.socket}", options=_OPTIONS)
         else:
             credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.own)
-            name = ("grpc.ssl_target_name_override", contract.peer_name(peer))
+            name = ("grpc.ssl_target_name_override", contract.peer_name(route.peer.worker))
             connection = grpc.aio.secure_channel(address.network, credentials, options=[*_OPTIONS, name])
         try:
             await asyncio.wait_for(connection.channel_ready(), _REACH_S)
         except TimeoutError:
             await connection.close()
             where = address.network or address.socket
-            raise PeerLostError(
-                f"{self._directory.names[peer]} did not answer at {where} within {_REACH_S:g} s"
-            ) from None
+            raise PeerLostError(f"{route.name} did not answer at {where} within {_REACH_S:g} s") from None
         return connection
 
     async def _send_frames(self, channel: "_Channel[Outgoing]", write: Callable[[bytes], Awaitable[None]]) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads the answers learns why
             while True:
                 with self.changed:
-                    taken = channel.end.take()
+                    taken = channel.fence.end.take()
                     channel.is_awake = taken is not None
-                if taken is None:
+                    data, channel.writing = taken or (None, None)
+                if data is None:
                     await channel.woken.wait()
                     channel.woken.clear()
                     continue
-                data, channel.writing = taken
                 await write(data)
                 if channel.writing is not None:
                     with self.changed:
                         channel.writing.done, channel.writing = True, None
                         self.changed.notify_all()
 
-    async def _read(self, peer: Rank, read: Callable[[], Awaitable[Any]], channel: "_Channel[Any]") -> None:
-        """Feed a channel with what comes until the stream ends, or until a frame comes that no rank sends."""
+    async def _read(self, peer: Peer, read: Callable[[], Awaitable[Any]], channel: "_Channel[Any]") -> bool:
+        """Feed a channel with what comes; return whether the stream ended, and not because of a frame that no rank sends."""
         while (data := await read()) is not grpc.aio.EOF:
             try:
                 with self.changed:
-                    channel.end.feed(parse(data))
+                    channel.fence.feed(parse(data))
                     self._wake(channel)
                     self.changed.notify_all()
             except BadFrameError as error:
-                self._fail(channel, CommunicationError(f"{self._directory.names[peer]} sent {error}"))
-                return
+                self._fail(channel, CommunicationError(f"{self._name(peer)} sent {error}"))
+                return False
+        return True
 
     async def _serve(self, _requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         """Receive from one peer."""
         peer = await self._identify(context)
         with self.changed:
             channel = self._incoming_from(peer)
-            if channel.is_open:
-                refusal = f"{self._directory.names[peer]} is connected already"
-            else:
-                channel.is_open, refusal = True, ""
-        if refusal:
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
-        await context.send_initial_metadata(((_RANK, str(self._rank)),))
+            is_taken = channel.task is not None
+            if not is_taken:
+                channel.task = self._loop.create_task(self._read(peer, context.read, channel))
+        if is_taken:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{self._name(peer)} is connected already")
+        assert channel.task is not None  # noqa: S101 - only this function ends it
+        await context.send_initial_metadata(((_WORKER, str(peer.worker)),))
         answering = self._loop.create_task(self._answer(channel, context))
         try:
-            await self._read(peer, context.read, channel)
-            self._lose(peer, channel, "it has ended")
-        except (asyncio.CancelledError, grpc.RpcError):
+            await asyncio.wait([channel.task])
+        except asyncio.CancelledError:
+            channel.task.cancel()
             self._lose(peer, channel, "its connection broke")
             raise
         finally:
+            reading, channel.task = channel.task, None
             answering.cancel()
+        if reading.cancelled():  # by another epoch; the cancellation of this function would not tell the peer
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {peer.worker} is no member any more")
+        self._lose(peer, channel, "it has ended" if reading.exception() is None else "its connection broke")
 
-    async def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Rank:
-        """Return which rank has opened a stream; refuse it if it proves not to be that rank."""
+    async def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Peer:
+        """Return who has opened a stream; refuse it if it proves not to be a member of this epoch."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        text = metadata.get(_RANK, "")
-        if metadata.get(_WORLD) != self._directory.world or not text.isdecimal() or len(text) > 9:  # noqa: PLR2004
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is another run")
-        rank = int(text)
         names: Mapping[str, Any] = context.auth_context()
-        proven = names.get("x509_subject_alternative_name")
-        is_other = proven is not None and contract.peer_name(rank).encode() not in proven
-        if rank >= len(self._directory.names) or is_other:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this is not rank {rank}")
-        return Rank(rank)
+        with self.changed:
+            found = self._recognise(metadata, names.get("x509_subject_alternative_name"))
+        if isinstance(found, Peer):
+            return found
+        await context.abort(*found)
+        raise AssertionError  # `abort` has raised
+
+    def _recognise(
+        self, metadata: Mapping[str, str], proven: Sequence[bytes] | None
+    ) -> Peer | tuple[grpc.StatusCode, str]:
+        """Return which member of this epoch has opened a stream, or why it is refused."""
+        worker, incarnation = _number(metadata.get(_WORKER, "")), _number(metadata.get(_INCARNATION, ""))
+        if metadata.get(_WORLD) != self._directory.world or worker is None or incarnation is None:
+            return grpc.StatusCode.PERMISSION_DENIED, "this is another run"
+        if proven is not None and contract.peer_name(worker).encode() not in proven:
+            return grpc.StatusCode.PERMISSION_DENIED, f"this is not rank {worker}"
+        member = next((peer for peer in self._members if peer.worker == worker), None)
+        if member is not None and incarnation < member.incarnation:
+            self._dropped += 1
+            return grpc.StatusCode.FAILED_PRECONDITION, f"worker {worker} has started again since"
+        if member is None or incarnation != member.incarnation:
+            return grpc.StatusCode.NOT_FOUND, f"worker {worker} is no member of epoch {self._directory.epoch}"
+        return member
 
     async def _answer(self, channel: "_Channel[Incoming]", context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads notices the same
             while True:
                 with self.changed:
-                    data = channel.end.take()
+                    data = channel.fence.end.take()
                     channel.is_awake = data is not None
                 if data is None:
                     await channel.woken.wait()
@@ -312,30 +454,40 @@ class Links:
 
     async def _end(self) -> None:
         """End the streams to other ranks when what was sent has arrived, then those from other ranks."""
-        for call in self._calls:
+        for call in list(self._calls):
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
                 await asyncio.wait_for(call.done_writing(), _FLUSH_S)
-        for call in self._calls:
+        for call in list(self._calls):
             with contextlib.suppress(grpc.RpcError, asyncio.CancelledError, TimeoutError):
                 await asyncio.wait_for(call.code(), _FLUSH_S)
         for task in self._tasks:
             task.cancel()
-        for connection in self._connections:
-            await connection.close()
         await self._server.stop(_FLUSH_S)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:  # of gRPC's own, which would complain about a loop that ends before them
             await asyncio.wait(left, timeout=_FLUSH_S)
 
-    def _lose(self, peer: Rank, channel: "_Channel[Any]", why: str) -> None:
+    def _lose(self, peer: Peer, channel: "_Channel[Any]", why: str) -> None:
         """Fail the transfers of one direction; if the peer is gone, the stream of the other direction ends by itself."""
         if not self._is_closing:
-            self._fail(channel, PeerLostError(f"{self._directory.names[peer]} is gone: {why}"))
+            self._fail(channel, PeerLostError(f"{self._name(peer)} is gone: {why}"))
 
     def _fail(self, channel: "_Channel[Any]", error: CommunicationError) -> None:
         with self.changed:
             channel.fail(error)
             self.changed.notify_all()
+
+
+async def _is_accepted(call: Any) -> bool:
+    return _WORKER in dict(await call.initial_metadata() or ())
+
+
+def _number(text: str) -> int | None:
+    """Return the number that a text is; None if it is none that fits a field of a frame."""
+    is_number = (
+        text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_NUMBER)) and int(text) <= _MOST_NUMBER
+    )
+    return int(text) if is_number else None
 
 
 def _words(error: BaseException) -> str:
