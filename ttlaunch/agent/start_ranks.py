@@ -5,8 +5,9 @@
 It reads the plan once, forks a shim for each rank, waits for them, and exits when all have ended: with 0, or with the status of
 the first shim that ended with another. One rank's end ends no other; on SIGTERM it ends all, within about a second. Where PARENT,
 the launcher's process or the agent's, is given, it ends with that process. With `ordered`, it waits for a line of JSON on standard input,
-which names the ranks to start (`ranks`), their further variables (`variables`), and ranks that may be started later (`later`). If there are
-such ranks, further lines name those to start (`ranks`), and it does not exit before standard input has ended.
+which names the ranks to start (`ranks`; all if it is absent), their further variables (`variables`), and ranks that may be started later
+(`later`). If there are such ranks, further lines name those to start (`ranks`), and it does not exit before standard input has ended.
+If standard input ends before that line, it starts nothing and exits.
 Its shims end with it, and ranks with their shims.
 For `--warm`, it replaces itself by a process that has imported torch, see `warm_start.py`.
 
@@ -68,7 +69,8 @@ def main() -> int:
         if "ordered" in sys.argv[3:]:
             orders = Orders(_taken_from_stdin())
             order = orders.wait_for_first() or {"ranks": [], "variables": {}}  # the agent has ended
-            rows, later = ([plan["ranks"][rank] for rank in order.get(name, ())] for name in ("ranks", "later"))
+            rows = [plan["ranks"][rank] for rank in order.get("ranks", range(len(plan["ranks"])))]
+            later = [plan["ranks"][rank] for rank in order.get("later", ())]
             os.environ.update(order["variables"])
     except (OSError, ValueError, KeyError, LookupError) as error:
         print(f"{NAME}: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from ttlaunch.app.dialogue import Dialogue
@@ -24,6 +24,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.planning.engine import EngineSignature
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
 
 

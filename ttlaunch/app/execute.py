@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown, usage_error
+from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun
@@ -145,11 +145,8 @@ def execute_plan(
     Raises:
         LaunchError: A host is not ready, or the run's folder cannot be made; nothing was started.
     """
-    from ttlaunch.app.registering import registered
     from ttlaunch.running.guard import guarded
-    from ttlaunch.running.runs.facts import facts_of
     from ttlaunch.running.runs.run_folder import private_files, scratch_folder
-    from ttlaunch.running.supervise import supervise
     from ttlaunch.running.watch import Watch
 
     ready = ready or make_ready(prepared, options, dialogue)
@@ -159,9 +156,12 @@ def execute_plan(
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # ends ranks if this process is killed
         ready.controller(folder, watch := Watch(plan, folder), scratch, variables=options.variables) as controller,
-        registered(plan, folder, dialogue),
+        _registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(StartingRun(plan, controller, folder, scratch)) as view,
     ):
+        from ttlaunch.running.runs.facts import facts_of
+        from ttlaunch.running.supervise import supervise  # while the interpreter that will start the ranks starts
+
         report = supervise(
             plan,
             folder,
@@ -176,6 +176,12 @@ def execute_plan(
             begun=_noting_marks(begun, options, ready),
         )
     return Outcome(report, facts_of(plan), folder, scratch)
+
+
+def _registered(plan: "LaunchPlan", folder: "RunFolder", dialogue: Dialogue) -> AbstractContextManager[None]:
+    from ttlaunch.app.registering import registered
+
+    return registered(plan, folder, dialogue)
 
 
 def _noting_marks(

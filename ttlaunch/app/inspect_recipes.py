@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ttlaunch
 from ttlaunch.diagnostics import Diagnostic, shown
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.named_folders import NamedFolder
 from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 

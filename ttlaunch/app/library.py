@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -27,6 +26,7 @@ from ttlaunch.app.spawn import spawn_supervisor
 from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error, render, shown, usage_error
 from ttlaunch.diagnostics.html import facts_html, table_html, text_html
 from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.overview import RunSummary, list_runs
 from ttlaunch.running.runs.registry import RegistryError, find_registry

@@ -1,8 +1,9 @@
 """The result of a run."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ttlaunch.running.report import Report

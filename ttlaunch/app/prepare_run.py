@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
@@ -21,6 +21,7 @@ from ttlaunch.planning.environment import check_reserved
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.variables import variables_named
 

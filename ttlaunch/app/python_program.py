@@ -10,10 +10,11 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ttlaunch.diagnostics import shown
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import open_regular
 
 _INTERPRETER = re.compile(r"python[0-9.]*t?")

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.hosts import open_transport
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
 
 

@@ -1,5 +1,6 @@
 """Check this machine before a run whose ranks all run on it, and control these ranks."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -12,10 +13,10 @@ from ttlaunch.agent.held_port import hold_port
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
-from ttlaunch.engines.base import Capability
+from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, is_python
 from ttlaunch.running.preflight import check_listeners, check_machine
-from ttlaunch.running.rank_controller import LocalRankController, RankController
+from ttlaunch.running.rank_controller import LocalRankController, RankController, engine_variables
 from ttlaunch.running.runs.record_inputs import installed_version
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
@@ -67,7 +68,7 @@ def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
     if Capability.MPI in prepared.engine.can:
         problems += check_listeners()
     stop_on_errors(problems, dialogue)
-    return _ReadyHere(prepared.plan)
+    return _ReadyHere(prepared.plan, prepared.engine)
 
 
 def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
@@ -95,8 +96,9 @@ def _no_free_port(error: OSError) -> Diagnostic:
 class _ReadyHere:
     release = None
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(self, plan: LaunchPlan, engine: Engine) -> None:
         self.plan = plan
+        self._engine = engine
         self.marks = {"folder": time.time()}
 
     @contextmanager
@@ -115,10 +117,15 @@ class _ReadyHere:
                 except OSError as error:
                     raise LaunchError([_no_free_port(error)]) from error
                 variables = {**variables, contract.ENV_MASTER_ADDR: _LOOPBACK, contract.ENV_MASTER_PORT: str(port)}
-            yield LocalRankController(
+            controller = LocalRankController(
                 folder.run_id,
                 scratch=scratch,
                 run_folder=folder.path,
                 daemons=self.plan.engine.names.daemons,
                 variables=variables,
             )
+            environment = engine_variables(self.plan, folder.run_id, os.environ, controller=controller, scratch=scratch)
+            held.enter_context(
+                controller.started_ahead(self._engine, self.plan.engine, folder=folder.path, environment=environment)
+            )
+            yield controller

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
@@ -39,6 +39,7 @@ from ttlaunch.hosts.transport.pushed import Interpreter, start_interpreter
 from ttlaunch.hosts.transport.transport import CONNECT_S, Process, Transport
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.make import Networks
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.agents.host_link import AGENT_MODULES
 from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_controller
 from ttlaunch.running.rank_controller import RankController

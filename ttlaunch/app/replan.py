@@ -1,7 +1,7 @@
 """Find hosts and a number of ranks for the next attempt of a run, without the hosts that do not answer."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
@@ -14,6 +14,7 @@ from ttlaunch.diagnostics import Diagnostic, counted, listed
 from ttlaunch.errors import HostError
 from ttlaunch.planning.fewer_ranks import largest_world
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.ending import keeps_checkpoints
 from ttlaunch.running.restarts import Restart
 from ttlaunch.spec.topology.model import Topology

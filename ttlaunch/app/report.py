@@ -1,7 +1,6 @@
 """The result of a run as Python sees it: `ttlaunch.Report`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,6 +8,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, render
 from ttlaunch.diagnostics.html import facts_html, text_html
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.watch import render_speed
 
 DONE = "done"

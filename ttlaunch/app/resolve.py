@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ttlaunch.diagnostics import (
     shown,
     usage_mistake,
 )
+from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ttlaunch.app.slurm_hosts import SlurmHosts

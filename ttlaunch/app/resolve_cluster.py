@@ -4,13 +4,14 @@ All mistakes are collected.
 """
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Source, has_errors, shown, usage_mistake
+from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ttlaunch.app.slurm_hosts import SlurmHosts

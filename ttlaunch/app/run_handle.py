@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +19,7 @@ from ttlaunch.app.stop import interrupt
 from ttlaunch.diagnostics import Diagnostic, LaunchError, usage_error
 from ttlaunch.diagnostics.html import facts_html, table_html
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.report import read_report
 from ttlaunch.running.restarts import read_follow_up

@@ -1,9 +1,11 @@
 """The specification of a run before any file is read: the same for the command line, Python and restarts."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Self
+
+from ttlaunch.quick_dataclass import dataclass
 
 LOCAL = "local"
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ttlaunch.agent import PARENT_DEATH
 from ttlaunch.app.dialogue import Dialogue
@@ -23,6 +23,7 @@ from ttlaunch.app.signals import interruptible
 from ttlaunch.app.slurm_hosts import with_variables_of_job
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, Severity, shown
 from ttlaunch.hosts.transport.slurm import WHERE_COMMANDS_ARE, ask_slurm, one_line
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.slurm_request import SlurmRequest
 
 _TICK_S = 0.2

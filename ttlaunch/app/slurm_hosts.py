@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors, shown, usage_mistake
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.allocation import read_allocation
 from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.slurm_request import (

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ttlaunch import contract
 from ttlaunch.diagnostics import shown
 from ttlaunch.hosts.transport.slurm import ENDED_STATES, ask_slurm
 from ttlaunch.planning.slurm_script import LOG_FILE
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import read_tail
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.report import Report, read_report

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from ttlaunch.hosts.sync.write_release import ChangedFileError, write_release
 from ttlaunch.hosts.transport.slurm import one_line, slurm_environment
 from ttlaunch.planning.launch_plan import RecipeProgram
 from ttlaunch.planning.slurm_script import ENVIRONMENT_FILE, BatchScript, render_batch_script, render_variables
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.ending import keeps_checkpoints
 from ttlaunch.spec.topology.slurm_request import JOB_VARIABLE, SlurmRequest, is_slurm
 

@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from types import UnionType
@@ -16,6 +15,7 @@ from ttlaunch import contract
 from ttlaunch.app.run_spec import LOCAL, RunSpec
 from ttlaunch.cli.completion import complete_settings
 from ttlaunch.diagnostics import Format
+from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ttlaunch.app.execute import RunOptions

@@ -1,12 +1,13 @@
 """The report of one mistake: severity, stable code, a sentence, labels on the places that take part, notes, hints."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import listed
+from ttlaunch.quick_dataclass import dataclass
 
 
 class Severity(StrEnum):

@@ -1,7 +1,9 @@
 """Where a value stands: a file's text, and a place in it given as line, column and length, all counted from 1."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
+
+from ttlaunch.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

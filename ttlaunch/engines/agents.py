@@ -12,16 +12,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ttlaunch import contract
 from ttlaunch.agent import START_RANKS
 from ttlaunch.diagnostics import Blame, Diagnostic
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
-from ttlaunch.engines.process import process_options, start_process
+from ttlaunch.engines.process import process_options
 from ttlaunch.planning.engine import EngineSignature, RanksToStart
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
+from ttlaunch.quick_dataclass import dataclass
 
 KEY = "agents"
 SIGNATURE = EngineSignature(
@@ -79,21 +79,15 @@ class Agents:
         return EngineCommand(self.name, argv, environment, {}, names=_NAMES)
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        return start_process(command.argv, folder=folder, environment=environment, ends_itself=True)
+        process = self.start_waiting(command, folder=folder, environment=environment)
+        process.begin()
+        return process
 
-    def start_growing(
-        self,
-        command: EngineCommand,
-        *,
-        folder: Path,
-        environment: Mapping[str, str],
-        first: Sequence[int],
-        later: Sequence[int],
+    def start_waiting(
+        self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
     ) -> "GrowingStarter":
         argv = [*command.argv, str(os.getpid()), "ordered"]
-        process = GrowingStarter(argv, stdin=subprocess.PIPE, **process_options(folder, environment))
-        process.begin(first, later)
-        return process
+        return GrowingStarter(argv, stdin=subprocess.PIPE, **process_options(folder, environment))
 
     def refuse_connections(self, process: EngineProcess) -> None:
         """Do nothing: no socket listens."""
@@ -110,14 +104,18 @@ class Agents:
 
 
 class GrowingStarter(subprocess.Popen[bytes]):
-    """`start_ranks.py` as the process of a run to which ranks can be added; it takes its orders through a pipe."""
+    """`start_ranks.py`, which takes its orders through a pipe and ends if the pipe ends before the first one."""
 
     _left: set[int]
 
-    def begin(self, first: Sequence[int], later: Sequence[int]) -> None:
-        """Start the first ranks, and remember which ones may be added."""
+    def begin(self, first: Sequence[int] | None = None, later: Sequence[int] = ()) -> None:
         self._left = set(later)
-        self._order({"ranks": list(first), "variables": {}, "later": list(later)})
+        ranks = {} if first is None else {"ranks": list(first)}
+        self._order({**ranks, "variables": {}, "later": list(later)})
+
+    def abandon(self) -> None:
+        with self:  # closes its pipes and waits for its end
+            self.kill()
 
     def add(self, ranks: Sequence[int]) -> None:
         self._left -= set(ranks)

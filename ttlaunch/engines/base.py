@@ -7,7 +7,7 @@ checks its `Capability` and never compares names.
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Flag, auto
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
@@ -15,6 +15,7 @@ from typing import IO, Protocol, runtime_checkable
 from ttlaunch.diagnostics import Diagnostic, Source
 from ttlaunch.planning.engine import EngineSignature, PlansCommands
 from ttlaunch.planning.launch_plan import EngineCommand
+from ttlaunch.quick_dataclass import dataclass
 
 
 class Capability(Flag):
@@ -137,20 +138,24 @@ class GrowingProcess(EngineProcess, Protocol):
         """Let the process end with its ranks; `add` must not be called any more."""
 
 
+class WaitingProcess(GrowingProcess, Protocol):
+    """The process of an engine that starts no rank before it is told to begin."""
+
+    def begin(self, first: Sequence[int] | None = None, later: Sequence[int] = ()) -> None:
+        """Start the ranks `first`, None for all of the plan; those of `later` can be added."""
+
+    def abandon(self) -> None:
+        """End the process, which has not begun."""
+
+
 @runtime_checkable
 class AddsRanks(Protocol):
     """What an engine with the capability `ADD_RANK` provides besides."""
 
-    def start_growing(
-        self,
-        command: EngineCommand,
-        *,
-        folder: Path,
-        environment: Mapping[str, str],
-        first: Sequence[int],
-        later: Sequence[int],
-    ) -> GrowingProcess:
-        """Do what `Engine.start` does, but start only the ranks `first`; those of `later` can be added.
+    def start_waiting(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> WaitingProcess:
+        """Start the process as `Engine.start` does, but no rank before it is told to begin.
+
+        So its interpreter starts while the launcher still prepares the run.
 
         Raises:
             OSError: The process cannot be started.

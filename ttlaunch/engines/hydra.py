@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from ttlaunch.engines.mpi_programs import FoundProgram, daemon_command, find_pro
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
+from ttlaunch.quick_dataclass import dataclass
 
 PROGRAM = "mpiexec.hydra"
 MACHINES = "machines.txt"

@@ -5,7 +5,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.engines.base import DaemonStart
 from ttlaunch.engines.process import with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, dotted
+from ttlaunch.quick_dataclass import dataclass
 
 _VERSION_S = 10.0  # for `--version`
 _LONGEST_PATH = 300  # characters of a path in a message

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args, unk
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
+from ttlaunch.quick_dataclass import dataclass
 
 SIGNATURE = EngineSignature(
     title="Open MPI",

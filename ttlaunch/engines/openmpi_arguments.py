@@ -9,12 +9,13 @@ anyway. All others go to mpirun as they are.
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, Span, shown
 from ttlaunch.engines.base import EngineArguments
 from ttlaunch.planning.secrets import mask_arguments
+from ttlaunch.quick_dataclass import dataclass
 
 _OPTION = "--mpi-args"
 _HOSTS = {"host", "H"}

@@ -13,9 +13,7 @@ from ttlaunch.agent import PARENT_DEATH
 from ttlaunch.engines.base import EngineProcess
 
 
-def start_process(
-    argv: Sequence[str], *, folder: Path, environment: Mapping[str, str], ends_itself: bool = False
-) -> subprocess.Popen[bytes]:
+def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a process in its own session, so that Ctrl-C reaches only the launcher; it ends if the launcher is killed.
 
     It gets the umask that `contract.ENV_UMASK` names, if it is set, and not that variable.
@@ -24,13 +22,11 @@ def start_process(
         argv: The command.
         folder: The folder in which it starts.
         environment: Its variables.
-        ends_itself: Whether the command sees to it that it ends with the process whose id is its last argument, which is added
-            here. This saves the start of another interpreter.
 
     Raises:
         OSError: The interpreter cannot be started, or `folder` cannot be entered.
     """
-    command = [*argv, str(os.getpid())] if ends_itself else [sys.executable, "-I", "-S", PARENT_DEATH, *argv]
+    command = [sys.executable, "-I", "-S", PARENT_DEATH, *argv]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **process_options(folder, environment))
 
 

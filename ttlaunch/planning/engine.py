@@ -6,10 +6,11 @@ receive the engine as an object, and no code here names one.
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from ttlaunch.planning.launch_plan import EngineCommand, RankRow
+from ttlaunch.quick_dataclass import dataclass
 
 _LONGEST_ANSWER = 1000  # characters of what a program prints for `--version`
 

@@ -7,11 +7,12 @@ folder. Equal inputs give equal hashes.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.html import table_html
+from ttlaunch.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

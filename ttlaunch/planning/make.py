@@ -5,7 +5,7 @@ a tenth of a second.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label
@@ -14,6 +14,7 @@ from ttlaunch.planning.engine import OverHosts, PlansCommands, RanksToStart
 from ttlaunch.planning.environment import plan_environment, plan_rank_environment
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
 from ttlaunch.planning.secrets import hide_secrets
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.variables import MANAGED
 

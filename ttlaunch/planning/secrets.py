@@ -8,10 +8,11 @@ values in their environment; see `agent/shim.py` and `runtime/entry.py`.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.quick_dataclass import dataclass
 
 _WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]+")
 _ENDS_SECRET = re.compile(

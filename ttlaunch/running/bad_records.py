@@ -5,13 +5,13 @@ Of a file with `MOST_BAD_LINES` such records, readers skip the rest, and that is
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import AnyProgress, read_progress
 from ttlaunch.running.runs.files import Tail

@@ -4,11 +4,12 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ttlaunch import contract
 from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause

@@ -11,11 +11,11 @@ import shlex
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending
 from ttlaunch.running.failures.attribution import has_shown_cause

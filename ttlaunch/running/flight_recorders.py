@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ttlaunch.flight_recorder import (
     Recording,
     read_recorder,
 )
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import read_regular
 from ttlaunch.running.watch import RankState
 

@@ -5,10 +5,10 @@ such as the one in shared memory, it may still complete, so their loss only coun
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 

@@ -6,11 +6,12 @@ modules decide whether the loss was the first failure, how soon the run ends, an
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.errors import HostError
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.lost_folders import LostFolder
 from ttlaunch.running.runs.run_folder import RunFolder, append_event

@@ -1,9 +1,11 @@
 """Watch and signal the processes of a run's ranks: one protocol for this machine and for other hosts."""
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +13,9 @@ from ttlaunch import contract
 from ttlaunch.agent.process_facts import look_at_processes
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
-from ttlaunch.engines.base import AddsRanks, Engine, EngineProcess, GrowingProcess
-from ttlaunch.planning.launch_plan import EngineCommand, EngineNames, RankRow
+from ttlaunch.engines.base import AddsRanks, Engine, EngineProcess, GrowingProcess, WaitingProcess
+from ttlaunch.planning.launch_plan import EngineCommand, EngineNames, LaunchPlan, RankRow
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.agents import ProcessReport, RankProcess, StoppedHelper
 from ttlaunch.records.parser import parse
 from ttlaunch.running.lost_folders import LostFolder, look_at_scratch
@@ -179,6 +182,7 @@ class LocalRankController:
         self._daemons = daemons
         self._run_id = run_id
         self._run_folder = run_folder
+        self._waiting: WaitingProcess | None = None
         self._growing: GrowingProcess | None = None
         self._lost: dict[int, float] = {}
         self._lost_folder: LostFolder | None = None
@@ -197,11 +201,28 @@ class LocalRankController:
         rows: Sequence[RankRow],
     ) -> EngineProcess:
         first, later = split_rows(rows)
-        if not later:
+        if not isinstance(engine, AddsRanks):
+            assert not later  # noqa: S101 - no plan for such an engine has ranks for later
             return engine.start(command, folder=folder, environment=environment)
-        assert isinstance(engine, AddsRanks)  # noqa: S101 - no plan for another engine has ranks for later
-        self._growing = engine.start_growing(command, folder=folder, environment=environment, first=first, later=later)
-        return self._growing
+        waiting, self._waiting = self._waiting, None
+        process = waiting or engine.start_waiting(command, folder=folder, environment=environment)
+        process.begin(first, later)
+        self._growing = process if later else None
+        return process
+
+    @contextmanager
+    def started_ahead(
+        self, engine: Engine, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]
+    ) -> Iterator[None]:
+        """Let the engine's process start now, if it can wait for `start`, and end it if `start` is never called."""
+        if isinstance(engine, AddsRanks):
+            with contextlib.suppress(OSError):  # `start` tries again, where the error is reported
+                self._waiting = engine.start_waiting(command, folder=folder, environment=environment)
+        try:
+            yield
+        finally:
+            if self._waiting is not None:
+                self._waiting.abandon()
 
     def add(self, ranks: Sequence[RankState]) -> None:
         add_to(self._growing, ranks)
@@ -250,6 +271,18 @@ class LocalRankController:
 
     def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - there is no host to wait for
         return len(kill_run_processes(self._run_id, daemons=self._daemons))
+
+
+def engine_variables(
+    plan: LaunchPlan, run_id: str, environment: Mapping[str, str], *, controller: RankController, scratch: Path
+) -> dict[str, str]:
+    """Return the environment of a run's engine: inherited variables, secrets, the engine's settings, and the run's identity."""
+    names = plan.engine.names
+    in_scratch = dict.fromkeys(names.folder_variables, str(scratch))
+    settings = {**plan.engine.environment, **in_scratch, **controller.settings(names)}
+    inherited = {name: value for name, value in environment.items() if name not in plan.managed}
+    own = {contract.ENV_RUN_ID: run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
+    return {**inherited, **plan.secrets, **settings, **own}
 
 
 def split_rows(rows: Sequence[RankRow]) -> tuple[list[int], list[int]]:

@@ -5,9 +5,9 @@ equal. This module knows digests only; `failures/difference.py` makes the failur
 """
 
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass
 from threading import Lock
 
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import Digests
 
 _DIGITS = 16

@@ -5,13 +5,14 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import checked
 from ttlaunch.records.ranks import RankExit, Validation
 from ttlaunch.running.bad_records import Complain, pass_over

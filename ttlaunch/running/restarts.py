@@ -9,12 +9,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import listed, render_duration
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.files import read_object_if_any, write_whole

@@ -5,12 +5,12 @@ parts follow each other without gaps, so their times add up to the whole. Work t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, checked
 from ttlaunch.records.ranks import moved_back, read_output_note
 from ttlaunch.running.metrics.telemetry import TelemetryReader

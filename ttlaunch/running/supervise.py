@@ -44,7 +44,7 @@ from ttlaunch.running.lost_folders import FolderWatch
 from ttlaunch.running.lost_hosts import SilenceWatch
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
-from ttlaunch.running.rank_controller import RankController
+from ttlaunch.running.rank_controller import RankController, engine_variables
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.single_trainings import SingleTrainingWatch
@@ -95,7 +95,7 @@ def supervise(
     # Signals are caught until the report is written, so that there is a report however often Ctrl-C is pressed.
     with _signals(run.end):
         begun(folder)
-        return run.carry_out(_variables(plan, folder, environment, controller=controller, scratch=scratch))
+        return run.carry_out(engine_variables(plan, folder.run_id, environment, controller=controller, scratch=scratch))
 
 
 @dataclass(kw_only=True)
@@ -312,18 +312,6 @@ def _write_down(report: Report, folder: RunFolder) -> None:
         write_report(report, folder)
         append_event(folder, "end", status=report.status, exit_status=report.exit_status)
         write_event_log(folder.path)
-
-
-def _variables(
-    plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, controller: RankController, scratch: Path
-) -> dict[str, str]:
-    """Return the environment of the engine: inherited variables, secrets, the engine's settings, and the run's identity."""
-    names = plan.engine.names
-    in_scratch = dict.fromkeys(names.folder_variables, str(scratch))
-    settings = {**plan.engine.environment, **in_scratch, **controller.settings(names)}
-    inherited = {name: value for name, value in environment.items() if name not in plan.managed}
-    own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
-    return {**inherited, **plan.secrets, **settings, **own}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from heapq import merge
 from itertools import islice
@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar, cast
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import (
     AnyProgress,

@@ -1,10 +1,10 @@
 """Find the folders of recipes and configurations by name, in the current folder first and then built in, or by path."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
+from ttlaunch.quick_dataclass import dataclass
 
 _PACKAGE = Path(__file__).parents[1]
 

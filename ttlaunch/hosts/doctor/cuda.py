@@ -4,11 +4,11 @@ Where there is a device file and a torch that was built for it, only the rank ca
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import Diagnostic, Label
 from ttlaunch.hosts.doctor.facts import HostFacts
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
 
 if TYPE_CHECKING:

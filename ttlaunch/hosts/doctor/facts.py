@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from ipaddress import IPv4Interface
 from typing import Any
 
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import Amount, BadRecord, Count, Flag, Pid, Size, Text, Word, let_parse, parse
 
 _MOST_INTERFACES = 512  # each is compared with those of all other hosts

@@ -5,12 +5,12 @@ it hangs. So the network is always given, in CIDR notation because interfaces ma
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueError
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed, shown
 from ttlaunch.hosts.doctor.facts import HostFacts, Interface
+from ttlaunch.quick_dataclass import dataclass
 
 IGNORED = (
     "docker*",

@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ttlaunch.errors import HostError, Trouble
@@ -12,6 +12,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import Interpreter, explain_end
 from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.host_scripts import Listening, Measured, Reached
 
 START_S = 5.0

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.facts import Clock, HostFacts, parse_facts
@@ -12,6 +12,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import Interpreter, explain_end
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.host_scripts import HostAnswer, HostClock
 from ttlaunch.spec.topology.model import Topology
 

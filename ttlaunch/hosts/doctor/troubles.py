@@ -5,11 +5,11 @@ hostfile, and the hosts that did answer, since that tells a wrong name from a pu
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.grouping import place
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
 
 

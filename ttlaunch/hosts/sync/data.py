@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ttlaunch.quick_dataclass import dataclass
 
 _CHUNK = 1024 * 1024
 

@@ -11,8 +11,9 @@ import os
 import re
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import open_regular
 
 GIT_RULES = b".gitignore"

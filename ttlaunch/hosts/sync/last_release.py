@@ -11,7 +11,6 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ttlaunch import contract
 from ttlaunch.hosts.sync.hash_cache import cache_folder
 from ttlaunch.hosts.sync.release import Release
 from ttlaunch.hosts.sync.send_buffer import Content
+from ttlaunch.quick_dataclass import dataclass
 
 _MOST_RECORDS = 500
 _MOST_BYTES = 512 * 1024

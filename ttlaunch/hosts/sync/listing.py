@@ -6,12 +6,13 @@ Paths are bytes relative to the folder, as the system has them; a name need not 
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from ttlaunch.hosts.sync.ignore import GIT_RULES, OWN_RULES, IgnoreRules, UselessLine
 from ttlaunch.hosts.sync.repository import GitError, Repository, open_repository, top_of_repository
 from ttlaunch.hosts.sync.secret_files import looks_secret
+from ttlaunch.quick_dataclass import dataclass
 
 _NEVER = {b".git", b"__pycache__"}
 _VIRTUAL_ENVIRONMENT = b"pyvenv.cfg"

@@ -3,8 +3,9 @@
 import hashlib
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
+
+from ttlaunch.quick_dataclass import dataclass
 
 FOLDER, FILE, LINK = "d", "f", "l"
 _FIRST_LINE = b"ttlaunch manifest 1"

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from ttlaunch.hosts.sync.hash_cache import HashCache, cache_folder
 from ttlaunch.hosts.sync.listing import Listing, collect, folders_of
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, Entry, Manifest, make_manifest
 from ttlaunch.hosts.sync.read_files import FileReader, UnreadableError, is_inside
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.named_folders import built_in_folder
 
 _PACKAGE = Path(__file__).parents[2]

@@ -1,10 +1,9 @@
 """The results of a sync: a host's progress, what a dry run would change on it, and what was changed."""
 
-from dataclasses import dataclass
-
 from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.sync.release import Release
+from ttlaunch.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

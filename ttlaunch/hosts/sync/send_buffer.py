@@ -12,13 +12,14 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.manifest import Entry, Manifest
 from ttlaunch.hosts.sync.read_files import CHUNK, name_of
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import open_regular
 
 _LEVEL = 1  # a faster network than 30 MB/s gains nothing from a higher one

@@ -1,7 +1,8 @@
 """How a host is to be reached, as hostfile and cluster.yaml say; the ssh configuration may say more."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from ttlaunch.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     import paramiko

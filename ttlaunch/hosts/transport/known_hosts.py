@@ -6,13 +6,13 @@ import fnmatch
 import hashlib
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings
+from ttlaunch.quick_dataclass import dataclass
 
 _FIELDS = 3
 _REVOKED = "@revoked"

@@ -5,7 +5,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +17,7 @@ from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.known_hosts import fingerprint
 from ttlaunch.hosts.transport.ssh_config import HostSettings
+from ttlaunch.quick_dataclass import dataclass
 
 _AGENT_S = 1.5
 """A working agent lists its keys in a millisecond."""

@@ -13,7 +13,6 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import render_seconds, time_left
@@ -26,6 +25,7 @@ from ttlaunch.hosts.transport.transport import (
     STILL_RUNNING,
     reporting_timeout,
 )
+from ttlaunch.quick_dataclass import dataclass
 
 _KEPT_STDERR = 64 * 1024
 _NOT_FOUND = 127

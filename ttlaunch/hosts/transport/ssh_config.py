@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.deadline import render_seconds
 from ttlaunch.hosts.transport.ssh_config_text import UnreadableConfigError, read_config
+from ttlaunch.quick_dataclass import dataclass
 
 SSH_PORT = 22
 _LARGEST_PORT = 65535

@@ -4,10 +4,11 @@ OpenSSH understands more than paramiko does. A line to which paramiko would sile
 """
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
+
+from ttlaunch.quick_dataclass import dataclass
 
 _MAX_INCLUDE_DEPTH = 16
 _CRITERIA = {"all", "canonical", "final", "exec", "host", "originalhost", "user", "localuser"}

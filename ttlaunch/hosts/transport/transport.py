@@ -8,11 +8,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import render_seconds, time_left
+from ttlaunch.quick_dataclass import dataclass
 
 CHUNK = 65536
 NOT_STARTED = "it has not started a command within"

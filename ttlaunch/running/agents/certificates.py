@@ -9,7 +9,7 @@ import ipaddress
 import os
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
@@ -17,6 +17,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from ttlaunch.quick_dataclass import dataclass
 
 _BEFORE = timedelta(days=2)  # clocks of hosts may be behind
 _LONGEST_RUN = timedelta(days=400)

@@ -10,7 +10,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch import contract
@@ -20,6 +19,7 @@ from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import Interpreter, explain_end, start_script
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.agents import (
     AgentAlive,
     AgentEnded,

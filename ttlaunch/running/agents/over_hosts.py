@@ -6,7 +6,7 @@ Only this module knows what differs between hosts: the paths of the interpreter,
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ttlaunch.hosts.transport.pushed import Interpreter
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.on_host import HostPlaces, plan_on_host
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents, start_agents
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay

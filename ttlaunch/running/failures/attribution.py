@@ -8,11 +8,12 @@ that follows from another rank.
 import math
 import signal
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from ttlaunch.engines.base import EngineReport
 from ttlaunch.errors import Trouble
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import ErrorInFlight, RankError, RankExit
 from ttlaunch.running.failures.causes import Cause, LostPeer, classify_ending, classify_exception, lost_peer
 from ttlaunch.running.failures.failure import Failure, Follower

@@ -1,10 +1,11 @@
 """The first failure of a run and the ranks that followed it, as diagnostics, `report.json` and `ttlaunch report` need them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Self
 
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.lost_hosts import RANKS_WENT_WITH_HOST
 

@@ -6,10 +6,10 @@ error is the only evidence.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.rank_exceptions.outline import is_own_file
 from ttlaunch.records.regular_files import read_tail
 from ttlaunch.running.runs.run_folder import RunFolder

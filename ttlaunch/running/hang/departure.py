@@ -7,9 +7,9 @@ repeats the order of its earlier calls has gone on as before; the rank whose cal
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ttlaunch.flight_recorder import SKIPPED, Operation, Recording
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.failures.failure import name_ranks
 from ttlaunch.running.flight_recorders import describe_collective, short_place
 from ttlaunch.running.hang.mismatch import what_must_match

@@ -8,13 +8,14 @@ user set a timeout. In both cases a hang is also reported if the engine does not
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.flight_recorder import DONE, Recording
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.stderr_tail import read_thread_error

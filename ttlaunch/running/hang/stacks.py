@@ -5,8 +5,8 @@ The rank's faulthandler writes a dump; `agent/stack_dump.py` writes it in the sa
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.rank_exceptions.outline import is_own_file
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)\Z')

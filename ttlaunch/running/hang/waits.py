@@ -1,9 +1,9 @@
 """Find out who waits for whom when nothing moves any more, by comparing the counters in the ranks' flight recorders."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ttlaunch.flight_recorder import DONE, GROUP, WORLD, Operation, Recording
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.agents import RankProcess
 from ttlaunch.running.failures.stderr_tail import ThreadError
 from ttlaunch.running.hang.stacks import Frame, frame_to_report

@@ -3,12 +3,12 @@
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.logs.merged import Line, MergedLog
 from ttlaunch.running.watch import RankState
 

@@ -12,11 +12,12 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from ttlaunch import contract
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import RankExit, read_output_note
 from ttlaunch.records.regular_files import next_data, open_regular

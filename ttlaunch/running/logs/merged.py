@@ -5,12 +5,12 @@ Any process can do this, because the output and its order are in the run's folde
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 from ttlaunch import contract
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import open_regular
 from ttlaunch.running.logs.merge import MERGED_FILE, RankOutputs, Stretch, Unkept
 from ttlaunch.running.runs.files import Tail

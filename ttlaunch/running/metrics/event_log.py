@@ -11,7 +11,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import merge
 from itertools import islice, pairwise
 from operator import itemgetter
@@ -21,6 +21,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import AnyProgress, Digests, Parameters, StepDone, kind_of, measured_values, step_of
 from ttlaunch.running.metrics.telemetry import TelemetryReader, last_step_of
 from ttlaunch.running.runs.facts import read_facts

@@ -10,10 +10,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.metrics.event_log import END, EventLog
 from ttlaunch.running.metrics.sinks import SINKS_DIR, Sink, SinkChoice, open_sink
 from ttlaunch.running.runs.files import read_object_if_any, write_whole

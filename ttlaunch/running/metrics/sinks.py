@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.metrics.event_log import Event, LoggedRun
 
 SINKS_DIR = "sinks"

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import LARGEST_COUNT
 from ttlaunch.records.telemetry import Sent, Stretch, read_stretch
 from ttlaunch.running.bad_records import Complain, good_records, pass_over

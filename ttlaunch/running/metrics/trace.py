@@ -7,12 +7,13 @@ the offset in between is interpolated. The file states the possible error of eac
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.telemetry import ClockNote, MessageEnd, Span, read_trace_event
 from ttlaunch.running.bad_records import Complain, good_records, pass_over
 from ttlaunch.running.runs.files import Tail

@@ -4,10 +4,11 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.metrics.telemetry import RankTelemetry, measured, read_telemetry
 from ttlaunch.running.watch import RankState

@@ -1,13 +1,13 @@
 """Find runs in a folder, and read a run's plan: its name, its ranks, the engine's processes."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import checked
 from ttlaunch.running.runs.files import read_object
 

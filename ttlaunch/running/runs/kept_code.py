@@ -16,7 +16,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +24,7 @@ from ttlaunch.diagnostics import render_size
 from ttlaunch.hosts.sync.listing import collect
 from ttlaunch.hosts.sync.secret_files import has_private_key, looks_secret
 from ttlaunch.planning.launch_plan import CommandProgram, RecipeProgram
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import read_regular
 from ttlaunch.running.runs.files import read_object
 

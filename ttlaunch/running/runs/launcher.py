@@ -10,11 +10,12 @@ import os
 import signal
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import processes_of_runs
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.runs.files import read_object
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -1,11 +1,11 @@
 """Summarise many runs quickly: of the ranks' files, only the beginning and the end are read."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import AnyProgress, Ready, StepDone, read_progress
 from ttlaunch.records.regular_files import read_regular, read_tail

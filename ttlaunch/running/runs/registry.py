@@ -10,11 +10,11 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import this_process
 

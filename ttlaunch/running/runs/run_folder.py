@@ -14,7 +14,6 @@ import stat
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ttlaunch import contract
 from ttlaunch.agent.claims import claim, remove_abandoned, remove_scratch
 from ttlaunch.errors import RunFolderError
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import load
 from ttlaunch.running.runs.files import Tail, open_unlinked
 from ttlaunch.running.runs.launcher import write_launcher

@@ -3,7 +3,7 @@
 Both families count in the same order, from 001: the order of the fields below.
 """
 
-from dataclasses import dataclass
+from ttlaunch.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The diagnostics of one file, collected while it is read."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Severity, given_twice, mistake_at
 from ttlaunch.diagnostics.span import Span
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.located.nodes import Key, Node, span_of
 
 Place = Span | tuple[Key, ...]

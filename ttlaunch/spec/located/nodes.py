@@ -5,10 +5,10 @@ point at the line it is about.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch.diagnostics.span import Span
+from ttlaunch.quick_dataclass import dataclass
 
 Key = str | int
 """A key as written: text, or a whole number as in `blocks_per_rank: {0: 2}`."""

@@ -8,12 +8,13 @@ skips (a second word on a line) or misreads (`a:2` as a name) is an error here, 
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import closest, shown
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.host_names import expand_ranges, host_name_problem, user_name_problem

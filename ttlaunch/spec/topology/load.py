@@ -7,7 +7,7 @@ Environment and working folder are arguments, and nothing is started. A configur
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, fold_repeats, has_errors
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import did_you_mean
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.located.source import read_source
 from ttlaunch.spec.topology import codes

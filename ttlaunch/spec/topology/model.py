@@ -6,12 +6,13 @@ so no code after `load.py` checks that again. Every part has its place in its fi
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NewType
 
 from ttlaunch.diagnostics import Span
+from ttlaunch.quick_dataclass import dataclass
 
 HostName = NewType("HostName", str)
 Rank = NewType("Rank", int)

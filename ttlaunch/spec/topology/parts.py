@@ -5,10 +5,11 @@ that no two meshes have the same id.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Binding, Link, Mesh, MeshId, Switch, SwitchLink, Topology
 
 if TYPE_CHECKING:

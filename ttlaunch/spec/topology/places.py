@@ -1,12 +1,12 @@
 """Find the files of a configuration, and choose the names under which messages show them."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import listed, shown
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology import codes
 
 HOSTS_FILE = "hosts.txt"

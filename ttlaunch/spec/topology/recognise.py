@@ -7,12 +7,12 @@ mistakes, even one that is not valid YAML, is still recognised.
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import listed, shown
+from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.places import DESCRIPTORS, MOCK_CLUSTERS, NamedFile
 
