@@ -1,5 +1,6 @@
 """Gradients in buckets while others are computed, weights in buckets while others are used: the bits of one process."""
 
+import contextlib
 from functools import cache
 
 import pytest
@@ -333,13 +334,18 @@ def test_an_update_by_buckets_has_the_bits_of_a_whole_one(make_cfg, make_context
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.data(), st.integers(1, 6), st.sampled_from([1e-6, ONE_LAYER, 2 * ONE_LAYER, 1.0, None]), st.booleans())
-def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megabytes, watches):
+@given(
+    st.data(),
+    st.integers(1, 6),
+    st.sampled_from([1e-6, ONE_LAYER, 2 * ONE_LAYER, 1.0, None]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megabytes, watches, keeps_nodes):
     """A5, A9, A14 without a server: ragged blocks, shards smaller than ranks, layers that get no gradient."""
     micro_batches = data.draw(st.integers(ranks, 12))
     expected_N, losses = alone(micro_batches)
     world, found = InProcessWorld(["worker"] * ranks), {}
-    blocks = contiguous_blocks(micro_batches, ranks)
 
     def worker(rank):
         model = Layers(0)
@@ -350,17 +356,21 @@ def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megab
             among=range(ranks),
             micro_batches=micro_batches,
             bucket_megabytes=megabytes,
+            keeps_nodes=keeps_nodes,
         )
         means = []
         for step in range(STEPS):
             flat.grads_N.zero_()
-            for index in blocks[rank]:
-                loss = loss_of(model, step, index)
-                if watches:
-                    exchange.expect(index, tokens=index + 1, loss=loss.item())
-                loss.backward()
-                exchange.accumulate(index, tokens=index + 1, loss=loss.item())
-            means.append(exchange.finish())
+
+            def enter(indices, step=step):
+                for index in indices:
+                    loss = loss_of(model, step, index)
+                    if watches:
+                        exchange.expect(index, tokens=index + 1, loss=loss.item())
+                    loss.backward()
+                    exchange.accumulate(index, tokens=index + 1, loss=loss.item())
+
+            means.append(exchange.mean(step, enter))
             flat.weights_N.sub_(flat.grads_N, alpha=RATE)
         found[rank] = flat.weights_N, means
 
@@ -369,6 +379,117 @@ def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megab
     for weights_N, means in found.values():
         assert torch.equal(expected_N, weights_N)
         assert losses == means
+
+
+class EndingCommunicator:
+    """Some messages come, then the members of the run change: nothing arrives any more. Sends are over at once."""
+
+    def __init__(self, rank, receives):
+        self.rank, self._left = rank, receives
+
+    def isend(self, tensor, *, dest, tag=0):
+        return Over()
+
+    def irecv(self, tensor, *, source, tag=0):
+        self._left -= 1
+        return Over(tensor.fill_(1) if self._left >= 0 else None)
+
+
+class Over:
+    def __init__(self, tensor=()):
+        self._tensor = tensor
+
+    def wait(self):
+        if self._tensor is None:
+            raise CommunicationError("the members change")
+
+
+def differentiate(model, step, indices, exchange, *, enter="accumulate"):
+    for index in indices:
+        loss = loss_of(model, step, index)
+        if enter == "accumulate":
+            exchange.expect(index, tokens=index + 1, loss=loss.item())
+        loss.backward()
+        getattr(exchange, enter)(index, tokens=index + 1, loss=loss.item())
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data(), st.integers(2, 5), st.sampled_from([1e-6, ONE_LAYER, 1.0]))
+def test_an_interrupted_step_goes_on_among_other_ranks_with_the_bits_of_one_process(data, ranks, megabytes):
+    """Each rank stops somewhere in its pass or in the exchange, one dies; what is lost is computed by any of the others."""
+    micro_batches = data.draw(st.integers(ranks, 12))
+    blocks = contiguous_blocks(micro_batches, ranks)
+    # Each rank waits at least for the others' counts, their shares of its shard, and their shards of the mean.
+    lives = [data.draw(st.integers(0, 3 * (ranks - 1) - 1)) for _ in range(ranks)]
+    stops = [data.draw(st.integers(block.start, block.stop)) for block in blocks]
+    models = [Layers(0) for _ in range(ranks)]
+    exchanges, nodes = {}, {}
+    for rank, model in enumerate(models):
+        exchange = exchanges[rank] = GradientExchange(
+            model.parameters(),
+            ctx=EndingCommunicator(rank, lives[rank]),
+            among=range(ranks),
+            micro_batches=micro_batches,
+            bucket_megabytes=megabytes,
+            keeps_nodes=True,
+        )
+        with contextlib.suppress(CommunicationError):
+            differentiate(model, 0, range(blocks[rank].start, stops[rank]), exchange)
+            if stops[rank] == blocks[rank].stop:
+                exchange.finish()
+        nodes[rank] = exchange.interrupt()
+        # The last micro-batch counts as soon as its backward pass is over, whatever became of the messages.
+        assert list(range(blocks[rank].start, stops[rank])) == [leaf for node in nodes[rank] for leaf in node.leaves]
+
+    living = list(range(ranks))
+    living.remove(data.draw(st.sampled_from(living)))
+    todo = {rank: [] for rank in living}
+    for leaf in range(micro_batches):
+        if not any(leaf in node.leaves for rank in living for node in nodes[rank]):
+            todo[data.draw(st.sampled_from(living))].append(leaf)
+    for rank in living:
+        for leaf in todo[rank]:
+            differentiate(models[rank], 0, [leaf], exchanges[rank], enter="add")
+            nodes[rank] += exchanges[rank].interrupt()
+        nodes[rank].sort(key=lambda node: node.start)
+    layout = [[node.leaves for node in nodes[rank]] for rank in living]
+    world, found = InProcessWorld(["worker"] * ranks), {}
+
+    def go_on(rank):
+        exchange = exchanges[rank]
+        exchange._ctx = LateCommunicator(world.communicator(rank))
+        exchange.divide(living, contiguous_blocks(micro_batches, len(living)))
+        found[rank] = exchange.reduce(nodes[rank], layout)
+
+    outcome = world.run({rank: (lambda rank=rank: go_on(rank)) if rank in living else print for rank in range(ranks)})
+    assert ({}, []) == (outcome.errors, outcome.findings)
+    expected_N, losses = first_mean(micro_batches)
+    for rank in living:
+        assert losses == found[rank]
+        assert torch.equal(expected_N, exchanges[rank].mean_N)
+        assert torch.equal(expected_N, FlatParameters(models[rank].parameters()).grads_N)
+
+
+@cache
+def first_mean(micro_batches):
+    """The mean gradient of the first step in one process, and loss and tokens."""
+    model = Layers(0)
+    flat = FlatParameters(model.parameters())
+    tree = GradientTree(len(flat.weights_N))
+    for index in range(micro_batches):
+        flat.grads_N.zero_()
+        loss = loss_of(model, 0, index)
+        loss.backward()
+        tree.add(index, flat.grads_N, tokens=index + 1, loss=loss.item())
+    found = tree.mean(flat.grads_N, micro_batches=micro_batches)
+    return flat.grads_N, found
+
+
+def test_an_exchange_that_does_not_keep_its_nodes_takes_no_others():
+    comm = InProcessWorld(["worker"]).communicator(0)
+    exchange = GradientExchange(Layers(0).parameters(), ctx=comm, among=[0], micro_batches=1)
+    with pytest.raises(ValueError, match="only an exchange with `keeps_nodes`"):
+        exchange.reduce([], [[]])
 
 
 def test_an_incomplete_block_is_refused():

@@ -166,3 +166,43 @@ def test_only_siblings_come_together(index, leaves):
         tree.add(before, torch.ones(2), tokens=1, loss=0.0)
     with pytest.raises(ValueError, match="not a node of the tree"):
         tree.add(index, torch.ones(2), tokens=1, loss=0.0, leaves=leaves)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), st.integers(1, 24))
+def test_what_an_interrupted_step_leaves_completes_to_the_bits_of_one_process(data, micro_batches):
+    """The step stops at any leaf of a block, in the middle of its backward pass or behind it; the others are computed anew."""
+    first, last = sorted(data.draw(st.tuples(st.integers(0, micro_batches - 1), st.integers(0, micro_batches - 1))))
+    known = data.draw(st.integers(0, VALUES))
+    gradients, tree = leaves(micro_batches, 7), GradientTree(VALUES)
+    for index in range(first, last):
+        tree.add(index, gradients[index], tokens=index + 1, loss=0.1 * index)
+    leaf_N = gradients[last].clone()
+    tree.open_leaf(last, leaf_N, tokens=last + 1, loss=0.1 * last)
+    tree.complete(range(known))
+    kept = tree.take()
+    assert list(range(first, last + (known == VALUES))) == [leaf for node in kept for leaf in node.leaves]
+    leaf_N.fill_(float("nan"))  # the next backward pass uses this memory
+
+    missing = [leaf for leaf in range(micro_batches) if not any(leaf in node.leaves for node in kept)]
+    for index in missing:
+        tree.add(index, gradients[index], tokens=index + 1, loss=0.1 * index)
+        kept += tree.take()
+    kept.sort(key=lambda node: node.start)
+    counts = [(node.leaves, torch.tensor([node.loss, node.tokens], dtype=torch.float64), None) for node in kept]
+    loss, tokens = add_up(counts).tolist()
+    mean_N = add_up((node.leaves, node.gradient_N, None) for node in kept).div_(tokens)
+    whole = mean_of(gradients, [range(micro_batches)])
+    assert torch.equal(whole[0], mean_N)
+    assert whole[1:] == (loss / tokens, tokens)
+
+
+def test_nodes_that_were_handed_over_and_given_back_cost_no_further_memory():
+    tree, gradient_N = GradientTree(VALUES), torch.ones(VALUES)
+    seen = set()
+    for _ in range(5):
+        tree.add(0, gradient_N, tokens=1, loss=1.0)
+        nodes = tree.take()
+        seen |= {node.gradient_N.data_ptr() for node in nodes}
+        tree.give_back(nodes)
+    assert 1 == len(seen)

@@ -73,3 +73,14 @@ def test_a_validation_is_shared_without_a_gap(sequences, workers):
     data, ranks = build_data(numbered_rows(60), cfg), tuple(range(workers))
     found = [index for rank in ranks for index, _, _ in validation_micro_batches(cfg, Rank(rank, data), among=ranks)]
     assert list(range(data.validation_micro_batches)) == found
+
+
+def test_a_rank_takes_the_micro_batches_that_it_is_given_whatever_its_share():
+    training = {"model_type": "conv", "batch_size": 8, "micro_batch_size": 2}
+    cfg = TrainingFile.model_validate(
+        {"training_config": training, "transformer_config": {"max_sequence_length": SIDE**2}}
+    )
+    rank = Rank(0, build_data(numbered_rows(30), cfg))
+    whole = [(index, x_BT.tolist()) for index, x_BT, _ in micro_batches(cfg, rank, 1)]
+    given = [(index, x_BT.tolist()) for index, x_BT, _ in micro_batches(cfg, rank, 1, among=(0, 1), indices=[3, 1])]
+    assert [whole[3], whole[1]] == given

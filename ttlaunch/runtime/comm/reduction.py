@@ -19,7 +19,7 @@ only the pairing matters.
 Shapes: N = number of values of the flat gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,8 +67,9 @@ class GradientTree:
         self._device = torch.device(device)
         self._stack: list[Subtree] = []
         self._free: list[Tensor] = []
-        self._lefts: list[Tensor] = []  # what `complete` adds to the open leaf: its sibling's sum first
+        self._lefts: list[Subtree] = []  # what `complete` adds to the open leaf: its sibling first
         self._open_N: Tensor | None = None
+        self._missing = 0  # values of the open leaf that are not complete
 
     def add(self, index: int, grads_N: Tensor, *, tokens: int, loss: float, leaves: int = 1) -> None:
         """Enter one micro-batch; `grads_N` is only read.
@@ -119,10 +120,10 @@ class GradientTree:
         node = Subtree(index, 1, tokens, loss, grads_N)
         while self._stack and _are_halves(self._stack[-1], node):
             left = self._stack.pop()
-            self._lefts.append(left.gradient_N)
+            self._lefts.append(left)
             node = Subtree(left.start, 2 * left.size, left.tokens + node.tokens, left.loss + node.loss, grads_N)
         self._stack.append(node)
-        self._open_N = grads_N
+        self._open_N, self._missing = grads_N, len(grads_N)
 
     def complete(self, values: range) -> None:
         """Add the sums that wait for the open leaf to its gradient, for those values of the gradient that are now known.
@@ -132,8 +133,9 @@ class GradientTree:
         """
         assert self._open_N is not None  # noqa: S101 - `open_leaf` comes first
         sum_N = self._open_N[values.start : values.stop]
-        for left_N in self._lefts:
-            sum_N.add_(left_N[values.start : values.stop])
+        for left in self._lefts:
+            sum_N.add_(left.gradient_N[values.start : values.stop])
+        self._missing -= len(values)
 
     def mean(self, out_N: Tensor, *, micro_batches: int) -> tuple[float, int]:
         """Finish the tree, divide once by the number of tokens, and start afresh.
@@ -159,10 +161,36 @@ class GradientTree:
         self.clear()
         return loss, tokens
 
+    def take(self) -> list[Subtree]:
+        """Hand over the complete nodes and start afresh, also in the middle of a step; `give_back` returns their memory.
+
+        An open leaf counts if all of its values are complete: then it is in a node with those that waited for it, which is
+        copied. Otherwise it is dropped, and they stay as they were.
+
+        Returns:
+            The nodes in the order of their leaves.
+        """
+        nodes = [node for node in self._stack if node.gradient_N is not self._open_N]
+        if self._open_N is not None and not self._missing:
+            node = self._stack[-1]
+            self._free.extend(left.gradient_N for left in self._lefts)
+            buffer_N = self._buffer()
+            nodes.append(Subtree(node.start, node.size, node.tokens, node.loss, buffer_N.copy_(self._open_N)))
+        else:
+            nodes += reversed(self._lefts)
+        self._stack.clear()
+        self._lefts.clear()
+        self._open_N = None
+        return nodes
+
+    def give_back(self, nodes: Iterable[Subtree]) -> None:
+        """Use the memory of nodes again that `take` has handed over."""
+        self._free.extend(node.gradient_N for node in nodes)
+
     def clear(self) -> None:
         """Drop the sums; keep their memory."""
         self._free.extend(node.gradient_N for node in self._stack if node.gradient_N is not self._open_N)
-        self._free.extend(self._lefts)
+        self._free.extend(left.gradient_N for left in self._lefts)
         self._stack.clear()
         self._lefts.clear()
         self._open_N = None

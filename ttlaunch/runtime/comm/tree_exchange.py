@@ -32,7 +32,7 @@ def sum_shard(ctx: Communicator, held: Sequence[Nodes], *, shards: Sequence[rang
 
     Args:
         ctx: Every rank of `among` must call, in the same order as its other collectives.
-        held: The nodes of each rank, in the order of `among`; together they cover the leaves 0, 1, 2, ... without gaps.
+        held: The nodes of each rank, in the order of `among`; together all ranks hold each of the leaves 0, 1, 2, ... once.
             The sums of this rank's nodes have shape `(N,)`, contiguous, equal N and dtype everywhere; they are only read.
         shards: The part of the vector that each rank owns; a part may be empty.
         among: The ranks, this one included.
@@ -78,7 +78,7 @@ def begin_receives(
     """List a shard of every rank's nodes, in the order of the leaves, and begin to receive those of other ranks.
 
     Args:
-        held: The nodes of each rank, by the leaves that they cover.
+        held: The nodes of each rank, by the leaves that they cover; the nodes of a rank need not be neighbours.
         own: This rank's shard of each node that this rank holds.
         place: This rank's place.
         receive: Begins to receive this rank's shard of a node from the rank at a place; None if the shard is empty.
@@ -91,7 +91,7 @@ def begin_receives(
             arriving += [(leaves, part, None) for leaves, part in zip(nodes, own, strict=True)]
         elif receive is not None:
             arriving += [(leaves, *receive(other, leaves)) for leaves in nodes]
-    return arriving
+    return sorted(arriving, key=_first_leaf)
 
 
 def gather_shards(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
@@ -125,7 +125,7 @@ def next_around(place: int, count: int) -> list[int]:
 
 
 def add_up(arriving: Iterable[Node]) -> Tensor:
-    """Add up nodes in the order of their leaves as they arrive; then add the remaining ones from right to left."""
+    """Add up nodes, given in the order of their leaves, as they arrive; then add the remaining ones from right to left."""
     stack = merge_halves(arriving)
     while len(stack) > 1:
         _add_top(stack)
@@ -149,6 +149,10 @@ def merge_halves(arriving: Iterable[Node]) -> list[tuple[range, Tensor]]:
         while len(stack) > 1 and _are_halves(stack[-2][0], stack[-1][0]):
             _add_top(stack)
     return stack
+
+
+def _first_leaf(node: Node) -> int:
+    return node[0].start
 
 
 def _are_halves(left: range, right: range) -> bool:

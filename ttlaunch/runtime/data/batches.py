@@ -3,7 +3,7 @@
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -68,7 +68,14 @@ class HasData(Protocol):
     def data(self, cfg: TrainingFile) -> TrainingData: ...
 
 
-def micro_batches(cfg: TrainingFile, ctx: HasData, step: int, *, among: Sequence[Rank] = ()) -> Iterator[MicroBatch]:
+def micro_batches(
+    cfg: TrainingFile,
+    ctx: HasData,
+    step: int,
+    *,
+    among: Sequence[Rank] = (),
+    indices: Iterable[int] | None = None,
+) -> Iterator[MicroBatch]:
     """This rank's micro-batches of a step, in the order of their indices.
 
     Args:
@@ -76,9 +83,10 @@ def micro_batches(cfg: TrainingFile, ctx: HasData, step: int, *, among: Sequence
         ctx: The rank, for its data and device.
         step: The step, from 1.
         among: Ranks that share the step, each with a contiguous block of it; empty: this rank takes all.
+        indices: Those that this rank takes; None: as `among` says.
     """
     data = ctx.data(cfg)
-    for index in _share(cfg.training_config.micro_batches, ctx.rank, among):
+    for index in _share(cfg.training_config.micro_batches, ctx.rank, among) if indices is None else indices:
         yield _on_device(data.training_batch(step, index), ctx.device)
 
 

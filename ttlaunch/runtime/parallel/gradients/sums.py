@@ -109,14 +109,14 @@ class CountsExchange:
 
         Args:
             ctx: Every rank of `among` must begin an exchange.
-            layout: The nodes that each rank holds.
+            layout: The nodes that each rank holds; together all ranks hold each leaf once.
             own: Tokens and summed loss of each node that this rank holds.
             among: The ranks.
         """
         place = among.index(ctx.rank)
         self._layout = layout
         self._counts = [torch.empty(len(nodes), 2, dtype=torch.float64) for nodes in layout]
-        self._counts[place] = torch.tensor(own, dtype=torch.float64)
+        self._counts[place] = torch.tensor(own, dtype=torch.float64).reshape(-1, 2)  # also where a rank holds none
         others = [other for other in range(len(among)) if other != place]
         with operation(ctx, "counts"):
             self._pending = [ctx.irecv(self._counts[other], source=among[other], tag=_COUNTS) for other in others]
@@ -127,5 +127,6 @@ class CountsExchange:
         for message in self._pending:
             message.wait()
         leaves, rows = chain.from_iterable(self._layout), chain.from_iterable(self._counts)
-        total = add_up((node, row.clone(), None) for node, row in zip(leaves, rows, strict=True))
+        nodes = sorted(zip(leaves, rows, strict=True), key=lambda node: node[0].start)
+        total = add_up((node, row.clone(), None) for node, row in nodes)
         return int(total[0].item()), total[1].item()

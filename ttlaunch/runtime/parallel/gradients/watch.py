@@ -42,6 +42,10 @@ class GradientWatch:
         self._next = 0
         self._ready = ready
 
+    def stop(self) -> None:
+        """Give up the pass that `begin` has announced; `ready` is not called any more."""
+        self._ready = None
+
     def end(self) -> None:
         """Note that the pass is over: the remaining buckets get no further gradients. A parameter without a gradient counts as zero."""
         ready, self._ready = self._ready, None
