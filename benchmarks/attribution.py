@@ -53,6 +53,7 @@ ATTRIBUTES = (
     "running/hang/obstacles",
     "running/hang/verdict",
     "running/hang/hangs",
+    "running/ending",
     "running/lost_folders",
     "agent/forked_rank",
     "agent/process_facts",
