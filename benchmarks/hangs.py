@@ -1,12 +1,14 @@
 """Let ranks get stuck in every way, and compare who is named, where and when, with who was stuck.
 
-    python benchmarks/hangs.py [--count 18] [--seed 0] [--timeout 3] [--folder .benchmarks] [--minutes 10] [--fresh]
-    python benchmarks/hangs.py --false-alarms [--count 7] [--factor 10]
+    python benchmarks/hangs.py [--engine agents] [--count 18] [--seed 0] [--timeout 3] [--folder .benchmarks] [--minutes 10] [--fresh]
+    python benchmarks/hangs.py --false-alarms [--engine agents] [--count 7] [--factor 10]
 
 The rank that gets stuck and the step in which it does are drawn from the seed; every hang is made once, then again. A hang is
 right if the rank, its line and the code are, and the run was found to hang, with status 6, within the timeout and 5 s after the
 rank got stuck, or after the last of the others came to wait for it.
 Without py-spy a rank that is stopped or has not begun to start cannot say its line, and none is asked for.
+
+With `--engine agents`, which has no MPI, the ranks talk over gRPC.
 
 `--false-alarms` starts runs that are slow but get on (`calm_runs.py`), `factor` times faster than real ones and with a timeout
 that is as much shorter; none may be ended.
@@ -34,7 +36,7 @@ from ttlaunch.flight_recorder import read_recorder
 
 sys.path.insert(0, str(Path(__file__).parent))
 from calm_runs import Calm, calm_runs
-from stuck_runs import STUCK, ended, failure, started
+from stuck_runs import STUCK, ended, engine_options, failure, started
 
 WITHIN_S = 5.0
 LONGEST_S = 180.0
@@ -94,6 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Let ranks get stuck in every way, and see who is named.")
     parser.add_argument("--count", type=int, default=None, help="runs, those of earlier calls included")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default=None, help="which starts the ranks; the first with MPI unless said")
     parser.add_argument("--timeout", type=float, default=3.0, help="for `--hang-timeout`, seconds")
     parser.add_argument("--only", choices=HANGS, help="one way only")
     parser.add_argument("--false-alarms", action="store_true", help="runs that get on")
@@ -108,11 +111,12 @@ def main() -> int:
     if options.fresh:
         kept.unlink(missing_ok=True)
     about = {"code": _code_hash(), "seed": options.seed, "timeout": options.timeout, "factor": options.factor}
+    about["engine"] = options.engine
     if options.false_alarms:
-        jobs = _calm_jobs(options.seed, options.factor)
+        jobs = _calm_jobs(options.seed, options.factor, options.engine)
         count = options.count or len(calm_runs(random.Random(0), 1.0))  # noqa: S311 - nothing secret
     else:
-        jobs, count = _hang_jobs(options.seed, options.timeout, options.only), options.count or len(HANGS)
+        jobs, count = _hang_jobs(options), options.count or len(HANGS)
     found = _go_on(kept, about, jobs, count=1 if options.only else count, minutes=options.minutes)
     return _show_calm(found) if options.false_alarms else _show_hangs(found)
 
@@ -144,23 +148,24 @@ def _go_on(
     return found
 
 
-def _hang_jobs(seed: int, timeout_s: float, only: str | None) -> Iterator[Job]:
+def _hang_jobs(options: argparse.Namespace) -> Iterator[Job]:
+    limit = ["--hang-timeout", str(options.timeout), *engine_options(options.engine)]
     for turn in range(10**6):
-        chance = random.Random(f"{seed} {turn}")  # noqa: S311 - nothing secret
+        chance = random.Random(f"{options.seed} {turn}")  # noqa: S311 - nothing secret
         for name, hang in HANGS.items():
             rank, step = chance.randrange(hang.ranks), chance.randint(2, LATEST_STEP)
             if hang.program == "tiers":
                 rank = 2 if name == "service_role" else rank % 2
             step = 1 if name == "first_step" else step
-            if only in {None, name}:
-                yield name, _hang_job(name, rank, step, timeout_s)
+            if options.only in {None, name}:
+                yield name, _hang_job(name, rank, step, limit)
 
 
-def _hang_job(name: str, rank: int, step: int, timeout_s: float) -> Callable[[Path], dict[str, Any]]:
+def _hang_job(name: str, rank: int, step: int, limit: list[str]) -> Callable[[Path], dict[str, Any]]:
     def run(folder: Path) -> dict[str, Any]:
         hang = HANGS[name]
         order = {"hang": name, "rank": rank, "step": step, "steps": STEPS, "pace": []}
-        words = [hang.program, "-n", str(hang.ranks), "--hang-timeout", str(timeout_s)]
+        words = [hang.program, "-n", str(hang.ranks), *limit]
         process = started(words, order, folder, before_mpi=name == "before_mpi")
         end = ended(process, within_s=LONGEST_S)
         began = _stood_still(folder)
@@ -175,7 +180,7 @@ def _hang_job(name: str, rank: int, step: int, timeout_s: float) -> Callable[[Pa
             "status": end.returncode,
         }
         known |= {"said": told.get("cause") or end.stderr[-300:]}
-        return {**known, "verdict": _judged(name, known, timeout_s)}
+        return {**known, "verdict": _judged(name, known, float(limit[1]))}
 
     return run
 
@@ -223,17 +228,18 @@ def _ours(file: str) -> bool:
     return Path(STUCK, *Path(file).parts[-2:]).exists()
 
 
-def _calm_jobs(seed: int, factor: float) -> Iterator[Job]:
+def _calm_jobs(seed: int, factor: float, engine: str | None) -> Iterator[Job]:
     for turn in range(10**6):
         chance = random.Random(f"calm {seed} {turn}")  # noqa: S311 - nothing secret
         for one in calm_runs(chance, factor):
-            yield one.name, _calm_job(one)
+            yield one.name, _calm_job(one, engine)
 
 
-def _calm_job(one: Calm) -> Callable[[Path], dict[str, Any]]:
+def _calm_job(one: Calm, engine: str | None) -> Callable[[Path], dict[str, Any]]:
     def run(folder: Path) -> dict[str, Any]:
         began = time.monotonic()
-        limit = [] if one.timeout_s is None else ["--hang-timeout", str(one.timeout_s)]
+        limit = engine_options(engine, is_recipe=not one.words[0].endswith(".py"))
+        limit += [] if one.timeout_s is None else ["--hang-timeout", str(one.timeout_s)]
         at = one.words.index("--") if "--" in one.words else len(one.words)
         process = started([*one.words[:at], *limit, *one.words[at:]], one.order, folder)
         if one.sleep_s:

@@ -34,6 +34,12 @@ def started(
     )
 
 
+def engine_options(engine: str | None, *, is_recipe: bool = True) -> list[str]:
+    """The options of `ttlaunch run` for an engine, and for the transport of its recipes."""
+    over_grpc = ["--set", "multihost_config.socket_type=grpc"] if is_recipe and engine == "agents" else []
+    return ["--engine", engine, *over_grpc] if engine else []
+
+
 def ended(process: subprocess.Popen[str], *, within_s: float) -> subprocess.CompletedProcess[str]:
     """The end of a run; status 124 where it does not end."""
     try:
