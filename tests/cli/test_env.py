@@ -48,6 +48,25 @@ def test_a_variable_that_differs_between_ranks_cannot_be_set_for_all(ttlaunch, h
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize("engine", ["openmpi", "agents"])
+@pytest.mark.parametrize(
+    "name", ["PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMI_RANK"]
+)
+def test_no_engine_lets_a_place_in_mpi_be_set_for_all_ranks(ttlaunch, here, engine, name):
+    setter = {"openmpi": "mpirun", "agents": "an engine with MPI"}[engine]
+    for target in ("train.py", "-- hostname"):
+        (here / "train.py").write_text("")
+        answer = ttlaunch(f"plan -n 2 --engine {engine} --env {name}=7 {target}")
+        assert 2 == answer.status
+        message = f"error[P067]: `{name}` is set for all ranks, but {setter} sets it for each\n"
+        assert answer.stderr.startswith(message), answer.stderr
+
+
+@pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PMIX_MCA_gds", "PRTE_MCA_plm"])
+def test_settings_of_an_engine_may_be_the_same_for_all_ranks(ttlaunch, here, name):
+    assert 0 == ttlaunch(f"plan -n 2 --env {name}=x -- hostname").status
+
+
 def test_files_of_a_cluster_that_set_the_rank_of_all_are_a_mistake_in_the_description(ttlaunch, here):
     (here / "configurations/lab").mkdir(parents=True)
     (here / "configurations/lab/hosts.txt").write_text("localhost slots=2\n")

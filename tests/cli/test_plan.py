@@ -52,6 +52,7 @@ def test_json_is_the_plan_file_with_remarks(ttlaunch, here):
         **json.loads((here / "launch/plan.json").read_text()),
         "schema": "ttlaunch.plan/1",
         "remarks": [],
+        "diagnostics": [],
     }
     names = sorted(path.name for path in (here / "launch").iterdir())
     assert names == ["command.sh", "hosts.txt", "plan.json", "rankfile.txt"]

@@ -79,6 +79,42 @@ def test_a_machine_without_sbatch_is_told_and_keeps_no_folder(ttlaunch, here, mo
     assert [] == [path.name for path in (here / "runs").iterdir() if path.name != ".gitignore"]
 
 
+@pytest.fixture
+def accepting(here, monkeypatch, tmp_path_factory):
+    """Put a program in the place of Slurm's commands, which accepts every job."""
+    programs = tmp_path_factory.mktemp("programs")
+    for name in ("sbatch", "salloc", "srun", "squeue"):
+        (programs / name).write_text(f"#!/bin/sh\ntouch {here}/was-called\necho 4711\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("line", ["submit train.py --on slurm:gpu --ranks 1", "plan train.py", "run train.py"])
+def test_json_has_the_warnings_that_are_shown_otherwise(ttlaunch, here, accepting, line):
+    (here / "train.py").write_text("print()\n")
+    for more in (
+        ("--dry-run", "") if line.startswith("submit") else ("",) if line.startswith("plan") else ("--dry-run",)
+    ):
+        shown = ttlaunch(f"{line} --env PYTHONPAHT=x {more}")
+        assert 0 == shown.status, shown
+        answer = ttlaunch(f"{line} --env PYTHONPAHT=x {more} --format json")
+        [warning] = json.loads(answer.stdout)["diagnostics"]
+        assert f"warning[{warning['code']}]: {warning['message']}" in shown.stderr
+
+
+def test_a_configuration_of_slurm_that_cannot_be_read_is_named_before_slurm_is_asked(
+    ttlaunch, here, accepting, monkeypatch
+):
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    answer = ttlaunch("submit data_parallel --on slurm:gpu")
+    assert 4 == answer.status, answer
+    assert answer.stderr.startswith("error[H049]: Slurm's commands find no configuration on this machine"), answer
+    assert "`SLURM_CONF` names /nowhere/slurm.conf, which cannot be read" in answer.stderr
+    assert [] == list(here.iterdir())
+    assert 4 == ttlaunch("run data_parallel --on slurm:gpu").status  # its supervisor is another process, which prints
+    assert not (here / "was-called").exists()
+
+
 def start(folder, restarts, *, steps, layout="two", began=None):
     run = folder.parent / f"run-{len(read_starts(folder))}"
     run.mkdir()

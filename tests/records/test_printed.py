@@ -49,6 +49,38 @@ def test_what_only_looks_like_a_number_with_a_name_is_none(line):
     assert (None, {}) == read_printed(line.encode())
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("password", "DB_PASSWORD", "db.passwd", "pwd", "passphrase", "user/secret", "clientSecrets", "credentials"),
+        *("token", "hf_token", "accessToken", "api_key", "apikey", "API-KEY", "key", "auth", "otp", "pin"),
+    ],
+)
+def test_a_number_whose_name_says_that_it_is_a_secret_is_none(name):
+    assert (7, {"loss": 0.5}) == read_printed(f"step=7 {name}=123456 loss=0.5".encode())
+    assert (None, {}) == read_printed(f'{{"{name}": 123456}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "tokens",
+            "tokens/s",
+            "num_tokens",
+            "token_accuracy",
+            "loss_per_token",
+            "mean_token_length",
+            "keys",
+            "keypoints",
+        ),
+        *("pin_memory", "monkey", "pass", "bypass_rate", "author", "compass", "secretary", "spinning"),
+    ],
+)
+def test_a_metric_whose_name_only_resembles_that_of_a_secret_is_read(name):
+    assert (None, {name: 0.5}) == read_printed(f"{name}=0.5".encode())
+
+
 def test_nan_is_a_number_that_a_script_prints():
     _, values = read_printed(b"loss=nan")
     assert math.isnan(values["loss"])

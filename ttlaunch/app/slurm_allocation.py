@@ -147,6 +147,8 @@ class _Salloc:
             if shutil.which(name) is None:
                 message, hint = f"this machine has no `{name}`, with which {purpose}", WHERE_COMMANDS_ARE
                 raise LaunchError([Diagnostic("H043", message, hints=(hint,), blame=Blame.HOSTS)])
+        if missing := missing_configuration():
+            raise LaunchError([missing])
         options = [*self.request.options(), "--job-name=ttlaunch", "--no-kill"]
         command = ["salloc", *options, "/bin/sh", "-c", _HOLD]
         self._process = process = subprocess.Popen(
@@ -226,6 +228,20 @@ def warn_of_waiting(job: str, reason: str) -> list[Diagnostic]:
     return [Diagnostic("H046", message, hints=hints, severity=Severity.WARNING, blame=Blame.HOSTS)]
 
 
+def missing_configuration() -> Diagnostic | None:
+    """Report a `SLURM_CONF` that names no file that can be read; Slurm's commands would look for it for a minute."""
+    named = os.environ.get("SLURM_CONF")
+    if not named or os.access(named, os.R_OK):
+        return None
+    return _without_configuration(f"`SLURM_CONF` names {shown(named)}, which cannot be read")
+
+
+def _without_configuration(note: str) -> Diagnostic:
+    message = "Slurm's commands find no configuration on this machine"
+    hint = "run ttlaunch on a login node, or name the cluster's file: `SLURM_CONF=/path/to/slurm.conf`"
+    return Diagnostic("H049", message, notes=(note,), hints=(hint,), blame=Blame.HOSTS)
+
+
 def explain_slurm(text: str) -> Diagnostic | None:
     """Explain why a command of Slurm's could not ask Slurm; None if it could.
 
@@ -233,9 +249,7 @@ def explain_slurm(text: str) -> Diagnostic | None:
         text: What the command has said.
     """
     if re.search(r"configuration source|fetch_config|s_p_parse_file: cannot stat", text):
-        message = "Slurm's commands find no configuration on this machine"
-        hint = "run ttlaunch on a login node, or name the cluster's file: `SLURM_CONF=/path/to/slurm.conf`"
-        return Diagnostic("H049", message, notes=(_evidence(text),), hints=(hint,), blame=Blame.HOSTS)
+        return _without_configuration(_evidence(text))
     if re.search(r"[Mm]unge|authentication error", text):
         return _without_munge(text)
     if re.search(r"Unable to contact slurm controller|Socket timed out|no answer within|Unable to establish con", text):

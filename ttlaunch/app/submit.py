@@ -18,7 +18,7 @@ from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.app.slurm_allocation import explain_slurm, warn_of_waiting
+from ttlaunch.app.slurm_allocation import explain_slurm, missing_configuration, warn_of_waiting
 from ttlaunch.app.slurm_job import JOB_PREFIX, ORDER_FILE, SCRIPT_FILE, Job, ask_queue, write_job
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, Severity, file_error, shown, usage_error
 from ttlaunch.hosts.sync.release import Release, make_release
@@ -115,6 +115,8 @@ def submit(submission: Submission, dialogue: Dialogue) -> tuple[Path, str]:
     Raises:
         LaunchError: The code cannot be copied, the copy lacks something that the run needs, or Slurm refuses the job.
     """
+    if missing := missing_configuration():
+        raise LaunchError([missing])
     prepared = submission.prepared
     program = prepared.plan.program
     recipe = Path(program.folder) if isinstance(program, RecipeProgram) else None

@@ -28,13 +28,19 @@ class TerminalDialogue:
     def __init__(self, form: Format, *, verbose: bool = False) -> None:
         self._form = form
         self._verbose = verbose
+        self._warned: list[Diagnostic] = []
 
     @property
     def _is_drawn(self) -> bool:
         return self._form is not Format.JSON and can_redraw(sys.stderr)
 
     def warn(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self._warned += diagnostics
         show_diagnostics(diagnostics, form=self._form, verbose=self._verbose)
+
+    def warnings_as_json(self) -> list[dict[str, Any]]:
+        """Return all warnings so far, for the result of a command in JSON, beside which none are shown."""
+        return [one.as_json() for one in self._warned]
 
     def recipe_code(self) -> AbstractContextManager[object]:
         return contextlib.redirect_stdout(sys.stderr)  # what a recipe.py prints must not mix with the command's results

@@ -1,9 +1,9 @@
 """`ttlaunch plan`: show what would be started, rank by rank, and write the files that start it by hand."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,16 +45,22 @@ def plan(
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.cli.dialogue import TerminalDialogue
 
-    prepared = prepare(spec, TerminalDialogue(form, verbose=verbose))
-    show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    prepared = prepare(spec, dialogue)
+    show_plan(prepared.plan, form=form, remarks=prepared.description.remarks, diagnostics=dialogue.warnings_as_json())
     if write is not None:
         _write(prepared.plan, write, form)
 
 
-def show_plan(plan: "LaunchPlan", *, form: Format, remarks: Sequence[str]) -> None:
-    """Print the plan: a table, one line per rank, or JSON; and what options changed besides what they name."""
+def show_plan(
+    plan: "LaunchPlan", *, form: Format, remarks: Sequence[str], diagnostics: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print the plan: a table, one line per rank, or JSON; and what options changed besides what they name.
+
+    `diagnostics` are the warnings, which only JSON contains: they have been shown otherwise.
+    """
     if form is Format.JSON:
-        print_json({**plan.as_json(), "remarks": list(remarks)}, schema="plan")
+        print_json({**plan.as_json(), "remarks": list(remarks), "diagnostics": list(diagnostics)}, schema="plan")
         return
     if form is Format.CONCISE:
         for row in plan.ranks:

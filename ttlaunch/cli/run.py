@@ -96,7 +96,8 @@ def run(
     if dry_run:
         from ttlaunch.cli.plan import show_plan
 
-        show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
+        found = dialogue.warnings_as_json()
+        show_plan(prepared.plan, form=form, remarks=prepared.description.remarks, diagnostics=found)
         exit_with(contract.STATUS_DONE)
     described = prepared.description
     if THREADS in described.remarks and described.python and needs_torch(described.python) and form is Format.FULL:

@@ -63,14 +63,16 @@ def submit(
     if dry_run:
         script = submission.script(Path(spec.runs_dir).absolute() / "job-TIME")
         if form is Format.JSON:
-            print_json({"plan": prepared.plan.as_json(), "script": script}, schema="submit")
+            content = {"plan": prepared.plan.as_json(), "script": script, "diagnostics": dialogue.warnings_as_json()}
+            print_json(content, schema="submit")
         else:
-            show_plan(prepared.plan, form=form, remarks=prepared.description.remarks)
+            show_plan(prepared.plan, form=form, remarks=prepared.description.remarks, diagnostics=())
             print_text(script)
         exit_with(contract.STATUS_DONE)
     folder, number = hand_to_slurm(submission, dialogue)
     if form is Format.JSON:
-        print_json({"job": number, "folder": str(folder)}, schema="submit")
+        diagnostics = dialogue.warnings_as_json()
+        print_json({"job": number, "folder": str(folder), "diagnostics": diagnostics}, schema="submit")
     elif form is Format.CONCISE:
         print_lines([number])
     else:

@@ -19,7 +19,7 @@ from ttlaunch import contract
 from ttlaunch.agent import listeners
 from ttlaunch.agent.probe import interface_of
 from ttlaunch.diagnostics import Diagnostic, shown, usage_mistake
-from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
+from ttlaunch.engines.base import PLACE_IN_MPI, Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.mpi_programs import FoundProgram, daemon_command, find_program, host_command
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, RanksToStart, dotted
@@ -105,6 +105,7 @@ _NAMES = EngineNames(
     segments=("mpich_shm_*",),
     own_segments=("mpich_shm_*",),
     abort_message=r"(?m)^Abort\((\d{1,9})\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(",
+    place_prefixes=PLACE_IN_MPI,
     rank_prefixes=("PMI_", "PMIX_", "HYDRA_", "HYDI_", "MPICH_", "MPIR_", "MPI_LOCAL", "I_MPI_"),
 )
 

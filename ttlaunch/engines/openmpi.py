@@ -18,7 +18,7 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.agent import listeners
 from ttlaunch.diagnostics import Diagnostic, has_errors
-from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
+from ttlaunch.engines.base import PLACE_IN_MPI, Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.mpi_programs import daemon_command, find_program, host_command
 from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args, unknown_option
 from ttlaunch.engines.process import start_process, with_home
@@ -231,6 +231,7 @@ def _names(generation: Generation) -> EngineNames:
         folders=("prte.*", "ompi.*", "openmpi-sessions-*", "pmix-*"),
         segments=("sm_segment.*", "vader_segment.*"),
         rank_listeners=_LISTENS,
+        place_prefixes=PLACE_IN_MPI,
         rank_prefixes=("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_"),
         key=KEY,
     )

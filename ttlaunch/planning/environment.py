@@ -69,12 +69,15 @@ def check_reserved(plan: LaunchPlan, *, on_command_line: Collection[str]) -> lis
         plan: The plan, with the variables that users gave for all ranks.
         on_command_line: The names of those that `--env` gives; the files of the cluster give the others.
     """
-    by_engine, by_us = plan.engine.names.rank_variables, contract.TORCH_PLACE if is_python(plan) else ()
+    names, by_us = plan.engine.names, contract.TORCH_PLACE if is_python(plan) else ()
+    by_engine = {
+        name for name in plan.environment if name in names.rank_variables or name.startswith(names.place_prefixes)
+    }
+    setter = names.launcher if names.has_mpi else "an engine with MPI"
     return [
         Diagnostic(
             "P067",
-            f"`{name}` is set for all ranks, but {plan.engine.names.launcher if name in by_engine else 'ttlaunch'} "
-            "sets it for each",
+            f"`{name}` is set for all ranks, but {setter if name in by_engine else 'ttlaunch'} sets it for each",
             notes=("given by `--env`" if name in on_command_line else "given in the files of the cluster",),
             hints=("leave it out: `-n` and the hostfile say how many ranks there are, and where",),
             blame=Blame.COMMAND_LINE if name in on_command_line else Blame.DESCRIPTION,

@@ -114,6 +114,8 @@ class EngineNames:
             on which the ranks' own programs listen; empty if its library does not listen.
         abort_message: Regular expression for the line that its library writes to a rank's standard error before the engine kills all
             shims on the rank's demand; its first group is the status. Empty if the engine lets shims record the end.
+        place_prefixes: Beginnings of the variables that say which rank a process is and of how many, as it or, if it has no MPI,
+            another engine sets them.
         rank_prefixes: Prefixes of the variables in which it tells its library about the ranks, or another engine's tell theirs.
         key: The name by which `--engine` chooses it.
         has_mpi: Whether its ranks can find each other through MPI.
@@ -131,6 +133,7 @@ class EngineNames:
     own_segments: tuple[str, ...] = ()
     rank_listeners: tuple[tuple[int, int, int], ...] = ()
     abort_message: str = ""
+    place_prefixes: tuple[str, ...] = ()
     rank_prefixes: tuple[str, ...] = ()
     key: str = ""
     has_mpi: bool = True

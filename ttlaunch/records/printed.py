@@ -4,7 +4,8 @@ Two spellings count: `name=number`, with at most one space on each side of the s
 quotes, as Python prints a dict and JSON has it; there the number may stand in quotes too. The name is a word of at most 64
 letters, digits and `_ . / - @`, begins with a letter or `_`, and nothing of this kind, no sign and no `=`, `:`, `?` or `&` stands
 before it: `--lr=0.1` and `http://host/?page=2` have no numbers in this sense. The number is decimal, or `nan`, `inf` or `-inf`, and behind it
-is a space, a closing bracket, a comma, `;`, `|`, a quote or the end: `time=12ms`, `n=1,000` and `12:30` have none.
+is a space, a closing bracket, a comma, `;`, `|`, a quote or the end: `time=12ms`, `n=1,000` and `12:30` have none. A number whose
+name says that it is a secret, such as `password=1234` or `api_key=1`, is none either: metrics are copied to more places than the log.
 
 Of a line, the first 4,096 bytes and the first 32 numbers count. Python 3.9 and the standard library only.
 """
@@ -32,6 +33,12 @@ _PAIR = re.compile(
     rb"([+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?|nan|-?inf)"
     rb"(?=$|[\s;|)\]}'\"]|,(?![0-9]))"
 )
+# One of the words anywhere in a name, or one that metrics have too (`token_accuracy`, `loss_per_token`) as what the name is about.
+_SECRET = re.compile(
+    r"(?<![a-z])(?:pass(?:word|wd|phrase|code)|pwd|secret|credential|otp|apikey)s?(?![a-z])"
+    r"|(?<![a-z])(?<!per[_./@-])(?:token|key|auth|pin)$"
+)
+_WORD_IN_CAPITALS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
 
 
@@ -53,11 +60,15 @@ def read_printed(line: bytes) -> tuple[int | None, dict[str, Number]]:
         name, value = (found[1] or found[3]).decode("ascii"), _number(found[4])
         if name == _STEP:
             step = value if isinstance(value, int) and 0 <= value <= LARGEST_COUNT else step
-        elif value is not None:
+        elif value is not None and not _is_secret(name):
             values[name] = value
         if count == MOST_PAIRS:
             break
     return step, values
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET.search(_WORD_IN_CAPITALS.sub("_", name).lower()) is not None
 
 
 def _number(text: bytes) -> Number | None:
