@@ -203,8 +203,17 @@ def test_while_ranks_have_only_lost_connections_the_rank_that_closed_them_has_ti
     assert [NoteFailure()] == end.at(100.0)
     assert [] == end.at(102.0)
     end.ranks[0].exit = cause
-    when = 104.0 if cause is None else 102.1
+    when = 115.0 if cause is None else 102.1
     assert [SignalEngine(TERM)] == end.at(when)
+
+
+def test_a_connection_that_may_have_been_to_anybody_is_not_waited_for_as_long_as_one_to_a_rank():
+    end = End(loses_ranks=True)
+    end.ranks[1].phase, end.ranks[1].exit = Phase.FAILED, RankExit(status=1, time=1.0)
+    end.ranks[1].error = came_from(1.0, "ConnectionResetError")
+    assert [NoteFailure()] == end.at(100.0)
+    assert [] == end.at(103.9)
+    assert [SignalEngine(TERM)] == end.at(104.0)
 
 
 def test_a_rank_that_has_run_all_of_its_code_has_longer_to_end():

@@ -67,6 +67,17 @@ def test_a_rank_whose_code_still_runs_or_that_has_not_failed_may_take_its_time(r
     assert run.rest(60) is None
 
 
+def test_ranks_that_lost_their_connections_are_not_named_while_the_rank_that_closed_them_is_still_ending(run):
+    """On a busy machine, libraries such as torch take longer to end than ranks usually stay."""
+    lost = {"type": "BrokenPipeError", "message": "", "time": 1.0, "causes": [{"type": "BrokenPipeError"}]}
+    run.writes(0, {"error": None, "left": 0.9})
+    run.writes(1, {"error": lost, "uncaught": True, "left": 2.0})
+    assert run.rest(14) is None
+    failure = run.rest(3)
+    assert (failure.code, failure.rank) == ("R005", 0)
+    assert failure.cause == "left before the other ranks; its process is still there"
+
+
 def test_a_rank_that_has_ended_is_left_to_the_engine(run):
     run.writes(1, RAISED, LEFT)
     ending = {"rank": 1, "pid": 7, "started": 1.0, "time": 2.0, "status": 1, "signal": None}

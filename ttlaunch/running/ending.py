@@ -18,7 +18,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending
-from ttlaunch.running.failures.attribution import has_shown_cause
+from ttlaunch.running.failures.attribution import patience_for_cause_s
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.stderr_tail import StderrTail
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -30,10 +30,6 @@ _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank tha
 # Ranks that have lost a connection may end sooner than the exception is seen in the rank that closed it. All shims are lost when
 # the engine is killed, which shows in that time too.
 _AFTER_FIRST_END_S = 0.5
-_WITHOUT_CAUSE_S = 4.0  # for as long as all that failed have only lost a connection
-_LEAVING_S = (
-    15.0  # likewise, while a rank has run all of its code: ending its libraries takes seconds on a busy machine
-)
 AFTER_TERM_S = 1.5
 _AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks of a lost host have ended already
 _STACKS_S = 0.3
@@ -238,11 +234,9 @@ class RunEnd:
         is_known = (
             ending.signal_number or ending.failure or ending.lost_hosts or ending.lost_shims or ending.lost_folders
         )
-        leaves = any(state.exit is None and state.in_flight and state.in_flight.left for state in ranks)
-        longest_s = _LEAVING_S if leaves else _WITHOUT_CAUSE_S
-        if not self._loses_ranks or is_known or now >= (ending.since or now) + longest_s:
+        if not self._loses_ranks or is_known:
             return False
-        return not has_shown_cause(list(ranks), self._stderr_tail)
+        return now < (ending.since or now) + patience_for_cause_s(ranks, self._stderr_tail)
 
     def _has_failed(self, ranks: Sequence[RankState]) -> bool:
         """Whether the run has failed; after SIGTERM, no ending of a program that is not a recipe counts as a failure."""

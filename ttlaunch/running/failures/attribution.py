@@ -7,7 +7,7 @@ that follows from another rank.
 
 import math
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from typing import NamedTuple
 
@@ -29,12 +29,15 @@ from ttlaunch.running.failures.name_cause import (
 from ttlaunch.running.failures.stderr_tail import StderrTail
 from ttlaunch.running.lost_folders import LostFolder, describe_loss
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
-from ttlaunch.running.watch import RankState
+from ttlaunch.running.watch import Phase, RankState
 
 _HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _LEFT, _IN_FLIGHT, _PERHAPS_OWN, _FOLLOWS = range(6)
 """The order in which endings are reported: with a cause of their own, with only an exit status, with status 0 before the others
 failed, with an exception that the rank might still have caught, with a lost connection that may be to anybody, caused by another
 rank."""
+_WITHOUT_CAUSE_S = 4.0  # for as long as all that failed have only lost a connection
+# While the rank that closed it is known to be still ending: ending its libraries takes seconds on a busy machine.
+_LEAVING_S = 15.0
 _LEFT_JUST_NOW_S, _EXIT_TAKES_S = 2.0, 1.0
 _BY_SIGNAL = {Cause.KILLED, Cause.ENDED, Cause.SHIM_LOST, Cause.DAEMON_LOST}
 """The classes of endings that the end of a Slurm job explains."""
@@ -106,7 +109,8 @@ def first_failure(
         for host, lost in folders.items()
         if lost.ends_run
     ]
-    candidates += _left(candidates, ranks, seen) if not stopped else []
+    leaving = [state for state in ranks if _was_leaving(state)]
+    candidates += _left(candidates, ranks, seen, leaving=leaving) if not stopped else []
     if not candidates:
         return None
     candidates = _without_ends_of_job(_without_shims_killed_later(candidates), lost_hosts or {})
@@ -120,18 +124,26 @@ def first_failure(
     return replace(first, followers=followers, last_lines=last_lines, next_step=hint)
 
 
-def has_shown_cause(ranks: list[RankState], stderr_tail: Callable[[int], StderrTail]) -> bool:
-    """Whether one of the failures so far explains the others, or no rank is left that could bring one that does.
+def patience_for_cause_s(ranks: Sequence[RankState], stderr_tail: Callable[[int], StderrTail]) -> float:
+    """Return for how long after the first failure to wait for the rank that caused it; 0 if that is known, or all ranks have ended.
 
     Ranks that lose a connection may end seconds before the rank that closed it, whose interpreter takes longer to come to its end.
     """
+    ranks = [state for state in ranks if state.phase is not Phase.ABSENT]
     if all(state.exit for state in ranks):
-        return True
+        return 0.0
     hosts, seen = {state.row.host for state in ranks}, Witnesses(stderr_tail=stderr_tail)
     found = [one for state in ranks for one in _of_rank(state, None, seen, stopped=False, hosts=hosts)]
     pending = [state for state in ranks if state.exit is None and state.error is None]
     found += [one for state in pending for one in _of_lost(state, None, seen, hosts=hosts)]
-    return any(one.order < _PERHAPS_OWN for one in found + _left(found, ranks, seen))
+    if any(one.order < _PERHAPS_OWN for one in found + _left(found, ranks, seen)):
+        return 0.0
+    silent = [state for state in pending if state.in_flight is None or state.in_flight.error is None]
+    is_leaving = any(state.in_flight and state.in_flight.left for state in silent)
+    is_found = len(silent) == 1 and all(
+        one.order == _FOLLOWS for one in found
+    )  # nobody else can have closed the connections
+    return _LEAVING_S if is_leaving or is_found else _WITHOUT_CAUSE_S
 
 
 def _of_rank(
@@ -190,12 +202,14 @@ def _ended_by(in_flight: ErrorInFlight | None, ending: RankExit, kind: Cause, *,
     return in_flight.error if was_ended or is_uncaught else None
 
 
-def _left(candidates: list[_Candidate], ranks: list[RankState], seen: Witnesses) -> list[_Candidate]:
+def _left(
+    candidates: list[_Candidate], ranks: Sequence[RankState], seen: Witnesses, *, leaving: Sequence[RankState] = ()
+) -> list[_Candidate]:
     """Find a rank that left with status 0 while the others still needed it.
 
     The engine may say so. Otherwise it is the last rank that left before the first one failed, if no failure has a cause of
     its own: then something has to explain why these ranks lost their peer. A rank whose lost connection may be to anybody
-    needs this explanation only if the other one has just left.
+    needs this explanation only if the other one has just left. `leaving` are ranks that have run all of their code and had not ended.
     """
     gone = [state for state in ranks if state.exit is not None and not state.exit.is_failure]
     named = [state for state in gone if state.row.rank in seen.engine.left_early]
@@ -205,7 +219,7 @@ def _left(candidates: list[_Candidate], ranks: list[RankState], seen: Witnesses)
         return []
     first = min(one.failure.time or math.inf for one in candidates)
     needs_one = all(one.order == _FOLLOWS for one in candidates)
-    times = {_left_at(state): state for state in [*gone, *(filter(_was_leaving, ranks) if needs_one else ())]}
+    times = {_left_at(state): state for state in [*gone, *leaving]}
     last = max((time for time in times if time <= first), default=None)
     # The others may have noticed its closed connections before it had come to its end. A rank that we have told to end is no cause.
     ours = math.inf if seen.ending_since is None else seen.ending_since
@@ -217,10 +231,10 @@ def _left(candidates: list[_Candidate], ranks: list[RankState], seen: Witnesses)
 
 
 def _was_leaving(state: RankState) -> bool:
-    """Whether all code of a rank's program had run without an exception when the rank was ended with the run."""
+    """Whether all code of a rank's program has run without an exception, and the rank was ended with the run or is still there."""
     in_flight, ending = state.in_flight, state.exit
     has_left = in_flight is not None and in_flight.error is None and in_flight.left is not None
-    return has_left and ending is not None and ending.signal in {signal.SIGTERM, signal.SIGKILL}
+    return has_left and (ending is None or ending.signal in {signal.SIGTERM, signal.SIGKILL})
 
 
 def _left_at(state: RankState) -> float:

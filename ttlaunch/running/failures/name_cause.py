@@ -132,7 +132,9 @@ def message_lines(error: RankError) -> list[str]:
 def name_early_exit(state: RankState, time: float) -> Failure:
     """Make the failure of a program's rank that left at a time when other ranks still needed it."""
     how = "with status 0 before the other ranks"
-    if state.exit is not None and state.exit.signal:  # it was ended before it could end, and so has no status
+    if state.exit is None:
+        how = "before the other ranks; its process is still there"
+    elif state.exit.signal:  # it was ended before it could end, and so has no status
         how = f"before the other ranks; its process had not ended when {_signal_name(state.exit.signal)} ended it"
     return _failure(state, kind=Cause.LEFT_EARLY, code="R005", cause=f"left {how}", time=time)
 

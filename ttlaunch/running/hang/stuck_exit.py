@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
-from ttlaunch.running.failures.attribution import Witnesses, first_failure
+from ttlaunch.running.failures.attribution import Witnesses, first_failure, patience_for_cause_s
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.stderr_tail import stderr_tails
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -48,6 +48,9 @@ class StuckExitWatch:
         if longest < PATIENCE_S:
             return None
         seen = Witnesses(stderr_tail=stderr_tails(self._folder))
+        # Ranks that have lost a connection are not the ones that hold up the end while the one that closed it is still ending too.
+        if longest < patience_for_cause_s(self._watch.ranks, seen.stderr_tail):
+            return None
         failure = first_failure(self._watch.ranks, lost_shims={}, stopped=False, witnesses=seen)
         if failure is None or failure.rank not in stuck:
             return failure
