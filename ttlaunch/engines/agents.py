@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from ttlaunch import contract
 from ttlaunch.agent import START_RANKS
 from ttlaunch.diagnostics import Blame, Diagnostic
-from ttlaunch.engines.base import PLACE_IN_MPI, Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.process import process_options
 from ttlaunch.planning.engine import EngineSignature, RanksToStart
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
@@ -38,7 +38,15 @@ _NAMES = EngineNames(
     network_variables=(_NETWORKS,),
     daemons=("start_ranks", "ttlaunch-shim"),
     # Those of an mpirun or srun from within which ttlaunch was started; libraries would take them for their own.
-    place_prefixes=PLACE_IN_MPI,
+    place_prefixes=(
+        "OMPI_COMM_WORLD_",
+        "OMPI_UNIVERSE_SIZE",
+        "PMIX_RANK",
+        "PMIX_NAMESPACE",
+        "PMIX_SERVER_",
+        "PMI_RANK",
+        "PMI_SIZE",
+    ),
     rank_prefixes=("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_", _NETWORKS),
     key=KEY,
     has_mpi=False,

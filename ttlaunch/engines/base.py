@@ -17,12 +17,6 @@ from ttlaunch.planning.engine import EngineSignature, PlansCommands
 from ttlaunch.planning.launch_plan import EngineCommand
 from ttlaunch.quick_dataclass import dataclass
 
-PLACE_IN_MPI = (
-    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_"),
-    *("PMI_RANK", "PMI_SIZE", "PMI_LOCAL", "PMI_FD", "PMI_ID", "PMI_PORT", "MPI_LOCAL"),
-)
-"""Beginnings of the variables by which any MPI tells a process which rank it is, for `EngineNames.place_prefixes`."""
-
 
 class Capability(Flag):
     """Abilities that an engine may have; code that needs one checks whether it is in `Engine.can`.

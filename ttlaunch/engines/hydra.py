@@ -19,8 +19,8 @@ from ttlaunch import contract
 from ttlaunch.agent import listeners
 from ttlaunch.agent.probe import interface_of
 from ttlaunch.diagnostics import Diagnostic, shown, usage_mistake
-from ttlaunch.engines.base import PLACE_IN_MPI, Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
-from ttlaunch.engines.mpi_programs import FoundProgram, daemon_command, find_program, host_command
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
+from ttlaunch.engines.mpi_programs import PLACE_IN_MPI, FoundProgram, daemon_command, find_program, host_command
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames

@@ -15,6 +15,12 @@ from ttlaunch.engines.process import with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, dotted
 from ttlaunch.quick_dataclass import dataclass
 
+PLACE_IN_MPI = (
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_"),
+    *("PMI_RANK", "PMI_SIZE", "PMI_LOCAL", "PMI_FD", "PMI_ID", "PMI_PORT", "MPI_LOCAL"),
+)
+"""Beginnings of the variables by which any MPI tells a process which rank it is, for `EngineNames.place_prefixes`."""
+
 _VERSION_S = 10.0  # for `--version`
 _LONGEST_PATH = 300  # characters of a path in a message
 _SYSTEM_PREFIXES = {"/usr", "/usr/local"}

@@ -18,8 +18,8 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.agent import listeners
 from ttlaunch.diagnostics import Diagnostic, has_errors
-from ttlaunch.engines.base import PLACE_IN_MPI, Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
-from ttlaunch.engines.mpi_programs import daemon_command, find_program, host_command
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
+from ttlaunch.engines.mpi_programs import PLACE_IN_MPI, daemon_command, find_program, host_command
 from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args, unknown_option
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
