@@ -1,6 +1,5 @@
 """Tensors between the ranks of a world over gRPC; see `Communicator`."""
 
-import ctypes
 import os
 import time
 from collections.abc import Sequence
@@ -10,8 +9,9 @@ from torch import Tensor
 from ttlaunch.runtime.comm.collectives import barrier
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory
-from ttlaunch.runtime.comm.grpc.frames import Layout
+from ttlaunch.runtime.comm.grpc.frames import Layout, bytes_of
 from ttlaunch.runtime.comm.grpc.links import Links
+from ttlaunch.runtime.comm.grpc.shared_state import StateSource
 from ttlaunch.runtime.comm.protocol import DTYPES, ENV_SYNCHRONOUS_SENDS, Pending, check_sendable
 from ttlaunch.runtime.world import Rank
 
@@ -80,6 +80,14 @@ class GrpcCommunicator:
         """How many frames came from another epoch than this rank's, or from an earlier life of a worker, and were dropped."""
         return self._links.dropped
 
+    def share_state(self, source: StateSource | None) -> None:
+        """Let other workers of the run pull vectors of this rank, with `PeerClient`; None ends it.
+
+        `Snapshots` is a source that copies. Another one may hold its vectors in another way, as long as the bytes that its
+        `read` returns never change.
+        """
+        self._links.services.source = source
+
     def leave_epoch(self) -> None:
         """Fail all transfers with `EpochOverError`, those under way and those that begin, until `begin_epoch`; for any thread.
 
@@ -116,7 +124,7 @@ class GrpcCommunicator:
             raise ValueError(f"tag {tag} is not between 0 and {_MOST_TAG}")
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
         layout = Layout(DTYPES.index(host.dtype), tuple(host.shape), host.nbytes)
-        return _Message(Transfer(layout, _bytes_of(host)), self._links, tensor=tensor, host=host)
+        return _Message(Transfer(layout, bytes_of(host)), self._links, tensor=tensor, host=host)
 
 
 class _Message:
@@ -143,10 +151,3 @@ class _Message:
 
     def test(self) -> bool:
         return self.transfer.done
-
-
-def _bytes_of(host: Tensor) -> memoryview:
-    """Return the memory of a tensor; the caller keeps the tensor."""
-    if not host.nbytes:
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_char * host.nbytes).from_address(host.data_ptr())).cast("B")

@@ -7,69 +7,41 @@ ranks, so they stay when an epoch begins in which the same workers have other ra
 
 import asyncio
 import contextlib
-import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
-
-# Python's child processes of a rank must not run gRPC's fork handlers, which wait for its threads.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import grpc.aio
 
-from ttlaunch import contract
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
-from ttlaunch.runtime.comm.grpc.directory import Address, Directory, Peer
-from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError, parse
+from ttlaunch.runtime.comm.grpc.directory import Directory, Peer
+from ttlaunch.runtime.comm.grpc.frames import BadFrameError, parse
+from ttlaunch.runtime.comm.grpc.peers import (
+    SERVER_OPTIONS,
+    SERVICE,
+    WORKER,
+    Route,
+    StrangerError,
+    metadata_of,
+    recognise,
+    route_between,
+    target_of,
+)
+from ttlaunch.runtime.comm.grpc.services import Context, Services
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.world import Rank
 
-SERVICE = "ttlaunch.v1.Peer"
 _LINK = f"/{SERVICE}/Link"
-_WORKER, _INCARNATION, _WORLD = "ttlaunch-worker", "ttlaunch-incarnation", "ttlaunch-world"  # metadata of a stream
-_MOST_NUMBER = 2**32 - 1
 _REACH_S = 300.0  # from the opening of the transport on; other ranks may take as long to import torch
 _LOOK_S = 0.01
 _FLUSH_S = 2.0
 _NOT_YET = frozenset((grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS))
 """What a peer answers that begins the same epoch a moment later, or has not noticed yet that an earlier stream ended."""
 _LONGEST_S = 400 * 86_400.0  # as long as the certificates of a run hold
-_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.max_receive_message_length", MOST_BYTES),
-    ("grpc.max_send_message_length", MOST_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A server closes connections that send pings more often than this; its own default is 300 s.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.enable_retries", 0),
-    # A fixed window: gRPC's own estimate of a fast network's makes it receive tens of megabytes ahead.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 2 * 2**20),
-    ("grpc.so_reuseport", 0),  # another process must not be able to listen on the same port
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_http_proxy", 0),  # a user's proxy is no way to a peer
-)
-
 
 _End = TypeVar("_End", Outgoing, Incoming)
-
-
-@dataclass(frozen=True)
-class _Route:
-    """How one worker reaches another one, as long as both live."""
-
-    own: Peer
-    peer: Peer
-    name: str
-    address: Address
-    is_same_host: bool
 
 
 @dataclass(eq=False)
@@ -115,6 +87,7 @@ class Links:
 
     Attributes:
         changed: Guards every transfer and channel; notified when a transfer is done.
+        services: The other calls that the rank answers.
     """
 
     def __init__(self, directory: Directory, *, rank: Rank, inline_bytes: int = INLINE_BYTES) -> None:
@@ -135,6 +108,7 @@ class Links:
         self._is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: list[Any] = []
+        self.services = Services(self._identify, self._position)
         self._server: grpc.aio.Server
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gRPC", daemon=True)
@@ -233,12 +207,16 @@ class Links:
             channel.is_awake = True
             self._loop.call_soon_threadsafe(channel.woken.set)
 
+    def _position(self) -> tuple[int, int]:
+        with self.changed:
+            return self._directory.epoch, self._directory.peer(self._rank).incarnation
+
     def _channels(self) -> "list[_Channel[Any]]":
         return [*self._outgoing.values(), *self._incoming.values()]
 
     def _outgoing_to(self, peer: Peer) -> "_Channel[Outgoing]":
         if peer not in self._outgoing:
-            route = self._route(self._members[peer])
+            route = route_between(self._directory, self._rank, self._members[peer])
             incarnation = route.own.incarnation
 
             def make(epoch: int) -> Outgoing:
@@ -248,11 +226,6 @@ class Links:
             self._outgoing[peer] = channel
             self._loop.call_soon_threadsafe(self._start, self._connect(route, channel), channel)
         return self._outgoing[peer]
-
-    def _route(self, rank: Rank) -> _Route:
-        found, own = self._directory, self._rank
-        is_same_host = found.hosts[rank] == found.hosts[own]
-        return _Route(found.peer(own), found.peer(rank), found.names[rank], found.addresses[rank], is_same_host)
 
     def _incoming_from(self, peer: Peer) -> "_Channel[Incoming]":
         if peer not in self._incoming:
@@ -275,9 +248,10 @@ class Links:
 
     async def _listen(self) -> None:
         directory, own = self._directory, self._directory.addresses[self._rank]
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Link": handler}),))
+        handlers = {"Link": handler, **self.services.handlers()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
             self._server.add_insecure_port(f"unix:{own.socket}")
             if own.network is not None and directory.certificates is not None:
@@ -290,7 +264,7 @@ class Links:
         except RuntimeError as error:
             raise CommunicationError(f"{directory.names[self._rank]} cannot listen: {error}") from error
 
-    async def _connect(self, route: _Route, channel: "_Channel[Outgoing]") -> None:
+    async def _connect(self, route: Route, channel: "_Channel[Outgoing]") -> None:
         """Open the stream to a peer, and send on it until it ends."""
         try:
             async with await self._reach(route) as connection:
@@ -311,7 +285,7 @@ class Links:
 
     async def _open(self, connection: grpc.aio.Channel, own: Peer) -> Any:
         """Return a stream that the peer has accepted, or has refused for good."""
-        metadata = ((_WORKER, str(own.worker)), (_INCARNATION, str(own.incarnation)), (_WORLD, self._directory.world))
+        metadata = metadata_of(own, self._directory.world)
         while True:
             call = connection.stream_stream(_LINK)(metadata=metadata, timeout=_LONGEST_S)
             if await _is_accepted(call):
@@ -332,28 +306,25 @@ class Links:
         finally:
             sending.cancel()
 
-    async def _reach(self, route: _Route) -> grpc.aio.Channel:
+    async def _reach(self, route: Route) -> grpc.aio.Channel:
         """Return a connection to a peer as soon as it listens.
 
         Raises:
             PeerLostError: It does not listen, or is another one.
         """
-        address, certificates = route.address, self._directory.certificates
-        if route.is_same_host or address.network is None or certificates is None:
+        target = target_of(route, self._directory)
+        if target.credentials is None:
             # Another process makes it, and gRPC would wait longer before it tries again.
-            while not address.socket.exists():  # noqa: ASYNC110
+            while not route.address.socket.exists():  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
-            connection = grpc.aio.insecure_channel(f"unix:{address.socket}", options=_OPTIONS)
+            connection = grpc.aio.insecure_channel(target.address, options=target.options)
         else:
-            credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.own)
-            name = ("grpc.ssl_target_name_override", contract.peer_name(route.peer.worker))
-            connection = grpc.aio.secure_channel(address.network, credentials, options=[*_OPTIONS, name])
+            connection = grpc.aio.secure_channel(target.address, target.credentials, options=target.options)
         try:
             await asyncio.wait_for(connection.channel_ready(), _REACH_S)
         except TimeoutError:
             await connection.close()
-            where = address.network or address.socket
-            raise PeerLostError(f"{route.name} did not answer at {where} within {_REACH_S:g} s") from None
+            raise PeerLostError(f"{route.name} did not answer at {target.address} within {_REACH_S:g} s") from None
         return connection
 
     async def _send_frames(self, channel: "_Channel[Outgoing]", write: Callable[[bytes], Awaitable[None]]) -> None:
@@ -386,9 +357,9 @@ class Links:
                 return False
         return True
 
-    async def _serve(self, _requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+    async def _serve(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Receive from one peer."""
-        peer = await self._identify(context)
+        peer = await self._identify_member(context)
         with self.changed:
             channel = self._incoming_from(peer)
             is_taken = channel.task is not None
@@ -397,7 +368,7 @@ class Links:
         if is_taken:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{self._name(peer)} is connected already")
         assert channel.task is not None  # noqa: S101 - only this function ends it
-        await context.send_initial_metadata(((_WORKER, str(peer.worker)),))
+        await context.send_initial_metadata(((WORKER, str(peer.worker)),))
         answering = self._loop.create_task(self._answer(channel, context))
         try:
             await asyncio.wait([channel.task])
@@ -412,35 +383,31 @@ class Links:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {peer.worker} is no member any more")
         self._lose(peer, channel, "it has ended" if reading.exception() is None else "its connection broke")
 
-    async def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Peer:
-        """Return who has opened a stream; refuse it if it proves not to be a member of this epoch."""
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    async def _identify_member(self, context: Context) -> Peer:
+        """Return which member of this epoch makes a call; refuse anybody else."""
+        peer = await self._identify(context)
+        if peer not in self._members:
+            words = f"worker {peer.worker} is no member of epoch {self._directory.epoch}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, words)
+        return peer
+
+    async def _identify(self, context: Context) -> Peer:
+        """Return which worker of the run makes a call; refuse anybody else."""
         names: Mapping[str, Any] = context.auth_context()
-        with self.changed:
-            found = self._recognise(metadata, names.get("x509_subject_alternative_name"))
-        if isinstance(found, Peer):
-            return found
-        await context.abort(*found)
-        raise AssertionError  # `abort` has raised
+        proven = names.get("x509_subject_alternative_name")
+        try:
+            with self.changed:
+                found, members = self._directory, self._members
+            return recognise(context.invocation_metadata() or (), proven, world=found.world, members=members)
+        except StrangerError as error:
+            status, words = error.args
+            if status == grpc.StatusCode.FAILED_PRECONDITION:
+                with self.changed:
+                    self._dropped += 1
+            await context.abort(status, words)
+            raise
 
-    def _recognise(
-        self, metadata: Mapping[str, str], proven: Sequence[bytes] | None
-    ) -> Peer | tuple[grpc.StatusCode, str]:
-        """Return which member of this epoch has opened a stream, or why it is refused."""
-        worker, incarnation = _number(metadata.get(_WORKER, "")), _number(metadata.get(_INCARNATION, ""))
-        if metadata.get(_WORLD) != self._directory.world or worker is None or incarnation is None:
-            return grpc.StatusCode.PERMISSION_DENIED, "this is another run"
-        if proven is not None and contract.peer_name(worker).encode() not in proven:
-            return grpc.StatusCode.PERMISSION_DENIED, f"this is not rank {worker}"
-        member = next((peer for peer in self._members if peer.worker == worker), None)
-        if member is not None and incarnation < member.incarnation:
-            self._dropped += 1
-            return grpc.StatusCode.FAILED_PRECONDITION, f"worker {worker} has started again since"
-        if member is None or incarnation != member.incarnation:
-            return grpc.StatusCode.NOT_FOUND, f"worker {worker} is no member of epoch {self._directory.epoch}"
-        return member
-
-    async def _answer(self, channel: "_Channel[Incoming]", context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+    async def _answer(self, channel: "_Channel[Incoming]", context: Context) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads notices the same
             while True:
                 with self.changed:
@@ -479,15 +446,7 @@ class Links:
 
 
 async def _is_accepted(call: Any) -> bool:
-    return _WORKER in dict(await call.initial_metadata() or ())
-
-
-def _number(text: str) -> int | None:
-    """Return the number that a text is; None if it is none that fits a field of a frame."""
-    is_number = (
-        text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_NUMBER)) and int(text) <= _MOST_NUMBER
-    )
-    return int(text) if is_number else None
+    return WORKER in dict(await call.initial_metadata() or ())
 
 
 def _words(error: BaseException) -> str:
