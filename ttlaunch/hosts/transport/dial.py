@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
-import paramiko
-
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.attempt import Attempt, Proxy
 from ttlaunch.hosts.transport.deadline import render_seconds, time_left
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import HostSettings
 
 if TYPE_CHECKING:

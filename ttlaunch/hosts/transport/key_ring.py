@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
-    import paramiko
+    from ttlaunch.hosts.transport.quick_paramiko import paramiko
 
 AskPassphrase = Callable[[Path], str | None]
 """Asks a person for the passphrase of a key file; None if they give none."""
@@ -80,7 +80,7 @@ class KeyRing:
 
 
 def _read(path: Path, *, passphrase: str | None) -> KeyFile:
-    import paramiko  # noqa: PLC0415 - 0.2 s that commands without hosts need not pay
+    from ttlaunch.hosts.transport.quick_paramiko import paramiko  # noqa: PLC0415 - 0.2 s that commands without hosts need not pay
 
     try:
         mode = path.stat().st_mode
@@ -105,7 +105,7 @@ def _read(path: Path, *, passphrase: str | None) -> KeyFile:
 
 def _public(path: Path) -> bytes | None:
     """The public half that ssh-keygen writes beside a private key."""
-    import paramiko  # noqa: PLC0415
+    from ttlaunch.hosts.transport.quick_paramiko import paramiko  # noqa: PLC0415
 
     beside = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
     try:

@@ -8,9 +8,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import paramiko
-
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings
 from ttlaunch.quick_dataclass import dataclass
 

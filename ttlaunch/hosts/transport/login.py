@@ -9,13 +9,11 @@ from dataclasses import field
 from pathlib import Path
 from typing import Self
 
-import paramiko
-from paramiko.agent import AgentSSH
-
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.known_hosts import fingerprint
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import HostSettings
 from ttlaunch.quick_dataclass import dataclass
 
@@ -171,7 +169,7 @@ def _notes(tried: _Tried) -> tuple[str, ...]:
     return (*(f"offered {key}" for key in tried.keys), *tried.problems)
 
 
-class _Agent(AgentSSH):
+class _Agent(paramiko.agent.AgentSSH):
     """The user's SSH agent at a given socket; its answers are waited for only up to a timeout."""
 
     def __init__(self, path: Path | None, tried: _Tried, *, end: float) -> None:

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 
-import paramiko
-
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.any_shell import make_mark, wrap_command
 from ttlaunch.hosts.transport.deadline import call_within, render_seconds, time_left
 from ttlaunch.hosts.transport.key_ring import KeyRing
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import SshFolders
 from ttlaunch.hosts.transport.ssh_connection import Connection, open_connection
 from ttlaunch.hosts.transport.ssh_process import SshProcess

@@ -12,11 +12,10 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-import paramiko
-
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.deadline import render_seconds
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config_text import UnreadableConfigError, read_config
 from ttlaunch.quick_dataclass import dataclass
 

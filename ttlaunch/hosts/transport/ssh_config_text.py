@@ -6,8 +6,7 @@ OpenSSH understands more than paramiko does. A line to which paramiko would sile
 import shlex
 from pathlib import Path
 
-import paramiko
-
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.quick_dataclass import dataclass
 
 _MAX_INCLUDE_DEPTH = 16

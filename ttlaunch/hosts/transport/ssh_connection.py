@@ -8,9 +8,6 @@ import threading
 import time
 from typing import Any
 
-import paramiko
-from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
-
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.attempt import Attempt, Closable, close_all
@@ -19,6 +16,7 @@ from ttlaunch.hosts.transport.dial import UNANSWERED_MS, dial, through_jump
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.known_hosts import check_host_key, prefer_known, read_known_keys
 from ttlaunch.hosts.transport.login import log_in
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings, SshFolders, resolve_settings
 
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -228,8 +226,8 @@ class _Transport(paramiko.Transport):
         super().__init__(stream, default_window_size=WINDOW_BYTES, disabled_algorithms=weak)
         self._channel_handler_table: dict[int, Any] = {
             **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001
-            MSG_CHANNEL_REQUEST: _note_request,
-            MSG_CHANNEL_CLOSE: _note_close,
+            paramiko.common.MSG_CHANNEL_REQUEST: _note_request,
+            paramiko.common.MSG_CHANNEL_CLOSE: _note_close,
         }
 
 

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-import paramiko
-
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.any_shell import AfterMark
 from ttlaunch.hosts.transport.deadline import DaemonCaller, render_seconds, time_left
+from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, NO_ANSWER, NOT_READ, STILL_RUNNING, reporting_timeout
 
 _KEPT_STDERR = 64 * 1024
