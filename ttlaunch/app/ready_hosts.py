@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from ttlaunch import contract
@@ -90,6 +91,7 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     begun = _Begun(cluster)
     transports = reach_hosts(topology, dialogue, then=begun.begin)
     marks["hosts"] = time.time()
+    import_module("ttlaunch.running.supervise")  # takes the time in which the hosts start Python
     facts, choice = _check_hosts(cluster, transports, begun)
     # Let hosts connect to each other while the code is being sent; the result is needed only before the plan is completed.
     measuring = in_background(lambda: measure_pairs(transports, choice.addresses, interpreters=begun.interpreters))

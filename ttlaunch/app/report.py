@@ -7,7 +7,6 @@ from typing import Any, Self
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, render
-from ttlaunch.diagnostics.html import facts_html, text_html
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.watch import render_speed
 
@@ -120,6 +119,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Show the results and the diagnostics in a notebook."""
+        from ttlaunch.diagnostics.html import facts_html, text_html  # only notebooks need it
+
         facts = {
             "run": self.run_id,
             "status": self.status,

@@ -16,20 +16,12 @@ from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.app.signals import handled
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
-from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
-from ttlaunch.running.restarts import (
-    GiveUp,
-    Restart,
-    attempt_of,
-    plan_restart,
-    read_follow_up,
-    wait_for_lease,
-    write_follow_up,
-)
+from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from ttlaunch.app.replan import Replanned
+    from ttlaunch.running.restarts import Restart
 
 _STATUS_AFTER = {
     int(signal.SIGINT): contract.STATUS_INTERRUPTED,
@@ -83,6 +75,8 @@ def _run_with_restarts(
     begun: "Callable[[RunFolder], None]",
 ) -> "list[Outcome]":
     outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
+    from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up  # the first start is over
+
     while True:
         last = outcomes[-1].folder.path
         attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
@@ -107,13 +101,16 @@ def _run_with_restarts(
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 
-def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]", *, dialogue: Dialogue) -> "Replanned":
+def _following(
+    first: PreparedRun, decision: "Restart", outcomes: "list[Outcome]", *, dialogue: Dialogue
+) -> "Replanned":
     """Choose hosts and a checkpoint for the next attempt.
 
     Raises:
         LaunchError: There is no next attempt; the dialogue has reported why.
     """
     from ttlaunch.app.replan import repeatable, replan, silent_hosts  # imports pydantic, and few runs are restarted
+    from ttlaunch.running.restarts import wait_for_lease
 
     last = outcomes[-1]
     try:
@@ -143,12 +140,15 @@ def _order(number: int) -> NoReturn:
 
 
 def _report_waiting(folder: Path, text: str) -> None:
+    from ttlaunch.running.restarts import write_follow_up
 
     write_follow_up(folder, waiting=text)
 
 
 def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
     """Return the exit status of the last start, or a status of its own if restarts made no progress."""
+    from ttlaunch.running.restarts import read_follow_up
+
     if read_follow_up(outcomes[-1].folder.path).get("no_progress"):
         return contract.STATUS_NO_PROGRESS
     return outcomes[-1].report.exit_status
@@ -156,6 +156,8 @@ def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
 
 def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
     """Report that restarts ended because they made no progress; empty if this is not the reason."""
+    from ttlaunch.running.restarts import read_follow_up
+
     in_a_row = read_follow_up(outcomes[-1].folder.path).get("no_progress")
     if not isinstance(in_a_row, int) or not in_a_row:
         return []

@@ -18,6 +18,7 @@ from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.supervisor_process import Begun
     from ttlaunch.cli.session import Session
 
@@ -80,7 +81,6 @@ def run(
 ) -> None:
     """Start a recipe or a script on a cluster, and show it until it ends."""
     from ttlaunch.app.check_python import needs_torch
-    from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.resolve import THREADS
     from ttlaunch.app.restarts import run_with_restarts
@@ -92,7 +92,7 @@ def run(
     asked = parse_sinks(execution.sinks or (), option="--sink")
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
-    chosen = chosen_ranks(only or (), prepared.plan.ranks)
+    chosen = _chosen_ranks(only or (), prepared)
     if dry_run:
         from ttlaunch.cli.plan import show_plan
 
@@ -111,6 +111,15 @@ def run(
         return run_with_restarts(prepared, options, dialogue, most=execution.max_restarts, ready=ready, begun=told)
 
     exit_with(start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose))
+
+
+def _chosen_ranks(only: Sequence[str], prepared: "PreparedRun") -> Collection[int]:
+    """Return the ranks whose output is shown; only `--only` needs the code that reads what ranks print."""
+    if not only:
+        return range(prepared.plan.world_size)
+    from ttlaunch.app.logs import chosen_ranks
+
+    return chosen_ranks(only, prepared.plan.ranks)
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:

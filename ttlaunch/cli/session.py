@@ -25,8 +25,7 @@ from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, CallerLink, supe
 from ttlaunch.cli.console import reporting_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.diagnostics import Format
-from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL
-from ttlaunch.running.runs.launcher import Launcher
+from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL, Launcher
 
 if TYPE_CHECKING:
     from ttlaunch.app.slurm_job import Job

@@ -11,7 +11,6 @@ from dataclasses import asdict, field
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.diagnostics.html import table_html
 from ttlaunch.quick_dataclass import dataclass
 
 
@@ -206,6 +205,8 @@ class LaunchPlan:
 
     def _repr_html_(self) -> str:
         """Return a table with a row for each rank: its role and its place."""
+        from ttlaunch.diagnostics.html import table_html  # noqa: PLC0415 - only notebooks need it
+
         rows = [
             (row.rank, row.role, row.host, row.slot, "–" if row.mesh_id is None else row.mesh_id) for row in self.ranks
         ]

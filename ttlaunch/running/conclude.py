@@ -26,12 +26,10 @@ from ttlaunch.running.lost_hosts import Losses, LostHost
 from ttlaunch.running.replicas import ReplicaWatch, find_difference
 from ttlaunch.running.report import Report, make_report
 from ttlaunch.running.runs.files import read_text_if_any
+from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.single_trainings import single_trainings
 from ttlaunch.running.watch import Phase, RankState, Watch
-
-TIME_LIMIT_SIGNAL = signal.SIGUSR1
-"""By this signal a batch system says that the time of a job ends soon."""
 
 _TAIL_LINES = 12
 

@@ -17,10 +17,11 @@ from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.checkpoints.complete import newest_step
-from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending
+from ttlaunch.running.conclude import Ending
 from ttlaunch.running.failures.attribution import patience_for_cause_s
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.stderr_tail import StderrTail
+from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 

@@ -20,7 +20,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints
-from ttlaunch.running.conclude import TIME_LIMIT_SIGNAL, Ending, compared_replicas, conclude, folder_failure
+from ttlaunch.running.conclude import Ending, compared_replicas, conclude, folder_failure
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
     USUAL_GRACE,
@@ -46,6 +46,7 @@ from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.rank_controller import RankController, engine_variables
 from ttlaunch.running.report import Report, write_report
+from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.single_trainings import SingleTrainingWatch
 from ttlaunch.running.watch import Pace, Phase, RankState, Watch

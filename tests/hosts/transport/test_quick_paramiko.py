@@ -14,7 +14,9 @@ print(paramiko.config.invoke.run("echo found", hide=True).stdout)
 """
 
 
-@pytest.mark.parametrize("module", ["ssh", "ssh_config", "ssh_connection", "login", "known_hosts", "dial", "ssh_process"])
+@pytest.mark.parametrize(
+    "module", ["ssh", "ssh_config", "ssh_connection", "login", "known_hosts", "dial", "ssh_process"]
+)
 def test_a_module_of_the_transport_imports_no_part_of_invoke_and_paramiko_can_use_it_later(module):
     """Importing it took a third of the time that a run waits before it can connect."""
     ask = _ASK.format(module=f"ttlaunch.hosts.transport.{module}")

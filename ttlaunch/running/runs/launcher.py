@@ -18,6 +18,9 @@ from ttlaunch.agent.run_processes import processes_of_runs
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.runs.files import read_object
 
+TIME_LIMIT_SIGNAL = signal.SIGUSR1
+"""By this signal a batch system says that the time of a job ends soon."""
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 _STARTED = 19  # the index of the start time among the fields of /proc/PID/stat after the command's name
