@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from random import Random
 
 import grpc
 import pytest
@@ -16,7 +17,8 @@ from ttlaunch.runtime.comm.grpc.directory import Peer
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, bytes_of
 from ttlaunch.runtime.comm.grpc.pieces import MOST_UNARY_BYTES, Key, Piece, PieceKind, pack_piece
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError, Snapshots
-from ttlaunch.runtime.comm.protocol import CommunicationError, PeerLostError
+from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
+from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 
 from .grpc_worlds import directory_of, world
 from .grpc_worlds import hosts as hosts  # noqa: PLC0414 - a fixture
@@ -199,7 +201,7 @@ def test_a_caller_on_another_host_proves_who_it_is(hosts, tmp_path):
         comm.close()
 
 
-@pytest.mark.parametrize("data", [b"", bytes(60), pack_piece(Piece(PieceKind.WHICH, Key("x", 0, 0, 0)))[:-1]])
+@pytest.mark.parametrize("data", [b"", bytes(60), pack_piece(Piece(PieceKind.WHICH, Key("x", 0, 0, 0)))[:-1]], ids=len)
 def test_a_request_that_no_client_makes_is_refused(tmp_path, data):
     metadata = (("ttlaunch-worker", "1"), ("ttlaunch-incarnation", "0"), ("ttlaunch-world", "run 1"))
     with world(tmp_path, 2), grpc.insecure_channel(f"unix:{tmp_path}/rank-0.sock") as channel:
@@ -207,3 +209,127 @@ def test_a_request_that_no_client_makes_is_refused(tmp_path, data):
             with pytest.raises(grpc.RpcError) as found:
                 channel.unary_unary(f"/ttlaunch.v1.Peer/{method}")(data, metadata=metadata, timeout=20)
             assert grpc.StatusCode.INVALID_ARGUMENT == found.value.code()
+
+
+MICRO_BATCHES = 6
+
+
+def nodes_of(leaves):
+    """The largest complete nodes of a block of micro-batches: their keys for values 0 to `LONG`, and their sums."""
+    tree = GradientTree(LONG)
+    for leaf in leaves:
+        tree.add(leaf, gradient(leaf), tokens=1, loss=0.0)
+    return {Key("gradients", 0, 0, LONG, one.start, one.size): one.gradient_N.clone() for one in tree.subtrees()}
+
+
+def gradient(leaf):
+    return torch.randn(LONG, generator=torch.Generator().manual_seed(leaf))
+
+
+def total():
+    mean = torch.empty(LONG)
+    tree = GradientTree(LONG)
+    for leaf in range(MICRO_BATCHES):
+        tree.add(leaf, gradient(leaf), tokens=0, loss=0.0)
+    tree.mean(mean, micro_batches=MICRO_BATCHES)
+    return mean
+
+
+def shard_of(rank, ranks):
+    return LONG * rank // ranks, LONG * (rank + 1) // ranks
+
+
+@contextmanager
+def callers(folder, ranks, **options):
+    """Clients of rank 0 for each rank of a world, and the communicator of rank 0."""
+    with ExitStack() as opened:
+        communicators = opened.enter_context(world(folder, ranks))
+        directory = directory_of(folder, ranks)
+        clients = [opened.enter_context(PeerClient(directory, own=rank, rank=0, **options)) for rank in range(ranks)]
+        yield communicators[0], clients
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_sum_of_all_nodes_has_the_bits_of_one_process_for_any_number_of_ranks(tmp_path, ranks):
+    blocks = contiguous_blocks(MICRO_BATCHES, ranks)
+    result = torch.empty(LONG)
+
+    def call(rank, client):
+        first, last = shard_of(rank, ranks)
+        wanted = Key("gradients", 0, first, last, size=MICRO_BATCHES)
+        client.reduce_scatter(wanted, nodes_of(blocks[rank]), result[first:last])
+
+    with callers(tmp_path, ranks) as (_, clients), ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(call, range(ranks), clients))
+    assert torch.equal(total(), result)
+
+
+def test_nodes_that_come_twice_late_and_in_ranges_of_values_are_summed_once(tmp_path):
+    with callers(tmp_path, 2) as (_, (first, second)):
+        parts = []
+        for key, sum_N in (nodes_of(range(3)) | nodes_of(range(1, 6)) | nodes_of(range(4))).items():
+            cut = (7 * key.start + 5) % LONG
+            parts += [(key._replace(last=cut), sum_N[:cut]), (key._replace(first=cut), sum_N[cut:])]
+        Random(3).shuffle(parts)  # noqa: S311 - no secret
+        assert [True] * len(parts) == [first.send_gradients(key, part.contiguous()) for key, part in parts]
+        assert [False] * len(parts) == [second.send_gradients(key, part.contiguous()) for key, part in parts]
+        wanted, box = Key("gradients", 0, 0, LONG, size=MICRO_BATCHES), torch.empty(LONG)
+        for client in (first, second):
+            client.reduce_scatter(wanted, {}, box.zero_())
+            assert torch.equal(total(), box)
+        assert not first.send_gradients(*next(iter(nodes_of(range(2)).items())))  # when all have taken the total
+
+
+def test_shards_of_all_ranks_are_gathered(tmp_path):
+    boxes = [torch.empty(LONG) for _ in range(3)]
+
+    def call(rank, client):
+        first, last = shard_of(rank, 3)
+        wanted, own = Key("weights", 4, 0, LONG, size=1), Key("weights", 4, first, last, size=1)
+        client.all_gather(wanted, own, VECTOR[first:last], into=boxes[rank])
+
+    with callers(tmp_path, 3) as (_, clients), ThreadPoolExecutor(3) as pool:
+        list(pool.map(call, range(3), clients))
+    assert all(torch.equal(VECTOR, box) for box in boxes)
+
+
+def test_a_total_of_which_a_node_is_missing_is_waited_for_until_the_time_limit(tmp_path):
+    with callers(tmp_path, 2, timeout_s=0.5) as (_, (client, _)):
+        wanted = Key("gradients", 0, 0, LONG, size=MICRO_BATCHES)
+        with pytest.raises(PeerLostError, match=r"^rank 0 \(peer\): .*Deadline Exceeded"):
+            client.reduce_scatter(wanted, nodes_of(range(5)), torch.empty(LONG))
+
+
+def test_sums_of_another_epoch_are_refused_and_counted_and_who_waits_learns_that_one_begins(tmp_path):
+    with callers(tmp_path, 2) as (comm, (client, other)), ThreadPoolExecutor(1) as pool:
+        wanted = Key("gradients", 0, 0, LONG, size=MICRO_BATCHES)
+        waiting = pool.submit(client.reduce_scatter, wanted, {}, torch.empty(LONG))
+        assert not waiting.done()
+        comm.begin_epoch(replace(directory_of(tmp_path, 2), epoch=1), rank=0)
+        with pytest.raises(EpochOverError, match=r"^rank 0 \(peer\): this rank is in epoch 1, not in 0$"):
+            waiting.result(30)
+        for key, sum_N in nodes_of(range(2)).items():
+            with pytest.raises(EpochOverError):
+                other.send_gradients(key, sum_N)
+            assert other.send_gradients(key._replace(epoch=1), sum_N)
+        assert 2 == comm.dropped_frames
+
+
+@pytest.mark.parametrize("node", [(0, 3), (1, 2), (0, 0)])
+def test_a_sum_of_leaves_that_are_no_node_is_refused(tmp_path, node):
+    refused = pytest.raises(
+        CommunicationError, match=r"^rank 0 \(peer\): a sum of leaves that are no node of the tree$"
+    )
+    with callers(tmp_path, 1) as (_, (client,)), refused:
+        client.send_gradients(Key("gradients", 0, 0, 3, *node), torch.ones(3))
+
+
+def test_a_key_that_fits_no_header_fails_the_call_at_once(tmp_path):
+    with callers(tmp_path, 1) as (_, (client,)), pytest.raises(ValueError, match="cannot be sent"):
+        client.send_gradients(Key("x" * 300, 0, 0, 3, 0, 1), torch.ones(3))
+
+
+def test_a_worker_that_is_no_member_sends_no_sums(tmp_path):
+    refused = pytest.raises(CommunicationError, match=r"worker 1 is no member of epoch 0$")
+    with world(tmp_path, 1), PeerClient(directory_of(tmp_path, 2), own=1, rank=0) as client, refused:
+        client.send_gradients(Key("gradients", 0, 0, 3, 0, 1), torch.ones(3))

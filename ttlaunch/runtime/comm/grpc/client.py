@@ -1,11 +1,12 @@
 """Calls to one rank of a run that talks over gRPC, for a worker that joins and for whoever watches; see `PeerClient`."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import grpc
 from torch import Tensor
@@ -13,9 +14,17 @@ from torch import Tensor
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.grpc.frames import BadFrameError, bytes_of
 from ttlaunch.runtime.comm.grpc.peers import SERVICE, metadata_of, route_between, target_of
-from ttlaunch.runtime.comm.grpc.pieces import MOST_UNARY_BYTES, Key, Piece, PieceKind, pack_piece, parse_piece
+from ttlaunch.runtime.comm.grpc.pieces import (
+    MOST_UNARY_BYTES,
+    Key,
+    Piece,
+    PieceKind,
+    pack_piece,
+    parse_piece,
+    pieces_of,
+)
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError
-from ttlaunch.runtime.comm.protocol import CommunicationError, PeerLostError, check_sendable
+from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError, check_sendable
 from ttlaunch.runtime.world import Rank
 
 
@@ -55,8 +64,7 @@ class PeerClient:
         target = target_of(route, directory)
         self._name = route.name
         self._incarnation = route.own.incarnation
-        self._timeout_s = timeout_s
-        self._metadata = metadata_of(route.own, directory.world)
+        self._limits = {"timeout": timeout_s, "metadata": metadata_of(route.own, directory.world)}
         if target.credentials is None:
             self._channel = grpc.insecure_channel(target.address, options=target.options)
         else:
@@ -105,38 +113,103 @@ class PeerClient:
             CommunicationError: It has another length, the rank did not answer in time, or not as a rank does.
         """
         check_sendable(into)
-        view, moved = bytes_of(into), 0
         request = self._request(PieceKind.NEWEST if or_newer else PieceKind.WHICH, key)
         with self._errors():
             method = self._channel.unary_stream(f"/{SERVICE}/StreamParameters")
-            call = method(request, timeout=self._timeout_s, metadata=self._metadata)
-            try:
-                for data in call:
-                    piece = parse_piece(data)
-                    self._check(piece, key, or_newer=or_newer)
-                    if (piece.total, piece.offset) != (len(view), moved):
-                        raise BadFrameError(
-                            f"{piece.total} bytes of `{key.name}` from {piece.offset}, expected {len(view)} from {moved}"
-                        )
-                    view[moved : moved + len(piece.payload)] = piece.payload
-                    moved, key, or_newer = moved + len(piece.payload), piece.key, False
-            finally:
-                call.cancel()
-            if moved != len(view):
-                raise BadFrameError(f"{moved} of {len(view)} bytes of `{key.name}`")
+            return self._fill(method(request, **self._limits), key, into, or_newer=or_newer)
+
+    def send_gradients(self, key: Key, sum_N: Tensor) -> bool:
+        """Give a sum over a node of the tree to the rank; return False if it had it already.
+
+        Args:
+            key: The node, and the values of it that these are.
+            sum_N: Float32, contiguous, on the CPU.
+
+        Raises:
+            EpochOverError: The rank is in another epoch.
+            CommunicationError: It did not answer in time, has no room, or the key is no node of the tree.
+        """
+        check_sendable(sum_N)
+        pieces = _Requests(pieces_of(key, [bytes_of(sum_N)], incarnation=self._incarnation))
+        with self._errors():
+            call = self._channel.stream_unary(f"/{SERVICE}/SendGradients")
+            answer = parse_piece(pieces.checked(call(pieces, **self._limits)))
+        self._check(answer, key)
+        return answer.kind == PieceKind.RECEIVED
+
+    def reduce_scatter(self, wanted: Key, nodes: Mapping[Key, Tensor], into: Tensor) -> None:
+        """Give sums over nodes to the rank, and wait for values of the total over all leaves.
+
+        The bits are those of the tree over the leaves, whoever sends which nodes, and in whichever ranges of values.
+
+        Args:
+            wanted: The values to return of the sum of leaves 0 to `wanted.size`.
+            nodes: The caller's nodes, as for `send_gradients`; together with those of others they cover the leaves.
+            into: Gets these values; float32, contiguous, on the CPU.
+
+        Raises:
+            EpochOverError: The rank is in another epoch, or begins one meanwhile.
+            CommunicationError: Not all sums came in time, or as for `send_gradients`.
+        """
+        self._exchange("ReduceScatter", wanted, nodes, into=into)
+
+    def all_gather(self, wanted: Key, own: Key, shard: Tensor, *, into: Tensor) -> None:
+        """Give a shard of a vector to the rank, and wait for the shards of the others.
+
+        Args:
+            wanted: The values to return; its `size` is 1.
+            own: The values of the shard.
+            shard: The shard itself.
+            into: Gets the wanted values; the tensors are float32, contiguous, on the CPU.
+
+        Raises:
+            EpochOverError: The rank is in another epoch, or begins one meanwhile.
+            CommunicationError: Not all shards came in time, or as for `send_gradients`.
+        """
+        self._exchange("AllGather", wanted, {own: shard}, into=into)
+
+    def _exchange(self, method: str, wanted: Key, nodes: Mapping[Key, Tensor], *, into: Tensor) -> None:
+        for tensor in (into, *nodes.values()):
+            check_sendable(tensor)
+        messages = [[self._request(PieceKind.WHICH, wanted)]] + [
+            pieces_of(key, [bytes_of(sum_N)], incarnation=self._incarnation) for key, sum_N in nodes.items()
+        ]
+        pieces = _Requests(chain.from_iterable(messages))
+        with self._errors():
+            call = self._channel.stream_stream(f"/{SERVICE}/{method}")(pieces, **self._limits)
+            self._fill(call, wanted, into)
+            pieces.checked(None)
+
+    def _fill(self, call: Any, key: Key, into: Tensor, *, or_newer: bool = False) -> int:
+        """Fill a tensor with the pieces that come; return their step."""
+        view, moved = bytes_of(into), 0
+        try:
+            for data in call:
+                piece = parse_piece(data)
+                self._check(piece, key, or_newer=or_newer)
+                if (piece.total, piece.offset) != (len(view), moved):
+                    words = (
+                        f"{piece.total} bytes of `{key.name}` from {piece.offset}, expected {len(view)} from {moved}"
+                    )
+                    raise BadFrameError(words)
+                view[moved : moved + len(piece.payload)] = piece.payload
+                moved, key, or_newer = moved + len(piece.payload), piece.key, False
+        finally:
+            call.cancel()
+        if moved != len(view):
+            raise BadFrameError(f"{moved} of {len(view)} bytes of `{key.name}`")
         return key.step
 
     def _ask(self, method: str, kind: PieceKind, key: Key) -> Piece:
         request = self._request(kind, key)
         with self._errors():
             call = self._channel.unary_unary(f"/{SERVICE}/{method}")
-            answer = call(request, timeout=self._timeout_s, metadata=self._metadata)
-            return parse_piece(answer, most_bytes=MOST_UNARY_BYTES)
+            return parse_piece(call(request, **self._limits), most_bytes=MOST_UNARY_BYTES)
 
     def _request(self, kind: PieceKind, key: Key) -> bytes:
         return pack_piece(Piece(kind, key, self._incarnation))
 
-    def _check(self, piece: Piece, key: Key, *, or_newer: bool) -> None:
+    def _check(self, piece: Piece, key: Key, *, or_newer: bool = False) -> None:
         """Refuse an answer to another question, above all one of an earlier step."""
         is_late_enough = piece.key.step >= key.step if or_newer else piece.key.step == key.step
         if not is_late_enough or piece.key != key._replace(step=piece.key.step):
@@ -153,6 +226,37 @@ class PeerClient:
             status, words = error.code(), f"{self._name}: {error.details()}"
             if status == grpc.StatusCode.FAILED_PRECONDITION:
                 raise NotHeldError(words) from error
+            if status == grpc.StatusCode.ABORTED:
+                raise EpochOverError(words) from error
             if status in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
                 raise PeerLostError(words) from error
             raise CommunicationError(words) from error
+
+
+_Answer = TypeVar("_Answer")
+
+
+class _Requests:
+    """The messages of a call. If making one fails, the stream ends there: gRPC would let a call with an error in it wait for ever."""
+
+    def __init__(self, messages: Iterable[bytes]) -> None:
+        self._messages = iter(messages)
+        self._error: Exception | None = None
+
+    def __iter__(self) -> "_Requests":
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._messages)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._error = error
+            raise StopIteration from error
+
+    def checked(self, answer: _Answer) -> _Answer:
+        """Return the answer of the call if all messages were sent."""
+        if self._error is not None:
+            raise self._error
+        return answer

@@ -1,7 +1,7 @@
 """The frames that ranks exchange over gRPC: a header of fixed size, then at most 1 MiB of a tensor.
 
-A frame is no protobuf message: its payload would be copied twice more. `docs/reference/peer.proto` documents service and
-frame. Every frame is parsed here, before anything else looks at it.
+A frame is no protobuf message: its payload would be copied twice more. `docs/reference/peer.proto` documents calls and
+frames. Every frame is parsed here, before anything else looks at it.
 """
 
 import ctypes

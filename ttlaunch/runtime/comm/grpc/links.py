@@ -29,7 +29,7 @@ from ttlaunch.runtime.comm.grpc.peers import (
     route_between,
     target_of,
 )
-from ttlaunch.runtime.comm.grpc.services import Context, Services
+from ttlaunch.runtime.comm.grpc.services import Context, Position, Services
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.world import Rank
 
@@ -146,7 +146,7 @@ class Links:
     def dropped(self) -> int:
         """How many frames and streams of other epochs and of earlier lives were dropped."""
         with self.changed:
-            return self._dropped + sum(channel.fence.dropped for channel in self._channels())
+            return self._dropped + self.services.dropped + sum(channel.fence.dropped for channel in self._channels())
 
     def leave(self) -> None:
         """Fail all transfers, and those that begin, until the next epoch begins."""
@@ -180,6 +180,7 @@ class Links:
                 else:
                     incoming.begin(directory.epoch)
             self._over = None
+            self._loop.call_soon_threadsafe(self.services.begin_epoch)
 
     def close(self) -> None:
         """Send what is left, and end all streams; call it when all ranks have received what they wait for."""
@@ -207,9 +208,9 @@ class Links:
             channel.is_awake = True
             self._loop.call_soon_threadsafe(channel.woken.set)
 
-    def _position(self) -> tuple[int, int]:
+    def _position(self) -> Position:
         with self.changed:
-            return self._directory.epoch, self._directory.peer(self._rank).incarnation
+            return Position(self._directory.epoch, self._directory.peer(self._rank), self._members)
 
     def _channels(self) -> "list[_Channel[Any]]":
         return [*self._outgoing.values(), *self._incoming.values()]
@@ -249,8 +250,7 @@ class Links:
     async def _listen(self) -> None:
         directory, own = self._directory, self._directory.addresses[self._rank]
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        handlers = {"Link": handler, **self.services.handlers()}
+        handlers = self.services.handlers(link=self._serve)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
             self._server.add_insecure_port(f"unix:{own.socket}")
@@ -359,7 +359,7 @@ class Links:
 
     async def _serve(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Receive from one peer."""
-        peer = await self._identify_member(context)
+        peer = await self.services.identify_member(context)
         with self.changed:
             channel = self._incoming_from(peer)
             is_taken = channel.task is not None
@@ -382,14 +382,6 @@ class Links:
         if reading.cancelled():  # by another epoch; the cancellation of this function would not tell the peer
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {peer.worker} is no member any more")
         self._lose(peer, channel, "it has ended" if reading.exception() is None else "its connection broke")
-
-    async def _identify_member(self, context: Context) -> Peer:
-        """Return which member of this epoch makes a call; refuse anybody else."""
-        peer = await self._identify(context)
-        if peer not in self._members:
-            words = f"worker {peer.worker} is no member of epoch {self._directory.epoch}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, words)
-        return peer
 
     async def _identify(self, context: Context) -> Peer:
         """Return which worker of the run makes a call; refuse anybody else."""

@@ -12,7 +12,7 @@ import grpc
 
 from ttlaunch import contract
 from ttlaunch.runtime.comm.grpc.directory import Address, Directory, Peer
-from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES
+from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES
 from ttlaunch.runtime.comm.grpc.pieces import MOST_HEADER_BYTES, MOST_UNARY_BYTES
 from ttlaunch.runtime.world import Rank
 
@@ -20,9 +20,12 @@ SERVICE = "ttlaunch.v1.Peer"
 WORKER, INCARNATION, WORLD = "ttlaunch-worker", "ttlaunch-incarnation", "ttlaunch-world"
 """The metadata of a call: who makes it, and in which run."""
 
+MOST_REQUEST_BYTES = CHUNK_BYTES + MOST_HEADER_BYTES
+"""The longest message that a rank takes: a piece, or a frame, whose header is shorter."""
+
 Options = list[tuple[str, int | str]]
 
-_SENT = ("grpc.max_send_message_length", MOST_UNARY_BYTES + MOST_HEADER_BYTES)
+_MOST_ANSWER_BYTES = MOST_UNARY_BYTES + MOST_HEADER_BYTES
 _BOTH: Options = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -39,10 +42,14 @@ _BOTH: Options = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),  # a user's proxy is no way to a peer
-    _SENT,
+    ("grpc.max_send_message_length", _MOST_ANSWER_BYTES),
 ]
-SERVER_OPTIONS: Options = [*_BOTH, ("grpc.max_receive_message_length", MOST_BYTES)]
-_CLIENT_OPTIONS: Options = [*_BOTH, ("grpc.max_receive_message_length", _SENT[1])]
+SERVER_OPTIONS: Options = [
+    *_BOTH,
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
+]
+_CLIENT_OPTIONS: Options = [*_BOTH, ("grpc.max_receive_message_length", _MOST_ANSWER_BYTES)]
 _MOST_NUMBER = 2**32 - 1
 
 

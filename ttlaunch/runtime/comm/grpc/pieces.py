@@ -6,6 +6,7 @@ else looks at it.
 
 import struct
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -114,6 +115,18 @@ def pack_piece(piece: Piece) -> bytes:
         raise ValueError(f"{key} cannot be sent: {error}") from None
     checksum = zlib.crc32(piece.payload, zlib.crc32(name, zlib.crc32(fields)))
     return b"".join((fields, _CHECKSUM.pack(checksum), name, piece.payload))
+
+
+def pieces_of(key: Key, contents: Sequence[memoryview], *, incarnation: int) -> Iterator[bytes]:
+    """Return the messages that carry a vector, at least one; its bytes lie in one place or in several, one after the other."""
+    total, begin = sum(map(len, contents)), 0
+    if not total:
+        yield pack_piece(Piece(PieceKind.PIECE, key, incarnation))
+    for content in contents:
+        for offset in range(0, len(content), CHUNK_BYTES):
+            payload = content[offset : offset + CHUNK_BYTES]
+            yield pack_piece(Piece(PieceKind.PIECE, key, incarnation, begin + offset, total, payload))
+        begin += len(content)
 
 
 def parse_piece(data: bytes, *, most_bytes: int = CHUNK_BYTES) -> Piece:
