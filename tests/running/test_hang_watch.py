@@ -205,6 +205,28 @@ def test_ranks_that_load_their_libraries_are_left_alone(run):
     told_after(one, least=6, most=11)
 
 
+@pytest.mark.parametrize("stage", ["importing torch", "setting up"])
+def test_ranks_of_a_script_that_import_torch_are_left_alone_while_they_touch_new_memory(run, stage):
+    one = run(timeout_s=7.0, program=CommandProgram)
+    for state in one.ranks:
+        state.phase, state.stage = Phase.STARTING, stage
+    for count in range(40):
+        one.controller.faults = {0: count, 1: 5}
+        assert one.rest(1) is None
+    told_after(one, least=6, most=11)
+
+
+def test_a_script_that_has_begun_to_train_may_not_stand_still_while_it_touches_new_memory(run):
+    one = run(timeout_s=7.0, program=CommandProgram)
+    for state in one.ranks:
+        state.phase, state.stage = Phase.STARTING, "the first backward pass"
+    for count in range(12):
+        one.controller.faults = {0: count, 1: 5}
+        if one.rest(1) is not None:
+            return
+    pytest.fail("no hang was told")
+
+
 def test_ranks_that_load_their_libraries_on_other_hosts_are_looked_at_twice(run):
     one = run(timeout_s=7.0)
     one.controller.answers_at_once = False

@@ -14,17 +14,13 @@ from ttlaunch.torch_hooks.store import bind_store
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import ModuleType
+    from typing import Any
 
 
-def make_hooks(
-    environment: Mapping[str, str], *, importing_since: float | None
-) -> dict[str, Callable[[ModuleType], None]]:
-    """Return what to call with each module of torch when it has been loaded; nothing in a process that is no rank of a run.
+def make_hooks(environment: Mapping[str, str]) -> dict[str, Callable[[Any], None]]:
+    """Return what to call when the import of torch begins, and with each of its modules; nothing in a process that is no rank of a run.
 
-    Args:
-        environment: The variables of the rank.
-        importing_since: When the rank began to import torch, seconds since the epoch; None if it found torch imported.
+    `environment` has the variables of the rank.
     """
     scratch = environment.get(contract.ENV_SCRATCH)
     rank, world_size = environment.get(contract.ENV_RANK, ""), environment.get(contract.ENV_WORLD_SIZE, "")
@@ -37,11 +33,12 @@ def make_hooks(
         after_in_child=records.close
     )  # the recorder is the rank's, not that of processes which it forks
     return {
+        "import torch": lambda _: trainings.importing_torch(),
         "torch.autograd": lambda module: watch_backward(module, trainings),
         "torch.distributed.rendezvous": bind_store,
         "torch.distributed.distributed_c10d": lambda module: wrap_collectives(
             module, records, joining=trainings.joining, joined=trainings.joined
         ),
         "torch.nn.parallel.distributed": lambda module: wrap_data_parallel(module, records),
-        "torch": lambda _: trainings.imported_torch(importing_since),
+        "torch": lambda _: trainings.imported_torch(),
     }

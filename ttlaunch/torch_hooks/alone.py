@@ -29,10 +29,12 @@ class TrainingRecords:
         self._is_alone = False
         self._is_starting = True
 
-    def imported_torch(self, since: float | None) -> None:
-        """Record when the import of torch began, None if a warm process had imported it, and that it has ended."""
-        if since is not None:
-            self._begin(contract.START_STAGES[2], time_=since)
+    def importing_torch(self) -> None:
+        """Record that the rank begins to import torch, which takes seconds in which it says nothing."""
+        self._begin(contract.START_STAGES[2])
+
+    def imported_torch(self) -> None:
+        """Record that the rank has torch, from its own import or that of a warm process."""
         self._begin(contract.STAGE_SETTING_UP)
 
     def joining(self) -> None:
@@ -54,14 +56,13 @@ class TrainingRecords:
             self._is_alone = False
             self._append(contract.KIND_JOINED_GROUP)
 
-    def _begin(self, stage: str, *, time_: float | None = None) -> None:
+    def _begin(self, stage: str) -> None:
         # The recorder knows what follows the first pass; processes that the rank forks are no ranks.
         if self._is_starting and os.getpid() == self._pid:
-            self._append(contract.KIND_STARTING, time_=time_, stage=stage)
+            self._append(contract.KIND_STARTING, stage=stage)
 
-    def _append(self, kind: str, *, time_: float | None = None, **values: str) -> None:
-        record = {"kind": kind, "time": time.time() if time_ is None else time_, **values}
-        contract.append_progress(self._path, record)
+    def _append(self, kind: str, **values: str) -> None:
+        contract.append_progress(self._path, {"kind": kind, "time": time.time(), **values})
 
 
 def _has_joined() -> bool:

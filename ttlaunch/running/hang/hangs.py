@@ -39,6 +39,7 @@ _LONGEST_LOOK_S = 2.0  # the most quiet time that one look adds: if this machine
 _ANSWER_S = 10.0  # the longest time to wait for a host's answer; its link decides whether the host is lost
 _STACKS_S = 2.0
 _BETWEEN_LOOKS_S = 2.0
+_LOADING_STAGES = {contract.START_STAGES[2], contract.STAGE_SETTING_UP}
 _MOST_DUMPED = 16
 _PY_SPY = '`pip install "ttlaunch[hangs]"` beside the interpreter of the ranks lets a report name the line of each rank'
 
@@ -131,16 +132,17 @@ class HangWatch:
 
     def _marks(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> object:
         """Return values that change only while the run makes progress, to be compared between two looks."""
-        common = [(state.phase, state.exit is not None, state.step) for state in ranks]
+        common = [(state.phase, state.exit is not None, state.step, state.stage) for state in ranks]
+        printed: Sequence[int] = ()
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
-            sizes = [size_of(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
-            return common, sizes, {rank: recording.counters for rank, recording in recordings.items()}
+            printed = [size_of(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
         faults: Mapping[int, int] = {}
-        if self._controller.answers_at_once and (loading := _loading(ranks, recordings)):
+        is_judged = self._is_recipe or self._timeout_s is not None
+        if is_judged and self._controller.answers_at_once and (loading := self._loading(ranks, recordings)):
             snapshot = self._controller.snapshot(loading, since=0.0)
             faults = snapshot.page_faults if snapshot else {}
-        return common, {rank: recording.counters for rank, recording in recordings.items()}, faults
+        return common, printed, {rank: recording.counters for rank, recording in recordings.items()}, faults
 
     def _suspect(self, ranks: list[RankState], recordings: Mapping[int, Recording], now: float) -> Failure | None:
         """If nothing has changed during the timeout: take a snapshot, then ask for stacks, then judge.
@@ -182,7 +184,7 @@ class HangWatch:
         """Whether ranks on other hosts may still be loading their libraries; this takes two snapshots to find out."""
         if self._controller.answers_at_once or case.snapshot is None:
             return False
-        loading = {state.row.rank for state in _loading(ranks, recordings)}
+        loading = {state.row.rank for state in self._loading(ranks, recordings)}
         faults = {rank: count for rank, count in case.snapshot.page_faults.items() if rank in loading}
         if not faults:
             return False
@@ -200,6 +202,16 @@ class HangWatch:
             self._quiet = _Quiet(self._quiet.marks)
             return True
         return False
+
+    def _loading(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> list[RankState]:
+        """Return the ranks that still import their packages; only their page faults show progress.
+
+        A rank of a script says when it begins to import torch, and when its first backward pass begins; the first optimizer imports as
+        much again.
+        """
+        waiting = {rank for rank, recording in recordings.items() if recording.waiting}
+        starting = [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
+        return [state for state in starting if self._is_recipe or state.stage in _LOADING_STAGES]
 
     def _may_judge(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> bool:
         """Whether a hang can be judged: a program needs a timeout from the user, and ranks of a recipe flight recorders."""
@@ -299,12 +311,6 @@ class HangWatch:
             process=snapshot.processes.get(row.rank),
             thread_error=read_thread_error(self._folder.file(contract.stderr_file(row.rank))),
         )
-
-
-def _loading(ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> list[RankState]:
-    """Return the ranks that still import their packages; only their page faults show progress."""
-    waiting = {rank for rank, recording in recordings.items() if recording.waiting}
-    return [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
 
 
 def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, *, launcher: str) -> Failure:
