@@ -12,7 +12,6 @@ _STEPS = 40
 def main() -> None:
     """Train a small model, and break where it was ordered."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     replica = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
@@ -26,9 +25,14 @@ def main() -> None:
             optimizer.zero_grad()
         dist.barrier()
     finally:
-        dist.destroy_process_group()
-        clean_up()
+        # torch 2.13 can hang for ever if DistributedDataParallel is the last to let go of a gloo group, whatever starts the ranks.
+        replica = optimizer = loss = None
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    try:
+        main()
+    finally:
+        dist.destroy_process_group()
+        clean_up()

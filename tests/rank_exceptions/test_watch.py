@@ -80,6 +80,14 @@ def test_the_exception_that_ends_a_program_has_the_time_at_which_it_was_first_se
     assert said.count("ValueError: bucket 7") == 1, "Python still prints it itself"
 
 
+def test_an_exception_that_nothing_delays_has_the_time_at_which_it_was_first_written(here, start):
+    """Describing it imports modules, and another rank that fails because of this one may be faster with that."""
+    assert start("raise ValueError('bucket 7')").wait() == 1
+    first, *_, last, left = lines(here)
+    for one in (last, left):
+        assert one["error"]["seen"] <= first["error"]["time"] <= one["error"]["time"]
+
+
 def test_a_loop_that_tries_again_is_never_pending(here, start):
     code = "import time\nfor _ in range(5):\n    try:\n        raise OSError\n    except OSError:\n        time.sleep(0.1)\n"
     assert start(code).wait() == 0

@@ -176,6 +176,26 @@ def test_a_refused_connection_is_blamed_unless_another_rank_has_a_cause_of_its_o
     assert blamed(ranks) == ("R004", "rank 3 (optimizer, box) was killed by SIGKILL")
 
 
+def test_a_refused_connection_is_blamed_before_lost_ones_that_were_noticed_earlier():
+    """The rank may have closed its own connections while its exception was on the way."""
+    ranks = states()
+    for state, time in zip(ranks, (1.0, 1.0, 1.2, 1.1), strict=True):
+        state.error = came_from(time, "BrokenPipeError")
+    ranks[2].error = came_from(1.2, "ConnectionRefusedError", origin="connection")
+    assert blamed(ranks) == ("R002", "rank 2 (aggregator, box) raised ConnectionRefusedError")
+    ranks[3].exit, ranks[3].error = RankExit(time=1.1, status=0), None
+    assert blamed(ranks)[0] == "R005"
+
+
+@pytest.mark.parametrize(("left", "rank"), [(None, 1), (4.0, 0), (1.5, 1)])
+def test_a_rank_that_was_noticed_to_end_late_explains_lost_connections_unless_it_left_late(left, rank):
+    """Without a record of when it left, as after `os._exit(0)`, the time of its end is only that at which it was noticed."""
+    ranks = states(r1=ended(4.5, status=0))
+    ranks[0].error = came_from(1.0, "BrokenPipeError")
+    ranks[1].in_flight = None if left is None else ErrorInFlight(error=None, left=left)
+    assert first_failure(ranks, lost_shims={}, stopped=False).rank == rank
+
+
 @pytest.mark.parametrize(
     "error",
     [

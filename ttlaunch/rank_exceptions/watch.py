@@ -97,6 +97,9 @@ class ExceptionWatch:
         self._uncaught = True
         if os.getpid() != self._pid:  # a process that the rank has forked
             return
+        self._seen.setdefault(
+            id(error), time.time()
+        )  # what follows takes time, in which other ranks may fail because of this one
         self._end = self._outline(error, '"uncaught": true')[1:-1]
 
     def _leave(self) -> None:

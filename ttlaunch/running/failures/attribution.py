@@ -31,10 +31,10 @@ from ttlaunch.running.lost_folders import LostFolder, describe_loss
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import Phase, RankState
 
-_HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _LEFT, _IN_FLIGHT, _PERHAPS_OWN, _FOLLOWS = range(6)
+_HAS_OWN_CAUSE, _GIVES_NO_CAUSE, _LEFT, _IN_FLIGHT, _REFUSED, _PERHAPS_OWN, _FOLLOWS = range(7)
 """The order in which endings are reported: with a cause of their own, with only an exit status, with status 0 before the others
-failed, with an exception that the rank might still have caught, with a lost connection that may be to anybody, caused by another
-rank."""
+failed, with an exception that the rank might still have caught, with a refused connection that may be to anybody, with a lost one,
+caused by another rank. A connection that is refused was not there before, so nobody's end explains it as well as a lost one."""
 _WITHOUT_CAUSE_S = 4.0  # for as long as all that failed have only lost a connection
 # While the rank that closed it is known to be still ending: ending its libraries takes seconds on a busy machine.
 _LEAVING_S = 15.0
@@ -136,7 +136,7 @@ def patience_for_cause_s(ranks: Sequence[RankState], stderr_tail: Callable[[int]
     found = [one for state in ranks for one in _of_rank(state, None, seen, stopped=False, hosts=hosts)]
     pending = [state for state in ranks if state.exit is None and state.error is None]
     found += [one for state in pending for one in _of_lost(state, None, seen, hosts=hosts)]
-    if any(one.order < _PERHAPS_OWN for one in found + _left(found, ranks, seen)):
+    if any(one.order < _REFUSED for one in found + _left(found, ranks, seen)):
         return 0.0
     silent = [state for state in pending if state.in_flight is None or state.in_flight.error is None]
     is_leaving = any(state.in_flight and state.in_flight.left for state in silent)
@@ -186,7 +186,8 @@ def _of_exception(state: RankState, error: RankError, hosts: Collection[str], *,
     kind = classify_exception(error.type, error.message, lost=lost is LostPeer.YES, oom_kills=kills)
     order = _HAS_OWN_CAUSE if is_certain else _IN_FLIGHT
     if kind.follows or (kind is Cause.RAISED and lost is LostPeer.PERHAPS):
-        order = _FOLLOWS if kind.follows else _PERHAPS_OWN
+        was_refused = any(cause.type == "ConnectionRefusedError" for cause in error.causes or ())
+        order = _FOLLOWS if kind.follows else _REFUSED if was_refused else _PERHAPS_OWN
     return _Candidate(order, name_exception(state, error, kind))
 
 
@@ -221,10 +222,15 @@ def _left(
     needs_one = all(one.order == _FOLLOWS for one in candidates)
     times = {_left_at(state): state for state in [*gone, *leaving]}
     last = max((time for time in times if time <= first), default=None)
-    # The others may have noticed its closed connections before it had come to its end. A rank that we have told to end is no cause.
+    # The others may have noticed its closed connections before it had come to its end, and a busy machine notes this end late. Only
+    # of a rank that has written when it left is the time exact. A rank that we have told to end is no cause.
     ours = math.inf if seen.ending_since is None else seen.ending_since
-    latest = ours if needs_one else min(ours, first + _EXIT_TAKES_S)
-    last = last or min((time for time in times if time <= latest), default=None)
+    late = {
+        time
+        for time, state in times.items()
+        if time <= (ours if needs_one or not _has_left(state) else min(ours, first + _EXIT_TAKES_S))
+    }
+    last = last or min(late, default=None)
     if last is None or (first - last > _LEFT_JUST_NOW_S and not needs_one):
         return []
     return [_Candidate(_LEFT, name_early_exit(times[last], last))]
@@ -232,9 +238,14 @@ def _left(
 
 def _was_leaving(state: RankState) -> bool:
     """Whether all code of a rank's program has run without an exception, and the rank was ended with the run or is still there."""
-    in_flight, ending = state.in_flight, state.exit
-    has_left = in_flight is not None and in_flight.error is None and in_flight.left is not None
-    return has_left and (ending is None or ending.signal in {signal.SIGTERM, signal.SIGKILL})
+    has_no_error = state.in_flight is not None and state.in_flight.error is None
+    ending = state.exit
+    return has_no_error and _has_left(state) and (ending is None or ending.signal in {signal.SIGTERM, signal.SIGKILL})
+
+
+def _has_left(state: RankState) -> bool:
+    """Whether a rank has written that all of its code had run, as any Python program does that ends in the usual way."""
+    return state.in_flight is not None and state.in_flight.left is not None
 
 
 def _left_at(state: RankState) -> float:
@@ -290,7 +301,7 @@ def _with_only_peer(first: Failure, candidates: list[_Candidate], ranks: list[Ra
 
 
 def _lost_connection(candidate: _Candidate) -> bool:
-    return candidate.failure.kind is Cause.LOST_PEER or candidate.order == _PERHAPS_OWN
+    return candidate.failure.kind is Cause.LOST_PEER or candidate.order in {_REFUSED, _PERHAPS_OWN}
 
 
 def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Candidate:
