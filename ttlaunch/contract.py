@@ -183,6 +183,11 @@ def exit_file(rank: int) -> str:
     return f"{RECORDS_DIR}/rank-{rank}.exit.json"
 
 
+def orders_socket(number: int) -> str:
+    """Where a worker of an elastic run receives its orders, a datagram each; relative to the run's private folder on its host."""
+    return f"rank-{number}.orders"
+
+
 TRAFFIC_FORMAT = 1
 """A line of a traffic file is an object: `format`; `first`, `last`: the steps it covers, 0 for all before the first step;
 
