@@ -3,8 +3,9 @@
     PYTHONPATH=. python benchmarks/conformance.py [--engine agents] [--minutes 5] [--results FILE] [--fresh]
 
 The cases are in `conformance_cases.py`. Engines: Open MPI 5 beside this interpreter, Open MPI 4 in /usr/bin, MPICH from its wheel, and `agents`;
-`agents` also over hosts in namespaces, by SSH and as steps of a Slurm job (both need root). What this machine does not have is left out and
-named. Each case is a line in FILE; the same command makes those that are missing. Status 1 if a case is wrong.
+all but Open MPI 4 also over hosts in namespaces, by SSH and as steps of a Slurm job (both need root). Recipes exchange their messages over gRPC
+where ranks have no MPI, and end everywhere with the bits of one process. What this machine does not have is left out and named. Each case is a
+line in FILE; the same command makes those that are missing. Status 1 if a case is wrong.
 """
 
 import argparse
@@ -18,13 +19,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from chaos_scene import seen_from_here
-from conformance_cases import CASES, Case
+from conformance_cases import CASES, SMALL, Case
 
-from tests.cluster.hosts import Cluster
+from tests.cluster.hosts import CODE, Cluster
 from tests.cluster.needs import what_hosts_lack
 from tests.cluster.slurm import slurm_cluster, why_no_slurm
 from tests.conftest import ROOT, interpreter_with_mpich, interpreter_without_mpirun
@@ -86,9 +88,8 @@ def open_mpi_4() -> Iterator[Place]:
 
 @contextmanager
 def mpich() -> Iterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-        python = interpreter_with_mpich(Path(folder))
-        yield Place("hydra", python=str(python))
+    with _interpreter("hydra") as python:
+        yield Place("hydra", python=python)
 
 
 @contextmanager
@@ -97,22 +98,42 @@ def agents() -> Iterator[Place]:
 
 
 @contextmanager
-def agents_over_hosts() -> Iterator[Place]:
+def over_hosts(engine: str) -> Iterator[Place]:
     if lack := what_hosts_lack():
         raise LookupError(lack)
-    with Cluster(hosts=2) as cluster, tempfile.NamedTemporaryFile("w", suffix=".txt") as hosts:
+    with (
+        _interpreter(engine) as python,
+        Cluster(hosts=2, share=_needed(python)) as cluster,
+        tempfile.NamedTemporaryFile("w", suffix=".txt") as hosts,
+    ):
         hosts.write(cluster.hostfile(slots=4))
         hosts.flush()
-        yield Place("agents", lambda _: ["--hostfile", hosts.name], cluster=cluster, has_mpi=False)
+        options = ["--hostfile", hosts.name]
+        yield Place(engine, lambda _: options, python, cluster=cluster, has_mpi=engine != "agents")
 
 
 @contextmanager
-def agents_in_slurm() -> Iterator[Place]:
+def in_slurm(engine: str) -> Iterator[Place]:
     if lack := what_hosts_lack() or why_no_slurm():
         raise LookupError(lack)
-    with slurm_cluster(hosts=2) as slurm:
+    with _interpreter(engine) as python, slurm_cluster(hosts=2, share=_needed(python)) as slurm:
         nodes = lambda ranks: ["--on", "slurm:debug", "--nodes", str(min(2, ranks))]  # noqa: E731
-        yield Place("agents", nodes, cluster=slurm.cluster, has_mpi=False)
+        yield Place(engine, nodes, python, cluster=slurm.cluster, has_mpi=engine != "agents")
+
+
+@contextmanager
+def _interpreter(engine: str) -> Iterator[str]:
+    """The interpreter of an environment whose mpi4py loads what the engine starts."""
+    if engine != "hydra":
+        yield sys.executable
+        return
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        yield str(interpreter_with_mpich(Path(folder)))
+
+
+def _needed(python: str) -> tuple[str, ...]:
+    """What hosts see of this machine: the code, and the environment of the ranks."""
+    return tuple(dict.fromkeys((*CODE, str(Path(python).parents[1]))))
 
 
 PLACES = {
@@ -120,8 +141,12 @@ PLACES = {
     "openmpi-4": open_mpi_4,
     "mpich": mpich,
     "agents": agents,
-    "agents-ssh": agents_over_hosts,
-    "agents-slurm": agents_in_slurm,
+    "openmpi-ssh": partial(over_hosts, "openmpi"),
+    "mpich-ssh": partial(over_hosts, "hydra"),
+    "agents-ssh": partial(over_hosts, "agents"),
+    "openmpi-slurm": partial(in_slurm, "openmpi"),
+    "mpich-slurm": partial(in_slurm, "hydra"),
+    "agents-slurm": partial(in_slurm, "agents"),
 }
 
 
@@ -162,8 +187,9 @@ def _kept(results: Path) -> dict[tuple[str, str], str]:
 
 
 def _applies(case: Case, place: Place) -> bool:
-    wanted = place.has_mpi if case.python else not (case.without_mpi and place.has_mpi)
-    return wanted and not (case.here_only and place.cluster is not None)
+    if place.cluster is not None and (case.here_only or (case.act == "engine" and not place.has_mpi)):
+        return False
+    return place.has_mpi if case.python else not (case.without_mpi and place.has_mpi)
 
 
 def _try(name: str, case: Case, place: Place, results: Path) -> None:
@@ -191,7 +217,11 @@ def run_case(case: Case, place: Place, folder: Path) -> str:
         str(case.ranks),
         *place.options(case.ranks),
     ]
-    view = place.popen([*command, *case.options, "--", *_program(case, place, program)], folder, dict(case.environment))
+    if case.recipe:
+        command += [case.recipe, *_small(has_mpi=place.has_mpi), *case.options]
+    else:
+        command += [*case.options, "--", *_program(case, place, program)]
+    view = place.popen(command, folder, dict(case.environment))
     run: Path | None = None
     try:
         if case.act:
@@ -215,6 +245,22 @@ def _program(case: Case, place: Place, program: str) -> list[str]:
     if case.python:
         return [place.python, program]
     return [f"./{program}"]
+
+
+def _small(*, has_mpi: bool) -> list[str]:
+    transport = [] if has_mpi else ["multihost_config.socket_type=grpc"]
+    return [word for setting in (*SMALL, *transport) for word in ("--set", setting)]
+
+
+@cache
+def _digest_of_one_process(recipe: str) -> str:
+    """The SHA-256 of the parameters after the recipe's steps in one process on this machine."""
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        words = ["run", recipe, "--ranks", "1", "--format", "json", *_small(has_mpi=False)]
+        command = [sys.executable, "-m", "ttlaunch", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return str(json.loads(done.stdout)["parameters_sha256"])
 
 
 def _is_up(folder: Path, ranks: int) -> Path | None:
@@ -256,6 +302,10 @@ def _wrong(case: Case, status: int, run: Path | None, place: Place, folder: Path
         found = failure and (failure["code"], failure["rank"])
         if found != (case.failure and case.failure[:2]) or (failure and case.failure[2] not in failure["cause"]):
             return f"{found} {failure and failure['cause']}"
+    if case.recipe:
+        found = json.loads((run / contract.REPORT_FILE).read_text())["parameters_sha256"]
+        if found != (expected := _digest_of_one_process(case.recipe)):
+            return f"its parameters have the SHA-256 {found} and those of one process {expected}"
     for rank in range(case.ranks) if case.out is not None else ():
         path = run / contract.stdout_file(rank)
         out = path.read_bytes() if path.exists() else b""  # a host sends no empty file

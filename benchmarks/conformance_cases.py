@@ -25,6 +25,14 @@ if MPI.COMM_WORLD.rank == 1:
     MPI.COMM_WORLD.Abort(3)
 time.sleep(600)
 """
+SMALL = (
+    "training_config.steps=4",
+    "training_config.validation_interval=4",
+    "training_config.batch_size=6",
+    "training_config.micro_batch_size=1",
+    "transformer_config.num_blocks=1",
+)
+"""What recipes are set to: four steps of a small model."""
 OUTER = {"OMPI_COMM_WORLD_RANK": "7", "PMIX_RANK": "7", "PMI_RANK": "7"}
 
 
@@ -43,11 +51,12 @@ class Case(NamedTuple):
         environment: Variables of the shell from which it is started.
         python: Whether the script is Python and needs an engine with MPI.
         without_mpi: Whether the case is about engines without MPI.
-        here_only: Whether there is nobody to do it to on other hosts.
+        here_only: Whether it is about this machine alone.
+        recipe: A recipe that is run in place of the script; it has to end with the bits of one process.
     """
 
     name: str
-    script: str
+    script: str = ""
     ranks: int = 2
     status: int = 0
     failure: tuple[str, int | None, str] | None = None
@@ -58,6 +67,7 @@ class Case(NamedTuple):
     python: bool = False
     without_mpi: bool = False
     here_only: bool = False
+    recipe: str = ""
 
 
 def _exits(status: int) -> Case:
@@ -137,11 +147,13 @@ CASES = (
         1,
         ("R008", None, "was killed by SIGKILL; no rank had failed"),
         act="engine",
-        here_only=True,
     ),
     Case("the supervisor is killed", WAIT, 2, -1, act="supervisor"),
     Case("the view is killed", WAIT, 2, -1, act="view"),
     Case("a daemon of a rank is ended", "setsid sleep 600 > /dev/null 2>&1 & sleep 0.2", 2, out=b""),
     Case("ranks meet in one world", MEET, 3, out=b"sum 6 of {size}\n", python=True),
     Case("a rank that aborts MPI is named", ABORT, 3, 1, ("R003", 1, "exited with status 3"), python=True),
+    Case("data_parallel has the bits of one process", ranks=3, recipe="data_parallel"),
+    Case("hierarchical_parallel has the bits of one process", ranks=4, recipe="hierarchical_parallel"),
+    Case("zero has the bits of one process", ranks=2, recipe="zero"),
 )
