@@ -47,6 +47,7 @@ ENV_MASTER_ADDR = (
 ENV_MASTER_PORT = "TTLAUNCH_MASTER_PORT"
 ENV_PEERS = "TTLAUNCH_PEERS"  # a JSON list: where each rank listens for the ranks of other hosts, `address:port`
 ENV_CERTIFICATES = "TTLAUNCH_CERTIFICATES"  # a JSON object of texts in PEM: `authority`, `own`, `key`
+ENV_WORLD = "TTLAUNCH_WORLD"  # the run whose ranks a rank takes part with, where a run of its own has started it
 ENV_RESTARTS = "TTLAUNCH_RESTARTS"  # how often the run has been restarted
 ENV_MOST_RESTARTS = "TTLAUNCH_MOST_RESTARTS"
 PREFIX = "TTLAUNCH_"
@@ -376,6 +377,10 @@ def release_lock(tree_hash: str) -> str:
 def peer_name(rank: int) -> str:
     """Return the name of a rank in the certificate of its host."""
     return f"rank-{rank}"
+
+
+COORDINATOR_NAME = "coordinator"
+"""The name in the certificate of a run's coordinator, by which workers know it whatever its address is."""
 
 
 def worker_name(number: int) -> str:

@@ -1,11 +1,27 @@
-"""The bodies that workers from other machines send to a run's coordinator.
+"""What workers from other machines and a run's coordinator send each other.
 
 Python 3.9 and the standard library only, as every module of this package.
 """
 
 from __future__ import annotations
 
-from ttlaunch.records.parser import BadRecord, Count, Number, Port, Seconds, Size, Step, Text, Word, load, parse, record
+from ttlaunch.records.parser import (
+    BadRecord,
+    Count,
+    Flag,
+    Json,
+    Number,
+    Port,
+    Rank,
+    Seconds,
+    Size,
+    Step,
+    Text,
+    Word,
+    load,
+    parse,
+    record,
+)
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -26,6 +42,7 @@ class Fingerprint:
         torch: The version of torch with its build.
         cpu_capability: The vector instructions that torch uses.
         threads: How many threads torch uses for one operation.
+        device: What the rank computes on: `cpu`, or the name of its GPU.
     """
 
     release: Word
@@ -35,6 +52,7 @@ class Fingerprint:
     torch: Word
     cpu_capability: Word
     threads: Count
+    device: Word = "cpu"
 
 
 @record
@@ -87,6 +105,155 @@ class Invitation:
     """The owner of a run asks for a token by which one worker may register."""
 
     valid_s: Seconds
+
+
+# What the coordinator answers
+
+
+@record
+class Authority:
+    """The answer to `GET /authority`: the certificate of the run's authority, as PEM."""
+
+    authority: Text
+
+
+@record
+class RunDescription:
+    """The answer to `GET /run`: what a worker must know of the run before it registers.
+
+    Attributes:
+        recipe: The name of the recipe.
+        layout, role: The layout of its roles, and the role of every worker.
+        config: The resolved training file; a worker's own text may lie elsewhere.
+        elastic: The least and the most workers that take part in a step.
+        url: What an invitation names.
+    """
+
+    run_id: Word
+    recipe: Word
+    layout: Word
+    role: Word
+    config: Text
+    elastic: tuple[Count, Count]
+    fingerprint: Fingerprint
+    url: Word | None = None
+
+
+@record
+class Welcome:
+    """The answer to a registration.
+
+    Attributes:
+        lease_s: How long the worker may hear nothing of the run before it ends.
+        heartbeat_s: How often it reports at least.
+        token: What it shows from now on.
+        certificate: The one that it asked for.
+    """
+
+    worker_id: Word
+    incarnation: Count
+    rank: Rank | None = None
+    run_id: Word
+    lease_s: Seconds
+    heartbeat_s: Seconds
+    token: Word
+    certificate: Text | None = None
+
+
+@record
+class GivenOrders:
+    """The answer to a heartbeat; see `running/membership/members.py`."""
+
+    epoch: Count
+    order: Word
+    messages: tuple[Json, ...] = ()
+
+
+@record
+class GivenDifference:
+    """A field of the fingerprint in which a worker differs from the run, with the value of each."""
+
+    field: Word
+    run: Word
+    worker: Word
+
+
+@record
+class Refusal:
+    """Why a request was refused."""
+
+    error: Text
+    hints: tuple[Word, ...] = ()
+    differences: tuple[GivenDifference, ...] = ()
+
+
+@record
+class GivenInvitation:
+    """The answer to `POST /invitations`."""
+
+    id: Word
+    token: Word
+    expires_in_s: Seconds
+    url: Word | None = None
+
+
+@record
+class KnownInvitation:
+    """An invitation in the answer to `GET /invitations`."""
+
+    id: Word
+    expires_in_s: Seconds
+    used_by: Rank | None = None
+    is_valid: Flag
+
+
+@record
+class Invitations:
+    """The answer to `GET /invitations`."""
+
+    invitations: tuple[KnownInvitation, ...]
+
+
+@record
+class RevokedInvitation:
+    """The answer to `DELETE /invitations/ID`; `used_by` is the worker that had registered with it."""
+
+    id: Word
+    used_by: Rank | None = None
+
+
+@record
+class Leaving:
+    """The answer to `DELETE /workers/ID`."""
+
+    leaves_after_step: Step
+
+
+@record
+class ListedWorker:
+    """A worker in the answer to `GET /workers`; see `Worker` of `running/membership/members.py`."""
+
+    worker_id: Word
+    name: Word = ""
+    rank: Rank | None = None
+    incarnation: Count = 0
+    ip_address: Word = ""
+    port: Port | None = None
+    state: Word = ""
+    step: Step | None = None
+    loss: Number | None = None
+    tokens_per_s: Number | None = None
+    memory_bytes: Size | None = None
+    last_progress_s: Seconds | None = None
+    left: Word = ""
+    fenced_messages: Count = 0
+
+
+@record
+class Workers:
+    """The answer to `GET /workers`."""
+
+    workers: tuple[ListedWorker, ...]
 
 
 def read_body(cls: type[T], data: bytes) -> T | BadRecord | UnknownField:

@@ -106,7 +106,15 @@ def coordinator_in_memory(*, planned=0, authority=None, fingerprint=FINGERPRINT)
     """A coordinator of a run without ranks; `planned` numbers are those of ranks that the run would start itself."""
     return Coordinator(
         MemoryMembers(planned=planned),
-        run={"run_id": "2026-08-23T10-14-07", "recipe": "data_parallel", "url": "https://10.0.0.1:7000#ab"},
+        run={
+            "run_id": "2026-08-23T10-14-07",
+            "recipe": "data_parallel",
+            "layout": "workers",
+            "role": "worker",
+            "config": "training_config: {steps: 5}\n",
+            "elastic": [1, 4],
+            "url": "https://10.0.0.1:7000#ab",
+        },
         fingerprint=lambda: fingerprint,
         authority=authority or NoAuthority(),
     )

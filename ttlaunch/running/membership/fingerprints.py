@@ -12,6 +12,7 @@ NAMES = {
     "torch": "the build of torch",
     "cpu_capability": "the vector instructions that torch uses",
     "threads": "the number of threads that torch uses",
+    "device": "the device that a rank computes on",
 }
 """Each field of a fingerprint, as messages name it."""
 

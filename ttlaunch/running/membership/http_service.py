@@ -20,6 +20,7 @@ from typing import Any, Self, cast
 
 from ttlaunch.agent.claims import is_same_user
 from ttlaunch.running.membership.answers import Answer, Request
+from ttlaunch.running.membership.deadline import DeadlineReader
 
 LARGEST_BODY = 64 * 1024
 READ_S = 5.0
@@ -128,24 +129,6 @@ class HttpService:
                 connection.socket.close()
 
 
-class _Reader(io.RawIOBase):
-    """Reads from a socket until a deadline, which holds for all reads together and not for each."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self.deadline = 0.0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
 class _Handler(BaseHTTPRequestHandler):
     """Reads the requests of one connection and answers them."""
 
@@ -159,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         self.connection = self._connection.socket
-        self._reader = _Reader(self.connection)
+        self._reader = DeadlineReader(self.connection)
         self.rfile = self._buffered = io.BufferedReader(self._reader)
         self.wfile = io.BytesIO()  # an answer is sent at once, see `_send`
 

@@ -87,7 +87,7 @@ def read_directory(world: World, environment: MutableMapping[str, str]) -> Direc
     peers = json.loads(environment.get(contract.ENV_PEERS) or "null") or [None] * world.size
     proof = json.loads(environment.pop(contract.ENV_CERTIFICATES, "null"))
     return Directory(
-        world=environment[contract.ENV_RUN_ID],
+        world=environment.get(contract.ENV_WORLD) or environment[contract.ENV_RUN_ID],
         names=[f"rank {rank} ({role})" for rank, role in enumerate(world.roles)],
         hosts=world.hosts,
         addresses=[Address(folder / f"rank-{rank}.sock", peer) for rank, peer in enumerate(peers)],
