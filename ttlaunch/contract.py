@@ -189,6 +189,10 @@ def orders_socket(number: int) -> str:
     return f"rank-{number}.orders"
 
 
+LARGEST_ORDER = (
+    128 * 1024
+)  # bytes of an order to a worker; a datagram of this size fits into the kernel's usual buffers
+
 TRAFFIC_FORMAT = 1
 """A line of a traffic file is an object: `format`; `first`, `last`: the steps it covers, 0 for all before the first step;
 
@@ -388,7 +392,7 @@ def worker_name(number: int) -> str:
     return f"worker-{number:04d}"
 
 
-AGENT_VERSION = 6
+AGENT_VERSION = 7
 """Raised when the frames between launcher and agent change; each refuses the frames of another version.
 
 A launcher starts agents of its own version, but the package may be upgraded while both run."""

@@ -209,6 +209,29 @@ def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(h
     assert [unnamed.poll(), no_rank.poll()] == [None, None]
 
 
+def test_an_order_to_a_worker_is_passed_on_as_a_datagram_to_its_socket_and_to_no_worker_of_another_host(hosted):
+    run = hosted()
+    workers = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+    for number, worker in zip((3, 8), workers, strict=True):
+        worker.bind(str(run.scratch / contract.orders_socket(number)))
+        worker.settimeout(DEADLINE_S)
+    for number in (8, 5, 3):  # 8 is another host's, 5 has no socket
+        run.stream.send({"kind": "tell", "rank": number}, bytes(contract.LARGEST_ORDER), timeout_s=DEADLINE_S)
+    assert contract.LARGEST_ORDER == len(workers[0].recv(1 << 20))
+    workers[1].settimeout(0)
+    with pytest.raises(BlockingIOError):
+        workers[1].recv(1 << 20)
+    for worker in workers:
+        worker.close()
+
+
+def test_an_agent_takes_no_longer_order_to_a_worker_than_any_launcher_sends(hosted):
+    run = hosted()
+    run.stream.send({"kind": "tell", "rank": 3}, bytes(contract.LARGEST_ORDER + 1), timeout_s=DEADLINE_S)
+    [(refused, _)] = run.until("refused")[-1:]
+    assert refused["reason"].startswith("the data are not a launcher's message: {'kind': 'tell'")
+
+
 def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(hosted):
     run = hosted()
     ranks = [run.start(), run.start()]

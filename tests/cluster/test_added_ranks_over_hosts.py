@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
-from tests.running.test_added_ranks import GROWING
+from tests.running.test_added_ranks import GROWING, ORDERED
 from ttlaunch import contract
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
@@ -34,10 +34,10 @@ if rank == "3" and fault:
 def grow(make_cluster, lab, tmp_path):  # noqa: F811 - the fixture
     """`grow(fault, **fields)`: the report of four ranks on two hosts, of which the last two are added; and the run's folder."""
 
-    def run(fault, **fields):
+    def run(fault, script=WORK, **fields):
         cluster = make_cluster(hosts=2)
         lab("node0 slots=1\nnode1 slots=3\n")
-        (tmp_path / "work.py").write_text(WORK)
+        (tmp_path / "work.py").write_text(script)
         spec = {"target": "work.py", "on": "lab", "ranks": 4, "first": 2, "arguments": [fault], **fields}
         spec["env"] = ["OMP_NUM_THREADS=1"]  # else the import of torch starts threads where a rank is alone
         words = [sys.executable, GROWING, json.dumps(spec)]
@@ -60,6 +60,13 @@ def test_ranks_are_added_on_a_host_whose_first_rank_has_ended(grow, warm):
     printed = [(folder / contract.stdout_file(rank)).read_text().splitlines()[0] for rank in range(4)]
     hosts = ["node0", "node1", "node1", "node1"]
     assert [f"up {rank} {host} {warm}" for rank, host in enumerate(hosts)] == printed
+
+
+def test_orders_reach_the_workers_of_other_hosts(grow):
+    report, folder = grow("", ORDERED, ranks=2, first=None)
+    assert ("done", ["node0", "node1"]) == (report["status"], [row["host"] for row in report["ranks"]]), report
+    printed = [(folder / contract.stdout_file(rank)).read_text().splitlines()[-1] for rank in range(2)]
+    assert ["got 100006", "got 6"] == printed
 
 
 def test_an_added_rank_that_is_killed_is_named_with_its_host(grow):

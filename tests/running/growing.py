@@ -1,5 +1,7 @@
 """Run a script with ranks that are added while it runs: a rank is added when another one prints `add RANK`.
 
+What a rank prints as `tell RANK TEXT` reaches the socket for orders of the other rank, again and again.
+
     python tests/running/growing.py '{"target": "work.py", "ranks": 3, "first": 2}'
 
 It prints the run's report as JSON. The argument has the fields of `RunSpec`.
@@ -28,12 +30,10 @@ class AddingView(SilentView):
 
     def tick(self, ranks):
         logs = [self.run.folder.file(contract.stdout_file(state.row.rank)) for state in ranks]
-        asked = {
-            int(rank)
-            for log in logs
-            if log.exists()
-            for rank in re.findall(r"^add (\d+)$", log.read_text(), re.MULTILINE)
-        }
+        printed = "".join(log.read_text() for log in logs if log.exists())
+        for rank, text in re.findall(r"^tell (\d+) (.*)$", printed, re.MULTILINE):
+            self.run.controller.tell(int(rank), text.encode())
+        asked = {int(rank) for rank in re.findall(r"^add (\d+)$", printed, re.MULTILINE)}
         for rank in sorted(asked - self.added):
             self.added.add(rank)
             self.run.controller.add([ranks[rank]])

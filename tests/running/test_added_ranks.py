@@ -77,6 +77,26 @@ def test_an_added_rank_that_fails_is_named_and_ends_the_run(grow, fault, code, w
     assert ["stopped", "stopped", "failed"] == [row["state"] for row in report["ranks"]]
 
 
+# Each rank waits for an order that the other one has sent.
+ORDERED = """\
+import os, socket
+rank = int(os.environ["TTLAUNCH_RANK"])
+orders = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+orders.bind(os.path.join(os.environ["TTLAUNCH_SCRATCH"], f"rank-{rank}.orders"))
+print("tell", 1 - rank, "begin", "x" * rank * 100_000, flush=True)
+print("got", len(orders.recv(1 << 20)), flush=True)
+"""
+
+
+def test_orders_reach_workers_as_datagrams_in_the_private_folder_of_the_run(here):
+    (here / "work.py").write_text(ORDERED)
+    words = [sys.executable, GROWING, json.dumps({"target": "work.py", "ranks": 2})]
+    done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=200, check=False)
+    assert "done" == json.loads(done.stdout.splitlines()[-1])["status"], done.stderr
+    [folder] = [path for path in here.glob("runs/[!.]*") if path.is_dir()]
+    assert ["got 100006", "got 6"] == [printed(folder, rank)[-1] for rank in (0, 1)]
+
+
 def test_a_run_to_which_no_rank_was_added_ends_with_its_first_ranks(grow):
     report, folder = grow("never")
     assert ("done", ["done", "done", "absent"]) == (report["status"], [row["state"] for row in report["ranks"]])

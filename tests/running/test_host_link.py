@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -163,6 +164,26 @@ def test_an_order_that_was_given_while_the_line_was_down_is_carried_out(linked, 
     run.link.order("signal", ranks=[0], number=int(signal.SIGTERM), marker=None)
     run.transport.up = True
     assert run.rank.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def test_orders_to_a_worker_come_in_their_order_and_none_that_was_given_while_the_line_was_down(linked, until):
+    run = linked()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as worker:
+        worker.bind(str(run.scratch / contract.orders_socket(3)))
+        worker.settimeout(DEADLINE_S)
+        for order in (b"prepare", b"prepare", b"begin"):
+            run.link.tell(3, order)
+        received = [worker.recv(1 << 20)]
+        while received[-1] != b"begin":
+            received.append(worker.recv(1 << 20))
+        assert [b"prepare", b"begin"] == list(dict.fromkeys(received))
+        run.transport.breaks()
+        until(lambda: run.link._connection is None, within_s=DEADLINE_S, what="the link has noticed it")
+        run.link.tell(3, b"lost")
+        run.transport.up = True
+        until(lambda: run.events, within_s=DEADLINE_S, what="there is a connection again")
+        run.link.tell(3, b"finish")
+        assert b"finish" == worker.recv(1 << 20)
 
 
 def _holders(path):

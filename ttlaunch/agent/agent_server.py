@@ -7,7 +7,8 @@ the launcher knows, without trusting the network, that the lease has run out `le
 of a Slurm job the agent also ends with its step, of which Slurm may kill nothing but the shell.
 
 Frames from the launcher: `hello` (its version, and how many pieces it has), `renew` (a reading of this host's clock, and how
-many pieces it has), orders (`start`, `signal`, `signal_starter`, `look`, `stack_dump`, `end`) and `bye` (it has everything). Frames to it:
+many pieces it has), orders (`start`, `signal`, `signal_starter`, `look`, `stack_dump`, `end`), `tell` (the coordinator's order to a
+worker of an elastic run, which is passed on at once or lost) and `bye` (it has everything). Frames to it:
 `ready`, `file` (a piece), `lost_shim`, `ranks_ended`, `folder_gone`, `looked`, `alive`, `ended`, `refused`. Python 3.9 and the standard library only.
 """
 
@@ -162,13 +163,13 @@ class AgentServer:
 
     def _receive(self, line: Line) -> None:
         try:
-            for frame in line.receive():
-                self._take(line, frame)
+            for frame, body in line.receive():
+                self._take(line, frame, body)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             line.send({"kind": "refused", "reason": f"the data are not a launcher's message: {error}"[:_SHOWN]})
             line.close()
 
-    def _take(self, line: Line, frame: dict[str, Any]) -> None:
+    def _take(self, line: Line, frame: dict[str, Any], body: bytes) -> None:
         """Carry out a frame; raises `ValueError` and the like for a frame that no launcher sends."""
         kind = frame.get("kind")
         if kind == "hello":
@@ -182,6 +183,8 @@ class AgentServer:
             self._renew(frame.get("heard"), _whole(frame["received"]))
         elif kind in _ORDERS:
             self._obey(frame, _whole(frame["order"]))
+        elif kind == "tell" and len(body) <= contract.LARGEST_ORDER:
+            self._run.tell(_whole(frame["rank"]), body)
         elif kind == "bye" and self._sent_ended:
             self._dismissed = True
         else:

@@ -19,6 +19,7 @@ from ttlaunch.agent.process_facts import look_at_processes
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
 from ttlaunch.agent.stop_marker import leave_farewell, leave_stop_marker
+from ttlaunch.agent.worker_orders import pass_order
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -141,6 +142,11 @@ class HostedRun:
         for rank, pid in self._ranks.items():
             if rank in ranks:
                 signal_process(pid, number, run_id=self._id)
+
+    def tell(self, rank: int, message: bytes) -> None:
+        """Pass an order of the coordinator to a worker of an elastic run, if it is one of this host's and takes it now."""
+        if self.own([rank]):
+            pass_order(self._scratch, rank, message)
 
     def own(self, ranks: list[int]) -> list[int]:
         """Return those of `ranks` that are this host's."""

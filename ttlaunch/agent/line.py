@@ -48,8 +48,8 @@ class Line:
         except OSError:
             self.close()
 
-    def receive(self) -> Iterator[dict[str, Any]]:
-        """Yield the frames that have arrived completely.
+    def receive(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Yield the header and the body of the frames that have arrived completely.
 
         Raises:
             ValueError: If the bytes received are no frame.
@@ -64,7 +64,7 @@ class Line:
             self.close()
         self._inbox += part
         while self.is_open and (frame := take_frame(self._inbox)) is not None:
-            yield frame[0]
+            yield frame
 
     def close(self) -> None:
         self.is_open = False

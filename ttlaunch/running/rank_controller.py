@@ -13,6 +13,7 @@ from ttlaunch import contract
 from ttlaunch.agent.process_facts import look_at_processes
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
+from ttlaunch.agent.worker_orders import pass_order
 from ttlaunch.engines.base import AddsRanks, Engine, EngineProcess, GrowingProcess, WaitingProcess
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames, LaunchPlan, RankRow
 from ttlaunch.quick_dataclass import dataclass
@@ -140,6 +141,20 @@ class RankController(Protocol):
         signal; on this machine the launcher has written it.
         """
 
+    def tell(self, number: int, message: bytes) -> None:
+        """Pass an order of the coordinator to a worker of an elastic run, and return without waiting for anything.
+
+        The worker receives it as one datagram on `contract.orders_socket(number)` in the run's private folder on its host. It
+        is lost if the worker or its host is gone, has not begun, or does not keep up; orders are therefore repeated.
+
+        Args:
+            number: The worker's number, which is its rank in the plan.
+            message: The order; not read on its way.
+
+        Raises:
+            ValueError: The message has more than `contract.LARGEST_ORDER` bytes.
+        """
+
     def cut(self, host: str) -> None:
         """Send nothing to a host and take nothing from it from now on, as if its cable were cut.
 
@@ -257,6 +272,10 @@ class LocalRankController:
         for pid in _living(ranks).values():
             signal_process(pid, number, run_id=self._run_id)
 
+    def tell(self, number: int, message: bytes) -> None:
+        check_order(message)
+        pass_order(str(self.recordings), number, message)
+
     def snapshot(self, ranks: Sequence[RankState], *, since: float, closely: bool = False) -> ProcessSnapshot:  # noqa: ARG002 - it is always fresh
         return merge_reports({"": look_at_ranks(self._run_id, ranks, closely=closely)})
 
@@ -300,6 +319,12 @@ def add_to(process: GrowingProcess | None, ranks: Sequence[RankState]) -> None:
     for state in ranks:
         state.phase = Phase.WAITING
     process.add([state.row.rank for state in ranks])
+
+
+def check_order(message: bytes) -> None:
+    """Raise `ValueError` if an order to a worker is longer than an agent takes, see `RankController.tell`."""
+    if len(message) > contract.LARGEST_ORDER:
+        raise ValueError(f"an order of {len(message)} bytes, and a worker takes at most {contract.LARGEST_ORDER}")
 
 
 def look_at_ranks(run_id: str, ranks: Sequence[RankState], *, closely: bool) -> ProcessReport:

@@ -22,7 +22,14 @@ from ttlaunch.running.agents.host_link import START_S, HostLink
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.agents.started_ranks import StartedRanks
 from ttlaunch.running.lost_hosts import Losses
-from ttlaunch.running.rank_controller import ProcessSnapshot, add_to, look_at_ranks, merge_reports, split_rows
+from ttlaunch.running.rank_controller import (
+    ProcessSnapshot,
+    add_to,
+    check_order,
+    look_at_ranks,
+    merge_reports,
+    split_rows,
+)
 from ttlaunch.running.runs.files import write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
@@ -182,6 +189,12 @@ class AgentRankController:
             here = [state.row.rank for state in ranks if state.row.host == link.host and state.exit is None]
             if here:
                 link.order("signal", ranks=here, number=int(number), marker=None if marker is None else dict(marker))
+
+    def tell(self, number: int, message: bytes) -> None:
+        check_order(message)
+        for link in self._links:
+            if number in self._ranks.get(link.host, ()):
+                link.tell(number, message)
 
     def cut(self, host: str) -> None:
         found = [link for link in self._links if link.host == host]

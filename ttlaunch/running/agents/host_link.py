@@ -9,6 +9,7 @@ can be reached again, a new agent there ends what is left of the run and sends i
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ AGENT_MODULES = (
     "process_facts",
     "stop_marker",
     "stack_dump",
+    "worker_orders",
     "hosted_run",
     "line",
     "starter",
@@ -60,6 +62,7 @@ _RENEW_S = 1.0
 _QUIET_S = 4.0  # an agent sends a frame every second
 _SEND_S = 3.0
 _END_S = 20.0  # for which an agent may send nothing new that was ordered to end, or whose ranks have all ended
+_TOLD = 64  # orders to workers that may wait to be sent, of at most 128 KiB each; of more, the oldest are lost
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
 
 
@@ -121,7 +124,6 @@ class HostLink:
         self.killed: int | None = None
         self.lost: LostHost | None = None
         self.unwritable: OSError | None = None
-        self.over = threading.Event()
         self.lost_shims: dict[int, float] = {}
         self.lost_folder: LostFolder | None = None
         self.ranks_ended: RanksEnded | None = None
@@ -135,11 +137,12 @@ class HostLink:
         self._connection: _Connection | None = None
         self._agent: int | None = None  # the agent's process
         self._orders: list[dict[str, Any]] = []
+        self._told: deque[tuple[int, bytes]] = deque(maxlen=_TOLD)
         self._received = self._question = 0
         self._answer: ProcessReport | None = None
         self._clock: float | None = None  # the newest reading of the agent's clock
         self._outage: HostError | None = None
-        self._wake, self._ending = threading.Event(), threading.Event()
+        self.over, self._wake, self._ending = threading.Event(), threading.Event(), threading.Event()
         self._has_lied = self._never_ends = self._is_cut = False
         self._ended: set[int] = set()  # ranks whose records of their ends have come
         self._moved = time.monotonic()  # when the last piece came, or the end was ordered
@@ -170,6 +173,15 @@ class HostLink:
         """Queue an order, which the agent carries out once, as soon as it can be reached."""
         self._orders.append({"kind": kind, "order": len(self._orders) + 1, **values})
         self._wake.set()
+
+    def tell(self, rank: int, message: bytes) -> None:
+        """Have the agent pass an order to a worker; it is lost if the host cannot be reached now or does not keep up."""
+        message_to = rank, message
+        if (
+            self._connection is not None and message_to not in self._told
+        ):  # a repeated order that waits need not wait twice
+            self._told.append(message_to)
+            self._wake.set()
 
     def snapshot(self, question: int) -> ProcessReport | None:
         """Return the state of the ranks' processes on the host; None until the agent has answered.
@@ -406,6 +418,9 @@ class HostLink:
                 for order in self._orders[connection.ordered :]:
                     connection.stream.send(order, timeout_s=_SEND_S)
                     connection.ordered = order["order"]
+                while self._told:
+                    rank, message = self._told.popleft()
+                    connection.stream.send({"kind": "tell", "rank": rank}, message, timeout_s=_SEND_S)
             except HostError:
                 connection.stream.process.kill()  # the reading thread notices this and connects again
 
