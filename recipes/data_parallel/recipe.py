@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ttlaunch.recipe import (
     CompressionConfig,
+    Elastic,
     Layout,
     Naive,
     NeedsProcesses,
@@ -53,5 +54,9 @@ RECIPE = Recipe(
     naive=Naive(
         [Layout("naive", worker=per("multihost_config.num_workers"))],
         only={"data_parallel_config.reduction": "canonical", "compression_config.kind": "none"},
+    ),
+    # torch's group cannot lose a rank, and what a lossy codec still owes would be lost with its rank.
+    elastic=Elastic(
+        "data_parallel", only={"data_parallel_config.reduction": "canonical", "compression_config.kind": "none"}
     ),
 )

@@ -46,6 +46,7 @@ class ClusterOptions(TypedDict, total=False):
         mpi_args: Further arguments for mpirun, as one text.
         engine: What starts the ranks: `agents` or `openmpi`; unless given, the program decides.
         args: Arguments of a script.
+        elastic: The least and the most workers of a recipe, as `MIN:MAX`, while workers come and go.
         naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
         independent: Whether each rank of a script is meant to train a model of its own.
         env: Variables for all ranks, such as `{"OMP_NUM_THREADS": "1"}`; or texts `NAME=VALUE`, and `NAME` for the value of
@@ -65,6 +66,7 @@ class ClusterOptions(TypedDict, total=False):
     mpi_args: str | None
     engine: str | None
     args: Sequence[str]
+    elastic: str
     naive: bool
     independent: bool
     env: Mapping[str, str] | Sequence[str]

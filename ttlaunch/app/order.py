@@ -26,6 +26,10 @@ _PLAIN = re.compile(r"[A-Za-z_./~-][A-Za-z0-9_./~-]*")
 """Texts that YAML reads unchanged, unless it takes them for a number, a truth value or null."""
 
 
+_PASSED_ON = ("ranks", "mpi_args", "engine", "resume", "trace_steps", "profile_steps", "elastic")
+"""Options that a specification has under the same name."""
+
+
 def refuse_strangers(function: str, given: Mapping[str, object], known: Sequence[str]) -> None:
     """Refuse unknown keyword arguments, which Python does not check if a function declares them by a `TypedDict`.
 
@@ -76,22 +80,17 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
     if options.get("config") == "-":
         message = "`config='-'`: standard input belongs to the program that calls; a file was expected"
         raise LaunchError([_wrong(message)])
+    passed_on: dict[str, Any] = {name: options.get(name) for name in _PASSED_ON}
     return RunSpec(
         target=texts[0] if texts else None,
         on=options.get("on", LOCAL),
         config_file=options.get("config"),
         overrides=options.get("set", ()),
-        ranks=options.get("ranks"),
         hostfile=_path(options.get("hostfile")),
         rank_bindings=_path(options.get("rank_bindings")),
-        mpi_args=options.get("mpi_args"),
-        engine=options.get("engine"),
         arguments=(*texts[1:], *options.get("args", ())),
-        resume=options.get("resume"),
         runs_dir=Path(options.get("runs_dir", "runs")),
         is_command=is_command,
-        trace_steps=options.get("trace_steps"),
-        profile_steps=options.get("profile_steps"),
         naive=bool(options.get("naive", False)),
         independent=bool(options.get("independent", False)),
         env=options.get("env", ()),
@@ -99,6 +98,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         nnodes=_number_text(options.get("nnodes")),
         standalone=bool(options.get("standalone", False)),
         warm=bool(options.get("warm", False)),
+        **passed_on,
     )
 
 

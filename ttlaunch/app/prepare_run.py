@@ -165,6 +165,13 @@ def make_plan(
     plan = plan_recipe(
         description.choice, description.layout, description.topology, surroundings=surroundings, replay=request.replay
     )
+    if description.elastic is not None:
+        from ttlaunch.planning.elastic import plan_replacements
+
+        elastic = plan_replacements(plan, description.elastic, description.choice.loaded)
+        if isinstance(elastic, Diagnostic):
+            return elastic
+        plan = elastic
     wrong = _wrong_profile_steps(request, description)
     asked = {contract.ENV_TRACE_STEPS: request.trace_steps, ENV_PROFILE_STEPS: request.profile_steps}
     more = {name: str(value) for name, value in asked.items() if value is not None}

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, warn_of_warm, with_engine
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.python_program import PythonProgram, look_at_python
 from ttlaunch.app.resolve_cluster import names_slurm, resolve_cluster
-from ttlaunch.app.run_spec import RunSpec, short_name
+from ttlaunch.app.run_spec import RunSpec, path_in, short_name
 from ttlaunch.app.torchrun_options import ranks_of
 from ttlaunch.diagnostics import (
     Blame,
@@ -33,6 +33,7 @@ from ttlaunch.quick_dataclass import dataclass
 if TYPE_CHECKING:
     from ttlaunch.app.slurm_hosts import SlurmHosts
     from ttlaunch.engines.base import EngineFinder
+    from ttlaunch.planning.elastic import Bounds
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.planning.roles import RoleLayout
     from ttlaunch.spec.named_folders import NamedFolder
@@ -41,18 +42,6 @@ if TYPE_CHECKING:
     from ttlaunch.spec.topology.model import Topology
 
 
-_CORPUS_CODES = {
-    "missing": ("C021", "training_config.data_path"),
-    "empty": ("C022", "training_config.data_path"),
-    "binary": ("C023", "training_config.data_path"),
-    "too_short": ("C024", "training_config.data_path"),
-    "unreadable": ("C025", "training_config.data_path"),
-    "no_response": ("C031", "training_config.response_template"),
-    "no_package": ("C088", "training_config.model_type"),
-    "no_image": ("C089", "training_config.data_path"),
-    "no_tokens": ("C089", "training_config.data_path"),
-    "image_size": ("C089", "transformer_config.max_sequence_length"),
-}
 _LONGEST_MESSAGE = 500
 _ROOM = Source("what Slurm is asked for", "slurm-1 slots=65536")
 SCRIPT_PREFIX = ("-m", "mpi4py")
@@ -81,6 +70,7 @@ class ResolvedSpec:
         engine: The engine that `--engine` names; None if it names none.
         remarks: What the options changed besides what they name, for the plan that is shown.
         slurm: The hosts that Slurm gives, or is asked for; None for any other cluster.
+        elastic: How many workers of a recipe make a step, where workers come and go.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -97,6 +87,7 @@ class ResolvedSpec:
     engine: "EngineFinder | None" = None
     remarks: list[str] = field(default_factory=list)
     slurm: "SlurmHosts | None" = None
+    elastic: "Bounds | None" = None
 
     @property
     def ok(self) -> bool:
@@ -316,7 +307,12 @@ def _is_here(result: ResolvedSpec) -> bool:
 def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
     unused = [
         f"`{name}`"
-        for name, value in (("-c", request.config_file), ("--set", request.overrides), ("--naive", request.naive))
+        for name, value in (
+            ("-c", request.config_file),
+            ("--set", request.overrides),
+            ("--naive", request.naive),
+            ("--elastic", request.elastic),
+        )
         if value
     ]
     if unused:
@@ -340,13 +336,14 @@ def _check_hiding(found: "NamedFolder") -> list[Diagnostic]:
 
 
 def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path, *, dialogue: Dialogue) -> None:
+    from ttlaunch.app.check_data import check_data
     from ttlaunch.app.find_start import find_start
     from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
-    from ttlaunch.spec.recipe.discovery import find_recipe, load_naive, load_recipe
+    from ttlaunch.spec.recipe.discovery import find_recipe
 
     found = find_recipe(str(request.target), working_folder=working_folder)
     with dialogue.recipe_code():
-        recipe = found if isinstance(found, Diagnostic) else (load_naive if request.naive else load_recipe)(found)
+        recipe = found if isinstance(found, Diagnostic) else _load(found, request)
     if isinstance(found, Diagnostic) or isinstance(recipe, Diagnostic):
         result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
         return
@@ -378,6 +375,35 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.diagnostics += mistakes
 
 
+def _load(found: "NamedFolder", request: RunSpec) -> "Recipe | Diagnostic":
+    """Import a recipe's declaration, in the form that the options ask for."""
+    from ttlaunch.spec.recipe.discovery import load_naive, load_recipe
+
+    recipe = (load_naive if request.naive else load_recipe)(found)
+    if request.elastic is None or isinstance(recipe, Diagnostic):
+        return recipe
+    from ttlaunch.planning.elastic import elastic_form
+
+    return elastic_form(recipe)
+
+
+def _let_workers_come_and_go(
+    result: ResolvedSpec, request: RunSpec, recipe: "Recipe", *, loaded: "LoadedConfig"
+) -> "LoadedConfig":
+    """Check `--elastic`, and return the configuration with which workers can come and go."""
+    from ttlaunch.planning.elastic import over_grpc, parse_bounds, refuse
+
+    bounds = parse_bounds(str(request.elastic))
+    if isinstance(bounds, Diagnostic):
+        result.diagnostics.append(bounds)
+        return loaded
+    loaded = over_grpc(recipe, loaded)
+    mistakes = refuse(result.name, recipe, loaded, bounds=bounds, ranks=request.ranks)
+    result.diagnostics += mistakes
+    result.elastic = bounds if not mistakes else None
+    return loaded
+
+
 def _configure(
     result: ResolvedSpec, request: RunSpec, recipe: "Recipe", *, found: "NamedFolder", working_folder: Path
 ) -> "LoadedConfig":
@@ -400,6 +426,8 @@ def _configure(
     ):
         loaded, remark = set_ranks(recipe, loaded, request.ranks)
         result.remarks += [remark] if remark else []
+    if request.elastic is not None:
+        loaded = _let_workers_come_and_go(result, request, recipe, loaded=loaded)
     if request.naive:
         remark = unused_by_naive(loaded)
         result.remarks += [remark] if remark else []
@@ -437,41 +465,5 @@ def _config_source(
     if request.config_file == "-":
         return None, "standard input", sys.stdin.buffer.read()
     if request.config_file is not None:
-        return _path(request.config_file, working_folder), request.config_file, None
+        return path_in(request.config_file, working_folder), request.config_file, None
     return (default, short_name(default, working_folder), None) if default.is_file() else (None, None, None)
-
-
-def _path(text: str, working_folder: Path) -> Path:
-    """Make a path that the user wrote absolute; links and `..` are left to the system."""
-    return working_folder / os.path.expanduser(text)  # noqa: PTH111 - this one never raises, whatever was typed
-
-
-def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None, Diagnostic | None]:
-    """Read the training data, so that a missing, empty, binary or short file is reported before anything starts.
-
-    Returns:
-        The data's path, SHA-256 and size, or None; and the mistake, or None.
-    """
-    from ttlaunch.contract import referred_variable
-    from ttlaunch.spec.recipe.corpus import CorpusError
-    from ttlaunch.spec.recipe.data import check_data as check_content
-    from ttlaunch.spec.recipe.data import default_path, given_path, read_data
-    from ttlaunch.spec.recipe.images import DIGITS
-
-    given = given_path(loaded.config)
-    variable = referred_variable(given or "")
-    given = os.environ.get(variable, given) if variable else given
-    path = default_path(loaded.config) if given is None else Path(given)
-    if path is not None and given not in {None, DIGITS}:
-        path = _path(given, working_folder)
-    try:
-        corpus = read_data(path)
-        check_content(corpus, loaded.config)
-    except CorpusError as error:
-        code, key = _CORPUS_CODES[str(error.reason)]
-        span = loaded.span(key)
-        message = shown(error, longest=_LONGEST_MESSAGE)
-        hints = (error.hint,) if error.hint else ()
-        return None, Diagnostic(code, message, Label(span) if span else None, hints=hints)
-    size = len(corpus.text)
-    return {"path": os.fspath(path) if path else None, "sha256": corpus.sha256, "bytes": size}, None

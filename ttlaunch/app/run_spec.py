@@ -1,5 +1,6 @@
 """The specification of a run before any file is read: the same for the command line, Python and restarts."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
@@ -44,6 +45,7 @@ class RunSpec:
         allocation: The variables of the Slurm job that has given the hosts; None to take those of this process.
         warm: Whether the ranks of a Python program are forked from one process on each host, which has imported torch.
         first: How many ranks of a program start at first; the others can be added to the run. None: all.
+        elastic: The least and the most workers of a recipe, as `MIN:MAX`, while workers come and go; None for a fixed number.
     """
 
     target: str | None
@@ -77,6 +79,7 @@ class RunSpec:
     allocation: Mapping[str, str] | None = None
     warm: bool = False
     first: int | None = None
+    elastic: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for another process of this version."""
@@ -88,6 +91,11 @@ class RunSpec:
         paths = {name: Path(record[name]) for name in ("hostfile", "rank_bindings", "runs_dir") if record[name]}
         tuples = {name: tuple(record[name]) for name in ("overrides", "arguments", "excluded", "replay", "env")}
         return cls(**{**record, **paths, **tuples})
+
+
+def path_in(text: str, working_folder: Path) -> Path:
+    """Make a path that the user wrote absolute; links and `..` are left to the system."""
+    return working_folder / os.path.expanduser(text)  # noqa: PTH111 - this one never raises, whatever was typed
 
 
 def short_name(path: Path, working_folder: Path) -> str:

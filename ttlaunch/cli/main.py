@@ -18,7 +18,7 @@ from ttlaunch.cli.completion import completing_in_bash
 from ttlaunch.cli.console import print_lines, reporting_errors, reports_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.cli.mistakes import describe, format_of, is_mistake
-from ttlaunch.cli.options import CommandAfterDashes, QuickCommand, convert_little
+from ttlaunch.cli.words import CommandAfterDashes, QuickCommand, convert_little
 
 
 def _paragraphs(function: Callable[..., None]) -> str:

@@ -30,7 +30,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "naive", "independent", "env", *TORCHRUN, *SLURM, "warm")
+@asks_for("target", "arguments", *CLUSTER, "elastic", "naive", "independent", "env", *TORCHRUN, *SLURM, "warm")
 def plan(
     *,
     spec: RunSpec,
@@ -63,26 +63,36 @@ def show_plan(
         print_json({**plan.as_json(), "remarks": list(remarks), "diagnostics": list(diagnostics)}, schema="plan")
         return
     if form is Format.CONCISE:
-        for row in plan.ranks:
+        for row in plan.first_ranks:
             mesh = "-" if row.mesh_id is None else str(row.mesh_id)
             print_lines([tabbed((row.rank, row.role, row.host, row.slot, mesh))])
         return
     layout = getattr(plan.program, "layout", None)
     title = f"{plan.program.name} ({layout})" if layout else plan.program.name
-    size = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}"
+    size = f"{counted(len(plan.first_ranks), 'rank')} on {counted(len(plan.hosts), 'host')}"
     print_lines(
         [
             f"{title} on {plan.topology}: {size}, {plan.engine.name}",
-            *render_table([_HEADING, *map(_cells, plan.ranks)], right={0, 3, 4}),
+            *render_table([_HEADING, *map(_cells, plan.first_ranks)], right={0, 3, 4}),
             *(
                 f"flow  {_FLOWS.get(pattern, '{} ↔ {}').format(source, target)}"
                 for source, target, pattern in plan.flows
             ),
             *(f"link  mesh {a} — mesh {b}, {counted(channels, 'channel')}" for a, b, channels in plan.links),
+            *_elastic(plan),
             *(f"note  {remark}" for remark in remarks),
             f"plan  {plan.hash[:16]}",
         ]
     )
+
+
+def _elastic(plan: "LaunchPlan") -> list[str]:
+    limits = plan.elastic
+    if limits is None:
+        return []
+    number = f"{limits.minimum} to {limits.maximum}" if limits.minimum < limits.maximum else str(limits.minimum)
+    more = plan.world_size - limits.first
+    return [f"elastic  {number} workers make a step; {more} more can start, each in place of one that has ended"]
 
 
 def _cells(row: "RankRow") -> tuple[str, ...]:

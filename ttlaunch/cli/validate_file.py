@@ -173,7 +173,7 @@ def _check_topology(source: "Source", kind: Kind, path: Path) -> _Checked:
 
 
 def _check_training(data: bytes, name: str, *, recipe: str | None, overrides: Sequence[str]) -> _Checked:
-    from ttlaunch.app.resolve import check_data
+    from ttlaunch.app.check_data import check_data
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
     from ttlaunch.spec.recipe.shared import check_training_file
 

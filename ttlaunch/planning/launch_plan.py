@@ -161,6 +161,23 @@ class EngineCommand:
 
 
 @dataclass(frozen=True)
+class ElasticLimits:
+    """How far the workers of a run may come and go.
+
+    Attributes:
+        minimum: The least workers with which a step is made.
+        maximum: The most; further workers are spares.
+        micro_batches: Those of a step.
+        first: The number of workers that start with the run; the other rows of the plan are for workers that replace others.
+    """
+
+    minimum: int
+    maximum: int
+    micro_batches: int
+    first: int
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """The complete, checked description of what will be started.
 
@@ -169,8 +186,7 @@ class LaunchPlan:
         managed: Names of variables that ranks get only from the plan, never from their host.
         flows: The roles that exchange messages: source, target, and the pattern of the pairs of ranks.
         links: Two linked meshes and the number of channels between them.
-        elastic: The least and the most workers that take part in a step, for a run whose workers may come and go; None for a
-            fixed world.
+        elastic: For a run whose workers may come and go; None for a fixed world.
         secrets: The values for `env:NAME` in environments and configuration; never written, shown or hashed.
     """
 
@@ -184,12 +200,17 @@ class LaunchPlan:
     flows: tuple[tuple[str, str, str], ...]
     links: tuple[tuple[int, int, int], ...]
     engine: EngineCommand
-    elastic: tuple[int, int] | None = None
+    elastic: ElasticLimits | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def world_size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def first_ranks(self) -> tuple[RankRow, ...]:
+        """Return the ranks that start with the run."""
+        return tuple(row for row in self.ranks if not row.later)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -248,7 +269,7 @@ class LaunchPlan:
             "ranks": rows,
             "flows": [list(flow) for flow in self.flows],
             "links": [list(link) for link in self.links],
-            **({"elastic": list(self.elastic)} if self.elastic else {}),
+            **({"elastic": asdict(self.elastic)} if self.elastic else {}),
             "engine": engine,
         }
 

@@ -190,7 +190,7 @@ def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) 
     return [
         _diagnose(_not_in_one_process(need), loaded)
         for need in recipe.needs_processes
-        if _value(loaded, need.key) == need.value
+        if value_of(loaded, need.key) == need.value
     ]
 
 
@@ -202,7 +202,7 @@ def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[Loade
     found = [
         _diagnose(_not_naive(name, key, loaded, only=value), loaded)
         for key, value in only.items()
-        if _value(loaded, key) != value
+        if value_of(loaded, key) != value
     ]
     unsaved = loaded.config.checkpoint_config.model_copy(update={"interval": None})
     config = loaded.config.model_copy(update={"checkpoint_config": unsaved})
@@ -212,9 +212,9 @@ def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[Loade
 def unused_by_naive(loaded: LoadedConfig) -> str:
     """Say which keys that the user has set have no effect in a naive form, which saves and validates nothing; or ""."""
     unused = [
-        f"`{key}={_as_yaml(_value(loaded, key), bare=True)}` ({loaded.origin(key)})"
+        f"`{key}={_as_yaml(value_of(loaded, key), bare=True)}` ({loaded.origin(key)})"
         for key in _NAIVE_UNUSED
-        if loaded.span(key) is not None and _value(loaded, key) is not None
+        if loaded.span(key) is not None and value_of(loaded, key) is not None
     ]
     return (
         f"`--naive` saves no checkpoints and makes no validations: {' and '.join(unused)} without effect"
@@ -224,7 +224,7 @@ def unused_by_naive(loaded: LoadedConfig) -> str:
 
 
 def _not_naive(name: str, key: str, loaded: LoadedConfig, *, only: Any) -> Problem:
-    text, given = (_as_yaml(one, bare=True) for one in (only, _value(loaded, key)))
+    text, given = (_as_yaml(one, bare=True) for one in (only, value_of(loaded, key)))
     message = f"`{key}` is `{given}`; the naive form of `{name}` trains only with `{text}`"
     hints = (f"`--set {key}={text}`, or leave `--naive` out",)
     return Problem("C090", message, key, f"expected `{text}`", hints=hints)
@@ -424,11 +424,11 @@ def _diagnose(problem: Problem, loaded: LoadedConfig) -> Diagnostic:
 
 
 def _default(loaded: LoadedConfig, key: str) -> object:
-    value = _value(loaded, key)
+    value = value_of(loaded, key)
     return value if isinstance(value, str | int | float | bool) else None
 
 
-def _value(loaded: LoadedConfig, key: str) -> Any:
+def value_of(loaded: LoadedConfig, key: str) -> Any:
     value: Any = loaded.config
     for part in key.split("."):
         value = getattr(value, part, None)

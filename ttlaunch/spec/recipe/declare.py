@@ -223,6 +223,19 @@ class Naive:
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """How a recipe trains while its workers come and go, with the bits of a run that nobody disturbs.
+
+    Attributes:
+        layout: The layout that allows it; all of its ranks have one role.
+        only: Dotted keys, each with the only value that allows it.
+    """
+
+    layout: str
+    only: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A recipe's declaration.
 
@@ -243,6 +256,7 @@ class Recipe:
         is_asynchronous: Whether each rank has its own steps, whose number is only known at the end. The formula `traffic` is
             then one of the whole run, from counts that ranks record, and `ttlaunch repro` repeats the order of arrivals.
         naive: The naive form, which `--naive` runs; None if the recipe has none.
+        elastic: How it trains with `--elastic`; None if its ranks have to stay the same.
     """
 
     summary: str
@@ -257,6 +271,7 @@ class Recipe:
     same_on_resume: Sequence[str] = ()
     is_asynchronous: bool = False
     naive: Naive | None = None
+    elastic: Elastic | None = None
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -302,7 +317,7 @@ class Recipe:
         flows = naive.flows
         if flows is None:
             flows = [flow for flow in self._flows if {flow.source, flow.target} <= roles]
-        return replace(self, layouts=naive.layouts, flows=flows, traffic=None, needs_processes=())
+        return replace(self, layouts=naive.layouts, flows=flows, traffic=None, needs_processes=(), elastic=None)
 
 
 def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
@@ -318,7 +333,7 @@ def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
     pers = [key for count in counts if isinstance(count, Per) for key in (count.key, *count.times)]
     named = [("unread", key) for key in recipe.unread] + [("same_on_resume", key) for key in recipe.same_on_resume]
     named += [("needs_processes", need.key) for need in recipe.needs_processes]
-    named += [("only", key) for key in (recipe.naive.only if recipe.naive else ())]
+    named += [("only", key) for form in (recipe.naive, recipe.elastic) if form for key in form.only]
     named += [("per", key) for key in pers if not _is_property(recipe.config, key)]
     for place, key in named:
         if key not in types:

@@ -1,0 +1,81 @@
+"""`--elastic MIN:MAX`: the rows of the plan, the transport, and what is refused by name."""
+
+import json
+
+import pytest
+
+
+def plan_of(ttlaunch, arguments):
+    answer = ttlaunch(f"plan {arguments} --format json")
+    assert 0 == answer.status, answer.stderr
+    return json.loads(answer.stdout)
+
+
+@pytest.mark.parametrize(("ranks", "each"), [(1, 16), (4, 16), (8, 16)])
+def test_rows_for_workers_that_replace_others_follow_the_first_ones_with_their_places(ttlaunch, ranks, each):
+    plan = plan_of(ttlaunch, f"data_parallel -n {ranks} --elastic 1:8")
+    limits = {"minimum": 1, "maximum": 8, "micro_batches": 8, "first": ranks}
+    assert limits == plan["elastic"]
+    rows = plan["ranks"]
+    assert [rank >= ranks for rank in range(ranks * (1 + each))] == [row.get("later", False) for row in rows]
+    places = [(row["host"], row["slot"], row["role"]) for row in rows]
+    assert places == places[:ranks] * (1 + each)
+    assert "data_parallel" == plan["layout"]  # also with one worker: the layout of one process has no workers
+
+
+def test_workers_that_come_and_go_talk_over_grpc_and_the_engine_is_agents(ttlaunch):
+    plan = plan_of(ttlaunch, "data_parallel -n 2 --elastic 1:2")
+    assert ("grpc", "agents") == (plan["config"]["multihost_config"]["socket_type"], plan["engine"]["name"])
+    fixed = plan_of(ttlaunch, "data_parallel -n 2")
+    assert "elastic" not in fixed
+    assert 2 == len(fixed["ranks"])
+
+
+def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_start(ttlaunch):
+    lines = ttlaunch("plan data_parallel -n 2 --elastic 1:2").stdout.splitlines()
+    assert "data_parallel (data_parallel) on local: 2 ranks on 1 host, agents" == lines[0]
+    assert "elastic  1 to 2 workers make a step; 32 more can start, each in place of one that has ended" in lines
+    assert 2 == len([line for line in lines if " worker " in line and "localhost" in line])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "fully_sharded --elastic 1:2",
+            "error[P074]: `--elastic` lets workers come and go, and fully_sharded needs the same ranks",
+        ),
+        ("pipeline_parallel --elastic 1:2", "error[P074]: `--elastic` lets workers come and go, and pipeline_parallel"),
+        (
+            "data_parallel --elastic 1:2 --set data_parallel_config.reduction=fast",
+            "error[P074]: `data_parallel_config.reduction` is `fast`; workers of data_parallel come and go only with `canonical`",
+        ),
+        (
+            "data_parallel --elastic 1:2 --set compression_config.kind=int8",
+            "error[P074]: `compression_config.kind` is `int8`",
+        ),
+        (
+            "data_parallel --elastic 1:2 --set multihost_config.socket_type=mpi",
+            "error[P074]: `multihost_config.socket_type` is `mpi`; workers of data_parallel come and go only with `grpc`",
+        ),
+        ("data_parallel --elastic 1:9", "error[P074]: `--elastic 1:9`: a step has 8 micro-batches, so at most as many"),
+        ("data_parallel -n 2 --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 workers"),
+        ("data_parallel --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 of at least 3 workers"),
+        ("data_parallel --elastic 3:2", "error[P009]: `--elastic 3:2`: MIN is at most MAX"),
+        ("data_parallel --elastic 0:2", "error[P009]: `--elastic 0:2`: MIN is at least 1"),
+        ("data_parallel --elastic 2", "error[P009]: `--elastic 2` is not MIN:MAX"),
+        ("data_parallel --elastic 1:2 --engine openmpi", "error[P057]: the recipe exchanges its messages by gRPC"),
+        ("--elastic 1:2 -- ls", "error[P009]: `--elastic` configures recipes; ls is a program"),
+    ],
+)
+def test_what_does_not_allow_it_is_refused_by_name(ttlaunch, arguments, expected):
+    answer = ttlaunch(f"plan {arguments}")
+    status = 3 if "_config." in expected else 2  # a value of the configuration, or the option itself
+    assert (status, expected) == (answer.status, answer.stderr[: len(expected)])
+
+
+def test_the_example_of_the_page_ends_as_it_says(ttlaunch):
+    line = "plan fully_sharded --elastic 1:2"
+    assert f"ttlaunch {line}\n" in ttlaunch("explain P074").stdout
+    answer = ttlaunch(line)
+    assert (2, True) == (answer.status, answer.stderr.startswith("error[P074]: "))

@@ -1,0 +1,125 @@
+"""`--elastic MIN:MAX`: which recipes let workers come and go, and the rows of the plan for workers that replace others."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ttlaunch.diagnostics import Blame, Diagnostic, shown, usage_mistake
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan
+from ttlaunch.spec.recipe.config import LoadedConfig, override_config, value_of
+from ttlaunch.spec.recipe.declare import Recipe
+
+_OPTION = "--elastic"
+_SOCKET = "multihost_config.socket_type"
+_LIMITS = re.compile(r"(\d{1,6}):(\d{1,6})")
+_EXAMPLE = "`--elastic 1:4` lets each step be made by one to four workers"
+_MOST_REPLACEMENTS, _MOST_ROWS = 16, 256
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the most workers of a step, as `--elastic MIN:MAX` gives them."""
+
+    minimum: int
+    maximum: int
+
+
+def parse_bounds(text: str) -> Bounds | Diagnostic:
+    """Read the value of `--elastic`; a diagnostic if it is none."""
+    found = _LIMITS.fullmatch(text)
+    if found is None:
+        return usage_mistake(f"`{_OPTION} {shown(text)}` is not MIN:MAX", _EXAMPLE)
+    bounds = Bounds(int(found[1]), int(found[2]))
+    if not 1 <= bounds.minimum <= bounds.maximum:
+        rule = "MIN is at least 1" if not bounds.minimum else "MIN is at most MAX"
+        return usage_mistake(f"`{_OPTION} {text}`: {rule}", _EXAMPLE)
+    return bounds
+
+
+def elastic_form(recipe: Recipe) -> Recipe:
+    """Return the recipe with nothing but the layout in which workers can come and go; as it is if there is none."""
+    form = recipe.elastic
+    return (
+        recipe if form is None else replace(recipe, layouts=[one for one in recipe.layouts if one.name == form.layout])
+    )
+
+
+def over_grpc(recipe: Recipe, loaded: LoadedConfig) -> LoadedConfig:
+    """Return the configuration with the transport that an elastic run needs, unless the user has chosen one."""
+    if recipe.elastic is None or loaded.config is None or loaded.span(_SOCKET) is not None:
+        return loaded
+    return override_config(recipe, loaded, [f"{_SOCKET}=grpc"], option=_OPTION)
+
+
+def refuse(name: str, recipe: Recipe, loaded: LoadedConfig, *, bounds: Bounds, ranks: int | None) -> list[Diagnostic]:
+    """Return why the workers of a recipe cannot come and go within these bounds; nothing if they can.
+
+    Args:
+        name: The recipe's name.
+        recipe: Its declaration.
+        loaded: Its configuration, as `over_grpc` returns it.
+        bounds: The value of `--elastic`.
+        ranks: The number of workers that start with the run; None where it is not known.
+    """
+    if recipe.elastic is None:
+        message = (
+            f"`{_OPTION}` lets workers come and go, and {name} needs the same ranks from its first step to its last"
+        )
+        hints = (f"leave `{_OPTION}` out", "`ttlaunch recipes` lists the recipes that allow it")
+        return [_mistake(message, *hints)]
+    if loaded.config is None:
+        return []
+    only = {_SOCKET: "grpc", **recipe.elastic.only}
+    found = [
+        _wrong_value(name, key, loaded, only=value) for key, value in only.items() if value_of(loaded, key) != value
+    ]
+    return [*found, *_wrong_bounds(bounds, micro_batches=_micro_batches(loaded), ranks=ranks)]
+
+
+def plan_replacements(plan: LaunchPlan, bounds: Bounds, loaded: LoadedConfig) -> LaunchPlan | Diagnostic:
+    """Return the plan with further rows, which start only in place of workers that have ended.
+
+    A worker that replaces another one has a number of its own, and the host, the slot and the devices of the other.
+    """
+    limits = ElasticLimits(bounds.minimum, bounds.maximum, _micro_batches(loaded), first=plan.world_size)
+    if limits.first < limits.minimum:
+        given = f"{_OPTION} {bounds.minimum}:{bounds.maximum}"
+        message = f"`{given}`: the run starts with {limits.first} of at least {limits.minimum} workers"
+        return _mistake(message, f"`--ranks {limits.minimum}`, or a smaller MIN")
+    each = max(1, min(_MOST_REPLACEMENTS, _MOST_ROWS // limits.first))
+    later = [
+        replace(plan.ranks[number % limits.first], rank=number, later=True)
+        for number in range(limits.first, limits.first * (1 + each))
+    ]
+    return replace(plan, ranks=(*plan.ranks, *later), elastic=limits)
+
+
+def _wrong_bounds(bounds: Bounds, *, micro_batches: int, ranks: int | None) -> Iterator[Diagnostic]:
+    given = f"{_OPTION} {bounds.minimum}:{bounds.maximum}"
+    if bounds.maximum > micro_batches:
+        message = f"`{given}`: a step has {_count(micro_batches)}, so at most as many workers make it"
+        accumulation = "`training_config.gradient_accumulation_steps` gives a step more of them"
+        yield _mistake(message, f"`{_OPTION} {min(bounds.minimum, micro_batches)}:{micro_batches}`", accumulation)
+    elif ranks is not None and ranks < bounds.minimum:
+        message = f"`{given}`: the run starts with {counted(ranks, 'worker')}, which are fewer than MIN"
+        yield _mistake(message, f"`--ranks {bounds.minimum}`, or a smaller MIN")
+
+
+def _wrong_value(name: str, key: str, loaded: LoadedConfig, *, only: object) -> Diagnostic:
+    message = f"`{key}` is `{value_of(loaded, key)}`; workers of {name} come and go only with `{only}`"
+    label = loaded.label(key, f"expected `{only}`")
+    return Diagnostic("P074", message, label, hints=(f"`--set {key}={only}`, or leave `{_OPTION}` out",))
+
+
+def _mistake(message: str, *hints: str) -> Diagnostic:
+    return Diagnostic("P074", message, hints=hints, blame=Blame.COMMAND_LINE)
+
+
+def _micro_batches(loaded: LoadedConfig) -> int:
+    training = getattr(loaded.config, "training_config", None)
+    return int(training.micro_batches) if training is not None else 1
+
+
+def _count(micro_batches: int) -> str:
+    return "1 micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
