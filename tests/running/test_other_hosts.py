@@ -148,6 +148,24 @@ def test_the_rank_that_had_the_engine_end_all_ranks_is_named_although_no_shim_re
     assert failure.cause.startswith(cause)
 
 
+@pytest.mark.parametrize("noted", ["4.5 2 21\n9.0 2 21 end\n", ""])
+def test_a_rank_that_aborts_mpi_is_named_although_its_log_is_a_copy_from_another_host(tmp_path, noted):
+    """The copy is newer than the loss of the shims, which follows from the abort; the shim itself may not have noted when."""
+    log = tmp_path / contract.stderr_file(1)
+    log.parent.mkdir()
+    log.write_text("Abort(3) on node 1\n")
+    os.utime(log, (7.0, 7.0))
+    (tmp_path / contract.times_file(1)).write_text(noted)
+    failure = _concluded(tmp_path, returncode=3, exits={}, lost=(0, 1))
+    assert ("R003", 1) == (failure.code, failure.rank)
+
+
+def test_a_killed_mpirun_is_named_and_no_rank_that_its_daemons_ended(tmp_path):
+    ended = {rank: {"status": None, "signal": signal.SIGTERM, "time": 6.0} for rank in (0, 1)}
+    failure = _concluded(tmp_path, returncode=-signal.SIGKILL, exits=ended)
+    assert ("R008", "mpirun was killed by SIGKILL; no rank had failed") == (failure.code, failure.message)
+
+
 def test_an_mpirun_that_takes_all_shims_along_is_named_and_no_rank(tmp_path):
     failure = _concluded(tmp_path, returncode=143, exits={}, lost=(1, 0))
     assert failure.message.startswith("mpirun exited with status 143")

@@ -1,5 +1,6 @@
 """Find the result of a run that is over: its first failure, if there is one, and its exit status."""
 
+import math
 import re
 import signal
 import time
@@ -10,7 +11,8 @@ from ttlaunch import contract
 from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.records.ranks import RankExit
+from ttlaunch.records.parser import BadRecord
+from ttlaunch.records.ranks import RankExit, moved_back, read_output_note
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure
@@ -25,13 +27,13 @@ from ttlaunch.running.lost_folders import LostFolder
 from ttlaunch.running.lost_hosts import Losses, LostHost
 from ttlaunch.running.replicas import ReplicaWatch, find_difference
 from ttlaunch.running.report import Report, make_report
-from ttlaunch.running.runs.files import read_text_if_any
+from ttlaunch.running.runs.files import Tail, read_text_if_any
 from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.single_trainings import single_trainings
 from ttlaunch.running.watch import Phase, RankState, Watch
 
-_TAIL_LINES = 12
+_TAIL_LINES, _NOTE_BYTES = 12, 1 << 20
 
 
 @dataclass
@@ -131,9 +133,10 @@ def find_failure(
     if differ := compared_replicas(plan, watch.replicas):
         return differ
     ordered = ending.signal_number is not None
-    _note_aborts(folder, watch.ranks, plan)
+    _note_aborts(folder, watch.ranks, plan, before=min(ending.lost_shims.values(), default=math.inf))
     lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.lost_shims
-    stopped = ordered or ending.failure is not None
+    # Daemons of a killed engine end the ranks on their hosts, whose shims record that.
+    stopped = ordered or ending.failure is not None or (returncode < 0 and ending.terminated is None)
     watch.read_exceptions()
     failure = first_failure(
         watch.ranks,
@@ -184,16 +187,37 @@ def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankSt
     return replace(named, followers=followers, evidence=notes, last_lines=failure.last_lines if own else ())
 
 
-def _note_aborts(folder: RunFolder, ranks: Iterable[RankState], plan: LaunchPlan) -> None:
+def _note_aborts(folder: RunFolder, ranks: Iterable[RankState], plan: LaunchPlan, *, before: float) -> None:
     """Note the end of each rank that had the engine end all ranks (MPI_Abort) before its shim could record that."""
     message = plan.engine.names.abort_message
     for state in ranks if message else ():
-        log = folder.file(contract.stderr_file(state.row.rank))
-        found = re.search(message, read_stderr_tail(log).text) if state.exit is None else None
+        rank = state.row.rank
+        found = (
+            re.search(message, read_stderr_tail(folder.file(contract.stderr_file(rank))).text)
+            if state.exit is None
+            else None
+        )
         if found:
-            # Exit statuses have 8 bits. The line is older than the end of any shim, which follows from it.
-            status = int(found[1]) & 0xFF
-            state.exit = RankExit(rank=state.row.rank, time=log.stat().st_mtime, status=status, left_early=status == 0)
+            status = int(found[1]) & 0xFF  # exit statuses have 8 bits
+            state.exit = RankExit(
+                rank=rank, time=_time_of_abort(folder, state, before), status=status, left_early=status == 0
+            )
+
+
+def _time_of_abort(folder: RunFolder, state: RankState, before: float) -> float:
+    """Return when a rank wrote the line of its abort: before any shim was lost, because the engine kills shims only after it.
+
+    The shim may have been killed before it noted the time. On this machine the log's own time is as good; the log of another host
+    is a copy, which is newer than the loss of the shims may be.
+    """
+    notes = map(read_output_note, Tail(folder.file(contract.times_file(state.row.rank))).read(most=_NOTE_BYTES))
+    times = [
+        moved_back(note, state.clock_offset_s).time
+        for note in notes
+        if not isinstance(note, BadRecord) and note.stream == "stderr" and not note.is_over
+    ]
+    written = folder.file(contract.stderr_file(state.row.rank)).stat().st_mtime
+    return max(times) if times else min(written, math.nextafter(before, 0.0))
 
 
 def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], *, engine: Engine) -> Witnesses:
