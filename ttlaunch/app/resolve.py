@@ -357,7 +357,7 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.diagnostics.append(usage_mistake(message, "`--set KEY=VALUE` configures a recipe"))
     loaded = _configure(result, request, recipe, found=found, working_folder=working_folder)
     result.diagnostics += refuse_recipe(result.engine, uses_mpi=loaded.uses_mpi)
-    undefined = _undefined_references(loaded)
+    undefined = undefined_references(loaded)
     result.diagnostics += undefined
     data = None
     if loaded.config is not None and recipe.uses_data and not undefined:
@@ -445,7 +445,7 @@ def _other_kind(loaded: "LoadedConfig") -> list[Diagnostic]:
     return list(explain_other_kinds([OtherKind(source, Kind.TRAIN, kind)])) if kind and kind is not Kind.TRAIN else []
 
 
-def _undefined_references(loaded: "LoadedConfig") -> list[Diagnostic]:
+def undefined_references(loaded: "LoadedConfig") -> list[Diagnostic]:
     """Report every `env:NAME` in the configuration whose variable this shell does not have."""
     from ttlaunch.contract import referred_variable
 

@@ -56,6 +56,16 @@ class Fingerprint:
 
 
 @record
+class TorchBuild:
+    """What the torch of this machine's ranks says of itself; see `Fingerprint`."""
+
+    torch: Word
+    cpu_capability: Word
+    threads: Count
+    device: Word
+
+
+@record
 class Registration:
     """A worker asks to take part.
 
@@ -118,6 +128,16 @@ class Authority:
 
 
 @record
+class GivenLimits:
+    """How far the workers of a run may come and go; see `ElasticLimits` of `planning/launch_plan.py`."""
+
+    minimum: Count
+    maximum: Count
+    micro_batches: Count
+    first: Count
+
+
+@record
 class RunDescription:
     """The answer to `GET /run`: what a worker must know of the run before it registers.
 
@@ -125,7 +145,6 @@ class RunDescription:
         recipe: The name of the recipe.
         layout, role: The layout of its roles, and the role of every worker.
         config: The resolved training file; a worker's own text may lie elsewhere.
-        elastic: The least and the most workers that take part in a step.
         url: What an invitation names.
     """
 
@@ -134,7 +153,7 @@ class RunDescription:
     layout: Word
     role: Word
     config: Text
-    elastic: tuple[Count, Count]
+    elastic: GivenLimits
     fingerprint: Fingerprint
     url: Word | None = None
 

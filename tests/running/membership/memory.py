@@ -112,7 +112,7 @@ def coordinator_in_memory(*, planned=0, authority=None, fingerprint=FINGERPRINT)
             "layout": "workers",
             "role": "worker",
             "config": "training_config: {steps: 5}\n",
-            "elastic": [1, 4],
+            "elastic": {"minimum": 1, "maximum": 4, "micro_batches": 4, "first": 0},
             "url": "https://10.0.0.1:7000#ab",
         },
         fingerprint=lambda: fingerprint,

@@ -10,6 +10,8 @@ from ttlaunch.records.ranks import AnyProgress
 
 LONGEST_WAIT_S = 20.0
 """How long the answer to a heartbeat waits for an order at most."""
+ENDED = "ended"
+"""The phase of a heartbeat that says that the worker's process has ended: the last one of its incarnation."""
 
 
 class Order(StrEnum):
@@ -106,6 +108,8 @@ class Members(Protocol):
 
     def heartbeat(self, number: int, beat: Heartbeat, records: Sequence[AnyProgress], *, wait_s: float) -> Orders:
         """Take what a worker reports, and return its orders, after waiting up to `wait_s` for one.
+
+        A beat of phase `ENDED` says that its process has ended, so that nobody has to wait until its lease is over.
 
         Raises:
             KeyError: No worker has this number.
