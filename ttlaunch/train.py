@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.compression.codec import build_codec as build_codec
     from ttlaunch.runtime.parallel.compression.error_feedback import ErrorFeedback as ErrorFeedback
     from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange as CompressedExchange
+    from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange as ElasticExchange
     from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange as GradientExchange
     from ttlaunch.runtime.parallel.gradients.replicas import replicate as replicate
     from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean as all_reduce_mean

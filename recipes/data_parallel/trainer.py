@@ -20,6 +20,7 @@ Source: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Par
 and for `fast`; the order of sums in `canonical` is our own.
 """
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 
@@ -28,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ttlaunch.train import (
     CompressedExchange,
+    ElasticExchange,
     GradientExchange,
     Model,
     RankContext,
@@ -57,18 +59,16 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Differentiate a contiguous block of each step's micro-batches, agree on the mean, update."""
-    workers = ctx.ranks("worker")
+    workers, is_first = ctx.ranks("worker"), ctx.position("worker") == 0  # in an elastic run the loop knows who reports
     model = build_model(cfg, ctx)  # drawn from the seed: equal everywhere, so nothing is sent
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     exchange = _exchange(cfg, ctx, model)
     is_fast = cfg.data_parallel_config.reduction == "fast"
     ctx.restore(model, exchange.saved_with(optimizer) if isinstance(exchange, CompressedExchange) else optimizer)
-    is_first = ctx.position("worker") == 0
-    evaluate = partial(validation_losses, cfg, ctx, model, among=workers)
     loop = TrainingLoop(
         cfg,
         ctx,
-        validate=partial(share_validation, cfg, ctx, among=workers, evaluate=evaluate),
+        validate=partial(_validate, cfg, ctx, model=model),
         reports=is_first,
         norms=optimizer if is_first else None,
         saved=None if isinstance(exchange, CompressedExchange) else (model, optimizer),
@@ -89,29 +89,40 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     ctx.report_parameters(model.named_parameters())
 
 
-def _exchange(cfg: Config, ctx: RankContext, model: Model) -> GradientExchange | CompressedExchange:
-    """Either makes the mean of the workers' sums: along the tree, or of what each worker's codec leaves of its sum."""
+def _validate(cfg: Config, ctx: RankContext, step: int, *, model: Model) -> None:
+    """Share the validation among the workers, which may be others than before in an elastic run."""
     workers = ctx.ranks("worker")
+    evaluate = partial(validation_losses, cfg, ctx, model, among=workers)
+    share_validation(cfg, ctx, step, among=workers, evaluate=evaluate)
+
+
+def _exchange(cfg: Config, ctx: RankContext, model: Model) -> GradientExchange | ElasticExchange | CompressedExchange:
+    """All make the mean of the workers' sums: along the tree, also while workers come and go, or of what codecs leave of the sums."""
+    workers, count = ctx.ranks("worker"), cfg.training_config.micro_batches
     if cfg.compression_config.kind != "none":
-        return CompressedExchange(model, cfg=cfg.compression_config, ctx=ctx, among=workers)
-    return GradientExchange(
-        model.parameters(),
-        ctx=ctx,
-        among=workers,
-        micro_batches=cfg.training_config.micro_batches,
-        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
-    )
+        return CompressedExchange(model, cfg=cfg.compression_config, ctx=ctx, among=workers, micro_batches=count)
+    exchange = GradientExchange if ctx.elastic is None else ElasticExchange
+    megabytes = cfg.multihost_config.bucket_megabytes
+    return exchange(model.parameters(), ctx=ctx, among=workers, micro_batches=count, bucket_megabytes=megabytes)
 
 
 def _mean_gradient(
-    cfg: Config, ctx: RankContext, step: int, *, model: Model, exchange: GradientExchange | CompressedExchange
+    cfg: Config,
+    ctx: RankContext,
+    step: int,
+    *,
+    model: Model,
+    exchange: GradientExchange | ElasticExchange | CompressedExchange,
 ) -> tuple[float, int]:
     """Leave the gradient of the mean loss in `grads_N`; buckets travel while the last micro-batch is differentiated."""
-    for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ctx.ranks("worker")):
-        expect = partial(exchange.expect, index)
-        loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
-        exchange.accumulate(index, tokens=tokens, loss=loss)
-    return exchange.finish()
+
+    def enter(indices: Iterable[int]) -> None:
+        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, indices=indices):
+            expect = partial(exchange.expect, index)
+            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+            exchange.accumulate(index, tokens=tokens, loss=loss)
+
+    return exchange.mean(step, enter)
 
 
 def _fast_mean_gradient(

@@ -19,6 +19,8 @@ from ttlaunch.runtime.data.images import ImageData
 from ttlaunch.runtime.data.synthetic import SyntheticData
 from ttlaunch.runtime.data.text import TextData
 from ttlaunch.runtime.early_stop import EarlyStop
+from ttlaunch.runtime.elastic.member import ElasticMember
+from ttlaunch.runtime.elastic.state_transfer import ReplicaState
 from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.telemetry.memory import tensors_of_model
@@ -47,6 +49,7 @@ class RankContext:
         early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
         traffic: What this rank has sent and how long it has waited; the verbs below enter it.
+        elastic: What this rank does as a worker of an elastic run, whose ranks change with the members; None in any other run.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class RankContext:
         early_stop: EarlyStop | None = None,
         stop_order: StopOrder | None = None,
         traffic: TrafficCounter | None = None,
+        elastic: ElasticMember | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world.size
@@ -81,6 +85,15 @@ class RankContext:
         self.early_stop = early_stop or EarlyStop(None)
         self._stop_order = stop_order or StopOrder(steps_done=self.steps_done)
         self._counts_steps = False
+        self.elastic = elastic
+        if elastic is not None:
+            self._take_place(0, numbers=[rank])
+            elastic.follow(lambda begin, place: self._take_place(place, numbers=begin.numbers))
+
+    def _take_place(self, rank: int, *, numbers: Sequence[int]) -> None:
+        """Be this rank among the members of an epoch, whose numbers are given."""
+        self.rank, self.world_size = Rank(rank), len(numbers)
+        self._communicator.take_place(self.rank, numbers=numbers)
 
     @property
     def ledger(self) -> TrafficCounter:
@@ -88,7 +101,9 @@ class RankContext:
         return self.traffic
 
     def ranks(self, role: str) -> tuple[Rank, ...]:
-        """The ranks that have a role, in order."""
+        """The ranks that have a role, in order; in an elastic run those of the present members, all of which have one role."""
+        if self.elastic is not None:
+            return tuple(map(Rank, range(self.world_size))) if role == self.role else ()
         return self._world.ranks(role)
 
     def sole(self, role: str) -> Rank:
@@ -211,9 +226,13 @@ class RankContext:
         Raises:
             CheckpointReadError: The files are not what the launching machine found, or lack a tensor of this rank.
         """
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and not (self.elastic is not None and self.elastic.is_later):
             with self.announced("checkpoint"):
                 self._checkpoints.restore(model, optimizer, state=self._state(self.steps_done))
+        if self.elastic is not None:
+            applied = None if self.elastic.is_later else self.steps_done
+            replica = ReplicaState(model, optimizer, self.early_stop)
+            self.step = self.steps_done = self.elastic.join(replica, applied=applied)
 
     def compare(self, step: int, held: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """Let the launcher compare tensors of this rank with those of other ranks that have the same names, if that is due.
@@ -263,7 +282,9 @@ class RankContext:
         if self.rank in owners:
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
             with self.announced("checkpoint"):
-                self._checkpoints.save(step, model, optimizer, owners=owners, state=state)
+                # Launcher and files know members of an elastic run by their numbers.
+                numbers = owners if self.elastic is None else [Rank(self.elastic.numbers[rank]) for rank in owners]
+                self._checkpoints.save(step, model, optimizer, owners=numbers, state=state)
 
     def _has_checkpoint(self, step: int) -> bool:
         if self._checkpoints is None:
@@ -277,7 +298,8 @@ class RankContext:
 
         The verbs of this context announce checkpoints, `validation_losses` evaluations.
         """
-        return _NOTHING if self.traffic.recorder is None else self.traffic.recorder.announced(phase)
+        found = _NOTHING if self.traffic.recorder is None else self.traffic.recorder.announced(phase)
+        return found if self.elastic is None else self.elastic.long(found)
 
     def finish(self) -> None:
         """Wait for what is still being written; the runtime calls it when the role's function has returned."""

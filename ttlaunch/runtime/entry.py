@@ -9,8 +9,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.comm.fabric import FabricCommunicator
     from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
     from ttlaunch.runtime.comm.mpi import MpiCommunicator
+    from ttlaunch.runtime.elastic.life import ElasticLife
+    from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
 _THIS_FILE = "/ttlaunch/runtime/entry.py"
 """Any exception that comes as far as this file ends the rank."""
@@ -123,20 +126,16 @@ class _RankRun:
         from ttlaunch.runtime.comm.clocks import clocks_compared  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
-        from ttlaunch.runtime.telemetry.profile import open_profile  # noqa: PLC0415
-        from ttlaunch.runtime.telemetry.trace import open_trace  # noqa: PLC0415
-        from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
-        trainer = import_recipe_module(world.recipe_folder, world.trainer)
-        function = getattr(trainer, self.role, None)
-        if function is None:
-            raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
+        function = self._function(world)
         self._begin(contract.START_STAGES[-1])
+        records, traffic = self.records, self._open_traffic(world, recorder)
+        stop_order = self._stop_order(world, records)
+        life = self._open_elastic(world, traffic=traffic, stop_order=stop_order) if world.is_elastic else None
         with recorder.meeting("opening of the transport"):
-            communicator = _open_communicator(cfg, comm, world, rank=self.rank, device=device)
-        records, profile = self.records, open_profile(self.run_dir, rank=self.rank)
-        trace, counted = open_trace(self.run_dir, self.rank), self.run_dir / contract.traffic_file(self.rank)
+            opened = None if life is None else life.communicator
+            communicator = opened or _open_communicator(cfg, comm, world, rank=self.rank, device=device)
         self.context = RankContext(
             world=world,
             rank=self.rank,
@@ -147,18 +146,44 @@ class _RankRun:
             checkpoints=self._checkpoints(world, cfg, records),
             digests=self._digests(world, cfg),
             early_stop=make_early_stop(cfg, world.start),
-            stop_order=self._stop_order(world, records),
-            traffic=TrafficCounter(counted, trace=trace, recorder=recorder, profile=profile),
+            stop_order=stop_order,
+            traffic=traffic,
+            elastic=None if life is None else life.member,
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)
-        with clocks_compared(trace, communicator, world_size=world.size):
-            function(cfg, self.context)
+        role = partial(function, cfg, self.context)
+        with clocks_compared(traffic.trace, communicator, world_size=world.size):
+            role() if life is None else life.run(role)
             self.context.finish()
             recorder.announce(flight_recorder.DONE)
         records.write(contract.KIND_DONE)
-        communicator.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
+        if life is None:
+            communicator.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
         communicator.close()
+
+    def _open_traffic(self, world: World, recorder: FlightRecorder) -> "TrafficCounter":
+        from ttlaunch.runtime.telemetry.profile import open_profile  # noqa: PLC0415
+        from ttlaunch.runtime.telemetry.trace import open_trace  # noqa: PLC0415
+        from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter  # noqa: PLC0415
+
+        profile = open_profile(self.run_dir, rank=self.rank)
+        trace = None if world.is_elastic else open_trace(self.run_dir, self.rank)  # later ranks compare no clocks
+        counted = self.run_dir / contract.traffic_file(self.rank)
+        return TrafficCounter(counted, trace=trace, recorder=recorder, profile=profile)
+
+    def _function(self, world: World) -> Callable[..., object]:
+        """Return the function of this rank's role."""
+        trainer = import_recipe_module(world.recipe_folder, world.trainer)
+        function: Callable[..., object] | None = getattr(trainer, self.role, None)
+        if function is None:
+            raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
+        return function
+
+    def _open_elastic(self, world: World, *, traffic: "TrafficCounter", stop_order: StopOrder) -> "ElasticLife":
+        from ttlaunch.runtime.elastic.life import ElasticLife  # noqa: PLC0415  gRPC takes its time
+
+        return ElasticLife(world, self.rank, os.environ, records=self.records, traffic=traffic, stop_order=stop_order)
 
     def _stop_order(self, world: World, records: ProgressWriter) -> StopOrder:
         order = StopOrder(steps_done=int(world.start["step"]) if world.start else 0)

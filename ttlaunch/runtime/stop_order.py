@@ -40,6 +40,11 @@ class StopOrder:
             self._begun = step + 1
             return False
 
+    def has_ended(self, step: int) -> bool:
+        """Whether the run ends after a step or before it, as far as is known now; this never waits."""
+        with self._decided:
+            return self._last is not None and step >= self._last
+
     def freeze(self) -> int:
         """Begin no further step until `decide`; returns the last one that has begun or must begin."""
         with self._decided:

@@ -29,6 +29,7 @@ class World:
         replay: For a repeated asynchronous run, the rank whose gradient made each update; else empty.
         trainer: The file of the recipe's folder that has the roles' functions, without `.py`.
         is_elastic: Whether workers come and go; ranks are then their numbers for life, see `ttlaunch/membership`.
+        later: For each rank, whether it starts only when it is added to the run.
     """
 
     recipe_folder: Path
@@ -43,6 +44,7 @@ class World:
     replay: tuple[int, ...] = ()
     trainer: str = "trainer"
     is_elastic: bool = False
+    later: tuple[bool, ...] = ()
 
     @property
     def size(self) -> int:
@@ -86,4 +88,5 @@ def read_world(path: Path) -> World:
         replay=tuple(plan.get("replay") or ()),
         trainer="naive" if plan.get("naive") else "trainer",
         is_elastic=bool(plan.get("elastic")),
+        later=tuple(bool(row.get("later")) for row in rows),
     )

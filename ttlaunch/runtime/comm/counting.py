@@ -28,6 +28,14 @@ class CountingCommunicator:
         self.rank = communicator.rank
         self.traffic = traffic
         self._communicator = communicator
+        self._numbers: Sequence[int] | None = None
+
+    def take_place(self, rank: Rank, *, numbers: Sequence[int]) -> None:
+        """Be another rank from now on, and record every rank by its number, which stays the same while ranks change."""
+        self.rank, self._numbers = rank, numbers
+
+    def _number(self, rank: Rank) -> Rank:
+        return rank if self._numbers is None else Rank(self._numbers[rank])
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send and wait; see `Communicator`."""
@@ -38,14 +46,14 @@ class CountingCommunicator:
         recorder, offset, size = self.traffic.recorder, 0, tensor.nbytes
         began = _now()
         if recorder is not None:
-            offset = recorder.begin(SEND, label, place, peer=dest, tag=tag, size=size, now=began)
+            offset = recorder.begin(SEND, label, place, peer=self._number(dest), tag=tag, size=size, now=began)
         with self.traffic.marked("send", label[0]):
             self._communicator.send(tensor, dest=dest, tag=tag)
         ended = _now()
         if recorder is not None:
             recorder.end(offset, ended)
         self.traffic.waited(label[0], ended - began)
-        self.traffic.sent(label, dest, size)
+        self.traffic.sent(label, self._number(dest), size)
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
         """Receive and wait; see `Communicator`."""
@@ -56,7 +64,9 @@ class CountingCommunicator:
         recorder, offset = self.traffic.recorder, 0
         began = _now()
         if recorder is not None:
-            offset = recorder.begin(RECV, label, place, peer=source, tag=tag, size=tensor.nbytes, now=began)
+            offset = recorder.begin(
+                RECV, label, place, peer=self._number(source), tag=tag, size=tensor.nbytes, now=began
+            )
         with self.traffic.marked("recv", label[0]):
             self._communicator.recv(tensor, source=source, tag=tag)
         ended = _now()
@@ -67,32 +77,36 @@ class CountingCommunicator:
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         label, place = self._label_and_place()
         size, began = tensor.nbytes, _now()
-        entry = self._enter(ISEND, WAIT_SEND, label, place=place, peer=dest, tag=tag, size=size, now=began)
+        entry = self._enter(
+            ISEND, WAIT_SEND, label, place=place, peer=self._number(dest), tag=tag, size=size, now=began
+        )
         with self.traffic.marked("isend", label[0]):
             pending = self._communicator.isend(tensor, dest=dest, tag=tag)
         ended = _now()
         if entry is not None:
             entry.end_post(ended)
         self.traffic.waited(label[0], ended - began)
-        self.traffic.sent(label, dest, size)
+        self.traffic.sent(label, self._number(dest), size)
         trace = self._active_trace()
         if trace is None:
             return _Timed(pending, self.traffic, label[0], entry=entry, tag=tag, size=size)
-        number = trace.number(is_send=True, peer=dest, tag=tag)
+        number = trace.number(is_send=True, peer=self._number(dest), tag=tag)
         message = _Message(trace, label, dest, tag=tag, number=number, size=size, step=self.traffic.step, is_send=True)
         message.begin(began, ended)
         return _Traced(pending, self.traffic, message, entry=entry, tag=tag, size=size)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         label, place = self._label_and_place()
-        entry = self._enter(IRECV, WAIT_RECV, label, place=place, peer=source, tag=tag, size=tensor.nbytes, now=_now())
+        entry = self._enter(
+            IRECV, WAIT_RECV, label, place=place, peer=self._number(source), tag=tag, size=tensor.nbytes, now=_now()
+        )
         pending = self._communicator.irecv(tensor, source=source, tag=tag)
         if entry is not None:
             entry.end_post(_now())
         trace = self._active_trace()
         if trace is None:
             return _Timed(pending, self.traffic, label[0], entry=entry, tag=tag, size=tensor.nbytes)
-        number = trace.number(is_send=False, peer=source, tag=tag)
+        number = trace.number(is_send=False, peer=self._number(source), tag=tag)
         message = _Message(
             trace, label, source, tag=tag, number=number, size=tensor.nbytes, step=self.traffic.step, is_send=False
         )
@@ -214,8 +228,12 @@ def _wait(pending: Pending, traffic: TrafficCounter, operation: str, *, entry: _
     began = _now()
     if entry is not None:
         entry.begin_wait(began)
-    with traffic.marked("wait", operation):
-        pending.wait()
+    traffic.is_waiting = True
+    try:
+        with traffic.marked("wait", operation):
+            pending.wait()
+    finally:
+        traffic.is_waiting = False
     ended = _now()
     if entry is not None:
         entry.end_wait(ended)

@@ -55,6 +55,9 @@ class TrafficCounter:
         trace: The timeline of the first steps; None if the run is not traced.
         profile: Torch's profiler on some steps; None if the run is not profiled.
         recorder: The rank's flight recorder; None: it has none, as in `ttlaunch simulate`.
+        sent_bytes: All that this rank has sent.
+        waited_ns: All the time, in nanoseconds, in which it could only wait for messages.
+        is_waiting: Whether it waits for a message now.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class TrafficCounter:
     ) -> None:
         """Count messages; append the counts to the file, if there is one, and phases and steps to the trace, if there is one."""
         self.step = 0
+        self.sent_bytes = self.waited_ns = 0
+        self.is_waiting = False
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
         self.trace = trace
@@ -87,10 +92,12 @@ class TrafficCounter:
         key = (*label, self.phase, dest)
         self._messages[key] += 1
         self._bytes[key] += size
+        self.sent_bytes += size
 
     def waited(self, operation: str, nanoseconds: int) -> None:
         """Count time in which the rank could do nothing but wait for a message to leave or to arrive."""
         self._waits[operation, self.phase] += nanoseconds
+        self.waited_ns += nanoseconds
 
     def note(self, **facts: int) -> None:
         """Note a number of this rank for the formula of its traffic; values that several parts of a model note under one name add up."""

@@ -55,22 +55,31 @@ class TrainingLoop:
         self._cfg, self._ctx, self._validate = cfg, ctx, validate
         self._reports, self._norms, self._owners = reports, norms, owners
         self._saved, self._held, self._compares = saved, held, compares
+        if ctx.elastic is not None:
+            ctx.elastic.validate_with(validate)
 
     def steps(self) -> Iterator[int]:
         """Compare and validate the weights to begin with, then count the steps; see `RankContext.steps`."""
+        elastic = self._ctx.elastic
         self._compare(self._ctx.steps_done)
-        self._validate(self._ctx.steps_done)
+        (self._validate if elastic is None else elastic.validate)(self._ctx.steps_done)
         yield from self._ctx.steps(self._cfg)
+        if elastic is not None:
+            elastic.stay()  # others may need what this worker has
 
     def end_step(self, step: int, **known: float) -> None:
         """Report a step; validate, report norms, compare replicas and save a checkpoint if each is due.
 
         The checkpoint comes last: it holds whether the validation has ended the training.
         """
-        self._ctx.report(step, **(known if self._reports else {}))
-        if validation_is_due(self._cfg, self._ctx, step):
-            self._validate(step)
-        if self._norms is not None:
+        elastic, is_due = self._ctx.elastic, validation_is_due(self._cfg, self._ctx, step)
+        is_reporter = elastic is None or self._ctx.rank == 0  # all members have the same numbers
+        if elastic is not None:
+            elastic.apply(step, validation_is_due=is_due)
+        self._ctx.report(step, **(known if self._reports and is_reporter else {}))
+        if is_due:
+            (self._validate if elastic is None else elastic.validate)(step)
+        if self._norms is not None and is_reporter:
             report_layer_norms(self._cfg, self._ctx, self._norms, step)
         self._compare(step)
         if self._saved is not None:

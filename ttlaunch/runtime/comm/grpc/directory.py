@@ -81,6 +81,33 @@ class Directory:
         return {self.peer(Rank(rank)): Rank(rank) for rank in range(len(self.names))}
 
 
+@dataclass(frozen=True)
+class Way:
+    """How workers of a run whose members change reach each other.
+
+    Attributes:
+        world: The run's id.
+        folder: The run's private folder on this host, with the Unix sockets of its workers.
+        certificates: Of this worker; None if all are on one host.
+    """
+
+    world: str
+    folder: Path
+    certificates: Certificates | None = None
+
+    def directory(self, members: Sequence[tuple[Peer, str, str | None]], *, epoch: int) -> Directory:
+        """Return the directory of an epoch; of each member in order who it is, its host, and `address:port` or None."""
+        return Directory(
+            world=self.world,
+            names=[contract.worker_name(peer.worker) for peer, _, _ in members],
+            hosts=[host for _, host, _ in members],
+            addresses=[Address(self.folder / f"rank-{peer.worker}.sock", network) for peer, _, network in members],
+            certificates=self.certificates,
+            epoch=epoch,
+            peers=[peer for peer, _, _ in members],
+        )
+
+
 def read_directory(world: World, environment: MutableMapping[str, str]) -> Directory:
     """Return the directory of the run that the environment of a rank names, and remove the private key from the environment."""
     folder = Path(environment.get(contract.ENV_SCRATCH) or environment[contract.ENV_RUN_DIR])

@@ -9,13 +9,13 @@ number of ranks.
 Shapes: N = values of the flat gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 
 from ttlaunch.runtime.checkpoint.checkpoints import held_tensors
-from ttlaunch.runtime.comm.reduction import mean_per_token
+from ttlaunch.runtime.comm.reduction import contiguous_blocks, mean_per_token
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.saved import CodecState
@@ -36,7 +36,9 @@ class CompressedExchange:
     Cost of a step: that of `CompressedSum`, and as many messages of 16 bytes.
     """
 
-    def __init__(self, model: Model, *, cfg: CompressionConfig, ctx: RankContext, among: Sequence[Rank]) -> None:
+    def __init__(
+        self, model: Model, *, cfg: CompressionConfig, ctx: RankContext, among: Sequence[Rank], micro_batches: int
+    ) -> None:
         """Build the codec; nothing is sent.
 
         Args:
@@ -44,9 +46,11 @@ class CompressedExchange:
             cfg: How to compress.
             ctx: The context of this rank.
             among: The ranks that share a step, in the order in which their gradients are added.
+            micro_batches: M, the micro-batches of a step, of which each rank has a contiguous block.
         """
         self._model, self._ctx, self._among = model, ctx, among
         self._place = among.index(ctx.rank)
+        self._block = contiguous_blocks(micro_batches, len(among))[self._place]
         self._sum = CompressedSum(model, cfg=cfg, ctx=ctx, among=among)
         self._saved: CodecState | None = None
         self._skipped: int | None = None
@@ -79,6 +83,16 @@ class CompressedExchange:
     def _compare(self, step: int) -> None:
         if self._saved is not None:
             self._ctx.compare(step, partial(held_tensors, self._model, self._saved))
+
+    def mean(self, step: int, enter: Callable[[Iterable[int]], object]) -> tuple[float, int]:
+        """Make a step: leave the mean gradient in `grads_N`; see `GradientExchange.mean`.
+
+        Cost: that of `finish`.
+        Order: that of `finish`.
+        """
+        del step
+        enter(self._block)
+        return self.finish()
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
         """Do nothing: `finish` sends the gradients, when the block is complete."""

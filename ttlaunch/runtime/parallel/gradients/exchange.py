@@ -234,6 +234,11 @@ class GradientExchange:
             self._scatter(bucket)
         return self.finish()
 
+    def use_mean(self) -> None:
+        """Copy `mean_N`, which came from another rank, to the parameters' gradients."""
+        self._flat.attach_gradients()
+        self._flat.grads_N.copy_(self.mean_N)
+
     def interrupt(self) -> list[Subtree]:
         """Give up the step, and hand over this rank's complete nodes, whose memory `give_back` returns.
 

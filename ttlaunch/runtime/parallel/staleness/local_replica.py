@@ -103,7 +103,10 @@ class LocalReplica:
         )
 
     def _gradient_exchange(self, compression: CompressionConfig) -> CompressedExchange:
-        exchange = CompressedExchange(self.model, cfg=compression, ctx=self._ctx, among=self._among)
+        count = self._cfg.training_config.micro_batches
+        exchange = CompressedExchange(
+            self.model, cfg=compression, ctx=self._ctx, among=self._among, micro_batches=count
+        )
         self._owed = exchange.saved_with(self.optimizer).owed
         return exchange
 

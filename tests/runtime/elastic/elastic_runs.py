@@ -1,0 +1,270 @@
+"""Elastic runs without a launcher: real worker processes, and the real coordinator, which the test drives.
+
+A fault is a line of code that a worker runs at one place of one step, as a recipe that misbehaves would.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
+from ttlaunch.membership.messages import LeaveAsked, Lost, Member, Tick, order_to_json
+from ttlaunch.membership.reports import event_of
+from ttlaunch.records.members import MemberReport
+from ttlaunch.records.ranks import read_progress
+from ttlaunch.running.report import combine_digests
+from ttlaunch.spec.recipe.data import default_path, read_data
+from ttlaunch.spec.recipe.importing import import_recipe_module
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "data_parallel"
+SECONDS = 120.0
+_LOOK_S, _TICK_S = 0.01, 0.2
+
+_FAULTS = """
+
+import os as _os, signal as _signal
+from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange as _Exchange
+from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange as _Plain
+from ttlaunch.runtime.training.loop import TrainingLoop as _Loop
+
+_number, _faults = int(_os.environ["TTLAUNCH_RANK"]), FAULTS
+_at = {"step": 0}
+
+
+def _happen(place):
+    code = _faults.get((_number, place, _at["step"]))
+    if code:
+        exec(code)
+
+
+def _wrap(cls, name, place, *, after=False):
+    inner = getattr(cls, name)
+
+    def outer(self, *args, **named):
+        if name == "mean":
+            _at["step"] = args[0]
+        if not after:
+            _happen(place)
+        found = inner(self, *args, **named)
+        if after:
+            _happen(place)
+        return found
+
+    setattr(cls, name, outer)
+
+
+_wrap(_Exchange, "mean", "before the step")
+_wrap(_Exchange, "expect", "in a backward pass")
+_wrap(_Plain, "_gather", "while buckets are under way")
+_wrap(_Loop, "end_step", "after the update")
+_validation_losses = validation_losses
+
+
+def validation_losses(*args, **named):
+    found = _validation_losses(*args, **named)
+    _happen("in a validation")
+    return found
+"""
+
+KILL = "_os.kill(_os.getpid(), _signal.SIGKILL)"
+
+
+def plan_of(folder, config, *, roles, later=0):
+    declared = import_recipe_module(folder, "recipe").RECIPE
+    resolved = declared.config.model_validate(config)
+    data = default_path(resolved)
+    corpus = read_data(data)
+    count = len(roles)
+    row = {"host": "localhost", "slot": 0, "local_rank": 0, "mesh_id": None}
+    return {
+        "format": contract.PLAN_FORMAT,
+        "hash": "test",
+        "recipe": {"name": "data_parallel", "folder": str(folder)},
+        "layout": "test",
+        "world_size": count,
+        "ranks": [
+            {"rank": rank, "role": role, "later": rank >= count - later, **row} for rank, role in enumerate(roles)
+        ],
+        "flows": [],
+        "config": resolved.model_dump(mode="json"),
+        "data": {"path": data and str(data), "sha256": corpus.sha256, "bytes": len(corpus.text)},
+    }
+
+
+class ElasticRun:
+    """Workers and their coordinator.
+
+    Attributes:
+        state: The coordinator.
+        reports: The records of each worker, by number.
+        statuses: How the workers that have ended ended.
+    """
+
+    def __init__(self, folder, config, *, first, later=0, minimum=1, maximum=8, faults=None, start=None):
+        self.folder = folder
+        recipe = folder / "recipe"
+        shutil.copytree(RECIPE, recipe)
+        trainer = recipe / "trainer.py"
+        trainer.write_text(trainer.read_text() + _FAULTS.replace("FAULTS", repr(faults or {}), 1))
+        plan = plan_of(recipe, config, roles=["worker"] * (first + later), later=later)
+        plan |= {"elastic": [minimum, maximum], "start": start}
+        (folder / contract.PLAN_FILE).write_text(json.dumps(plan))
+        micro_batches = import_recipe_module(recipe, "recipe").RECIPE.config.model_validate(config)
+        terms = Terms(minimum, maximum, micro_batches.training_config.micro_batches, frozenset(range(first)))
+        self.state = Coordinator(terms)
+        self.epochs = []
+        self.records = defaultdict(list)
+        self.statuses = {}
+        self._processes = {}
+        self._read = defaultdict(int)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.settimeout(0)
+        self._ticked = 0.0
+        for number in range(first):
+            self.start(number)
+
+    def start(self, number):
+        variables = {
+            contract.ENV_PLAN: str(self.folder / contract.PLAN_FILE),
+            contract.ENV_RUN_DIR: str(self.folder),
+            contract.ENV_SCRATCH: str(self.folder),
+            contract.ENV_RUN_ID: "test",
+            contract.ENV_RANK: str(number),
+            contract.ENV_ROLE: "worker",
+            "OMP_NUM_THREADS": "1",
+        }
+        with Path(self.folder / f"output-{number}").open("wb") as output:
+            self._processes[number] = subprocess.Popen(
+                [sys.executable, "-m", "ttlaunch.runtime"],
+                cwd=self.folder,
+                env=os.environ | variables,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill(self, number, sent=signal.SIGKILL):
+        self._processes[number].send_signal(sent)
+
+    def ask_to_leave(self, number):
+        self._take(LeaveAsked(number))
+
+    def until(self, condition, *, then=None):
+        """Go on until `condition(self)` is true; fail after a while."""
+        deadline = time.monotonic() + SECONDS
+        while not condition(self):
+            assert time.monotonic() < deadline, self._story()
+            assert self.state.phase is not Phase.STRANDED, self._story()
+            self._look()
+            time.sleep(_LOOK_S)
+        if then is not None:
+            then(self)
+
+    def finish(self):
+        """Go on until every worker has ended."""
+        self.until(lambda run: len(run.statuses) == len(run._processes))
+        return self
+
+    def close(self):
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._socket.close()
+
+    def applied(self, number):
+        """The last step that a worker has reported."""
+        known = self.state.workers.get(number)
+        return -1 if known is None or known.applied is None else known.applied
+
+    def of_kind(self, number, kind):
+        return [record for record in self.records[number] if record["kind"] == kind]
+
+    def digest(self, number):
+        [record] = self.of_kind(number, contract.KIND_PARAMETERS)
+        return combine_digests([record["digests"]])[0]
+
+    def output(self, number):
+        return (self.folder / f"output-{number}").read_text()
+
+    def _look(self):
+        ended = {number: process.poll() for number, process in self._processes.items() if number not in self.statuses}
+        for number in self._processes:
+            self._read_records(number)
+        for number, status in ended.items():
+            if status is not None:
+                self._read_records(number)
+                self.statuses[number] = status
+                self._take(Lost(Member(number, 0)))
+        if time.monotonic() - self._ticked > _TICK_S:
+            self._ticked = time.monotonic()
+            self._take(Tick())
+
+    def _read_records(self, number):
+        path = self.folder / contract.progress_file(number)
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read[number])
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._read[number] += len(whole)
+        for line in whole.splitlines():
+            self.records[number].append(contract.read_record(line))
+            report = read_progress(line)
+            if isinstance(report, MemberReport):
+                event = event_of(number, report)
+                assert event is not None, line
+                self._take(event)
+
+    def _take(self, event):
+        before = self.state
+        self.state, orders = step(before, event)
+        if self.state.begin is not None and self.state.begin is not before.begin:
+            self.epochs.append(self.state.begin)
+        for order in orders:
+            path = self.folder / contract.orders_socket(order.to.number)
+            with contextlib.suppress(OSError):  # the order is repeated
+                self._socket.sendto(order_to_json(order).encode(), str(path))
+
+    def _story(self):
+        outputs = {number: self.output(number)[-3000:] for number in self._processes}
+        last = {number: records[-3:] for number, records in self.records.items()}
+        return "\n".join([str(self.state), str(self.statuses), *map(str, last.items()), *map(str, outputs.items())])
+
+
+def in_one_process(folder, config):
+    """Train in one process, and return the digest of the parameters, and the loss of each step."""
+    folder.mkdir()
+    (folder / contract.PLAN_FILE).write_text(json.dumps(plan_of(RECIPE, config, roles=["trainer"])))
+    variables = {
+        contract.ENV_PLAN: str(folder / contract.PLAN_FILE),
+        contract.ENV_RUN_DIR: str(folder),
+        contract.ENV_RUN_ID: "test",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "ttlaunch.runtime.simulate"]
+    subprocess.run(command, cwd=folder, env=os.environ | variables, check=True)
+    lines = (folder / contract.progress_file(0)).read_text().splitlines()
+    records = [contract.read_record(line) for line in lines]
+    [found] = [record for record in records if record["kind"] == contract.KIND_PARAMETERS]
+    return combine_digests([found["digests"]])[0], losses_of(records)
+
+
+def losses_of(records):
+    return {
+        record["step"]: record["loss"]
+        for record in records
+        if record["kind"] == contract.KIND_STEP and "loss" in record
+    }
+
+
+def validations_of(records):
+    return {record["step"]: record["loss"] for record in records if record["kind"] == contract.KIND_VALIDATION}

@@ -1,0 +1,422 @@
+"""A worker of an elastic run from its registration to its end: carries out the state machine of `ttlaunch/membership/worker.py`.
+
+    orders --> thread --> ElasticMember <-- the role's thread --> reports
+
+The thread that takes orders only stops what is under way: it fails the transfers of an epoch that is over. The role's thread notices
+this at its next transfer or micro-batch, answers what the worker has, and goes on when the next epoch begins. So no order changes
+tensors while somebody computes with them.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from ttlaunch import contract
+from ttlaunch.membership import worker
+from ttlaunch.membership.messages import Begin, Dismiss, Finish, Message, Prepare, Registered, Seat
+from ttlaunch.runtime.comm.grpc.client import PeerClient
+from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
+from ttlaunch.runtime.comm.grpc.directory import Directory
+from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
+from ttlaunch.runtime.elastic.giving import Giver, Mean, pull_mean, pull_state
+from ttlaunch.runtime.elastic.reporter import Reporter
+from ttlaunch.runtime.elastic.state_transfer import Puller, ReplicaState
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
+from ttlaunch.runtime.world import Rank
+
+INTERRUPTIONS = (EpochOverError, PeerLostError)
+"""What a transfer raises when the members of the run change, or are about to."""
+
+_LOOK_S = 0.5
+_AGAIN_S = 0.02  # until a member is asked again for what it does not give yet
+_PATIENCE_S = 60.0  # the coordinator notices a worker that is gone sooner than this
+
+
+class LeftError(Exception):
+    """This worker takes part no longer; its role ends, and that is no failure. The text says why."""
+
+
+class HasLast(Protocol):
+    """The order to stop the run; see `runtime/stop_order.py`."""
+
+    def has_ended(self, step: int) -> bool: ...
+
+
+class ElasticMember:
+    """What the role's thread asks and tells; only `take` may be called by other threads.
+
+    Attributes:
+        own: The number and the incarnation of this worker.
+        is_later: Whether it has no state at its start, and gets one from others.
+        pulled: How many bytes of state each other worker gave, by number.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        transport: GrpcCommunicator,
+        place: Callable[[Begin], Directory],
+        write: Callable[..., object],
+        traffic: TrafficCounter,
+        stop_order: HasLast,
+        is_later: bool = False,
+    ) -> None:
+        """Take part in nothing yet.
+
+        Args:
+            seat: Who this worker is and where it listens.
+            transport: Its transport, opened with itself alone.
+            place: Returns the directory of an epoch.
+            write: Writes a record for the coordinator, of the given fields.
+            traffic: Knows whether the role's thread waits.
+            stop_order: Says when the whole run ends early.
+            is_later: See the class.
+        """
+        self.own, self.is_later = seat.member, is_later
+        self.pulled: dict[int, int] = {}
+        self._seat, self._transport, self._place = seat, transport, place
+        self._traffic, self._stop_order = traffic, stop_order
+        self._changed = threading.Condition()
+        self._state = worker.WorkerState(seat.member)
+        self._next: Begin | None = None
+        self._has_answered = False
+        self._makes_steps = False
+        self._has_validated = False  # after the step from which this epoch starts
+        self._end: Dismiss | Finish | None = None
+        self._clients: set[PeerClient] = set()
+        self._followers: list[Callable[[Begin, int], object]] = []
+        self._validate: Callable[[int], object] | None = None
+        self._replica: ReplicaState | None = None
+        self._directory: Directory | None = None
+        self._reporter = Reporter(write, traffic)
+        self._giver = Giver()
+        transport.share_state(self._giver.parts)
+
+    # In the thread that takes orders
+
+    def take(self, message: Message) -> None:
+        """Obey an order; one that comes late or again changes nothing."""
+        with self._changed:
+            match message:
+                case Prepare() if message.epoch > self._state.epoch:
+                    self._state = worker.prepare(self._state, message)
+                    self._next, self._has_answered = None, False
+                    self._stop_transfers()
+                case Begin() if message.epoch == self._state.epoch and self._has_answered and not self._state.begin:
+                    if self.own.number in message.numbers:
+                        self._next = message
+                case Dismiss() | Finish():
+                    self._end = self._end or message
+                    if isinstance(message, Dismiss):
+                        self._stop_transfers()
+            self._changed.notify_all()
+
+    def _stop_transfers(self) -> None:
+        self._transport.leave_epoch()
+        for client in self._clients:
+            client.close()
+
+    # In the role's thread
+
+    @property
+    def begin(self) -> Begin:
+        """The order with which this worker acts.
+
+        Raises:
+            EpochOverError: The members change.
+        """
+        with self._changed:
+            self._check_stays()
+            begin = self._state.begin
+        if begin is None:
+            raise EpochOverError(f"epoch {self._state.epoch} has not begun: the members of the run change")
+        return begin
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the members of the newest epoch in which this worker has acted, by rank."""
+        return (self.own.number,) if self._directory is None else [peer.worker for peer in self._directory.peers]
+
+    @property
+    def applied(self) -> int:
+        """The last step in the weights."""
+        return self._state.applied or 0
+
+    @property
+    def owes_validation(self) -> bool:
+        """Whether all members have to make the validation after `applied` before they go on."""
+        state = self._state
+        return state.begin is not None and state.begin.validates and state.is_first_step and not self._has_validated
+
+    def follow(self, follower: Callable[[Begin, int], object]) -> None:
+        """Call a function at the begin of every epoch, with the order and this worker's rank."""
+        self._followers.append(follower)
+
+    def validate_with(self, validate: Callable[[int], object]) -> None:
+        """Name the function that makes a validation, with all members, of the weights after a step."""
+        self._validate = validate
+
+    def join(self, replica: ReplicaState, *, applied: int | None) -> int:
+        """Register, wait until an epoch begins with this worker, and get the state that it lacks.
+
+        Args:
+            replica: Weights and optimizer state.
+            applied: The steps in them; None if they are not those of the run.
+
+        Returns:
+            The steps that they have now.
+
+        Raises:
+            LeftError: The run needs this worker no more.
+        """
+        self._replica = replica
+        self._update(lambda state: replace(state, applied=applied))
+        self._reporter.report(Registered(self._seat, applied))
+        self.regroup()
+        self._makes_steps = True
+        return self.applied
+
+    def regroup(self) -> None:
+        """Answer what this worker has, and wait until it acts in the next epoch, with the state that this one starts from.
+
+        Call it after one of `INTERRUPTIONS`. A worker that is behind by one step alone stays so: it calls `catch_up`.
+
+        Raises:
+            LeftError: This worker takes part no longer.
+            CommunicationError: A member was lost, and the coordinator does not react.
+        """
+        while True:
+            self.await_change()
+            try:
+                self._enter(self._await_begin())
+            except INTERRUPTIONS:
+                continue
+            return
+
+    def await_change(self) -> None:
+        """Wait until the coordinator has ended the epoch; then no transfer reads or writes tensors any more."""
+        with self._waiting():
+            is_first = self._directory is None
+            deadline = time.monotonic() + _PATIENCE_S
+            while self._state.begin is not None or not self._state.epoch:
+                self._check_stays()
+                if not is_first and time.monotonic() > deadline:
+                    raise CommunicationError(
+                        f"{contract.worker_name(self.own.number)} lost a member, and its orders do not come"
+                    )
+                self._changed.wait(_LOOK_S)
+
+    def hold(self, nodes: Iterable[range]) -> None:
+        """Note the nodes of the next step that this worker has."""
+        held = tuple((leaves.start, leaves.stop) for leaves in nodes)
+        self._update(lambda state: worker.hold(state, held))
+
+    def held(self) -> list[range]:
+        """Return those of them that count in this epoch."""
+        return [range(first, stop) for first, stop in self._state.held]
+
+    def is_first_step(self) -> bool:
+        """Whether the step after `applied` is the epoch's first."""
+        return self._state.is_first_step
+
+    def leaves_to_compute(self) -> list[range]:
+        """Return the rows of leaves that this worker computes in the step after `applied`."""
+        return [range(first, stop) for first, stop in worker.leaves_to_compute(self._state)]
+
+    def nodes_of_step(self) -> list[list[range]]:
+        """Return, for each member, the leaves that it has in the step after `applied`, in rows."""
+        return [[range(first, stop) for first, stop in sorted(rows)] for rows in worker.nodes_of_step(self._state)]
+
+    def each(self, indices: Iterable[int]) -> Iterator[int]:
+        """Go through micro-batches, as long as the epoch lasts, and measure how long each takes."""
+        for index in indices:
+            self.begin  # noqa: B018 - it raises
+            began, waited = time.monotonic_ns(), self._traffic.waited_ns
+            yield index
+            spent = time.monotonic_ns() - began - (self._traffic.waited_ns - waited)
+            self._reporter.note_micro_batch(max(0, spent) / 1e9)
+
+    def keep_mean(self, mean: Mean) -> None:
+        """Keep the mean of a step for members that lack it; all have the one of the step before."""
+        self._giver.mean = mean
+        self._giver.parts.forget()
+
+    def catch_up(self, step: int, into_N: Tensor) -> Mean:
+        """Get the mean gradient of the step that this worker lacks.
+
+        Args:
+            step: The step, which others have applied.
+            into_N: Gets the mean, float32, on the CPU.
+        """
+        number, mean = pull_mean(self._puller(), self.begin, step=step, into_N=into_N)
+        self._count_pulled(number, into_N.nbytes)
+        return mean
+
+    def apply(self, step: int, *, validation_is_due: bool) -> None:
+        """Note that a step is in the weights."""
+
+        def applied(state: worker.WorkerState) -> worker.WorkerState:
+            # The update may have been made while the members changed already; the answer then says that it was.
+            is_made = state.begin is not None and state.begin.applied == step and not state.begin.validates
+            validated = step if is_made or not validation_is_due else state.validated
+            return replace(state, applied=step, held=(), validated=validated)
+
+        self._update(applied)
+        self._report_progress()
+
+    def validate(self, step: int) -> None:
+        """Make the validation after a step, which is in the weights, together with all members, unless they have made it."""
+        if self._validate is None:
+            return
+        while True:
+            try:
+                begin = self.begin
+                if begin.applied <= step and (begin.applied < step or begin.validates) and not self._has_validated:
+                    self._validate(step)
+                    self._has_validated = begin.applied == step
+            except INTERRUPTIONS:
+                self.regroup()
+            else:
+                if begin.applied <= step:
+                    self._update(lambda state: worker.end_step(state, is_done=state.is_done))
+                self._report_progress()
+                return
+
+    def stay(self) -> None:
+        """After the last step, give others what they need until all are done.
+
+        Raises:
+            LeftError: This worker takes part no longer.
+        """
+        self._update(lambda state: replace(state, is_done=True))
+        while True:
+            try:
+                self.begin  # noqa: B018 - it raises
+                self._report_progress()
+                if self.owes_validation:
+                    self.validate(self.applied)
+                with self._waiting():
+                    while self._state.begin is not None:
+                        if isinstance(self._end, Finish):
+                            return
+                        self._check_stays()
+                        self._changed.wait(_LOOK_S)
+            except INTERRUPTIONS:
+                self.regroup()
+
+    @contextmanager
+    def long(self, announced: AbstractContextManager[object]) -> Iterator[None]:
+        """Ask for patience during a block that may take long."""
+        with self._reporter.long(), announced:
+            yield
+
+    def close(self) -> None:
+        """Report nothing any more."""
+        self._reporter.close()
+
+    def _await_begin(self) -> Begin:
+        with self._waiting():
+            while True:
+                self._check_stays()
+                if not self._has_answered:
+                    self._has_answered = True
+                    self._reporter.report(worker.answer(self._state))
+                if self._next is not None:
+                    begin, self._next = self._next, None
+                    self._state = worker.begin(self._state, begin)
+                    self._directory = self._place(begin)
+                    # Under the lock: an order that ends this epoch has to come after its begin.
+                    self._transport.begin_epoch(self._directory, rank=Rank(self._state.place))
+                    return begin
+                self._changed.wait(_LOOK_S)
+
+    def _enter(self, begin: Begin) -> None:
+        """Follow the begin of an epoch: give others what they lack, and get what this worker lacks."""
+        place, self._has_validated = self._state.place, False
+        for follower in self._followers:
+            follower(begin, place)
+        assert self._replica is not None  # noqa: S101 - `join` comes first
+        self._giver.give(begin, self.own.number, self._replica)
+        applied = self._state.applied
+        # A worker that makes steps lacks at most one, and `catch_up` gets that.
+        if applied is None or (applied < begin.applied and not self._makes_steps):
+            self._pull_state(begin)
+        self._report_progress()
+
+    def _pull_state(self, begin: Begin) -> None:
+        assert self._replica is not None  # noqa: S101 - `join` comes first
+        with self._reporter.long():
+            given = pull_state(self._puller(), begin, self._replica)
+        for number, size in given.items():
+            self._count_pulled(number, size)
+
+        def caught_up(state: worker.WorkerState) -> worker.WorkerState:
+            return replace(state, applied=begin.applied, held=(), validated=None if begin.validates else begin.applied)
+
+        self._update(caught_up)
+
+    def _puller(self) -> Puller:
+        assert self._directory is not None  # noqa: S101 - an epoch has begun
+        own = Rank(self._state.place)
+        return Puller(
+            self._directory,
+            own=own,
+            check=lambda: self.begin,
+            pause=self._pause,
+            closed_at_end=self._closed_at_end,
+        )
+
+    @contextmanager
+    def _closed_at_end(self, client: PeerClient) -> Iterator[PeerClient]:
+        with self._changed:
+            self._clients.add(client)
+        try:
+            yield client
+        finally:
+            with self._changed:
+                self._clients.discard(client)
+            client.close()
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait(_AGAIN_S)
+
+    def _count_pulled(self, number: int, size: int) -> None:
+        self.pulled[number] = self.pulled.get(number, 0) + size
+        self._reporter.pulled_bytes += size
+
+    def _report_progress(self) -> None:
+        with self._changed:
+            state = self._state
+        if state.applied is not None and state.begin is not None:
+            self._reporter.report(worker.progress(state, pace_s=self._reporter.pace_s))
+
+    def _update(self, change: Callable[[worker.WorkerState], worker.WorkerState]) -> None:
+        with self._changed:
+            self._state = change(self._state)
+
+    def _check_stays(self) -> None:
+        """Raise if this worker takes part no longer; called under the lock."""
+        if isinstance(self._end, Dismiss):
+            raise LeftError(self._end.reason)
+        state = self._state
+        if isinstance(self._end, Finish) and (state.begin is None or not state.is_done):
+            raise LeftError("all steps of the run are made")
+        if state.begin is None and state.applied is not None and self._stop_order.has_ended(state.applied):
+            raise LeftError("the run was ordered to stop")
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Wait for the coordinator in this block, under the lock."""
+        with self._changed:
+            self._reporter.pauses = True
+            try:
+                yield
+            finally:
+                self._reporter.pauses = False

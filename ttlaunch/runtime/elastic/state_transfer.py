@@ -1,0 +1,192 @@
+"""What a worker that joins gets from the memory of the others: weights, optimizer state and what else a step depends on.
+
+    worker 0 -- bytes 0 .. S/2 --> joiner <-- bytes S/2 .. S -- worker 1        each member gives an equal part
+
+A member copies its part when the epoch begins and then trains on, so what it gives is of one step, and the pause is that of a copy
+of S/n bytes.
+
+Shapes: S = bytes of the state, n = members that give.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState, held_tensors
+from ttlaunch.runtime.comm.grpc.client import PeerClient
+from ttlaunch.runtime.comm.grpc.directory import Directory
+from ttlaunch.runtime.comm.grpc.frames import bytes_of
+from ttlaunch.runtime.comm.grpc.pieces import Key
+from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError
+from ttlaunch.runtime.comm.protocol import CommunicationError
+from ttlaunch.runtime.early_stop import EarlyStop
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.blocks import contiguous_blocks
+
+_CALL_S = 3600.0  # a change of the members ends calls sooner
+_MOST_CALLS = 8  # at a time
+
+
+class ReplicaState:
+    """All that a worker's next step depends on, as one row of S bytes.
+
+    Attributes:
+        size: S.
+    """
+
+    def __init__(self, model: HasParameters, optimizer: HasState, early_stop: EarlyStop) -> None:
+        """Refer to the tensors; nothing is copied.
+
+        Raises:
+            ValueError: A tensor is not contiguous.
+        """
+        self._optimizer, self._early_stop = optimizer, early_stop
+        self._scaler_names = list(optimizer.scaler_state() or {})
+        self._numbers = torch.zeros(len(self._read_numbers()), dtype=torch.float64)
+        tensors = [*(tensor for _, tensor in held_tensors(model, optimizer)), self._numbers]
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            raise ValueError("an elastic run needs weights and optimizer state in contiguous tensors")
+        self._rows = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+        self.size = sum(len(row) for row in self._rows)
+
+    def parts(self, count: int) -> list[range]:
+        """Cut the row into equal parts; the numbers of the last one stay together, since members may differ in them."""
+        tail = len(self._rows[-1])
+        parts = contiguous_blocks(self.size - tail, count)
+        return [*parts[:-1], range(parts[-1].start, self.size)]
+
+    def copy(self, part: range) -> Tensor:
+        """Return a copy of some bytes, uint8, on the CPU."""
+        self._numbers.copy_(torch.tensor(self._read_numbers(), dtype=torch.float64))
+        content = torch.empty(len(part), dtype=torch.uint8)
+        for row, inside, at in self._overlaps(part):
+            content[at.start : at.stop].copy_(row[inside.start : inside.stop])
+        return content
+
+    def fill(self, part: range, content: Tensor) -> None:
+        """Overwrite some bytes; call `accept` after the last ones."""
+        for row, inside, at in self._overlaps(part):
+            row[inside.start : inside.stop].copy_(content[at.start : at.stop])
+
+    def accept(self) -> None:
+        """Use the numbers that have been filled in."""
+        values = self._numbers.tolist()
+        count = len(self._early_stop.values())
+        self._early_stop.take(values[:count])
+        if self._scaler_names:
+            self._optimizer.restore_scaler(dict(zip(self._scaler_names, values[count:], strict=True)))
+
+    def _read_numbers(self) -> list[float]:
+        scaler = self._optimizer.scaler_state() or {}
+        return [*self._early_stop.values(), *(float(scaler[name]) for name in self._scaler_names)]
+
+    def _overlaps(self, part: range) -> list[tuple[Tensor, range, range]]:
+        """Return the rows that a part touches: each with its bytes in it, and where these are in the part."""
+        found, begin = [], 0
+        for row in self._rows:
+            first, last = max(begin, part.start), min(begin + len(row), part.stop)
+            if first < last:
+                found.append((row, range(first - begin, last - begin), range(first - part.start, last - part.start)))
+            begin += len(row)
+        return found
+
+
+class SharedParts:
+    """Copies that a worker gives away in one epoch; a `StateSource`. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, int, int], tuple[int, Tensor]] = {}
+
+    def hold(self, key: Key, content: Tensor) -> None:
+        """Give away values `key.first` to `key.last` of a vector; the tensor must not change any more."""
+        with self._lock:
+            self._held[key.name, key.step, key.epoch] = key.first, content
+
+    def forget(self) -> None:
+        """Give nothing away any more."""
+        with self._lock:
+            self._held.clear()
+
+    def newest(self, name: str) -> int | None:
+        with self._lock:
+            return max((step for held, step, _ in self._held if held == name), default=None)
+
+    def read(self, key: Key) -> memoryview:
+        with self._lock:
+            first, content = self._held.get((key.name, key.step, key.epoch), (0, None))
+        if content is None or key.start or key.size or not first <= key.first <= key.last <= first + len(content):
+            raise NotHeldError(f"`{key.name}` of step {key.step} is not held in epoch {key.epoch}, or not these values")
+        return bytes_of(content[key.first - first : key.last - first])
+
+
+class Puller:
+    """Calls to the members of an epoch that give what this worker lacks."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        own: Rank,
+        check: Callable[[], object],
+        pause: Callable[[], object],
+        closed_at_end: Callable[[PeerClient], AbstractContextManager[PeerClient]],
+    ) -> None:
+        """Make no call yet.
+
+        Args:
+            directory: The members.
+            own: This worker's rank among them.
+            check: Raises `EpochOverError` when the epoch is over.
+            pause: Sleeps a moment, before a member is asked again that does not have what it shall give yet.
+            closed_at_end: Closes a client when the block or the epoch ends, whatever comes first.
+        """
+        self._directory, self._own = directory, own
+        self._check, self._pause, self._closed_at_end = check, pause, closed_at_end
+
+    def pull(self, key: Key, into: Tensor, *, source: Rank) -> None:
+        """Fill a tensor with values of a vector, as soon as the member holds them.
+
+        Raises:
+            EpochOverError: The members change meanwhile.
+            CommunicationError: The member is gone, or answers as no member does.
+        """
+        client = PeerClient(self._directory, own=self._own, rank=source, timeout_s=_CALL_S)
+        with self._closed_at_end(client):
+            while True:
+                self._check()
+                try:
+                    client.pull(key, into)
+                except NotHeldError:
+                    self._pause()
+                except (CommunicationError, ValueError):  # gRPC raises `ValueError` for a call on a closed channel
+                    self._check()
+                    raise
+                else:
+                    return
+
+    def pull_parts(self, key: Key, state: ReplicaState, *, sources: Sequence[Rank]) -> list[int]:
+        """Fill a state with equal parts from several members, and return how many bytes each has given.
+
+        Raises:
+            EpochOverError, CommunicationError: As for `pull`; the state is then undefined.
+
+        Memory: S bytes.
+        """
+        parts = state.parts(len(sources))
+
+        def pull_part(source: Rank, part: range) -> Tensor:
+            content = torch.empty(len(part), dtype=torch.uint8)
+            self.pull(key._replace(first=part.start, last=part.stop), content, source=source)
+            return content
+
+        with ThreadPoolExecutor(min(_MOST_CALLS, len(sources)), thread_name_prefix="pull") as pool:
+            contents = list(pool.map(pull_part, sources, parts))
+        for part, content in zip(parts, contents, strict=True):
+            state.fill(part, content)
+        state.accept()
+        return [len(part) for part in parts]
