@@ -153,6 +153,59 @@ def test_too_few_workers_wait_and_go_on_when_one_comes():
     assert (0, 1) == begin_of(run.answer({0: 5, 1: None})).numbers
 
 
+def test_a_late_report_does_not_bring_back_a_process_that_was_lost():
+    run = Run().begun()
+    run.feed(Lost(Member(2, 0)))
+    [order] = run.register(2)
+    assert (Member(2, 0), Dismiss) == (order.to, type(order.message))
+    assert 2 not in run.state.workers
+
+
+def test_reports_that_overtake_one_another_take_nothing_back():
+    run = Run(2).begun(2)
+    run.feed(Progressed(Member(0, 0), 1, 9, is_done=True))
+    run.feed(Progressed(Member(0, 0), 1, 8))
+    assert 9 == run.state.workers[0].applied
+    assert [Finish(), Finish()] == [order.message for order in run.feed(Progressed(Member(1, 0), 1, 9, is_done=True))]
+
+
+def test_who_leaves_gives_its_weights_first_and_an_epoch_has_no_more_members_than_leaves():
+    run = Run(2, minimum=1, maximum=2, micro_batches=2).begun(2)
+    run.feed(LeaveAsked(0)), run.feed(LeaveAsked(1))
+    run.register(2, applied=None), run.register(3, applied=None)
+    begin = begin_of(run.answer({0: 5, 1: 5, 2: None, 3: None}))
+    assert ((0, 2), (0,)) == (begin.numbers, begin.holders)
+
+
+def test_who_leaves_stays_until_somebody_has_caught_up_with_it():
+    run = Run(2).begun(2)
+    run.feed(LeaveAsked(0))
+    begin = begin_of(run.answer({0: 5, 1: 4}))
+    assert ((0, 1), ((1, 4),)) == (begin.numbers, begin.behind)
+    assert not run.feed(Progressed(Member(1, 0), begin.epoch, 4)), "the epoch that gives it the step goes on"
+    run.feed(Progressed(Member(1, 0), begin.epoch, 5))
+    assert (1,) == begin_of(run.answer(5)).numbers
+
+
+def test_a_stranded_run_goes_on_when_one_that_was_counted_as_lost_comes_again():
+    run = Run(1).begun(1)
+    run.feed(Lost(Member(0, 0)))
+    [order] = run.feed(Progressed(Member(0, 0), 1, 3))
+    assert Dismiss is type(order.message)
+    run.register(0, incarnation=1, applied=3)
+    assert (3, (0,)) == ((begin := begin_of(run.answer(3))).applied, begin.numbers)
+
+
+def test_after_the_end_those_that_others_have_gone_on_without_are_told():
+    run = Run(2).begun(2)
+    run.feed(Lost(Member(0, 0)))
+    run.answer(9, is_done=True)
+    run.feed(Progressed(Member(1, 0), run.state.epoch, 9, is_done=True))
+    assert Phase.FINISHED is run.state.phase
+    [order] = run.feed(Progressed(Member(0, 0), 1, 8))
+    assert (Member(0, 0), Dismiss) == (order.to, type(order.message))
+
+
 def test_a_run_whose_last_holder_of_the_weights_is_lost_is_stranded():
     run = Run(2).begun(2)
     run.register(2, applied=None)

@@ -4,7 +4,7 @@
     COLLECTING  members stop, keep what they have, and answer; begun anew when one of them is lost meanwhile
     RUNNING     the members of an epoch make steps
     FINISHED    every member has made all steps
-    STRANDED    nobody who lives has the weights
+    STRANDED    nobody who lives has the weights, unless one that was counted as lost lives and comes again with them
 
 A change never decides about a step: any member that has applied step s has what everybody else would get, since sums follow one
 tree. So the next epoch starts from the largest step that any member has applied, and nothing that was computed counts twice,
@@ -147,11 +147,13 @@ def step(state: Coordinator, event: Event) -> Result:
 
 def _register(state: Coordinator, event: Registered) -> Result:
     member = event.seat.member
-    if member.incarnation < state.seen.get(member.number, 0):
-        return state, [Order(member, Dismiss("another process has taken this worker's place"))]
     known = state.workers.get(member.number)
     if known is not None and known.seat.member == member:
         return state, []  # it has repeated itself
+    if member.incarnation <= state.seen.get(member.number, -1):
+        # A late report must not bring back who has ended, was counted as lost, or has left.
+        reason = "others have gone on without it" if known is None else "another process has taken this worker's place"
+        return state, [Order(member, Dismiss(reason))]
     was_member = known is not None and member.number in state.members
     worker = Worker(event.seat, event.applied)
     seen = {**state.seen, member.number: member.incarnation}
@@ -190,16 +192,28 @@ def _settle(state: Coordinator) -> Result:
 
 
 def _wanted(state: Coordinator) -> tuple[int, ...]:
-    """Choose the members of the next epoch: the present ones, then those that wait; not those that leave."""
+    """Choose the members of the next epoch: the present ones, then those that wait; not those that leave, but see below."""
     staying = [number for number, worker in state.workers.items() if not worker.leaves]
     present = sorted(number for number in staying if number in state.members)
     waiting = sorted(number for number in staying if number not in state.members)
-    chosen = sorted([*present, *waiting][: state.terms.maximum])
-    if any(state.workers[number].applied is not None for number in chosen):
-        return tuple(chosen)
-    # Nobody who stays has the weights yet: whoever leaves has to give them first.
-    giving = [number for number, one in state.workers.items() if one.leaves and one.applied is not None]
-    return tuple(sorted({*chosen, *(number for number in giving if number in state.members)}))
+    chosen = [*present, *waiting][: state.terms.maximum]
+    least = _least_needed(state)
+    holding = [number for number, one in state.workers.items() if one.applied is not None and one.applied >= least]
+    giving = sorted(number for number in holding if number in state.members and state.workers[number].leaves)
+    if giving and not any(number in holding for number in chosen):
+        # Nobody who stays has the newest weights yet, so one of those that leave gives them first. The places of an epoch
+        # are limited: the last of the others may have to wait until it has gone.
+        room = min(max(2, state.terms.maximum), state.terms.micro_batches)
+        chosen = [giving[0], *chosen[: room - 1]]
+    return tuple(sorted(chosen))
+
+
+def _least_needed(state: Coordinator) -> int:
+    """Return the last step that somebody of the next epoch must have applied."""
+    if state.begin is not None:
+        return state.begin.applied  # whoever has caught up with the epoch can go on, also if others are a step ahead
+    members = [state.workers[number] for number in state.members if number in state.workers]
+    return max((one.applied for one in members if one.applied is not None), default=0)
 
 
 def _collect(state: Coordinator) -> Result:
@@ -242,11 +256,7 @@ def _begin_if_complete(state: Coordinator) -> Result:
 
 def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
     terms, answers = state.terms, state.answers
-    # Whoever leaves can still give its state: it goes when the next epoch needs it no more.
-    holders = tuple(number for number in state.members if answers[number].applied == applied)
-    if not any(number in wanted for number in holders):
-        wanted = tuple(sorted({*wanted, *holders}))
-    holders = tuple(number for number in holders if number in wanted)
+    holders = tuple(number for number in wanted if answers[number].applied == applied)
     paces = [state.workers[number].pace_s for number in wanted]
     held = [answers[number].held if number in holders else () for number in wanted]
     # After the run's last step nothing is left to compute: members that lack the step only catch up.
@@ -264,9 +274,9 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
         holders=holders,
         validates=any(answers[number].validated != applied for number in holders),
     )
-    leavers = [number for number in state.members if number not in wanted]
+    leavers = [number for number, one in state.workers.items() if one.leaves and number not in wanted]
     dismissed = _to_all(state, leavers, Dismiss("it was asked to leave"))
-    workers = {number: one for number, one in state.workers.items() if not (number in leavers and one.leaves)}
+    workers = {number: one for number, one in state.workers.items() if number not in leavers}
     state = replace(state, phase=Phase.RUNNING, members=wanted, begin=order, workers=workers)
     return state, [*dismissed, *_to_all(state, wanted, order)]
 
@@ -282,7 +292,9 @@ def _take_progress(state: Coordinator, event: Progressed) -> Result:
         or known.seat.member != event.member
     ):
         return state, _fence(state, event.member)
-    worker = replace(known, applied=event.applied, pace_s=event.pace_s or known.pace_s, is_done=event.is_done)
+    # Reports may overtake one another; what a member has once made, it has.
+    applied, is_done = max(event.applied, known.applied or 0), event.is_done or known.is_done
+    worker = replace(known, applied=applied, pace_s=event.pace_s or known.pace_s, is_done=is_done)
     state = replace(state, workers={**state.workers, number: worker}, acting=state.acting | {number})
     if all(state.workers[one].is_done for one in state.members):
         state = replace(state, phase=Phase.FINISHED)
@@ -318,11 +330,15 @@ def _after_end(state: Coordinator, event: Event) -> Result:
     match event:
         case Registered(seat) if state.phase is Phase.FINISHED:
             return state, [Order(seat.member, Finish())]
+        case Registered(applied=int()):
+            return _register(replace(state, phase=Phase.COLLECTING, members=()), event)
         case Lost(member):
             workers = {number: one for number, one in state.workers.items() if one.seat.member != member}
             return replace(state, workers=workers), []
         case Tick() if state.phase is Phase.FINISHED:
             return state, _to_all(state, state.workers, Finish())
+        case Answered(member) | Progressed(member):
+            return state, _fence(state, member)
     return state, []
 
 

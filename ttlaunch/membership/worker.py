@@ -65,9 +65,10 @@ def begin(state: WorkerState, order: Begin) -> WorkerState:
 
 
 def catch_up(state: WorkerState) -> WorkerState:
-    """Note that the weights now are those that the epoch starts from."""
+    """Note that the weights now are those that the epoch starts from, and with them what followed that step, if it is over."""
     assert state.begin is not None  # noqa: S101 - it acts
-    return replace(state, applied=state.begin.applied, held=())
+    applied = state.begin.applied
+    return replace(state, applied=applied, held=(), validated=state.validated if state.begin.validates else applied)
 
 
 def hold(state: WorkerState, nodes: tuple[Leaves, ...]) -> WorkerState:

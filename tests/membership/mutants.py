@@ -1,0 +1,109 @@
+"""Ways to break the protocol of elastic runs, each one function in the place of the right one, and where each is found out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.membership.process import Kind, Process, Rules, Work
+from tests.membership.world import Budget, Setting
+from ttlaunch.membership import coordinator
+from ttlaunch.membership.coordinator import Coordinator, Result
+from ttlaunch.membership.messages import Answered, Begin, Dismiss, Event
+from ttlaunch.membership.worker import WorkerState
+
+
+def keep_what_arrived(process: Process) -> Process:
+    """Keep what others have sent of a step that was interrupted, as a sum on arrival does."""
+    return process
+
+
+def accept_every_epoch(process: Process, frame: object) -> bool:
+    """Accept frames of any epoch."""
+    del process, frame
+    return True
+
+
+def apply_at_once(process: Process, buckets: int) -> bool:
+    """Go on to the next step although others still need something of this one."""
+    del process, buckets
+    return True
+
+
+def forget_when_sending(process: Process, kind: Kind) -> bool:
+    """Use the memory of a mean again for the first sum of the next step."""
+    del process
+    return kind is Kind.NODES
+
+
+def _change_begin(change: Callable[[Begin, dict[int, Answered]], Begin]) -> Callable[[Coordinator, Event], Result]:
+    def step(state: Coordinator, event: Event) -> Result:
+        after, orders = coordinator.step(state, event)
+        answers = dict(state.answers)
+        if isinstance(event, Answered):
+            answers[event.member.number] = event
+        began = after.begin
+        if began is None or began == state.begin:
+            return after, orders
+        order = change(began, answers)
+        orders = [replace(one, message=order) if one.message == began else one for one in orders]
+        return replace(after, begin=order), orders
+
+    return step
+
+
+def start_from_the_smallest(order: Begin, answers: dict[int, Answered]) -> Begin:
+    """Let an epoch start from the smallest step that a member has applied."""
+    steps = {number: answers[number].applied for number in order.numbers}
+    known = [step for step in steps.values() if step is not None]
+    holders = tuple(number for number, step in steps.items() if step is not None)
+    behind = tuple((number, step) for number, step in steps.items() if step is None)
+    return replace(order, applied=min(known), holders=holders, behind=behind)
+
+
+def keep_every_node(order: Begin, answers: dict[int, Answered]) -> Begin:
+    """Count all nodes that members hold."""
+    kept = tuple(answers[number].held if number in order.holders else () for number in order.numbers)
+    return replace(order, kept=kept)
+
+
+def tell_nobody(state: Coordinator, event: Event) -> Result:
+    """Do not tell those that others have gone on without."""
+    after, orders = coordinator.step(state, event)
+    return after, [order for order in orders if not isinstance(order.message, Dismiss)]
+
+
+def bring_back(state: Coordinator, event: Event) -> Result:
+    """Forget which incarnations were counted as lost."""
+    return coordinator.step(replace(state, seen=dict.fromkeys(state.seen, -1)), event)
+
+
+def validate_again(state: WorkerState) -> WorkerState:
+    """Do not note that what follows a step was done by those from which the weights come."""
+    assert state.begin is not None
+    return replace(state, applied=state.begin.applied, held=())
+
+
+_SUSPECTED = Setting(budget=Budget(suspicions=1))
+_TOGETHER = Setting(minimum=2, budget=Budget(suspicions=1))
+_LONGER = Setting(
+    workers=3, maximum=3, work=Work(micro_batches=3, steps=2), budget=Budget(suspicions=1), comes_again=False
+)
+_CHANGING = Setting(workers=1, budget=Budget(joins=1, leaves=1))
+
+MUTANTS: dict[str, tuple[Rules, Setting, str]] = {
+    "sum on arrival": (Rules(interrupt=keep_what_arrived), _SUSPECTED, "does not sum each leaf"),
+    "no fence": (Rules(accepts=accept_every_epoch), _SUSPECTED, "does not sum each leaf"),
+    "no R1: applies before all is on its way": (Rules(may_apply=apply_at_once), Setting(), "no longer finish"),
+    "starts from the smallest step": (Rules(step=_change_begin(start_from_the_smallest)), _SUSPECTED, "is skipped"),
+    "no R3: the evicted are not told": (Rules(step=tell_nobody), _TOGETHER, "no longer finish"),
+    "kept nodes count twice": (Rules(step=_change_begin(keep_every_node)), _SUSPECTED, "not each leaf once"),
+    "a mean is forgotten too early": (Rules(forgets_mean=forget_when_sending), _LONGER, "forgotten"),
+    "the lost come back": (Rules(step=bring_back), Setting(budget=Budget(crashes=1)), "which is lost"),
+    "a validation is made twice": (Rules(catch_up=validate_again), _CHANGING, "made again"),
+}
+"""By name: the rules, where they are found out, and what the broken rule says."""
+
+
+def setting_of(name: str) -> Setting:
+    """Return the setting in which a mutant is found out, with its rules."""
+    rules, setting, _ = MUTANTS[name]
+    return replace(setting, work=replace(setting.work, rules=rules))

@@ -1,0 +1,38 @@
+"""No order of events lets an elastic run count a leaf twice, or keeps it from finishing; and the search finds what would.
+
+`benchmarks/membership_checker.py` explores larger runs.
+"""
+
+import pytest
+
+from tests.membership.explorer import explore
+from tests.membership.mutants import MUTANTS, setting_of
+from tests.membership.process import Work
+from tests.membership.world import Budget, Setting, World
+
+LONGEST_TRACE = 15
+SETTINGS = {
+    "one crashes, one is suspected": Setting(budget=Budget(crashes=1, suspicions=1)),
+    "one crashes between buckets of two steps": Setting(work=Work(steps=2, buckets=2), budget=Budget(crashes=1)),
+    "one comes, one leaves, an order is lost": Setting(
+        workers=1, work=Work(validates=True), budget=Budget(joins=1, leaves=1, lost_orders=1)
+    ),
+    "one of three crashes before all are ready": Setting(
+        workers=3, maximum=3, work=Work(micro_batches=3), budget=Budget(crashes=1), is_running=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_order_of_events_counts_each_leaf_once_and_can_finish(name):
+    found = explore(World(SETTINGS[name]))
+    assert ("", ()) == (found.mistake, found.trace)
+    assert found.is_complete
+    assert found.ended
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_protocol_that_is_broken_in_one_place_is_found_out(name):
+    found = explore(World(setting_of(name)))
+    assert MUTANTS[name][2] in found.mistake
+    assert 0 < len(found.trace) <= LONGEST_TRACE
