@@ -4,7 +4,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from ttlaunch import contract
@@ -24,7 +24,7 @@ from ttlaunch.running.flight_recorders import read_recorders
 from ttlaunch.running.hang.departure import find_departure
 from ttlaunch.running.logs.output import FROM_A_RANK
 from ttlaunch.running.lost_folders import LostFolder
-from ttlaunch.running.lost_hosts import Losses, LostHost
+from ttlaunch.running.lost_hosts import RANK_WENT_WITH_HOST, Losses, LostHost
 from ttlaunch.running.replicas import ReplicaWatch, find_difference
 from ttlaunch.running.report import Report, make_report
 from ttlaunch.running.runs.files import Tail, read_text_if_any
@@ -52,6 +52,7 @@ class Ending:
         killing_since: When the supervisor began to kill the remaining processes, seconds since the epoch.
         failure: A failure that the supervisor itself found: a hang, or an unusable run folder.
         stood_still_s: The longest time for which the supervisor, or the whole machine, did not run.
+        tolerated, tolerated_hosts: Ranks whose end, and hosts whose loss, is no failure since other workers go on.
     """
 
     signal_number: int | None = None
@@ -68,6 +69,8 @@ class Ending:
     lost_hosts: dict[str, LostHost] = field(default_factory=dict)
     lost_folders: dict[str, LostFolder] = field(default_factory=dict)
     stood_still_s: float = 0.0
+    tolerated: frozenset[int] = frozenset()
+    tolerated_hosts: frozenset[str] = frozenset()
 
     def note_losses(self, losses: Losses) -> None:
         """Add lost hosts and folders, and lost shims unless the run is being ended: ending a run kills shims."""
@@ -75,6 +78,27 @@ class Ending:
             self.lost_shims.update(losses.shims)
         self.lost_hosts.update(losses.hosts)
         self.lost_folders.update(losses.folders)
+
+    def tolerate(self, gone: frozenset[int], ranks: Iterable[RankState]) -> None:
+        """Take the ends of these ranks, and the loss of hosts that have no others, for no failure, since others go on."""
+        left = {state.row.host for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in gone}
+        self.tolerated, self.tolerated_hosts = gone, frozenset(self.lost_hosts.keys() - left)
+
+    def why_lost(self, state: RankState) -> str:
+        """Return how a rank was lost that has left no record of its end, as a clause; empty if it was not."""
+        if state.row.rank in self.lost_shims:
+            return "was lost: its shim was killed"
+        return RANK_WENT_WITH_HOST if state.row.host in self.lost_hosts else ""
+
+    @property
+    def fatal_shims(self) -> Mapping[int, float]:
+        """The lost shims whose loss is a failure of the run."""
+        return {rank: seen for rank, seen in self.lost_shims.items() if rank not in self.tolerated}
+
+    @property
+    def fatal_lost_hosts(self) -> Mapping[str, LostHost]:
+        """The lost hosts whose loss is a failure of the run."""
+        return {host: lost for host, lost in self.lost_hosts.items() if host not in self.tolerated_hosts}
 
 
 def conclude(
@@ -134,14 +158,16 @@ def find_failure(
         return differ
     ordered = ending.signal_number is not None
     _note_aborts(folder, watch.ranks, plan, before=min(ending.lost_shims.values(), default=math.inf))
-    lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.lost_shims
+    lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.fatal_shims
+    # Workers of an elastic run that others have gone on without are part of its history, not of its failure.
+    ranks = [state for state in watch.ranks if state.row.rank not in ending.tolerated]
     # Daemons of a killed engine end the ranks on their hosts, whose shims record that.
     stopped = ordered or ending.failure is not None or (returncode < 0 and ending.terminated is None)
     watch.read_exceptions()
     failure = first_failure(
-        watch.ranks,
+        ranks,
         lost_shims=lost_shims,
-        lost_hosts=ending.lost_hosts,
+        lost_hosts=ending.fatal_lost_hosts,
         lost_folders=ending.lost_folders,
         stopped=stopped,
         witnesses=_witnesses(folder, ending, watch.ranks, engine=engine),
@@ -149,10 +175,13 @@ def find_failure(
     failure = failure or ending.failure
     if failure is not None or ordered:
         return failure and _after_departure(failure, folder, watch.ranks)
-    unfinished = [state for state in watch.ranks if state.exit is None and state.phase is not Phase.ABSENT]
-    if ending.lost_folders and (returncode != 0 or unfinished):
+    unfinished = [state for state in ranks if state.exit is None and state.phase is not Phase.ABSENT]
+    is_bad = returncode < 0 or (
+        returncode > 0 and not ending.tolerated
+    )  # the engine has the status of a rank that failed
+    if ending.lost_folders and (is_bad or unfinished):
         return name_lost_folder(*next(iter(ending.lost_folders.items())), watch.ranks)
-    if returncode != 0 or unfinished:
+    if is_bad or unfinished:
         return _engine_failure(folder, engine, returncode, unfinished=unfinished)
     return different_parameters(plan, watch.ranks) or single_trainings(plan, watch.ranks)
 

@@ -136,11 +136,13 @@ class RunEnd:
             ending.since = ending.since or now
             yield NoteFailure()
             differs = ending.failure is not None and ending.failure.kind is Cause.DIFFERS  # then no rank ends by itself
-            self._deadline = min(self._deadline, now + (0.0 if ending.lost_hosts or differs else self._after_failure_s))
+            self._deadline = min(
+                self._deadline, now + (0.0 if ending.fatal_lost_hosts or differs else self._after_failure_s)
+            )
         if ending.since is None:
             return
         if ending.terminated is not None:
-            patience_s = _AFTER_LOSS_S if ending.lost_hosts else AFTER_TERM_S
+            patience_s = _AFTER_LOSS_S if ending.fatal_lost_hosts else AFTER_TERM_S
             if not ending.killed and now - ending.terminated >= patience_s:
                 ending.killed = True
                 yield SignalEngine(signal.SIGKILL)
@@ -173,7 +175,7 @@ class RunEnd:
     def _begin_grace(self, number: int, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
         self._deadline = now + self._grace_s
         starting = {Phase.WAITING, Phase.STARTING} if self._is_recipe else {Phase.WAITING}
-        if not self._grace_s or any(state.phase in starting for state in ranks):
+        if not self._grace_s or any(state.phase in starting for state in ranks if not state.row.later):
             self._deadline = (
                 now  # no grace period was wanted, or some ranks have not begun and there is nothing to save
             )
@@ -233,7 +235,11 @@ class RunEnd:
         """Whether ranks may go on after a failure, because the rank that caused it may be one that has not ended yet."""
         ending = self._ending
         is_known = (
-            ending.signal_number or ending.failure or ending.lost_hosts or ending.lost_shims or ending.lost_folders
+            ending.signal_number
+            or ending.failure
+            or ending.fatal_lost_hosts
+            or ending.fatal_shims
+            or ending.lost_folders
         )
         if not self._loses_ranks or is_known:
             return False
@@ -242,13 +248,14 @@ class RunEnd:
     def _has_failed(self, ranks: Sequence[RankState]) -> bool:
         """Whether the run has failed; after SIGTERM, no ending of a program that is not a recipe counts as a failure."""
         ending = self._ending
-        if ending.lost_hosts or ending.failure is not None:
+        if ending.fatal_lost_hosts or ending.failure is not None:
             return True
         if any(lost.ends_run for lost in ending.lost_folders.values()):
             return True
         if ending.signal_number and not self._is_recipe:
             return False
-        return bool(ending.lost_shims) or any(state.phase is Phase.FAILED for state in ranks)
+        failed = (state.row.rank for state in ranks if state.phase is Phase.FAILED)
+        return bool(ending.fatal_shims) or any(rank not in ending.tolerated for rank in failed)
 
 
 def keeps_checkpoints(plan: LaunchPlan) -> bool:

@@ -22,7 +22,7 @@ from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.files import read_object, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.start_times import read_start_times
-from ttlaunch.running.watch import RankState, start_up_end, steps_done
+from ttlaunch.running.watch import Phase, RankState, start_up_end, steps_done
 
 _NOT_FINITE = {"inf", "-inf", "nan"}
 _MEASURED = (
@@ -57,6 +57,7 @@ _KINDS = {
     "layer_grad_norms": "dict[str, Json]",
     "results": "dict[str, Json]",
     "lost_hosts": "dict[str, Time]",
+    "epochs": "tuple[dict[str, Json], ...]",
     "failure": "dict[str, Json] | None",
     "ranks": "tuple[dict[str, Json], ...]",
 }
@@ -84,6 +85,8 @@ class Report:
         stopped: How the run ended by order, see `ending.stopped`; None if nobody ordered it to end.
         lost_checkpoints: For each step that should have a checkpoint and has none, the reason.
         lost_hosts: Lost hosts, with the time of the last frame from each, seconds since the epoch.
+        epochs: Of an elastic run, its epochs in order: `members`, the `step` after which each began, `reasons`, and what the
+            change cost, see `running/membership/membership.py`; empty for any other run.
         start_times: Where the time from Enter to the first step went, see `running/start_times.py`; None if it is not known.
         traffic: The bytes that ranks sent, compared with the recipe's formula; None if ranks did not count them.
     """
@@ -114,6 +117,7 @@ class Report:
     lost_checkpoints: Mapping[int, str] = field(default_factory=dict)
     stopped: Mapping[str, Any] | None = None
     lost_hosts: Mapping[str, float] = field(default_factory=dict)
+    epochs: tuple[Mapping[str, Any], ...] = ()
     startup_s: float | None = None
     start_times: Mapping[str, Any] | None = None
 
@@ -126,6 +130,7 @@ class Report:
         lost = self.lost_checkpoints.items()
         values["lost_checkpoints"] = [{"step": step, "reason": reason} for step, reason in lost]
         values["ranks"] = [_finite(dict(rank)) for rank in self.ranks]
+        values["epochs"] = [dict(epoch) for epoch in self.epochs]
         return {name: _finite(value) for name, value in values.items()}
 
     @classmethod
@@ -142,6 +147,7 @@ class Report:
             "traffic": Settlement.from_json(traffic) if traffic else None,
             "lost_checkpoints": {one["step"]: one["reason"] for one in record["lost_checkpoints"]},
             "ranks": tuple(map(_number, record["ranks"])),
+            "epochs": tuple(record.get("epochs", ())),
         }
         measured = {name: _number(record.get(name)) for name in _MEASURED}
         return cls(**{**record, **measured, **parts})
@@ -192,6 +198,7 @@ def make_report(
     up = start_up_end(ranks, reports_ready=recipe is not None)
     start = read_start_times(folder.path, ranks, plan.as_json())
     last = {} if status == "done" else last_operations(folder.path, ranks, end=end)
+    shown = [state for state in ranks if not plan.elastic or state.phase is not Phase.ABSENT]
     return Report(
         run_id=folder.run_id,
         plan_hash=plan.hash,
@@ -199,7 +206,7 @@ def make_report(
         layout=recipe.layout if recipe else None,
         status=status,
         exit_status=exit_status,
-        world_size=plan.world_size,
+        world_size=plan.elastic.first if plan.elastic else plan.world_size,
         duration_s=round(duration_s, 3),
         steps=steps_done(ranks),
         first_validation=validations[0].loss if validations else None,
@@ -214,13 +221,18 @@ def make_report(
         results=_accuracy(validations) | {name: value for state in ranks for name, value in state.results.items()},
         failure=failure,
         leftovers=leftovers + sum(state.exit.left_behind for state in ranks if state.exit),
-        ranks=tuple(_rank_summary(state, last.get(state.row.rank), is_recipe=recipe is not None) for state in ranks),
-        traffic=settle(
-            folder.path, plan.as_json(), ranks, is_done=status == "done", runs_recipe=True, complain=complain
-        ),
+        ranks=tuple(_rank_summary(state, last.get(state.row.rank), is_recipe=recipe is not None) for state in shown),
+        traffic=None if plan.elastic else _traffic(plan, folder, ranks, is_done=status == "done", complain=complain),
         startup_s=None if up is None else round(min(duration_s, max(0.0, up - time.time() + duration_s)), 3),
         start_times=start.as_json() if start else None,
     )
+
+
+def _traffic(
+    plan: LaunchPlan, folder: RunFolder, ranks: list[RankState], *, is_done: bool, complain: Complain
+) -> Settlement | None:
+    """Compare the bytes that ranks sent with the formula, which is one of a fixed number of ranks."""
+    return settle(folder.path, plan.as_json(), ranks, is_done=is_done, runs_recipe=True, complain=complain)
 
 
 def _layer_norms(ranks: list[RankState]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.agent.stop_marker import leave_stop_marker
@@ -42,6 +43,7 @@ from ttlaunch.running.logs.merge import MergedWriter
 from ttlaunch.running.logs.output import EngineOutput, View
 from ttlaunch.running.lost_folders import FolderWatch
 from ttlaunch.running.lost_hosts import SilenceWatch
+from ttlaunch.running.membership.elastic_run import ElasticRun
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.rank_controller import RankController, engine_variables
@@ -52,6 +54,7 @@ from ttlaunch.running.single_trainings import SingleTrainingWatch
 from ttlaunch.running.watch import Pace, Phase, RankState, Watch
 
 _STANDSTILL_S = 5.0
+_CHANGE_S = 0.01  # between two looks while the members of an elastic run wait for orders
 
 
 def supervise(
@@ -122,6 +125,9 @@ class _Supervision:
         self._folders = FolderWatch(self.folder, self.view)
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
         self._single = SingleTrainingWatch(self.plan, self.folder, self.view)
+        self._elastic = (
+            ElasticRun(self.plan, self.folder, self.view, controller=self.controller) if self.plan.elastic else None
+        )
         loses_ranks = Capability.LOSE_RANK in self.engine.can
         self.end = RunEnd(
             self._ending,
@@ -166,12 +172,15 @@ class _Supervision:
             leftovers=leftovers,
         )
         lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self.grace)
-        report = replace(report, lost_checkpoints=lost, stopped=end)
+        report = replace(report, lost_checkpoints=lost, stopped=end, epochs=self._epochs())
         self.view.tick(self.watch.ranks)
         write_trace(folder.path, plan.ranks, complain=self.watch.bad.add)
         self._report_bad_records()
         _write_down(report, folder)
         return report
+
+    def _epochs(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(change.as_json() for change in self._elastic.membership.changes) if self._elastic else ()
 
     def _note_start(self, process: EngineProcess) -> None:
         known = {"engine": self.plan.engine.name, "plan": self.plan.hash}
@@ -184,7 +193,7 @@ class _Supervision:
             while process.poll() is None:
                 last_time = self._notice_standstill(last_time)
                 self.folder.path.stat()  # raises if the folder was removed; writing to open files would not
-                output.read(pace.wait_s)
+                output.read(_CHANGE_S if self._elastic and self._elastic.is_changing else pace.wait_s)
                 merged.poll()
                 self._pass_on(checkpoints, self.watch.look())
                 self._refuse_connections(process)
@@ -192,6 +201,7 @@ class _Supervision:
                 self.view.tick(self.watch.ranks)
                 self._single.notice(self.watch.ranks)
                 self._notice_losses()
+                self._notice_members()
                 self._notice_difference()
                 self._notice_hang()
                 self._close_to_more()
@@ -249,6 +259,8 @@ class _Supervision:
         """Pass on new records: all that are there, or those that are given."""
         for state, record in self.watch.records() if records is None else records:
             self.view.record(state, record)
+            if self._elastic is not None:
+                self._elastic.take(state, record)
         self._report_bad_records()
         self._lost.notice(self.watch.ranks, checkpoints.lost)
 
@@ -276,6 +288,15 @@ class _Supervision:
         self._ending.note_losses(losses)
         self._silence.notice(losses)
         self._folders.notice(losses.folders)
+
+    def _notice_members(self) -> None:
+        """Let the other workers of an elastic run go on without those that have ended."""
+        if self._elastic is None:
+            return
+        ending, ranks = self._ending, self.watch.ranks
+        self._elastic.notice(ranks, why_lost=ending.why_lost, is_ending=ending.since is not None)
+        ending.tolerate(self._elastic.tolerated, ranks)
+        ending.failure = ending.failure or self._elastic.failure
 
     def _notice_last_losses(self) -> None:
         """Notice losses after the end of the run; a folder that cannot be written then becomes the reported failure."""

@@ -334,7 +334,7 @@ def start_up_end(ranks: Sequence[RankState], *, reports_ready: bool) -> float | 
         ranks: The states of all ranks.
         reports_ready: Whether ranks report when their role is called, as in `RankState.condition`; others are up once started.
     """
-    present = [state for state in ranks if state.phase is not Phase.ABSENT]
+    present = [state for state in ranks if not state.row.later]
     started = [state.started.time if state.started else None for state in present]
     times = [state.ready_time for state in present] if reports_ready else started
     return max((time for time in times if time is not None), default=None) if None not in times else None

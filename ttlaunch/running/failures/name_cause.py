@@ -135,7 +135,7 @@ def name_early_exit(state: RankState, time: float) -> Failure:
     if state.exit is None:
         how = "before the other ranks; its process is still there"
     elif state.exit.signal:  # it was ended before it could end, and so has no status
-        how = f"before the other ranks; its process had not ended when {_signal_name(state.exit.signal)} ended it"
+        how = f"before the other ranks; its process had not ended when {signal_name(state.exit.signal)} ended it"
     return _failure(state, kind=Cause.LEFT_EARLY, code="R005", cause=f"left {how}", time=time)
 
 
@@ -145,7 +145,7 @@ def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: C
     advice = _STEPS_OF_SIGNALS.get(ending.signal) if ending.signal else None
     raised, crash = tail.raised, tail.crash
     if ending.signal:
-        cause = _SIGNALS.get(kind, "was killed by {}").format(_signal_name(ending.signal))
+        cause = _SIGNALS.get(kind, "was killed by {}").format(signal_name(ending.signal))
         if crash and crash.file and kind is Cause.CRASHED:
             place, facts = f"{crash.file}:{crash.line}", (f"{crash.reason} in the {crash.thread}",)
     elif kind is Cause.NOT_STARTED:
@@ -206,7 +206,7 @@ def _clean_up_facts(state: RankState) -> tuple[str, ...]:
     """Say so if the rank was ended before the exception had left its `finally` clauses."""
     if state.error is not None or state.exit is None or not state.exit.signal:
         return ()
-    return (f"it was still cleaning up when {_signal_name(state.exit.signal)} ended it",)
+    return (f"it was still cleaning up when {signal_name(state.exit.signal)} ended it",)
 
 
 def _exception_clause(kind: Cause, name: str, message: str) -> str:
@@ -223,7 +223,7 @@ def _rename(kind: Cause, message: str) -> str | None:
     return f"rename your `{hidden[1].replace('.', '/')}.py`: it hides the package of this name" if hidden else None
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 

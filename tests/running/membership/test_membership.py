@@ -1,0 +1,149 @@
+"""The coordinator at work: what it writes into the journal before it orders anything, who counts as hung, what a change costs."""
+
+import json
+
+import pytest
+
+from ttlaunch.membership.coordinator import Phase
+from ttlaunch.membership.messages import Begin, Dismiss, Finish, Prepare, order_from_json
+from ttlaunch.planning.launch_plan import ElasticLimits
+from ttlaunch.records.members import MemberReport
+from ttlaunch.running.membership.journal import Journal, read_journal
+from ttlaunch.running.membership.membership import Membership
+from ttlaunch.running.runs.run_folder import RunFolder
+
+
+class World:
+    """A membership, what it has ordered, and reports of workers as they come from their records."""
+
+    def __init__(self, folder, *, first=3, minimum=1, maximum=3, **rest):
+        self.folder = RunFolder("run", folder)
+        self.journal = Journal(self.folder)
+        self.orders = []  # with the length of the journal when each was given
+        limits = ElasticLimits(minimum, maximum, micro_batches=8, first=first)
+        self.members = Membership(limits, self.journal, tell=self.note, **rest)
+
+    def note(self, member, message):
+        order = order_from_json(message)
+        assert order.to == member
+        self.orders.append((order, len(read_journal(self.folder.path))))
+
+    def given(self, kind):
+        return [order.to.number for order, _ in self.orders if isinstance(order.message, kind)]
+
+    def report(self, number, what, now=0.0, **fields):
+        self.members.take(number, MemberReport(time=0.0, what=what, incarnation=0, **fields), now)
+
+    def answer_all(self, now=0.0, **fields):
+        for number in self.members.state.members:
+            self.report(number, "answered", now, epoch=self.members.state.epoch, **{"applied": 0, **fields})
+
+    def begin(self, now=0.0):
+        for number in range(3):
+            self.report(number, "registered", now, applied=0)
+        self.answer_all(now)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_an_epoch_begins_when_all_that_start_with_the_run_are_ready_and_is_in_the_journal_before_it_is_ordered(world):
+    world.report(0, "registered", applied=0)
+    world.report(1, "registered", applied=0)
+    assert (Phase.WAITING, []) == (world.members.phase, world.orders)
+    world.report(2, "registered", applied=0)
+    world.answer_all()
+    assert ([0, 1, 2], [0, 1, 2]) == (world.given(Prepare), world.given(Begin))
+    lines = read_journal(world.folder.path)
+    assert ["registered"] * 3 + ["epoch"] == [line["what"] for line in lines]
+    assert ([0, 1, 2], 0) == (lines[-1]["members"], lines[-1]["step"])
+    assert {len(lines)} == {seen for order, seen in world.orders if isinstance(order.message, Begin)}
+
+
+def test_a_lost_worker_begins_an_epoch_without_it_whose_reason_and_cost_are_known(world):
+    world.begin(now=0.0)
+    world.report(0, "progressed", now=9.0, epoch=1, applied=4)
+    world.members.lose(1, "was killed by SIGKILL", now=10.0)
+    world.answer_all(now=10.1, applied=4, held=((0, 4),))
+    change = world.members.changes[-1]
+    assert ((0, 2), 4, ("worker-0001 was killed by SIGKILL",)) == (change.members, change.step, change.reasons)
+    assert 4 == change.computed_anew  # of the step's 8 micro-batches, both members together had one node of four
+    assert change.pause_s is None
+    world.report(0, "progressed", now=10.5, epoch=change.epoch, applied=5)
+    assert 0.5 == change.pause_s
+    assert "resumed" == read_journal(world.folder.path)[-1]["what"]
+
+
+def test_a_worker_that_is_asked_to_leave_is_dismissed_and_the_others_go_on(world):
+    world.begin()
+    world.members.let_leave(2, now=1.0)
+    world.answer_all(applied=1)
+    assert ([2], "left") == (world.given(Dismiss), world.members.left[2])
+    assert (0, 1) == world.members.changes[-1].members
+
+
+def test_a_member_without_progress_counts_as_hung_and_one_that_waits_for_it_does_not(tmp_path):
+    world = World(tmp_path, hang_s=2.0)
+    world.begin(now=0.0)
+    for now in (1.0, 2.0, 2.9):
+        world.report(0, "progressed", now, epoch=1, applied=0, counts=(5,), waits=True)
+        world.report(1, "progressed", now, epoch=1, applied=0, counts=(int(now * 10),))
+        world.report(2, "progressed", now, epoch=1, applied=0, counts=(5,))  # its heart beats, and its step hangs
+    assert [] == list(world.members.late(2.9))
+    assert [2] == list(world.members.late(3.1))
+
+
+def test_who_does_not_answer_counts_as_hung_too(tmp_path):
+    world = World(tmp_path, hang_s=2.0)
+    world.begin(now=0.0)
+    world.members.lose(1, "was killed by SIGKILL", now=10.0)
+    world.report(0, "answered", 10.1, epoch=2, applied=0)
+    world.report(0, "progressed", 12.1, epoch=2, applied=0, waits=True)
+    assert [2] == list(world.members.late(12.5))
+
+
+def test_all_are_told_to_end_when_every_member_has_made_the_last_step(world):
+    world.begin()
+    for number in range(3):
+        assert [] == world.given(Finish)
+        world.report(number, "progressed", epoch=1, applied=20, is_done=True)
+    assert ([0, 1, 2], Phase.FINISHED) == (world.given(Finish), world.members.phase)
+
+
+def test_a_journal_that_cannot_be_written_keeps_others_from_joining_and_the_members_go_on(tmp_path):
+    world = World(tmp_path)
+    world.begin()
+    (tmp_path / "members.jsonl").unlink()
+    (tmp_path / "members.jsonl").mkdir()
+    world.members.lose(1, "was killed by SIGKILL", now=1.0)
+    world.answer_all(applied=1)
+    assert ((0, 2), True) == (world.members.changes[-1].members, world.members.is_frozen)
+    world.report(7, "registered", applied=None)
+    assert 7 not in world.members.state.workers
+
+
+def test_orders_are_repeated_until_they_are_obeyed(world):
+    for number in range(3):
+        world.report(number, "registered", applied=0)
+    world.orders.clear()
+    for now in (1.0, 1.1, 2.0):
+        world.members.tick(now)
+    assert [0, 1, 2] * 2 == world.given(Prepare)
+
+
+def test_a_report_that_is_no_event_or_of_an_unknown_worker_changes_nothing(world):
+    before = world.members.state
+    world.report(0, "answered", epoch=7)
+    world.report(5, "progressed", epoch=7, applied=None)
+    world.report(1, "dances")
+    assert before == world.members.state
+
+
+def test_lines_of_the_journal_are_json_and_a_torn_one_is_passed_over(world):
+    world.begin()
+    path = world.folder.path / "members.jsonl"
+    whole = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(path.read_text() + '{"what": "ep')
+    assert whole == read_journal(world.folder.path)

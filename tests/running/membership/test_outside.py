@@ -1,0 +1,129 @@
+"""Workers that join by themselves: numbers, incarnations, and orders that wait for a heartbeat."""
+
+import threading
+
+import pytest
+
+from ttlaunch.planning.launch_plan import ElasticLimits
+from ttlaunch.records.coordinator import Heartbeat
+from ttlaunch.records.members import MemberReport
+from ttlaunch.running.membership.journal import Journal
+from ttlaunch.running.membership.members import NotAdmittedError, Order
+from ttlaunch.running.membership.membership import Membership
+from ttlaunch.running.membership.outside import OutsideWorkers
+from ttlaunch.running.runs.run_folder import RunFolder
+
+ADDRESS = ("10.0.0.9", 7000)
+
+
+class Joining:
+    """A run of one own worker, number 0, and 17 rows; and workers that join it."""
+
+    def __init__(self, folder):
+        journal = Journal(RunFolder("run", folder))
+        limits = ElasticLimits(1, 4, micro_batches=8, first=1)
+        self.members = Membership(limits, journal, tell=self.tell)
+        self.outside = OutsideWorkers(self.members, journal, planned=17, ranks=lambda: ())
+        self.folder = folder
+
+    def tell(self, member, message):
+        if member.number >= 17:
+            self.outside.pass_on(member, message)
+
+    def own(self, what, **fields):
+        self.members.take(0, MemberReport(time=0.0, what=what, incarnation=0, **fields), 0.0)
+
+    def begin(self):
+        self.own("registered", applied=0)
+        self.own("answered", epoch=1, applied=0)
+
+    def join(self, number=None):
+        return self.outside.register(number, address=ADDRESS, name="", have_step=0)
+
+    def beat(self, admitted, *records, wait_s=0.0):
+        reports = [MemberReport(time=0.0, incarnation=admitted.incarnation, **one) for one in records]
+        beat = Heartbeat(incarnation=admitted.incarnation)
+        return self.outside.heartbeat(admitted.number, beat, reports, wait_s=wait_s)
+
+
+@pytest.fixture
+def run(tmp_path):
+    joining = Joining(tmp_path)
+    joining.begin()
+    return joining
+
+
+def test_numbers_follow_the_rows_of_the_plan_and_a_worker_that_comes_again_has_its_number_and_a_new_incarnation(run):
+    first, second = run.join(), run.join()
+    assert [(17, 1), (18, 1)] == [(one.number, one.incarnation) for one in (first, second)]
+    again = run.join(17)
+    assert (17, 2) == (again.number, again.incarnation)
+    assert Order.FENCED != run.beat(again).order
+
+
+def test_a_worker_takes_part_once_it_is_ready_and_all_have_answered(run):
+    admitted = run.join()
+    answer = run.beat(admitted, {"what": "registered", "applied": None, "host": "far", "address": "10.0.0.9:7000"})
+    assert (Order.PREPARE, ["prepare"]) == (answer.order, [one["kind"] for one in answer.messages])
+    run.own("answered", epoch=2, applied=3)
+    answer = run.beat(admitted, {"what": "answered", "epoch": 2, "applied": None})
+    [begin] = answer.messages
+    assert ("begin", [0, 17]) == (begin["kind"], [seat["member"]["number"] for seat in begin["seats"]])
+    assert [[17, None]] == [list(pair) for pair in begin["behind"]]
+    assert [1] == [one.rank for one in run.outside.ready()]
+
+
+def test_a_heartbeat_waits_for_an_order(run):
+    admitted = run.join()
+    run.beat(admitted, {"what": "registered", "applied": None})
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(run.beat(admitted, wait_s=20.0)))
+    waiting.start()
+    run.own("answered", epoch=2, applied=3)
+    run.members.take(17, MemberReport(time=0.0, what="answered", incarnation=1, epoch=2), 0.0)
+    waiting.join(20.0)
+    assert ["begin"] == [one["kind"] for one in answers[0].messages]
+
+
+def test_the_older_process_of_a_worker_is_fenced_as_soon_as_a_newer_one_registers(run):
+    admitted = run.join()
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(run.beat(admitted, wait_s=20.0)))
+    waiting.start()
+    run.join(admitted.number)
+    waiting.join(20.0)
+    assert Order.FENCED == answers[0].order
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(3, "the run starts the worker of this number itself"), (40, "no worker has had this number")],
+)
+def test_a_number_that_is_not_of_a_worker_that_joined_is_refused(run, number, why):
+    with pytest.raises(NotAdmittedError, match=why):
+        run.join(number)
+
+
+def test_nobody_joins_a_run_that_is_ending_or_whose_journal_cannot_be_written(run):
+    (run.folder / "members.jsonl").unlink()
+    (run.folder / "members.jsonl").mkdir()
+    run.members.lose(40, "was never there", 0.0)
+    with pytest.raises(NotAdmittedError, match="journal"):
+        run.join()
+    run.outside.close()
+    with pytest.raises(NotAdmittedError, match="ending"):
+        run.join()
+
+
+def test_a_worker_leaves_after_the_present_step(run):
+    admitted = run.join()
+    with pytest.raises(KeyError):
+        run.outside.leave(admitted.number)
+    run.beat(admitted, {"what": "registered", "applied": None})
+    run.own("answered", epoch=2, applied=3)
+    run.beat(admitted, {"what": "answered", "epoch": 2, "applied": 3})
+    assert 4 == run.outside.leave(admitted.number)
+    run.own("answered", epoch=3, applied=4)
+    answer = run.beat(admitted, {"what": "answered", "epoch": 3, "applied": 4})
+    assert Order.LEAVE == answer.order
+    assert ["worker-0017"] == [f"worker-{one.number:04d}" for one in run.outside.workers() if one.left]

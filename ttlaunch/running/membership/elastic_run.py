@@ -1,0 +1,224 @@
+"""The supervisor's side of an elastic run: notice which workers are gone, and start others in their place."""
+
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from ttlaunch.contract import worker_name
+from ttlaunch.diagnostics.count import counted, render_duration
+from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.membership.coordinator import Phase as MembersPhase
+from ttlaunch.membership.messages import Member
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.records.members import MemberReport
+from ttlaunch.records.ranks import AnyProgress
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.failures.name_cause import signal_name
+from ttlaunch.running.logs.output import View
+from ttlaunch.running.membership.journal import MEMBERS_FILE, Journal
+from ttlaunch.running.membership.membership import Membership
+from ttlaunch.running.membership.outside import OutsideWorkers
+from ttlaunch.running.rank_controller import RankController
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.watch import Phase, RankState
+
+_FUTILE = 3  # replacements in a row at one place that end before they have taken part
+_QUIET_S = 10.0  # so long nothing is said about workers that are awaited
+_OVER = {MembersPhase.FINISHED, MembersPhase.STRANDED}
+
+
+class ElasticRun:
+    """Keeps an elastic run going while workers end: tells the coordinator, and starts a worker in place of each lost one.
+
+    Attributes:
+        membership: Who takes part.
+        tolerated: The workers whose end is no failure of the run, since others go on.
+        failure: Why the run cannot go on although no worker has failed; None as long as it can.
+        outside: The workers that join by themselves.
+        waits_for_others: Whether workers may come that this run does not start itself.
+    """
+
+    def __init__(self, plan: LaunchPlan, folder: RunFolder, view: View, *, controller: RankController) -> None:
+        """Watch a run that has not begun; its plan has `elastic`."""
+        assert plan.elastic is not None  # noqa: S101 - the caller has looked
+        self._limits = plan.elastic
+        self._journal = Journal(folder)
+        self._folder, self._view, self._controller = folder, view, controller
+        self.membership = Membership(plan.elastic, self._journal, tell=self._tell)
+        self.tolerated: frozenset[int] = frozenset()
+        self.failure: Failure | None = None
+        self.waits_for_others = False
+        self._planned = plan.world_size
+        self._ranks: Sequence[RankState] = ()
+        self.outside = OutsideWorkers(
+            self.membership, self._journal, planned=plan.world_size, ranks=lambda: self._ranks
+        )
+        self._gone: set[int] = set()
+        self._futile: dict[int, int] = {}  # by place
+        self._shown = 1  # changes; the first is the start
+        self._awaited_since: float | None = None
+        self._is_journal_reported = False
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether members have stopped and wait for orders, so that every moment counts."""
+        changes = self.membership.changes
+        return self.membership.phase is MembersPhase.COLLECTING or bool(changes and changes[-1].pause_s is None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every member has made all steps."""
+        return self.membership.phase is MembersPhase.FINISHED
+
+    def take(self, state: RankState, record: AnyProgress) -> None:
+        """Take a record of a worker."""
+        if isinstance(record, MemberReport):
+            self.membership.take(state.row.rank, record, time.monotonic())
+
+    def notice(self, ranks: Sequence[RankState], *, why_lost: Callable[[RankState], str], is_ending: bool) -> None:
+        """Look who is gone; call it a few times a second, after records were taken.
+
+        Args:
+            ranks: All ranks.
+            why_lost: Returns how a rank was lost that has left no record of its end, as a clause; empty if it was not.
+            is_ending: Whether the run is being ended, so that nobody is replaced any more.
+        """
+        now, self._ranks = time.monotonic(), ranks
+        lost = [(state, why) for state in ranks if (why := self._why_gone(state) or self._if_present(state, why_lost))]
+        for state, why in lost:
+            self._gone.add(state.row.rank)
+            self._lose(state, why, now)
+        for number, seconds in self.membership.late(now).items():
+            if number >= self._planned:
+                self.membership.lose(number, f"made no progress for {render_duration(seconds)}", now)
+            elif number not in self._gone:
+                self._end_hung(ranks[number], seconds, now)
+        self.membership.tick(now)
+        if self.membership.phase is MembersPhase.STRANDED or self._nobody_can_come(ranks, is_ending=is_ending):
+            self.tolerated = frozenset()  # the failure to name is that of the worker that failed first
+            self.failure = self.failure or self._too_few(ranks)
+            return
+        self.tolerated = frozenset(self._gone)
+        if not is_ending:
+            self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
+        self._say_what_changed(now)
+
+    def _tell(self, member: Member, message: bytes) -> None:
+        if member.number < self._planned:
+            self._controller.tell(member.number, message)
+        else:
+            self.outside.pass_on(member, message)
+
+    def _if_present(self, state: RankState, why_lost: Callable[[RankState], str]) -> str:
+        is_here = state.row.rank not in self._gone and state.phase is not Phase.ABSENT and state.exit is None
+        return why_lost(state) if is_here else ""
+
+    def _why_gone(self, state: RankState) -> str:
+        """Return how a worker has ended that should still be there, as a clause; empty if it has not, or if it may."""
+        number = state.row.rank
+        if number in self._gone or state.phase is Phase.ABSENT:
+            return ""
+        if state.exit is not None and not state.exit.is_failure and (self.is_over or number in self.membership.left):
+            return ""  # it was dismissed, or the run is over
+        if state.exit is not None or state.error is not None:
+            return _how_it_ended(state)
+        return ""
+
+    def _lose(self, state: RankState, why: str, now: float) -> None:
+        number, place = state.row.rank, state.row.rank % self._limits.first
+        if not self.is_over:
+            self._say(f"{worker_name(number)} ({state.row.host}) {why}")
+        has_taken_part = any(
+            number in change.members and change.pause_s is not None for change in self.membership.changes
+        )
+        self._futile[place] = 0 if has_taken_part else self._futile.get(place, 0) + 1
+        append_event(self._folder, "worker_lost", worker=worker_name(number), reason=why)
+        self.membership.lose(number, why, now)
+
+    def _end_hung(self, state: RankState, seconds: float, now: float) -> None:
+        """Kill a worker that has stopped making progress; a stopped process dies too."""
+        number = state.row.rank
+        self._gone.add(number)
+        self._lose(state, f"made no progress for {render_duration(seconds)} and was killed", now)
+        self._controller.signal_ranks([state], signal.SIGKILL)
+
+    def _replace(self, ranks: Sequence[RankState], lost: Collection[int], why_lost: Callable[[RankState], str]) -> None:
+        """Start a worker in place of each that was lost, on the same host with the same devices."""
+        if self.membership.phase in _OVER or self.membership.is_frozen:
+            return
+        for number in lost:
+            place = number % self._limits.first
+            free = [state for state in ranks[place :: self._limits.first] if state.phase is Phase.ABSENT]
+            if not free or why_lost(free[0]):
+                continue
+            if self._futile.get(place, 0) >= _FUTILE:
+                self._say(f"no worker starts in place of {worker_name(number)}: the last {_FUTILE} there ended at once")
+                continue
+            self._controller.add(free[:1])
+            started = worker_name(free[0].row.rank)
+            append_event(self._folder, "worker_started", worker=started, in_place_of=worker_name(number))
+            self._say(f"{started} starts in place of {worker_name(number)}")
+
+    def _nobody_can_come(self, ranks: Sequence[RankState], *, is_ending: bool) -> bool:
+        """Whether the workers that are left are too few, and none is starting."""
+        if self.membership.phase in _OVER or self.waits_for_others:
+            return False
+        present = [state for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in self._gone]
+        if is_ending:
+            return not present
+        return len(present) < self._limits.minimum and self.membership.phase is not MembersPhase.RUNNING
+
+    def _too_few(self, ranks: Sequence[RankState]) -> Failure | None:
+        """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
+        if any(state.phase is Phase.FAILED for state in ranks):
+            return None
+        left = len(self.membership.state.workers)
+        cause = (
+            f"{counted(left, 'worker')} {'is' if left == 1 else 'are'} left, and a step needs {self._limits.minimum}"
+        )
+        why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
+        return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=time.time(), evidence=why)
+
+    def _say_what_changed(self, now: float) -> None:
+        for change in self.membership.changes[self._shown :]:
+            if change.pause_s is None:
+                break
+            self._shown += 1
+            anew = f", {change.computed_anew} micro-batches computed anew" if change.computed_anew else ""
+            who = counted(len(change.members), "worker")
+            self._say(
+                f"epoch {change.epoch}: {who} after step {change.step}{anew}; the change took {change.pause_s:.1f} s"
+            )
+        self._say_who_is_awaited(now)
+        if self._journal.error is not None and not self._is_journal_reported:
+            self._is_journal_reported = True
+            reason = self._journal.error.strerror or str(self._journal.error)
+            self._say(f"{MEMBERS_FILE} cannot be written: {reason.lower()}; nobody joins this run any more")
+
+    def _say_who_is_awaited(self, now: float) -> None:
+        missing = self.membership.state.missing
+        if not missing or self.membership.phase in {*_OVER, MembersPhase.RUNNING}:
+            self._awaited_since = None
+            return
+        self._awaited_since = self._awaited_since or now
+        if 0 <= now - self._awaited_since < _QUIET_S:
+            return
+        here = ", ".join(worker_name(number) for number in sorted(self.membership.state.workers)) or "nobody"
+        self._say(f"waiting for {counted(missing, 'worker')} more of {self._limits.minimum}; ready: {here}")
+        self._awaited_since = now + 5 * _QUIET_S
+
+    def _say(self, text: str) -> None:
+        self._view.output("stderr", clean(text).encode())
+
+
+def _how_it_ended(state: RankState) -> str:
+    """Return how a worker has ended, as a clause."""
+    ending = state.exit
+    if state.error is not None:
+        return f"raised {state.error.type}: {state.error.message}"[:200]
+    if ending is None or ending.start_error:
+        return "could not be started"
+    if ending.signal:
+        return f"was killed by {signal_name(ending.signal)}"
+    return "ended before the last step" if ending.status == 0 else f"exited with status {ending.status}"

@@ -1,0 +1,217 @@
+"""The members of an elastic run: the coordinator's state machine at work, with its clock, its journal and its orders."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ttlaunch.contract import worker_name
+from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
+from ttlaunch.membership.messages import (
+    Begin,
+    Dismiss,
+    Event,
+    Finish,
+    LeaveAsked,
+    Lost,
+    Member,
+    Order,
+    Registered,
+    Tick,
+    order_to_json,
+)
+from ttlaunch.membership.pulse import Pulse
+from ttlaunch.membership.reports import beat_of, event_of
+from ttlaunch.planning.launch_plan import ElasticLimits
+from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.members import MemberReport
+from ttlaunch.running.membership.journal import Journal
+
+_TICK_S = 0.5
+
+
+@dataclass
+class Change:
+    """A change of the members, and what it cost.
+
+    Attributes:
+        epoch: The epoch that began with it.
+        members: The numbers of its members, sorted.
+        step: The step after which it began.
+        reasons: What led to it, such as "worker-0002 was lost".
+        computed_anew: How many leaves of the interrupted step had to be computed again.
+        time: When the epoch began, seconds since the epoch.
+        pause_s: Seconds from the first reason to the first step of the epoch; None while none is done.
+    """
+
+    epoch: int
+    members: tuple[int, ...]
+    step: int
+    reasons: tuple[str, ...]
+    computed_anew: int
+    time: float
+    pause_s: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the change as the journal and the report have it."""
+        return {**vars(self), "members": list(self.members), "reasons": list(self.reasons)}
+
+
+class Membership:
+    """Who takes part in a run. Any thread may call any method.
+
+    Attributes:
+        changes: The epochs that have begun.
+        left: Why each worker that is gone has left, by number.
+    """
+
+    def __init__(
+        self,
+        limits: ElasticLimits,
+        journal: Journal,
+        *,
+        tell: Callable[[Member, bytes], None],
+        hang_s: float | None = None,
+    ) -> None:
+        """Wait for the workers that start with the run.
+
+        Args:
+            limits: How many workers may take part.
+            journal: Gets every change before anybody is told of it.
+            tell: Passes an order on to a worker; orders may be lost.
+            hang_s: After how many seconds without progress a worker counts as hung; None: that follows from the steps.
+        """
+        terms = Terms(limits.minimum, limits.maximum, limits.micro_batches, frozenset(range(limits.first)))
+        self.changes: list[Change] = []
+        self.left: dict[int, str] = {}
+        self._state = Coordinator(terms)
+        self._journal, self._tell = journal, tell
+        self._pulse = Pulse(hang_s=hang_s)
+        self._reasons: list[str] = []  # for the next epoch
+        self._disturbed: float | None = None  # since when no step has been made because of them
+        self._reports: dict[int, MemberReport] = {}
+        self._applied: dict[int, tuple[int, float]] = {}  # by number: the newest step, and when it was reported
+        self._ticked = 0.0
+        self._lock = threading.RLock()
+
+    @property
+    def state(self) -> Coordinator:
+        """What the coordinator knows; it never changes."""
+        return self._state
+
+    @property
+    def phase(self) -> Phase:
+        """What the coordinator does."""
+        return self._state.phase
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nobody may join any more, since the journal cannot be written."""
+        return self._journal.error is not None
+
+    def newest(self, number: int) -> MemberReport | None:
+        """Return what a worker has last reported."""
+        return self._reports.get(number)
+
+    def take(self, number: int, report: MemberReport, now: float) -> None:
+        """Take a report of a worker; `now` is the time of this process's monotonic clock, in seconds."""
+        event = event_of(number, report)
+        if event is None:
+            return
+        with self._lock:
+            if isinstance(event, Registered) and self.is_frozen and number not in self._state.workers:
+                return
+            if report.incarnation < self._state.seen.get(number, 0):
+                self._handle(event, now)  # which tells it that another process has taken its place
+                return
+            self._reports[number] = report
+            self._pulse.note(number, beat_of(report), now)
+            if isinstance(event, Registered) and number not in self._state.workers:
+                self._journal.write("registered", worker=number, incarnation=report.incarnation, applied=event.applied)
+                self._add_reason(f"{worker_name(number)} joined", now)
+            self._handle(event, now)
+            self._note_step(number, report, now)
+
+    def lose(self, number: int, reason: str, now: float) -> None:
+        """Note that a worker's process has ended, or is treated so; `reason` is a clause such as "was killed by SIGKILL"."""
+        with self._lock:
+            known = self._state.workers.get(number)
+            member = known.seat.member if known else Member(number, self._state.seen.get(number, 0))
+            self.left.setdefault(number, reason)
+            self._journal.write("lost", worker=number, incarnation=member.incarnation, reason=reason)
+            self._add_reason(f"{worker_name(number)} {reason}", now)
+            self._handle(Lost(member), now)
+
+    def let_leave(self, number: int, now: float) -> None:
+        """Let a worker leave at the next boundary of a step."""
+        with self._lock:
+            if number in self._state.workers and not self._state.workers[number].leaves:
+                self.left.setdefault(number, "left")
+                self._journal.write("leaves", worker=number)
+                self._add_reason(f"{worker_name(number)} left", now)
+                self._handle(LeaveAsked(number), now)
+
+    def tick(self, now: float) -> None:
+        """Repeat orders that may have been lost; call it a few times a second."""
+        with self._lock:
+            if now - self._ticked >= _TICK_S:
+                self._ticked = now
+                self._handle(Tick(), now)
+
+    def late(self, now: float) -> Mapping[int, float]:
+        """Return the members that hold the run up, each with the seconds since its last progress."""
+        with self._lock:
+            return self._pulse.late(now) if self._state.phase in {Phase.COLLECTING, Phase.RUNNING} else {}
+
+    def _add_reason(self, reason: str, now: float) -> None:
+        self._reasons.append(reason)
+        self._disturbed = now if self._disturbed is None else self._disturbed
+
+    def _handle(self, event: Event, now: float) -> None:
+        before = self._state
+        self._state, orders = step(before, event)
+        if (
+            self._state.phase is Phase.RUNNING
+            and self._state.begin is not before.begin
+            and self._state.begin is not None
+        ):
+            self._begin(self._state.begin, now)
+        elif self._state.phase is not before.phase and self._state.phase in {Phase.FINISHED, Phase.STRANDED}:
+            self._journal.write(str(self._state.phase))
+        elif self._state.epoch != before.epoch:
+            self._pulse.restart(self._state.members, now)
+        for order in orders:
+            if isinstance(order.message, Dismiss):
+                self.left.setdefault(order.to.number, "left")
+        self._send(orders)
+
+    def _begin(self, begin: Begin, now: float) -> None:
+        anew = sum(last - first for rows in begin.todo for first, last in rows) if self.changes else 0
+        reasons, self._reasons = tuple(self._reasons) if self.changes else (), []
+        self._disturbed = self._disturbed if self.changes else now
+        change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, time.time())
+        self.changes.append(change)
+        self._journal.write("epoch", **{k: v for k, v in change.as_json().items() if k not in {"time", "pause_s"}})
+        self._pulse.restart(begin.numbers, now)
+
+    def _note_step(self, number: int, report: MemberReport, now: float) -> None:
+        """Measure steps, and the pause of a change, by the first member that reports each."""
+        begin = self._state.begin
+        if report.what != "progressed" or report.applied is None or begin is None or report.epoch != begin.epoch:
+            return
+        known = self._applied.get(number)
+        if known is None or known[0] < report.applied:
+            if known is not None and known[0] + 1 == report.applied:
+                self._pulse.note_step(now - known[1])
+            self._applied[number] = (report.applied, now)
+        change = self.changes[-1]
+        if change.pause_s is None and report.applied > change.step:
+            change.pause_s = round(now - (now if self._disturbed is None else self._disturbed), 3)
+            self._disturbed = None
+            self._journal.write("resumed", epoch=change.epoch, step=report.applied, pause_s=change.pause_s)
+
+    def _send(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            self._tell(order.to, order_to_json(order).encode())
+        if any(isinstance(order.message, Finish) for order in orders):
+            self._pulse.restart((), 0.0)
