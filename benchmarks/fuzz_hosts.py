@@ -34,7 +34,7 @@ from ttlaunch.records import host_scripts
 from ttlaunch.records.agents import FilePiece, parse_agent_frame
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, parse
 from ttlaunch.records.telemetry import read_trace_event
-from ttlaunch.running.agents.agent_controller import write_piece
+from ttlaunch.running.agents.agent_starter import write_piece
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.stderr_tail import read_stderr_tail
 from ttlaunch.running.flight_recorders import last_operations

@@ -398,6 +398,13 @@ AGENT_VERSION = 7
 A launcher starts agents of its own version, but the package may be upgraded while both run."""
 
 LEASE_S = 15.0  # how long ranks of a host run on without a frame from the launcher; then the agent kills them
+
+
+def beat_s(lease_s: float) -> float:
+    """Return the seconds after which launcher and agent send each other a sign of life, so that a lease outlasts a lost one."""
+    return min(1.0, lease_s / 6)
+
+
 STEP_PIPE = (
     9  # in a step of a Slurm job: the descriptor of a pipe that the step's shell reads until all daemons have ended
 )

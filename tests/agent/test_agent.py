@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ttlaunch import contract
+from ttlaunch.agent.run_processes import is_gone
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.pushed import start_script
-from ttlaunch.running.agents.host_link import AGENT_MODULES, BRIDGE_MODULES
+from ttlaunch.running.agents.agent_connection import AGENT_MODULES, BRIDGE_MODULES
 
 DEADLINE_S = 60.0
 RUN = f"run-{os.getpid()}"
@@ -347,6 +348,31 @@ class StepTransport(LocalTransport):
 
     def start(self, command, **options):
         return super().start(f"export SLURM_JOB_ID=7; exec {contract.STEP_PIPE}>{self._fifo}\n{command}", **options)
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGSTOP, signal.SIGKILL])
+def test_an_agent_that_replaces_another_one_ends_it_and_what_it_left(hosted, number):
+    run = hosted()
+    rank, agent = run.start(), run.first["pid"]
+    if number is not None:
+        os.kill(agent, number)
+    run.leave()
+    run.arguments["replaces"] = agent
+    assert "ready" == run.join("start_agent")["kind"]
+    assert (rank.wait(DEADLINE_S), is_gone(agent)) == (-signal.SIGKILL, True)
+    assert 0 == run.ends()[-1][0]["killed"]
+
+
+def test_an_agent_that_replaces_another_one_kills_no_process_that_only_has_its_number(hosted):
+    run = hosted()
+    other = subprocess.Popen(["sleep", "60"])
+    run.processes.append(other)
+    run.arguments["replaces"] = other.pid
+    run.leave()
+    agent = run.first["pid"]
+    assert "ready" == run.join("start_agent")["kind"]
+    assert (other.poll(), is_gone(agent)) == (None, False)
+    os.kill(agent, signal.SIGKILL)
 
 
 def test_ranks_end_with_the_slurm_step_of_their_agent_long_before_its_lease(hosted, tmp_path):

@@ -15,7 +15,7 @@ from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.memory import MemoryTransport
-from ttlaunch.running.agents.agent_controller import write_piece
+from ttlaunch.running.agents.agent_starter import write_piece
 from ttlaunch.running.agents.host_link import HostLink
 
 DEADLINE_S = 60.0

@@ -23,7 +23,8 @@ from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.memory import MemoryTransport, Streams
 from ttlaunch.planning.engine import RanksToStart
 from ttlaunch.planning.launch_plan import CommandProgram, EngineCommand, EngineNames, LaunchPlan, RankRow
-from ttlaunch.running.agents.agent_controller import AgentRankController, start_agents
+from ttlaunch.running.agents.agent_controller import AgentRankController
+from ttlaunch.running.agents.agent_starter import AgentStarter
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.logs.output import SilentView
@@ -139,13 +140,14 @@ def run_beside(hostile: HostileHost, folder: Path, *, by_agents: bool = False) -
         good["starter"] = [sys.executable, "-I", "-S", str(_STARTER), str(plan_file)]
         good["files"] = {contract.PLAN_FILE: (run.path / contract.PLAN_FILE).read_text()}
     evil = {**common, "folder": "/none", "socket": "/none", "ranks": [1], "lease_s": 1.0}
-    started = start_agents(
+    starter = AgentStarter(
         [LocalTransport("good"), hostile.transport],
         {"good": good, hostile.name: evil},
         last_step=plan.last_checkpoint_step,
         folder=run,
         pythons={"good": "python3", hostile.name: "python3"},
     )
+    started = starter.start_all()
     links = [link for link in started.values() if isinstance(link, HostLink)]
     failed = {name: error for name, error in started.items() if not isinstance(error, HostLink)}
     if failed:

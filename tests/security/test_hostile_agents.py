@@ -14,7 +14,7 @@ from ttlaunch.records.agents import FilePiece, parse_agent_frame
 from ttlaunch.records.parser import LONGEST_RECORD
 from ttlaunch.records.ranks import StepDone, moved_back
 from ttlaunch.running import lost_hosts
-from ttlaunch.running.agents.agent_controller import start_agents
+from ttlaunch.running.agents.agent_starter import AgentStarter
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.runs.run_folder import RunFolder
 
@@ -145,13 +145,14 @@ def test_the_interpreter_that_a_host_reports_is_started_on_that_host_only(tmp_pa
     hosts = [HostileHost(name, lambda: b"") for name in ("one", "two")]
     arguments = {host.name: {**LEASE, "ranks": [number]} for number, host in enumerate(hosts)}
     pythons = {host.name: f"/opt/{host.name}/python" for host in hosts}
-    found = start_agents(
+    starter = AgentStarter(
         [host.transport for host in hosts],
         arguments,
         last_step=0,
         folder=RunFolder("run", tmp_path),
         pythons=pythons,
     )
+    found = starter.start_all()
     assert all(isinstance(answer, HostError) for answer in found.values())
     assert [{"/opt/one/python"}, {"/opt/two/python"}] == [{word.rstrip(";") for word in tried(host)} for host in hosts]
 

@@ -1,7 +1,7 @@
 """Serve the launcher from beside a run on one host, over any number of connections, until the run's lease runs out.
 
 The launcher's connection may break at any moment and come back. Pieces of files are numbered and kept until the launcher
-has confirmed them; orders are numbered by the launcher and carried out once. Every second a frame `alive` carries this
+has confirmed them; orders are numbered by the launcher and carried out once. At least every second, a frame `alive` carries this
 host's clock, and the launcher sends the reading back. The lease lasts `lease_s` from the newest reading that came back. So
 the launcher knows, without trusting the network, that the lease has run out `lease_s` after the last frame that it got. On a host
 of a Slurm job the agent also ends with its step, of which Slurm may kill nothing but the shell.
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ttlaunch.agent.starter import Starter
 
 _TICK_S = 0.05
-_ALIVE_S = 1.0
 _BOXES_S = 5.0
 _UNDERWAY_BYTES = 1024 * 1024  # of pieces that the launcher has not confirmed; more would delay `alive` on a slow line
 _STRANGERS = 8  # connections that have not sent `hello` yet
@@ -280,7 +279,7 @@ class AgentServer:
         line, now = self._line, time.monotonic()
         if line is None:
             return
-        if now - self._alive_at >= _ALIVE_S:
+        if now - self._alive_at >= contract.beat_s(self._lease_s):
             self._alive_at = now
             line.send({"kind": "alive", "clock": lease_clock(), "done": self._done})
             lost = None if self._killed is not None else self._run.lost_folder()

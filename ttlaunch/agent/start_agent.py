@@ -11,6 +11,7 @@ connection, carries bytes between that socket and the SSH channel. Python 3.9 an
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -26,6 +27,7 @@ from ttlaunch.agent.hosted_run import HostedRun
 from ttlaunch.agent.line import forget, listen
 from ttlaunch.agent.run_processes import processes_of_runs
 from ttlaunch.agent.starter import Starter
+from ttlaunch.agent.take_over import take_over
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -43,11 +45,15 @@ def main(arguments: dict[str, Any]) -> int:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
             sockets and shared memory, absolute; `ranks`: those of this host; `daemons`: names of the engine's
             processes, which are killed last; `starter`: the command that starts ranks when it is ordered to, or None if the
-            engine reaches this host itself; `needed`: what each folder that the run needs is for, with its path; `socket`: the path to listen at; `lock`: a file to lock, shared, while the
-            run lasts; `holds_ports`: how many ports to hold for ranks; `lease_s`: seconds that ranks may run without a frame from the launcher.
+            engine reaches this host itself; `needed`: what each folder that the run needs is for, with its path; `socket`: the
+            path to listen at; `lock`: a file to lock, shared, while the run lasts; `holds_ports`: how many ports to hold for
+            ranks; `lease_s`: seconds that ranks may run without a frame from the launcher. On a host that was given up, also
+            `replaces`, see `take_over`.
     """
     try:
         umask = os.umask(0o077)  # what the agent writes is the user's alone; ranks keep the host's
+        if "replaces" in arguments:
+            take_over(arguments)
         claim, locks = _prepare(arguments)
         held = [hold_port() for _ in range(arguments.get("holds_ports", 0))]
         listener = listen(arguments["socket"])
@@ -149,7 +155,12 @@ def _prepare(arguments: dict[str, Any]) -> tuple[int, list[int]]:
             file.write(text)
     claims.remove_abandoned(os.path.dirname(scratch))
     os.makedirs(os.path.dirname(scratch), mode=0o700, exist_ok=True)
-    return claims.claim(scratch, _CLAIM), held
+    claim = claims.claim(scratch, _CLAIM)
+    # A host that was away for a while may have been set up anew, without the code that was copied to it.
+    for what, path in (arguments.get("needed") or {}).items():
+        if not os.path.isdir(path):
+            raise FileNotFoundError(errno.ENOENT, f"{what} is gone", path)
+    return claim, held
 
 
 def _hold_environment(python: str) -> list[int]:

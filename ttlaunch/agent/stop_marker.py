@@ -5,6 +5,7 @@ Python 3.9 and the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -46,6 +47,12 @@ def leave_farewell(run_folder: str, reason: str) -> None:
             json.dump({"reason": reason, "time": time.time()}, file)
     except OSError:
         return
+
+
+def forget_farewell(run_folder: str) -> None:
+    """Remove the reason of an earlier agent, if there is one."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(run_folder, _FAREWELL))
 
 
 def read_farewell(run_folder: str) -> str | None:

@@ -41,7 +41,7 @@ from ttlaunch.hosts.transport.transport import CONNECT_S, Process, Transport
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.make import Networks
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.agents.host_link import AGENT_MODULES
+from ttlaunch.running.agents.agent_connection import AGENT_MODULES
 from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_controller
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder

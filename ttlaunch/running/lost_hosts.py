@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+from ttlaunch import contract
 from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.errors import HostError
@@ -23,10 +24,11 @@ RANK_WENT_WITH_HOST = "was on a host that was lost"
 """Why a rank of a lost host did not finish; the clause follows a subject such as "rank 3"."""
 RANKS_WENT_WITH_HOST = ("went with its host", "went with their host")
 """What a report adds about later failures, for one rank and for several: they followed from the lost host."""
-_CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
+_CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost", "host_returned": ""}
 """The supervisor's events about a host, and the state of the connection after each."""
 FENCE_S = 2.5
 """The time that an agent needs to kill its ranks after its lease has ended."""
+_QUIET_S = 4.0  # an agent sends a frame every second
 _SILENCE_S = 8.0  # the user is informed of a longer silence
 
 
@@ -68,8 +70,8 @@ class Lease:
         last_heard: When the last frame came, seconds since the epoch on this machine.
     """
 
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
+    def __init__(self, lease_s: float, *, goes_on: bool = False) -> None:
+        self._lease_s, self._goes_on = lease_s, goes_on
         self.heard()
 
     def heard(self) -> None:
@@ -84,13 +86,28 @@ class Lease:
     @property
     def left_s(self) -> float:
         """Seconds until the agent must have ended its ranks, so that the host counts as lost; 0 from then on."""
-        return max(0.0, self._lease_s + FENCE_S - self.silent_s)
+        return max(0.0, self._tolerated_s - self.silent_s)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds without a frame after which the connection to the agent is taken for broken."""
+        return max(min(2.0, 0.5 * self._lease_s), min(_QUIET_S, 0.3 * self._lease_s))
+
+    @property
+    def renew_s(self) -> float:
+        """Seconds between two renewals."""
+        return contract.beat_s(self._lease_s)
 
     def silence(self) -> SilentHost | None:
         """Return the silence if it is long enough to inform the user, else None."""
         if self.silent_s < min(_SILENCE_S, 0.55 * self._lease_s):
             return None
-        return SilentHost(self.last_heard, self.last_heard + self._lease_s + FENCE_S)
+        return SilentHost(self.last_heard, self.last_heard + self._tolerated_s)
+
+    @property
+    def _tolerated_s(self) -> float:
+        # Where the run goes on without the host, its ranks may still be ending meanwhile: the others no longer listen to them.
+        return self._lease_s if self._goes_on else self._lease_s + FENCE_S
 
 
 @dataclass(frozen=True)
@@ -129,6 +146,7 @@ class SilenceWatch:
             silence = self._reported.pop(host)
             if host not in losses.hosts:
                 self._report_return(host, silence)
+        self._lost &= losses.hosts.keys()  # the others are back, or the run goes on without them
         for host in losses.hosts.keys() - self._lost:
             self._lost.add(host)
             append_event(self._folder, "host_lost", host=host, reason=losses.hosts[host].error.evidence)

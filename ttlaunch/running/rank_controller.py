@@ -134,6 +134,33 @@ class RankController(Protocol):
             OSError: The output of ranks on other hosts can no longer be written on this machine; raised only once.
         """
 
+    def forget(self, host: str) -> Collection[int]:
+        """Go on without a lost host: count its ranks as ended, and wait for nothing from it any more.
+
+        Each of its ranks gets a record of its end, by SIGKILL at the time of the last message from the host. `losses` leaves the
+        host out, until it is back and lost again, and `add` refuses to start ranks there.
+
+        Returns:
+            The ranks that went with the host: those that had been started there and had not ended.
+
+        Raises:
+            ValueError: The host is not lost, or the engine cannot go on without it.
+            OSError: The records cannot be written.
+        """
+
+    def rejoin(self, host: str) -> None:
+        """Try to reach a forgotten host again, in the background and until the run ends; `rejoined` tells when it is back.
+
+        What is left of the run there is then killed, and another agent is started, which also sends what the first one
+        could not send any more.
+
+        Raises:
+            ValueError: The host is not a forgotten one.
+        """
+
+    def rejoined(self) -> Collection[str]:
+        """Return the hosts that are back since the last call; `add` can start ranks there again. Call it in the supervisor's thread."""
+
     def signal_ranks(self, ranks: Sequence[RankState], number: int, *, marker: Mapping[str, Any] | None = None) -> None:
         """Send a signal to those of the given ranks that are running, directly and not through the engine.
 
@@ -261,6 +288,15 @@ class LocalRankController:
                 self._lost.setdefault(rank, time.time())
         self._lost_folder = self._lost_folder or look_at_scratch(self.recordings, time.time())
         return Losses(self._lost, {}, folders={"": self._lost_folder} if self._lost_folder else {})
+
+    def forget(self, host: str) -> Collection[int]:
+        raise ValueError(f"every rank runs on this machine, and there is no host {host} to lose")
+
+    def rejoin(self, host: str) -> None:
+        raise ValueError(f"every rank runs on this machine, and there is no host {host} to come back")
+
+    def rejoined(self) -> Collection[str]:
+        return ()
 
     def signal_ranks(
         self,

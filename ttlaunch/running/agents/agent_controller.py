@@ -1,25 +1,20 @@
-"""The rank controller of a run on other hosts: an agent on each host sends the files of its ranks, and ends these ranks.
+"""The rank controller of a run on other hosts: an agent on each host sends the files of its ranks, and ends these ranks."""
 
-The files are written byte for byte into the run's folder on this machine, so readers of a run's records need not know where
-its ranks ran.
-"""
-
-import contextlib
-import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import json
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.engines.base import Engine, EngineProcess
-from ttlaunch.errors import HostError
-from ttlaunch.hosts.transport.fleet import on_each
-from ttlaunch.hosts.transport.pushed import Interpreter
-from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames, RankRow
-from ttlaunch.records.agents import FilePiece, ProcessReport
-from ttlaunch.running.agents.host_link import START_S, HostLink
+from ttlaunch.records.agents import ProcessReport
+from ttlaunch.records.ranks import RankExit
+from ttlaunch.running.agents.agent_starter import AgentStarter
+from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay
+from ttlaunch.running.agents.returning_host import FIRST_PAUSE_S, ReturningHost
 from ttlaunch.running.agents.started_ranks import StartedRanks
 from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.rank_controller import (
@@ -31,59 +26,10 @@ from ttlaunch.running.rank_controller import (
     split_rows,
 )
 from ttlaunch.running.runs.files import write_whole
-from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState
 
 _TICK_S = 0.2
-
-
-def start_agents(
-    transports: Sequence[Transport],
-    arguments: Mapping[str, Mapping[str, Any]],
-    *,
-    last_step: int,
-    folder: RunFolder,
-    pythons: Mapping[str, str],
-    interpreters: Mapping[str, Interpreter] | None = None,
-) -> dict[str, HostLink | HostError]:
-    """Start agents on all hosts at the same time, and the threads that follow each.
-
-    Args:
-        transports: The hosts.
-        arguments: The arguments of `agent/start_agent.py` for each host.
-        last_step: The last step that can have a checkpoint; 0 if none can.
-        folder: The run's folder, into which the files of the hosts are written.
-        pythons: By host, the interpreter that starts its agent if none runs.
-        interpreters: By host, the Python that becomes its agent's; None to start one on each.
-
-    Returns:
-        By host, the link to its agent, or why there is none.
-    """
-    writing = threading.Lock()
-
-    def keep(piece: FilePiece, body: bytes) -> None:
-        write_piece(folder.file(piece.name), piece, body)
-
-    def note(kind: str, **values: Any) -> None:
-        with writing, contextlib.suppress(OSError):
-            append_event(folder, kind, **values)
-
-    def start(transport: Transport) -> HostLink:
-        host = transport.host
-        link = HostLink(
-            transport,
-            arguments[host],
-            ranks=arguments[host]["ranks"],
-            last_step=last_step,
-            python=pythons[host],
-            keep=keep,
-            note=note,
-        )
-        link.start((interpreters or {}).get(host))
-        link.follow()
-        return link
-
-    return {transport.host: answer for transport, answer in on_each(transports, start, timeout_s=2 * START_S)}
 
 
 def end_agents(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda: None) -> int:
@@ -118,6 +64,8 @@ class AgentRankController:
         variables: Mapping[str, str] | None = None,
         own: Mapping[str, Mapping[str, str]] | None = None,
         secrets: Mapping[str, str] | None = None,
+        starter: AgentStarter | None = None,
+        renewed: Callable[[HostLink], Mapping[str, str]] = lambda _: {},
     ) -> None:
         """Control the ranks of a run.
 
@@ -129,16 +77,25 @@ class AgentRankController:
             variables: What shims read from their environment.
             own: By host, what only its shims get.
             secrets: Variables that no file and no command line has.
+            starter: Starts an agent again on a host that was lost; None if no host can come back.
+            renewed: Called with the link to a host that is back; returns those of the variables that are others there now.
         """
         self._variables = variables or {}
+        self._common: Mapping[str, str] = {}  # what the shims of all hosts get
         self._ranks = ranks or {}
         self._own = own or {}
         self._secrets = secrets or {}
         self.recordings = folder.path
         self._run_id = folder.run_id
-        self._links = links
+        self._folder = folder
+        self._links = list(links)
         self._relay = relay
         self._started: StartedRanks | None = None
+        self._adds = False
+        self._starter, self._renewed = starter, renewed
+        self._forgotten: set[str] = set()  # hosts without which the run goes on
+        self._gone: set[int] = set()  # ranks that went with such a host, which may be back by now
+        self._returning: dict[str, ReturningHost] = {}
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
         return {**(self._relay.settings(names) if self._relay else {}), **self._variables}
@@ -154,29 +111,76 @@ class AgentRankController:
     ) -> EngineProcess:
         if self._relay is not None:
             return engine.start(command, folder=folder, environment=environment)
-        variables = {**command.environment, **self._variables, **self._secrets}
-        own = {link.host: {**variables, **self._own.get(link.host, {})} for link in self._links}
-        self._started = StartedRanks(self._links, self._ranks, own, later=split_rows(rows)[1])
+        self._common = {**command.environment, **self._variables, **self._secrets}
+        own = {link.host: self._variables_on(link.host) for link in self._links}
+        later = split_rows(rows)[1]
+        self._started, self._adds = StartedRanks(self._links, self._ranks, own, later=later), True
         return self._started
 
     def add(self, ranks: Sequence[RankState]) -> None:
-        add_to(self._started, ranks)
+        for state in ranks:
+            if state.row.host in self._forgotten:
+                raise ValueError(f"rank {state.row.rank} cannot start: host {state.row.host} is lost")
+        add_to(self._started if self._adds else None, ranks)
 
     def add_no_more(self) -> None:
-        growing, self._started = self._started, None
-        if growing is not None:
-            growing.add_no_more()
+        if self._adds and self._started is not None:
+            self._adds = False
+            self._started.add_no_more()
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - agents know by themselves
         for link in self._links:
             unwritable, link.unwritable = link.unwritable, None
             if unwritable is not None:
                 raise unwritable
-        shims = {rank: when for link in self._links for rank, when in link.lost_shims.items()}
-        hosts = {link.host: link.lost for link in self._links if link.lost is not None}
-        silent = {link.host: silence for link in self._links if (silence := link.silence()) is not None}
-        folders = {link.host: link.lost_folder for link in self._links if link.lost_folder is not None}
+        links = [link for link in self._links if link.host not in self._forgotten]
+        shims = {rank: when for link in links for rank, when in link.lost_shims.items() if rank not in self._gone}
+        hosts = {link.host: link.lost for link in links if link.lost is not None}
+        silent = {link.host: silence for link in links if (silence := link.silence()) is not None}
+        folders = {link.host: link.lost_folder for link in links if link.lost_folder is not None}
         return Losses(shims, hosts, silent, folders)
+
+    def forget(self, host: str) -> Collection[int]:
+        link, started = self._link_to(host), self._started
+        if started is None or link.lost is None:
+            raise ValueError(
+                f"the run cannot go on without host {host}, which is not lost or reached by the engine itself"
+            )
+        here = started.started_on(host)
+        gone = [rank for rank in here if not self._folder.file(contract.exit_file(rank)).exists()]
+        for rank in gone:
+            self._record_end(rank, link.lost.last_heard + link.clock_offset_s)
+        self._gone.update(here)
+        self._forgotten.add(host)
+        started.forget(host)
+        return gone
+
+    def rejoin(self, host: str) -> None:
+        if host not in self._forgotten or self._starter is None:
+            raise ValueError(f"host {host} is none without which the run goes on")
+        link, earlier = self._link_to(host), self._returning.get(host)
+        if link.is_cut or (earlier is not None and not earlier.over.is_set()):
+            return
+        link.abandon()
+        starter = self._starter
+        self._returning[host] = ReturningHost(
+            host,
+            lambda timeout_s: starter.start_again(link, timeout_s=timeout_s),
+            starter.note,
+            pause_s=FIRST_PAUSE_S if earlier is None else earlier.next_pause_s,
+        )
+
+    def rejoined(self) -> Collection[str]:
+        back = []
+        for host, returning in self._returning.items():
+            link = returning.take()
+            if link is None or self._started is None:
+                continue
+            self._links[self._links.index(self._link_to(host))] = link
+            self._forgotten.discard(host)
+            self._started.replace(link, {**self._variables_on(host), **self._renewed(link)})
+            back.append(host)
+        return back
 
     def signal_ranks(
         self,
@@ -197,10 +201,7 @@ class AgentRankController:
                 link.tell(number, message)
 
     def cut(self, host: str) -> None:
-        found = [link for link in self._links if link.host == host]
-        if not found:
-            raise ValueError(f"no rank of this run is on a host {host}")
-        found[0].cut()
+        self._link_to(host).cut()
 
     def snapshot(self, ranks: Sequence[RankState], *, since: float, closely: bool = False) -> ProcessSnapshot | None:
         hosts = {state.row.host for state in ranks if state.exit is None}
@@ -223,30 +224,37 @@ class AgentRankController:
 
     def end(self, meanwhile: Callable[[], None]) -> int:
         """Order every agent to finish, and wait until the last one has done so or is given up."""
-        killed = end_agents(self._links, meanwhile)
+        for returning in self._returning.values():
+            returning.stop()
+        for returning in self._returning.values():
+            while not returning.over.wait(_TICK_S):
+                meanwhile()
+        back = [link for returning in self._returning.values() if (link := returning.take()) is not None]
+        killed = end_agents([*self._links, *back], meanwhile)
         if self._relay is not None:
             self._relay.close()
         return killed
 
+    def _link_to(self, host: str) -> HostLink:
+        """Return the link to a host; raises `ValueError` if there is none."""
+        for link in self._links:
+            if link.host == host:
+                return link
+        raise ValueError(f"no rank of this run is on a host {host}")
 
-def write_piece(path: Path, piece: FilePiece, body: bytes) -> None:
-    """Write a piece of a host's file into the copy on this machine; a file that is sent whole replaces its copy in one step.
+    def _variables_on(self, host: str) -> dict[str, str]:
+        """Return what the shims of a host read from their environment."""
+        return {**self._common, **self._own.get(host, {})}
 
-    Raises:
-        OSError: The copy cannot be written, for example because the disk is full.
-        ValueError: The piece lies after a gap, or is called a whole file and does not begin at its start.
-    """
-    if piece.whole and piece.offset:
-        raise ValueError(f"a whole file at offset {piece.offset}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if piece.whole:
-        write_whole(path, body)
-        return
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        # An agent that was started anew sends a file again from its beginning, so a piece may also lie before the end.
-        if piece.offset > (size := os.fstat(descriptor).st_size):
-            raise ValueError(f"a piece of {path.name} at offset {piece.offset}, after {size} bytes")
-        os.pwrite(descriptor, body, piece.offset)
-    finally:
-        os.close(descriptor)
+    def _record_end(self, rank: int, time: float) -> None:
+        """Write the record of a rank's end that its lost host cannot send; if the host is back, its own replaces this one.
+
+        The agent kills its ranks when it has heard nothing for the time of its lease.
+
+        Raises:
+            OSError: The record cannot be written.
+        """
+        record = RankExit(rank=rank, time=time, signal=signal.SIGKILL)
+        path = self._folder.file(contract.exit_file(rank))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(vars(record)).encode())

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ttlaunch import contract
@@ -18,7 +18,7 @@ from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.frames import FrameStream
-from ttlaunch.hosts.transport.pushed import Interpreter, explain_end, start_script
+from ttlaunch.hosts.transport.pushed import Interpreter
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.agents import (
@@ -27,7 +27,6 @@ from ttlaunch.records.agents import (
     AgentFrame,
     AgentGone,
     AgentReady,
-    AgentStopped,
     FilePiece,
     FolderGone,
     ProcessReport,
@@ -36,31 +35,11 @@ from ttlaunch.records.agents import (
     parse_agent_frame,
 )
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord
+from ttlaunch.running.agents.agent_connection import START_S, greeting, join_agent, put_agent
 from ttlaunch.running.lost_folders import LostFolder, ends_run
 from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 
-START_S = 10.0
-"""The time that an agent may take to start."""
-AGENT_MODULES = (
-    "held_port",
-    "claims",
-    "run_processes",
-    "process_facts",
-    "stop_marker",
-    "stack_dump",
-    "worker_orders",
-    "hosted_run",
-    "line",
-    "starter",
-    "agent_server",
-    "bridge",
-)
-"""The modules of `agent/` that are sent along with `start_agent`."""
-BRIDGE_MODULES = ("claims", "run_processes", "stop_marker")
-"""The modules of `agent/` that are sent along with `bridge`."""
-_RENEW_S = 1.0
-_QUIET_S = 4.0  # an agent sends a frame every second
-_SEND_S = 3.0
+_SEND_S, _JOIN_S = 3.0, 4.0
 _END_S = 20.0  # for which an agent may send nothing new that was ordered to end, or whose ranks have all ended
 _TOLD = 64  # orders to workers that may wait to be sent, of at most 128 KiB each; of more, the oldest are lost
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
@@ -84,6 +63,7 @@ class HostLink:
     """The link to one host of a run.
 
     Attributes:
+        ports: The ports that the agent holds for ranks.
         clock_offset_s: By how many seconds the host's clock is ahead of this machine's; wrong by one message's time at most.
         killed: How many processes the agent had to kill; None until it has ended.
         lost: Why the host counts as lost; None while it does not.
@@ -93,6 +73,8 @@ class HostLink:
         changed: Called when a rank has ended, or the host counts as lost.
         lost_folder: A folder that the run needs on the host and that was removed; None while all exist.
         over: Set when the host will send nothing more.
+        agent: The process of the agent; None before the first greeting.
+        is_cut: Whether `cut` was called.
     """
 
     def __init__(
@@ -105,6 +87,7 @@ class HostLink:
         python: str,
         keep: Callable[[FilePiece, bytes], None],
         note: Callable[..., None],
+        goes_on: bool = False,
     ) -> None:
         """Prepare the link; `start` starts the agent.
 
@@ -117,10 +100,11 @@ class HostLink:
             keep: Writes a piece of a file; called once for each piece, in order. It raises `OSError` if it cannot write, and
                 `ValueError` if the piece does not continue the file.
             note: Adds an event to the run's history; called with the event's name, and its values by keyword.
+            goes_on: Whether the run can go on without the host. Then nobody waits, after the lease, until its ranks must have ended.
         """
         self.host = transport.host
         self.clock_offset_s = 0.0
-        self.ports: tuple[int, ...] = ()  # that the agent holds for ranks
+        self.ports: tuple[int, ...] = ()
         self.killed: int | None = None
         self.lost: LostHost | None = None
         self.unwritable: OSError | None = None
@@ -131,11 +115,9 @@ class HostLink:
         self._transport, self._arguments, self._pythons = transport, arguments, (python,)
         self._ranks, self._last_step = frozenset(ranks), last_step
         self._keep, self._note = keep, note
-        lease_s = float(arguments["lease_s"])
-        self._lease = Lease(lease_s)
-        self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * lease_s))
+        self._lease = Lease(float(arguments["lease_s"]), goes_on=goes_on)
         self._connection: _Connection | None = None
-        self._agent: int | None = None  # the agent's process
+        self.agent: int | None = None
         self._orders: list[dict[str, Any]] = []
         self._told: deque[tuple[int, bytes]] = deque(maxlen=_TOLD)
         self._received = self._question = 0
@@ -143,7 +125,7 @@ class HostLink:
         self._clock: float | None = None  # the newest reading of the agent's clock
         self._outage: HostError | None = None
         self.over, self._wake, self._ending = threading.Event(), threading.Event(), threading.Event()
-        self._has_lied = self._never_ends = self._is_cut = False
+        self._has_lied = self._never_ends = self.is_cut = self._is_abandoned = False
         self._ended: set[int] = set()  # ranks whose records of their ends have come
         self._moved = time.monotonic()  # when the last piece came, or the end was ordered
 
@@ -159,7 +141,8 @@ class HostLink:
         stream = put_agent(interpreter or Interpreter(self._transport), self._arguments, pythons=self._pythons)
         ready = self._greeted(stream, timeout_s=START_S)
         if isinstance(ready, AgentGone):
-            raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
+            what = "its agent cannot be started" if "replaces" in self._arguments else "the run's folder cannot be made"
+            raise HostError(self.host, Trouble.DISK, f"{what}: {ready.reason}")
         self.clock_offset_s = ready.time - time.time()
         self.ports = ready.ports
         self._lease.heard()
@@ -202,9 +185,14 @@ class HostLink:
         self._moved = time.monotonic()
         self._ending.set()
 
+    def abandon(self) -> None:
+        """Do nothing more about a lost host, because another link is to replace this one; `over` is then set at once."""
+        self._is_abandoned = True
+        self._ending.set()
+
     def cut(self) -> None:
         """Send nothing and ignore all that comes from now on, as if the cable were cut."""
-        self._is_cut = True
+        self.is_cut = True
 
     def silence(self) -> SilentHost | None:
         """Return the host's silence if it is long enough to inform the user and the host is not lost; else None."""
@@ -221,7 +209,8 @@ class HostLink:
             if self.killed is None and not self._never_ends:
                 # The host is lost, and its ranks have ended. What it could not send is collected once the run ends.
                 self._ending.wait()
-                self._end_what_is_left()
+                if not self._is_abandoned:
+                    self._end_what_is_left()
         except OSError as error:
             self.unwritable = error
         finally:
@@ -235,9 +224,9 @@ class HostLink:
         """Read frames until the agent has ended or the connection breaks."""
         connection = self._connection
         try:
-            while connection is not None and self.killed is None and not (self._is_cut or self._never_ends):
-                header, body = connection.stream.expect(timeout_s=self._quiet_s, largest_body=LONGEST_RECORD)
-                if not self._is_cut:
+            while connection is not None and self.killed is None and not (self.is_cut or self._never_ends):
+                header, body = connection.stream.expect(timeout_s=self._lease.quiet_s, largest_body=LONGEST_RECORD)
+                if not self.is_cut:
                     frame = parse_agent_frame(header, ranks=self._ranks, last_step=self._last_step)
                     self._handle(connection, frame, body)
                 if time.monotonic() - self._moved > _END_S:
@@ -251,7 +240,7 @@ class HostLink:
             self._has_lied = True
             self._outage = HostError(self.host, Trouble.SCRIPT, f"what came from it is {error}")
             time.sleep(_FIRST_PAUSE_S)  # the next connection may bring the same frame; do not reconnect in a busy loop
-        if self.killed is None and connection is not None and not self._is_cut:
+        if self.killed is None and connection is not None and not self.is_cut:
             self._connection = None
             connection.stream.process.kill()
 
@@ -301,7 +290,7 @@ class HostLink:
 
     def _note_life(self, connection: _Connection) -> None:
         """Count a frame as a sign of life, unless the host has broken the protocol and the connection is still new."""
-        if not self._has_lied or time.monotonic() - connection.since > self._quiet_s:
+        if not self._has_lied or time.monotonic() - connection.since > self._lease.quiet_s:
             self._lease.heard()
 
     def _owes_end(self) -> bool:
@@ -340,7 +329,7 @@ class HostLink:
         ready = greeting(stream, timeout_s=timeout_s)
         if isinstance(ready, AgentGone):
             return ready
-        self._agent = ready.pid
+        self.agent = ready.pid
         stream.send({"kind": "hello", "version": contract.AGENT_VERSION, "received": self._received}, timeout_s=_SEND_S)
         self._connection = _Connection(stream, ready.done, time.monotonic())
         self._wake.set()
@@ -353,7 +342,7 @@ class HostLink:
         # If only the channel broke, the SSH connection may be intact, so try a new channel first. After silence, do not.
         anew = outage.trouble is Trouble.TIMED_OUT
         while self._lease.left_s > 0.0:
-            if not self._is_cut:
+            if not self.is_cut:
                 try:
                     ready = self._join(anew=anew)
                 except HostError as error:
@@ -382,17 +371,17 @@ class HostLink:
         if anew:
             self._transport.close()
             self._transport.connect(timeout_s=max(_FIRST_PAUSE_S, min(CONNECT_S, self._lease.left_s)))
-        arguments = {**self._arguments, "agent": self._agent}
-        stream = join_agent(self._transport, arguments, pythons=self._pythons, timeout_s=_QUIET_S)
+        arguments = {**self._arguments, "agent": self.agent}
+        stream = join_agent(self._transport, arguments, pythons=self._pythons, timeout_s=_JOIN_S)
         try:
-            return self._greeted(stream, timeout_s=_QUIET_S)
+            return self._greeted(stream, timeout_s=_JOIN_S)
         except HostError:
             stream.process.kill()
             raise
 
     def _end_what_is_left(self) -> None:
         """Start a new agent on a lost host, which ends what is left of the run there and sends its files."""
-        if self._is_cut:
+        if self.is_cut:
             return
         with contextlib.suppress(HostError):
             self._transport.close()
@@ -407,10 +396,10 @@ class HostLink:
     def _send(self) -> None:
         """Renew the lease, confirm the received pieces, and send orders, until the link is over."""
         while not self.over.is_set():
-            self._wake.wait(_RENEW_S)
+            self._wake.wait(self._lease.renew_s)
             self._wake.clear()
             connection = self._connection
-            if connection is None or self._is_cut:
+            if connection is None or self.is_cut:
                 continue
             try:
                 renewal = {"kind": "renew", "heard": self._clock, "received": self._received}
@@ -423,62 +412,3 @@ class HostLink:
                     connection.stream.send({"kind": "tell", "rank": rank}, message, timeout_s=_SEND_S)
             except HostError:
                 connection.stream.process.kill()  # the reading thread notices this and connects again
-
-
-def put_agent(interpreter: Interpreter, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
-    """Start an agent.
-
-    Args:
-        interpreter: A Python on the host, running already or not; no other script can follow in it.
-        arguments: The arguments of `agent/start_agent.py`.
-        pythons: Interpreters on the host, in the order in which they are tried if none runs.
-
-    Raises:
-        HostError: The script cannot be started, see `start_script`.
-    """
-    return interpreter.start(
-        "start_agent", beside=AGENT_MODULES, arguments=arguments, pythons=pythons, is_last=True, timeout_s=START_S
-    )
-
-
-def join_agent(
-    transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str], timeout_s: float
-) -> FrameStream:
-    """Connect to an agent that was started with these arguments, and whose process is `agent`.
-
-    Raises:
-        HostError: The bridge to the agent cannot be started, see `start_script`.
-    """
-    place = {name: arguments.get(name) for name in ("socket", "folder", "agent")}
-    return start_script(
-        transport,
-        "bridge",
-        beside=BRIDGE_MODULES,
-        arguments=place,
-        pythons=pythons,
-        timeout_s=timeout_s,
-    )
-
-
-def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
-    """Read the agent's greeting, or why there is no agent.
-
-    Raises:
-        HostError: Another frame came, or none in time, the agent has another version (`Trouble.VERSION`), or a signal has
-            stopped it (`Trouble.STOPPED`).
-    """
-    frame = stream.receive(timeout_s=timeout_s)
-    if frame is None:
-        lost = HostError(stream.host, Trouble.LOST, "our script on it ended without an answer")
-        raise explain_end(stream, timeout_s=1.0) or lost
-    answer = parse_agent_frame(frame[0])
-    if isinstance(answer, BadRecord):
-        raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is {answer.reason}")
-    if isinstance(answer, AgentReady) and answer.version != contract.AGENT_VERSION:
-        versions = f"its agent is of version {answer.version}, this launcher of {contract.AGENT_VERSION}"
-        raise HostError(stream.host, Trouble.VERSION, versions)
-    if isinstance(answer, AgentStopped):
-        raise HostError(stream.host, Trouble.STOPPED, f"its agent (process {answer.pid}) was stopped by a signal")
-    if isinstance(answer, AgentReady | AgentGone):
-        return answer
-    raise HostError(stream.host, Trouble.SCRIPT, f"it did not send a greeting but {answer}"[:100])

@@ -18,7 +18,8 @@ from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.on_host import HostPlaces, plan_on_host
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents, start_agents
+from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents
+from ttlaunch.running.agents.agent_starter import AgentStarter
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.lost_folders import folders_on_host
@@ -87,14 +88,15 @@ def start_controller(
         The controller, or the hosts that failed with the reasons.
     """
     arguments = {host.transport.host: _agent_arguments(run, host, number=number) for number, host in enumerate(hosts)}
-    started = start_agents(
+    starter = AgentStarter(
         [host.transport for host in hosts],
         arguments,
         last_step=run.plan.last_checkpoint_step,
         folder=run.folder,
         pythons={host.transport.host: host.python for host in hosts},
-        interpreters={host.transport.host: host.interpreter for host in hosts},
+        goes_on=run.plan.elastic is not None,
     )
+    started = starter.start_all({host.transport.host: host.interpreter for host in hosts})
     links = [answer for answer in started.values() if isinstance(answer, HostLink)]
     failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
     failed |= _without_ports(run, hosts, links)
@@ -102,9 +104,15 @@ def start_controller(
         end_agents(links)
         return failed
     for link in links:
-        watch.set_clock(link.host, link.clock_offset_s)
-        append_event(run.folder, contract.EVENT_CLOCK, host=link.host, offset_s=round(link.clock_offset_s, 3))
+        _set_clock(run, watch, link)
     run = replace(run, variables={**run.variables, **_meeting_places(run, links)})
+    return _controller(run, hosts, watch, links=links, starter=starter)
+
+
+def _controller(
+    run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch, *, links: Sequence[HostLink], starter: AgentStarter
+) -> AgentRankController:
+    """Return the controller of ranks on hosts whose agents run."""
     own = _certificates(run, hosts) if _talks_over_grpc(run) else {}
     transports = {host.transport.host: host.transport for host in hosts}
     relay = None
@@ -115,9 +123,28 @@ def start_controller(
             transports, starts, engine=run.engine, scratch=run.scratch, is_lost=lambda host: over[host].is_set()
         )
     ranks = {host.transport.host: _ranks_of(run, host) for host in hosts}
+
+    def renewed(link: HostLink) -> dict[str, str]:
+        _set_clock(run, watch, link)
+        return _meeting_places_anew(run, link)
+
     return AgentRankController(
-        links, relay, run.folder, ranks=ranks, variables=run.variables, own=own, secrets=run.secrets
+        links,
+        relay,
+        run.folder,
+        ranks=ranks,
+        variables=run.variables,
+        own=own,
+        secrets=run.secrets,
+        starter=None if relay else starter,
+        renewed=renewed,
     )
+
+
+def _set_clock(run: RunOnHosts, watch: Watch, link: HostLink) -> None:
+    """Note by how much a host's clock is ahead of this machine's."""
+    watch.set_clock(link.host, link.clock_offset_s)
+    append_event(run.folder, contract.EVENT_CLOCK, host=link.host, offset_s=round(link.clock_offset_s, 3))
 
 
 def _agents_start(run: RunOnHosts) -> bool:
@@ -195,6 +222,17 @@ def _meeting_places(run: RunOnHosts, links: Sequence[HostLink]) -> dict[str, str
     if not _talks_over_grpc(run):
         return {}
     peers = [f"{run.addresses[row.host]}:{left[row.host].pop(0)}" for row in run.plan.ranks]
+    return {contract.ENV_PEERS: json.dumps(peers)}
+
+
+def _meeting_places_anew(run: RunOnHosts, link: HostLink) -> dict[str, str]:
+    """Return the variables that are others on a host that is back, because its new agent holds other ports."""
+    if not _talks_over_grpc(run):
+        return {}
+    peers, ports = json.loads(run.variables[contract.ENV_PEERS]), list(link.ports)
+    for number, row in enumerate(run.plan.ranks):
+        if row.host == link.host:
+            peers[number] = f"{run.addresses[row.host]}:{ports.pop(0)}"
     return {contract.ENV_PEERS: json.dumps(peers)}
 
 

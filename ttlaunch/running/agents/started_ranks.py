@@ -45,8 +45,9 @@ class StartedRanks:
             variables: By host, what shims read from their environment; it may hold secrets.
             later: Those of the ranks that are not started before they are added.
         """
-        self._links = links
+        self._links = list(links)
         self._ranks = ranks
+        self._forgotten: set[str] = set()
         self._later: dict[str, list[int]] = {}
         self._is_killing = False
         self.returncode: int | None = None
@@ -74,10 +75,25 @@ class StartedRanks:
                 self._later[link.host] = []
                 link.order("start", ranks=[], later=[])
 
+    def started_on(self, host: str) -> list[int]:
+        """Return the ranks that a host was ordered to start."""
+        return [rank for rank in self._ranks[host] if rank not in self._later[host]]
+
+    def forget(self, host: str) -> None:
+        """Let nothing depend any more on how the ranks of a lost host ended."""
+        self._forgotten.add(host)
+
+    def replace(self, link: HostLink, variables: Mapping[str, str]) -> None:
+        """Use another link to a host that was forgotten, on which only ranks that were not started before can be added."""
+        self._links = [link if one.host == link.host else one for one in self._links]
+        self._forgotten.discard(link.host)
+        link.changed = self._changed
+        link.order("start", ranks=[], variables=dict(variables), later=self._later[link.host])
+
     def poll(self) -> int | None:
         """Return the exit status; None while ranks run on a host that is not lost."""
         if self.returncode is None and all(link.ranks_ended or link.lost or link.over.is_set() for link in self._links):
-            ends = [link.ranks_ended for link in self._links]
+            ends = [link.ranks_ended for link in self._links if link.host not in self._forgotten]
             self._finish(next((end.status if end else 1 for end in ends if end is None or end.status), 0))
         return self.returncode
 
