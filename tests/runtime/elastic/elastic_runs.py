@@ -76,6 +76,16 @@ def validation_losses(*args, **named):
 """
 
 KILL = "_os.kill(_os.getpid(), _signal.SIGKILL)"
+_GATE = """
+import time as _time
+while not _os.path.exists({0!r}):
+    _time.sleep(0.01)
+"""
+
+
+def gate(name):
+    """A fault that waits until `ElasticRun.open(name)`."""
+    return _GATE.format(name)
 
 
 def plan_of(folder, config, *, roles, later=0):
@@ -154,10 +164,22 @@ class ElasticRun:
     def kill(self, number, sent=signal.SIGKILL):
         self._processes[number].send_signal(sent)
 
+    def open(self, name):
+        (self.folder / name).touch()
+
+    def start_all(self, *numbers):
+        """Start workers, and wait until they have registered."""
+        for number in numbers:
+            self.start(number)
+        self.until(lambda run: set(numbers) <= run.state.workers.keys())
+
+    def until_members(self, *numbers):
+        self.until(lambda run: run.state.begin is not None and run.state.begin.numbers == numbers)
+
     def ask_to_leave(self, number):
         self._take(LeaveAsked(number))
 
-    def until(self, condition, *, then=None):
+    def until(self, condition):
         """Go on until `condition(self)` is true; fail after a while."""
         deadline = time.monotonic() + SECONDS
         while not condition(self):
@@ -165,8 +187,6 @@ class ElasticRun:
             assert self.state.phase is not Phase.STRANDED, self._story()
             self._look()
             time.sleep(_LOOK_S)
-        if then is not None:
-            then(self)
 
     def finish(self):
         """Go on until every worker has ended."""
@@ -241,7 +261,7 @@ class ElasticRun:
 
 
 def in_one_process(folder, config):
-    """Train in one process, and return the digest of the parameters, and the loss of each step."""
+    """Train in one process, and return the digest of the parameters, the loss of each step, and that of each validation."""
     folder.mkdir()
     (folder / contract.PLAN_FILE).write_text(json.dumps(plan_of(RECIPE, config, roles=["trainer"])))
     variables = {
@@ -255,7 +275,7 @@ def in_one_process(folder, config):
     lines = (folder / contract.progress_file(0)).read_text().splitlines()
     records = [contract.read_record(line) for line in lines]
     [found] = [record for record in records if record["kind"] == contract.KIND_PARAMETERS]
-    return combine_digests([found["digests"]])[0], losses_of(records)
+    return combine_digests([found["digests"]])[0], losses_of(records), validations_of(records)
 
 
 def losses_of(records):

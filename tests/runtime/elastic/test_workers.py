@@ -2,7 +2,7 @@
 
 import pytest
 
-from .elastic_runs import ElasticRun, in_one_process, losses_of
+from .elastic_runs import KILL, ElasticRun, gate, in_one_process, losses_of, validations_of
 
 STEPS = 12
 CONFIG = {
@@ -33,13 +33,15 @@ def begin(tmp_path):
 
 def check(run, expected, *, finished):
     """All that finished have the parameters of one process, and every step was reported with its loss."""
-    digest, losses = expected
+    digest, losses, validations = expected
     assert dict.fromkeys(finished, 0) == {number: run.statuses[number] for number in finished}
     assert {digest} == {run.digest(number) for number in finished}
-    found = {}
+    found, validated = {}, {}
     for records in run.records.values():
         found |= losses_of(records)
+        validated |= validations_of(records)
     assert losses == losses | found
+    assert validations == validated
 
 
 def test_workers_that_nothing_happens_to_train_to_the_bits_of_one_process(begin, expected):
@@ -47,3 +49,55 @@ def test_workers_that_nothing_happens_to_train_to_the_bits_of_one_process(begin,
     check(run, expected, finished=[0, 1, 2])
     assert {(0, 1, 2)} == {begin.numbers for begin in run.epochs}  # a loaded machine divides the work anew
     assert expected[1] == losses_of(run.records[0])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "before the step",
+        "in a backward pass",
+        "while buckets are under way",
+        "after the update",
+        "in a validation",
+    ],
+)
+def test_when_a_worker_is_killed_the_others_go_on_with_the_same_bits(begin, expected, place):
+    step = 8 if place == "in a validation" else 6
+    run = begin(first=3, faults={(1, place, step): KILL}).finish()
+    assert -9 == run.statuses[1]
+    check(run, expected, finished=[0, 2])
+    assert (0, 2) == run.epochs[-1].numbers
+
+
+def test_a_worker_that_comes_later_gets_an_equal_part_of_the_state_from_each_member(begin, expected):
+    run = begin(first=2, later=1, faults={(0, "before the step", 4): gate("joined")})
+    run.until(lambda run: run.applied(0) == 3)
+    run.start_all(2)
+    run.open("joined")
+    run.finish()
+    check(run, expected, finished=[0, 1, 2])
+    assert (0, 1, 2) == run.epochs[-1].numbers
+
+
+def test_workers_leave_and_come_and_the_bits_stay(begin, expected):
+    """4 -> 2 -> 3 -> 1 -> 4."""
+    gates = {(0, 3): "two", (0, 6): "three", (4, 9): "one", (4, 11): "four"}
+    faults = {(number, "before the step", step): gate(name) for (number, step), name in gates.items()}
+    run = begin(first=4, later=4, faults=faults)
+    run.until(lambda run: run.applied(0) == 2)
+    run.ask_to_leave(1)
+    run.kill(2)
+    run.open("two")
+    run.until_members(0, 3)
+    run.start_all(4)
+    run.open("three")
+    run.until_members(0, 3, 4)
+    run.ask_to_leave(0)
+    run.ask_to_leave(3)
+    run.open("one")
+    run.until_members(4)
+    run.start_all(5, 6, 7)
+    run.open("four")
+    run.finish()
+    assert {1: 0, 2: -9, 0: 0, 3: 0} == {number: run.statuses[number] for number in (1, 2, 0, 3)}
+    check(run, expected, finished=[4, 5, 6, 7])

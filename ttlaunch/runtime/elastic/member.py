@@ -277,7 +277,8 @@ class ElasticMember:
         while True:
             try:
                 begin = self.begin
-                if begin.applied <= step and (begin.applied < step or begin.validates) and not self._has_validated:
+                is_missing = begin.applied < step or (self.owes_validation and begin.applied == step)
+                if is_missing:
                     self._validate(step)
                     self._has_validated = begin.applied == step
             except INTERRUPTIONS:
