@@ -210,7 +210,16 @@ def test_a_run_whose_last_holder_of_the_weights_is_lost_is_stranded():
     run = Run(2).begun(2)
     run.register(2, applied=None)
     run.feed(Lost(Member(0, 0))), run.feed(Lost(Member(1, 0)))
+    run.answer(None)
     assert Phase.STRANDED is run.state.phase
+
+
+def test_a_worker_that_has_got_the_weights_goes_on_alone_although_it_has_not_said_so():
+    run = Run(1).begun(1)
+    run.register(1, applied=None)
+    run.answer({0: 3, 1: None})
+    run.feed(Lost(Member(0, 0)))
+    assert (1,) == begin_of(run.answer(3)).numbers
 
 
 def test_the_run_ends_when_every_member_has_made_the_last_step():

@@ -176,8 +176,9 @@ def _lose(state: Coordinator, member: Member) -> Result:
         return _settle(replace(state, seen=seen))  # it may be one that the run's begin waits for
     workers = {number: worker for number, worker in state.workers.items() if number != member.number}
     state = replace(state, workers=workers, seen=seen)
-    if state.phase is not Phase.WAITING and not any(worker.applied is not None for worker in workers.values()):
+    if state.phase is not Phase.WAITING and not workers:
         return replace(state, phase=Phase.STRANDED), []
+    # Whether one of those that remain has got the weights meanwhile, only its answer tells.
     return _collect(state) if member.number in state.members else _settle(state)
 
 
