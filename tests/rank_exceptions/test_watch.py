@@ -200,6 +200,32 @@ def test_a_program_that_leaves_slowly_is_pending_with_its_status(here, start):
     assert (line["error"]["type"], line["error"]["message"]) == ("SystemExit", "0")
 
 
+@pytest.mark.parametrize("last", ["raise ValueError('bucket 7')", "pass"])
+def test_what_libraries_handle_after_the_program_does_not_replace_how_it_ended(here, last):
+    """A library that was imported before the watch began, as torch in ranks that are forked, ends after it."""
+    code = f"""
+import atexit, time
+from ttlaunch.rank_exceptions.watch import ExceptionWatch
+def end_library():
+    try:
+        {{}}[20]
+    except KeyError:
+        time.sleep(0.3)
+atexit.register(end_library)
+watch = ExceptionWatch("exceptions.jsonl")
+watch.take_hooks()
+watch.start()
+time.sleep(0.1)
+{last}
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(ttlaunch.__file__).parents[1])}
+    (here / "work.py").write_text(code)
+    subprocess.run([sys.executable, "work.py"], env=environment, stderr=subprocess.DEVNULL, check=False)
+    found = [json.loads(line) for line in (here / "exceptions.jsonl").read_text().splitlines()]
+    assert "left" in found[-1]
+    assert [] == [line for line in found if line["error"] and line["error"]["type"] == "KeyError"]
+
+
 def test_a_folder_that_cannot_be_written_changes_nothing_for_the_program(here, start):
     process = start("raise ValueError('bucket 7')\n", **{contract.ENV_EXCEPTIONS: str(here / "no/where")})
     _, said = process.communicate()

@@ -63,7 +63,10 @@ class ExceptionWatch:
         self._left = _MOST_RECORDS
         self._is_told = False  # whether the last line is about an exception
         self._end = '"error": null'  # how the program ends, as the fields of a line
-        self._uncaught = False
+        self._uncaught = (
+            False  # once it is set, under the lock, the thread writes no more: libraries that end handle exceptions too
+        )
+        self._lock = _thread.RLock()
 
     def start(self) -> None:
         """Start the thread that looks, where Python can tell the exception of another thread."""
@@ -94,9 +97,9 @@ class ExceptionWatch:
 
     def note(self, error: BaseException) -> None:
         """Write at once what there is no time to lose for, because other ranks may be about to end this one; the rest follows."""
-        self._uncaught = True
         if os.getpid() != self._pid:  # a process that the rank has forked
             return
+        self._silence_thread()
         self._seen.setdefault(
             id(error), time.time()
         )  # what follows takes time, in which other ranks may fail because of this one
@@ -109,8 +112,12 @@ class ExceptionWatch:
         printed = getattr(sys, "last_value", None)  # Python sets it before it calls a hook that has replaced ours
         if not self._uncaught and isinstance(printed, BaseException):
             self.ends_by(printed)
-        self._uncaught = True
+        self._silence_thread()
         self._append(f'{{{self._end}, "left": {time.time()!r}}}')
+
+    def _silence_thread(self) -> None:
+        with self._lock:
+            self._uncaught = True
 
     def first_seen(self, error: BaseException) -> float | None:
         """Return when an exception, or the first of those that led to it, was seen in flight; None if it was not."""
@@ -120,7 +127,8 @@ class ExceptionWatch:
         try:
             while not self._uncaught:
                 time.sleep(LOOK_S)
-                self._look()
+                if not self._uncaught:
+                    self._look()
         except Exception:  # noqa: BLE001 - the rank's work is worth more than what is known about its exceptions
             return
 
@@ -146,7 +154,7 @@ class ExceptionWatch:
         self._pending = error  # kept alive, as it keeps its chain, so that no other exception gets one of these ids
         # To tell its fate, files are imported and parsed the first time; meanwhile the process may be ended already.
         if _FATE not in sys.modules:
-            self._outline(error, '"is_certain": false')
+            self._outline(error, '"is_certain": false', while_it_runs=True)
         from ttlaunch.rank_exceptions.fate import will_end
 
         if will_end(error, frame, last=self._last):
@@ -159,9 +167,8 @@ class ExceptionWatch:
         """Note that the process has gone on after the exception that was pending."""
         self._pending = None
         self._seen.clear()
-        if self._is_told and not self._uncaught:
-            self._is_told = False
-            self._append('{"error": null}')
+        if self._is_told:
+            self._append('{"error": null}', while_it_runs=True)
 
     def _write(self, error: BaseException, *, uncaught: bool) -> None:
         import json
@@ -177,11 +184,11 @@ class ExceptionWatch:
         fields["message"] = fields["message"][:_LONGEST_MESSAGE]
         fields["traceback"] = fields["traceback"][-_LONGEST_TRACEBACK:]
         line = json.dumps({"error": {**fields, "seen": self.first_seen(error)}, "uncaught": uncaught})
-        self._append(line)
+        self._append(line, while_it_runs=not uncaught)
         if uncaught:
             self._end = line[1:-1]
 
-    def _outline(self, error: BaseException, how: str) -> str:
+    def _outline(self, error: BaseException, how: str, *, while_it_runs: bool = False) -> str:
         """Write what can be written without importing anything, and return the line."""
         now, (file, line) = time.time(), place_of(error.__traceback__, self._folder)
         links = [tuple(_quoted(text[:_LONGEST_OUTLINE]) for text in link) for link in causes_of(error)]
@@ -190,11 +197,21 @@ class ExceptionWatch:
         known = f'"type": {links[0][0]}, "message": {links[0][1]}, "causes": [{causes}], {place}"time": {now!r}'
         seen = self.first_seen(error)
         outline = f'{{"error": {{{known}, "seen": {"null" if seen is None else repr(seen)}}}, {how}}}'
-        self._append(outline)
+        self._append(outline, while_it_runs=while_it_runs)
         return outline
 
-    def _append(self, line: str) -> None:
-        """Append a line by a single write, so that a reader never sees two lines mixed."""
+    def _append(self, line: str, *, while_it_runs: bool = False) -> None:
+        """Append a line by a single write, so that a reader never sees two lines mixed.
+
+        Args:
+            line: The line.
+            while_it_runs: Whether the line, one of the thread's, is worth nothing once it is known how the program ends.
+        """
+        if while_it_runs:
+            with self._lock:
+                if not self._uncaught:
+                    self._append(line)
+            return
         try:
             self._is_told = '"type"' in line
             with open(self._path, "ab", buffering=0, opener=self._opener) as file:
