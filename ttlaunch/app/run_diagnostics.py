@@ -169,7 +169,8 @@ def outstayed_diagnostics(report: Report, folder: RunFolder) -> list[Diagnostic]
     late = (report.stopped or {}).get("outstayed") or []
     if not late:
         return []
-    who = [f"{one['rank']} ({report.ranks[one['rank']]['role']}, {report.ranks[one['rank']]['host']})" for one in late]
+    rows = {row["rank"]: row for row in report.ranks}
+    who = [f"{one['rank']} ({rows[one['rank']]['role']}, {rows[one['rank']]['host']})" for one in late]
     more = [f"{len(who) - _MOST_RANKS} more"] if len(who) > _MOST_RANKS else []
     noun, was = ("rank", "was") if len(who) == 1 else ("ranks", "were")
     names = ", ".join([*who[:_MOST_RANKS], *more])

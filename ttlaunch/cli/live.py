@@ -82,7 +82,7 @@ def make_view(facts: RunFacts, folder: RunFolder, *, quiet: bool = False) -> Ite
     # A folder that was renamed has another name than the run's id, but still the run's history.
     noted = (event["time"] for event in read_events(folder.path))
     began = start_time(folder.run_id) or next(noted, time.time())
-    first = f"run {folder.run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}"
+    first = f"run {folder.run_id}: {facts.name} on {facts.topology}, {counted(len([row for row in facts.ranks if not row.later]), 'rank')}"
     with discarding_unwritable(sys.stdout):
         print_lines([first])
     if can_redraw(sys.stdout):
@@ -254,7 +254,8 @@ class TableView:
         if not _are_over(ranks) and time.monotonic() - self._last_drawn < _REDRAW_S:
             return
         self._last_drawn = time.monotonic()
-        self._live.update(self._draw(ranks), refresh=True)
+        present = [state for state in ranks if state.phase is not Phase.ABSENT]
+        self._live.update(self._draw(present), refresh=True)
 
     def _draw(self, ranks: list[RankState]) -> "RenderableType":
         from rich.console import Group
@@ -323,6 +324,7 @@ def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
     begun = {Phase.ABSENT, Phase.WAITING, Phase.STARTING, Phase.RUNNING}
     if start_up_end(ranks, reports_ready=reports_ready) is not None or any(s.phase not in begun for s in ranks):
         return ""
+    ranks = [state for state in ranks if state.phase is not Phase.ABSENT]
     hosts = list(dict.fromkeys(clean(state.row.host) for state in ranks))
     missing = list(dict.fromkeys(clean(state.row.host) for state in ranks if state.phase is Phase.WAITING))
     if len(missing) == len(hosts):

@@ -24,7 +24,7 @@ from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Phase, RankState
 
 _FUTILE = 3  # replacements in a row at one place that end before they have taken part
-_QUIET_S = 10.0  # so long nothing is said about workers that are awaited
+_QUIET_S, _REMINDER_S = 15.0, 60.0  # after which, and how often then, it is said who is awaited
 _OVER = {MembersPhase.FINISHED, MembersPhase.STRANDED}
 
 
@@ -57,7 +57,7 @@ class ElasticRun:
         self._gone: set[int] = set()
         self._futile: dict[int, int] = {}  # by place
         self._shown = 1  # changes; the first is the start
-        self._awaited_since: float | None = None
+        self._next_reminder: float | None = None  # when to say again who is awaited
         self._is_journal_reported = False
 
     @property
@@ -99,6 +99,8 @@ class ElasticRun:
             self.tolerated = frozenset()  # the failure to name is that of the worker that failed first
             self.failure = self.failure or self._too_few(ranks)
             return
+        if self.is_over:
+            self._end_starting(ranks)
         self.tolerated = frozenset(self._gone)
         if not is_ending:
             self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
@@ -143,6 +145,14 @@ class ElasticRun:
         self._lose(state, f"made no progress for {render_duration(seconds)} and was killed", now)
         self._controller.signal_ranks([state], signal.SIGKILL)
 
+    def _end_starting(self, ranks: Sequence[RankState]) -> None:
+        """End workers that are still starting when all steps are made."""
+        seen = self.membership.state.seen
+        for state in ranks:
+            if state.phase in {Phase.WAITING, Phase.STARTING} and state.exit is None and state.row.rank not in seen:
+                self._gone.add(state.row.rank)
+                self._controller.signal_ranks([state], signal.SIGKILL)
+
     def _replace(self, ranks: Sequence[RankState], lost: Collection[int], why_lost: Callable[[RankState], str]) -> None:
         """Start a worker in place of each that was lost, on the same host with the same devices."""
         if self.membership.phase in _OVER or self.membership.is_frozen:
@@ -181,10 +191,13 @@ class ElasticRun:
         return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=time.time(), evidence=why)
 
     def _say_what_changed(self, now: float) -> None:
-        for change in self.membership.changes[self._shown :]:
-            if change.pause_s is None:
+        changes = self.membership.changes
+        for change in changes[self._shown :]:
+            if change.pause_s is None and change is changes[-1]:
                 break
             self._shown += 1
+            if change.pause_s is None:
+                continue  # it was over before it had made a step
             anew = f", {change.computed_anew} micro-batches computed anew" if change.computed_anew else ""
             who = counted(len(change.members), "worker")
             self._say(
@@ -199,14 +212,16 @@ class ElasticRun:
     def _say_who_is_awaited(self, now: float) -> None:
         missing = self.membership.state.missing
         if not missing or self.membership.phase in {*_OVER, MembersPhase.RUNNING}:
-            self._awaited_since = None
+            self._next_reminder = None
             return
-        self._awaited_since = self._awaited_since or now
-        if 0 <= now - self._awaited_since < _QUIET_S:
+        if self._next_reminder is None:
+            is_starting = self.membership.phase is MembersPhase.WAITING
+            self._next_reminder = now + (_REMINDER_S if is_starting else _QUIET_S)
+        if now < self._next_reminder:
             return
         here = ", ".join(worker_name(number) for number in sorted(self.membership.state.workers)) or "nobody"
         self._say(f"waiting for {counted(missing, 'worker')} more of {self._limits.minimum}; ready: {here}")
-        self._awaited_since = now + 5 * _QUIET_S
+        self._next_reminder = now + _REMINDER_S
 
     def _say(self, text: str) -> None:
         self._view.output("stderr", clean(text).encode())

@@ -187,7 +187,8 @@ class Membership:
 
     def _begin(self, begin: Begin, now: float) -> None:
         anew = sum(last - first for rows in begin.todo for first, last in rows) if self.changes else 0
-        reasons, self._reasons = tuple(self._reasons) if self.changes else (), []
+        reasons = tuple(self._reasons) or ("some members are faster than others",)
+        reasons, self._reasons = reasons if self.changes else (), []
         self._disturbed = self._disturbed if self.changes else now
         change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, time.time())
         self.changes.append(change)

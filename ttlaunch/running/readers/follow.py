@@ -79,7 +79,8 @@ class FollowedRun:
             self._view.record(state, record)
         for stream, line in self._printed.finish(rest=report is None):
             self._view.output(stream, line)
+        ended = {row["rank"]: row["state"] for row in report.ranks} if report else {}
         for state in self._watch.ranks:
-            state.phase = Phase(report.ranks[state.row.rank]["state"]) if report else state.phase
+            state.phase = Phase(ended.get(state.row.rank, state.phase))
         self._printed.note_last(self._watch.ranks)
         self._view.tick(self._watch.ranks)
