@@ -32,6 +32,7 @@ _LOOK_S, _TICK_S = 0.01, 0.2
 _FAULTS = """
 
 import os as _os, signal as _signal
+from ttlaunch.runtime.elastic.giving import Giver as _Giver
 from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange as _Exchange
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange as _Plain
 from ttlaunch.runtime.training.loop import TrainingLoop as _Loop
@@ -40,10 +41,10 @@ _number, _faults = int(_os.environ["TTLAUNCH_RANK"]), FAULTS
 _at = {"step": 0}
 
 
-def _happen(place):
-    code = _faults.get((_number, place, _at["step"]))
+def _happen(place, **known):
+    code = _faults.get((_number, place, _at["step"])) or _faults.get((_number, place, "every step"))
     if code:
-        exec(code)
+        exec(code, globals() | known)
 
 
 def _wrap(cls, name, place, *, after=False):
@@ -53,10 +54,10 @@ def _wrap(cls, name, place, *, after=False):
         if name == "mean":
             _at["step"] = args[0]
         if not after:
-            _happen(place)
+            _happen(place, one=self)
         found = inner(self, *args, **named)
         if after:
-            _happen(place)
+            _happen(place, one=self)
         return found
 
     setattr(cls, name, outer)
@@ -66,7 +67,13 @@ _wrap(_Exchange, "mean", "before the step")
 _wrap(_Exchange, "expect", "in a backward pass")
 _wrap(_Plain, "_gather", "while buckets are under way")
 _wrap(_Loop, "end_step", "after the update")
-_validation_losses = validation_losses
+_wrap(_Giver, "give", "when it should give", after=True)
+_validation_losses, _differentiate = validation_losses, differentiate
+
+
+def differentiate(*args, **named):
+    _happen("in a micro-batch")
+    return _differentiate(*args, **named)
 
 
 def validation_losses(*args, **named):
@@ -76,6 +83,20 @@ def validation_losses(*args, **named):
 """
 
 KILL = "_os.kill(_os.getpid(), _signal.SIGKILL)"
+KILL_BEFORE_THE_LAST_SHARD = """
+def _isend(tensor, *, dest, tag=0, inner=one._ctx.isend):
+    # The last message of the last bucket: others have what they need of this worker, and `dest` has not.
+    if dest == 2 and len(one._gathering) == 4 * len(one._buckets) - 1:
+        one._gathering[-2].wait()
+        import time
+        time.sleep(0.5)
+        _os.kill(_os.getpid(), _signal.SIGKILL)
+    return inner(tensor, dest=dest, tag=tag)
+if not hasattr(one._ctx, "_is_faulty"):
+    one._ctx._is_faulty = True
+    one._ctx.isend = _isend
+"""
+SLOW = "import time; time.sleep(0.3)"
 _GATE = """
 import time as _time
 while not _os.path.exists({0!r}):

@@ -1,8 +1,22 @@
 """Workers of an elastic run as real processes, with the coordinator's real state machine in the test."""
 
+import json
+import signal
+
 import pytest
 
-from .elastic_runs import KILL, ElasticRun, gate, in_one_process, losses_of, validations_of
+from ttlaunch import contract
+
+from .elastic_runs import (
+    KILL,
+    KILL_BEFORE_THE_LAST_SHARD,
+    SLOW,
+    ElasticRun,
+    gate,
+    in_one_process,
+    losses_of,
+    validations_of,
+)
 
 STEPS = 12
 CONFIG = {
@@ -22,8 +36,8 @@ def expected(tmp_path_factory):
 def begin(tmp_path):
     runs = []
 
-    def make(**options):
-        runs.append(ElasticRun(tmp_path, CONFIG, **options))
+    def make(*, sections=(), **options):
+        runs.append(ElasticRun(tmp_path, CONFIG | dict(sections), **options))
         return runs[-1]
 
     yield make
@@ -101,3 +115,56 @@ def test_workers_leave_and_come_and_the_bits_stay(begin, expected):
     run.finish()
     assert {1: 0, 2: -9, 0: 0, 3: 0} == {number: run.statuses[number] for number in (1, 2, 0, 3)}
     check(run, expected, finished=[4, 5, 6, 7])
+
+
+def test_a_worker_that_lacks_one_step_gets_its_mean_from_another(begin, expected):
+    """Worker 0 dies when worker 1 has all shards of the mean, and worker 2 lacks one."""
+    run = begin(first=3, faults={(0, "while buckets are under way", 6): KILL_BEFORE_THE_LAST_SHARD}).finish()
+    check(run, expected, finished=[1, 2])
+    assert [((2, 5),)] == [begin.behind for begin in run.epochs if begin.behind]
+
+
+def test_a_member_that_dies_while_a_joiner_needs_it_is_replaced_by_the_others(begin, expected):
+    faults = {(0, "before the step", 4): gate("joined"), (1, "when it should give", 4): KILL}
+    run = begin(first=3, later=1, faults=faults)
+    run.until(lambda run: run.applied(0) == 3)
+    run.start_all(3)
+    run.open("joined")
+    run.finish()
+    assert -9 == run.statuses[1]
+    check(run, expected, finished=[0, 2, 3])
+    assert (0, 2, 3) == run.epochs[-1].numbers
+
+
+def test_a_slow_worker_gets_fewer_micro_batches(begin, expected):
+    run = begin(first=2, faults={(1, "in a micro-batch", "every step"): SLOW}).finish()
+    check(run, expected, finished=[0, 1])
+    (first, last), (_, end) = run.epochs[-1].blocks
+    assert last - first > 2 * (end - last)
+
+
+def test_a_checkpoint_comes_from_whoever_is_the_first_member(begin, expected):
+    run = begin(first=3, faults={(0, "before the step", 6): KILL}, sections={"checkpoint_config": {"interval": 4}})
+    run.finish()
+    check(run, expected, finished=[1, 2])
+    found = {}
+    for path in run.folder.glob("checkpoints/*/rank-*.json"):
+        found[path.parent.name, path.stem] = json.loads(path.read_text())["owners"]
+    assert {("step-4.tmp", "rank-0"): [0], ("step-8.tmp", "rank-1"): [1], ("step-12.tmp", "rank-1"): [1]} == found
+
+
+def test_all_members_stop_after_the_same_step(begin):
+    run = begin(first=3, faults={(0, "before the step", 5): gate("stopping")})
+    run.until(lambda run: run.applied(0) == 4)
+    for number in range(3):
+        run.kill(number, signal.SIGUSR1)
+    run.until(lambda run: all(run.of_kind(number, contract.KIND_STOPPING) for number in range(3)))
+    [last] = {record["step"] for number in range(3) for record in run.of_kind(number, contract.KIND_STOPPING)}
+    (run.folder / contract.ENDING_FILE).write_text(json.dumps({"after_step": last}))
+    for number in range(3):
+        run.kill(number, signal.SIGUSR1)
+    run.open("stopping")
+    run.finish()
+    assert {0: 0, 1: 0, 2: 0} == run.statuses
+    assert 1 == len({run.digest(number) for number in range(3)})
+    assert {last} == {run.of_kind(number, contract.KIND_STEP)[-1]["step"] for number in range(3)}

@@ -50,6 +50,7 @@ class ElasticLife:
             transport=self.communicator,
             place=self._directory_of,
             write=self._write,
+            note=self._note,
             traffic=traffic,
             stop_order=stop_order,
             is_later=bool(world.later) and world.later[number],
@@ -61,9 +62,7 @@ class ElasticLife:
         try:
             role()
         except LeftError as left:
-            self._records.write(
-                contract.KIND_NOTE, text=f"{contract.worker_name(self.member.own.number)} has ended: {left}"
-            )
+            self._note(f"{contract.worker_name(self.member.own.number)} has ended: {left}")
         finally:
             self._orders.close()
             self.member.close()
@@ -73,6 +72,9 @@ class ElasticLife:
         peers = [Peer(seat.member.number, seat.member.incarnation) for seat in seats]
         members = [(peer, seat.host, seat.address) for peer, seat in zip(peers, seats, strict=True)]
         return self._way.directory(members, epoch=begin.epoch)
+
+    def _note(self, text: str) -> None:
+        self._records.write(contract.KIND_NOTE, text=text)
 
     def _write(self, **fields: Any) -> None:
         self._records.write(contract.KIND_MEMBER, **fields)

@@ -64,6 +64,7 @@ class ElasticMember:
         place: Callable[[Begin], Directory],
         write: Callable[..., object],
         traffic: TrafficCounter,
+        note: Callable[[str], object],
         stop_order: HasLast,
         is_later: bool = False,
     ) -> None:
@@ -74,6 +75,7 @@ class ElasticMember:
             transport: Its transport, opened with itself alone.
             place: Returns the directory of an epoch.
             write: Writes a record for the coordinator, of the given fields.
+            note: Shows the user a line.
             traffic: Knows whether the role's thread waits.
             stop_order: Says when the whole run ends early.
             is_later: See the class.
@@ -81,7 +83,7 @@ class ElasticMember:
         self.own, self.is_later = seat.member, is_later
         self.pulled: dict[int, int] = {}
         self._seat, self._transport, self._place = seat, transport, place
-        self._traffic, self._stop_order = traffic, stop_order
+        self._traffic, self._stop_order, self._note = traffic, stop_order, note
         self._changed = threading.Condition()
         self._state = worker.WorkerState(seat.member)
         self._next: Begin | None = None
@@ -268,6 +270,7 @@ class ElasticMember:
             return replace(state, applied=step, held=(), validated=validated)
 
         self._update(applied)
+        self._reporter.has_stepped = True
         self._report_progress()
 
     def validate(self, step: int) -> None:
@@ -356,6 +359,9 @@ class ElasticMember:
             given = pull_state(self._puller(), begin, self._replica)
         for number, size in given.items():
             self._count_pulled(number, size)
+        givers = ", ".join(map(contract.worker_name, given))
+        own, size = contract.worker_name(self.own.number), sum(given.values())
+        self._note(f"{own} takes part from step {begin.applied + 1} on, with {size} bytes of state from {givers}")
 
         def caught_up(state: worker.WorkerState) -> worker.WorkerState:
             return replace(state, applied=begin.applied, held=(), validated=None if begin.validates else begin.applied)

@@ -25,6 +25,7 @@ class OrdersSocket:
     """Takes orders in a thread of its own, from its user and from root.
 
     Attributes:
+        thread: Takes the orders.
         dropped: How many datagrams were none of this worker's orders, or came from another user.
     """
 
@@ -50,7 +51,8 @@ class OrdersSocket:
         except OSError:
             self._socket.close()
             raise
-        threading.Thread(target=self._receive, name="orders", daemon=True).start()
+        self.thread = threading.Thread(target=self._receive, name="orders", daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
         """Take no further order."""

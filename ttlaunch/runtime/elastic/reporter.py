@@ -24,13 +24,14 @@ class Reporter:
     Attributes:
         micro_batches: How many it has differentiated.
         pulled_bytes: How many bytes of state it got from others.
+        has_stepped: Whether it has made a step; the first one of a process may take long.
         pauses: Whether it waits for the coordinator.
     """
 
     def __init__(self, write: Callable[..., object], traffic: TrafficCounter) -> None:
         """Report nothing yet; `write` writes a record, of the given fields."""
         self.micro_batches = self.pulled_bytes = 0
-        self.pauses = False
+        self.has_stepped = self.pauses = False
         self._write, self._traffic = write, traffic
         self._lock = threading.Lock()
         self._last: dict[str, object] = {}
@@ -76,7 +77,7 @@ class Reporter:
                     self._write_last()
 
     def _write_last(self) -> None:
-        is_long = self._long > 0 or self.micro_batches == 0
+        is_long = self._long > 0 or not self.has_stepped
         self._write(
             **self._last,
             counts=(self.micro_batches, self._traffic.sent_bytes, self.pulled_bytes),

@@ -1,0 +1,50 @@
+"""Orders come as datagrams; whatever is none for this worker is dropped."""
+
+import queue
+import socket
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.membership.messages import Dismiss, Finish, Member, Order, Prepare, order_to_json
+from ttlaunch.runtime.elastic.orders import MOST_BYTES, OrdersSocket
+
+OWN = Member(3, 1)
+
+
+@pytest.fixture
+def orders(tmp_path):
+    taken = queue.Queue()
+    orders = OrdersSocket(tmp_path, OWN, take=taken.put)
+    path = str(tmp_path / contract.orders_socket(3))
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    yield lambda data: sender.sendto(data, path), taken, orders
+    orders.close()
+    sender.close()
+
+
+def test_what_is_no_order_for_this_worker_is_dropped(orders):
+    send, taken, socket_of_orders = orders
+    others = [Order(Member(3, 0), Prepare(1)), Order(Member(2, 1), Prepare(1))]
+    long = order_to_json(Order(OWN, Dismiss("x"))).encode() + b" " * MOST_BYTES
+    bad = [b"", b"{", b"[]", b'{"kind": "prepare"}', b'{"kind": "run", "to": {"number": 3, "incarnation": 1}}', long]
+    for data in [*bad, *(order_to_json(order).encode() for order in others)]:
+        send(data)
+    for message in (Prepare(2), Dismiss("go"), Finish()):
+        send(order_to_json(Order(OWN, message)).encode())
+    assert [Prepare(2), Dismiss("go"), Finish()] == [taken.get(timeout=20) for _ in range(3)]
+    assert len(bad) + len(others) == socket_of_orders.dropped
+    assert taken.empty()
+
+
+def test_a_socket_that_an_earlier_life_has_left_is_replaced(tmp_path):
+    (tmp_path / contract.orders_socket(3)).touch()
+    OrdersSocket(tmp_path, OWN, take=print).close()
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_thread_ends_when_the_socket_is_closed(tmp_path):
+    orders = OrdersSocket(tmp_path, OWN, take=print)
+    orders.close()
+    orders.thread.join(20)
+    assert not orders.thread.is_alive()
