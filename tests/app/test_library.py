@@ -125,7 +125,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_name(here):
         ({"ranks": "2"}, "`ranks='2'`: a whole number of at least 1 was expected"),
         ({"ranks": True}, "`ranks=True`: a whole number of at least 1 was expected"),
         ({"grace": -1}, "`grace=-1`: a number of at least 0 was expected"),
-        ({"lease": 1}, "`lease=1`: a number of at least 3 was expected"),
+        ({"lease": 1}, "`lease=1`: a number of at least 2 was expected"),
         ({"hang_timeout": float("nan")}, "`hang_timeout=nan`: a number of at least 1 was expected"),
         ({"max_restarts": 1.5}, "`max_restarts=1.5`: a whole number of at least 0 was expected"),
     ],

@@ -3,11 +3,13 @@
 import json
 import time
 
+import pytest
+
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.running.conclude import Ending
 from ttlaunch.running.failures.causes import Cause
-from ttlaunch.running.lost_hosts import Losses, LostHost, SilenceWatch, SilentHost, connection_after
+from ttlaunch.running.lost_hosts import Lease, Losses, LostHost, SilenceWatch, SilentHost, connection_after
 from ttlaunch.running.runs.run_folder import RunFolder
 
 LOST = LostHost(HostError("far", Trouble.TIMED_OUT, "it has not answered for 18 s"), last_heard=5.0)
@@ -21,10 +23,10 @@ class Printed:
         self.lines.append((stream, line.decode()))
 
 
-def watched(folder, *losses):
+def watched(folder, *losses, goes_on=False):
     """What is printed, and which events the run has, after the supervisor has seen these losses in turn."""
     view = Printed()
-    watch = SilenceWatch(RunFolder("r", folder), view)
+    watch = SilenceWatch(RunFolder("r", folder), view, goes_on=goes_on)
     for one in losses:
         watch.notice(one)
     events = [json.loads(line) for line in (folder / contract.EVENTS_FILE).read_text().splitlines()]
@@ -38,6 +40,25 @@ def silent():
 def test_a_host_that_is_silent_is_named_once_with_what_is_going_to_happen(tmp_path):
     said = "host far has not answered for 9 s; unless it comes back within 8 s, its ranks end and the run with them"
     assert ([("stderr", said)], [("host_silent", "far")]) == watched(tmp_path, silent(), silent())
+
+
+def test_a_silent_host_without_which_the_run_goes_on_is_announced_so(tmp_path):
+    [(_, said)], _ = watched(tmp_path, silent(), goes_on=True)
+    assert "host far has not answered for 9 s; unless it comes back within 8 s, the run goes on without it" == said
+
+
+def test_a_host_without_which_the_run_goes_on_is_lost_when_its_lease_is_over():
+    assert Lease(2.0, goes_on=True).left_s <= 2.0 < Lease(2.0).left_s
+    lost_at = [Lease(0.0, goes_on=goes_on).silence().lost_at for goes_on in (True, False)]
+    assert lost_at[0] < lost_at[1]
+
+
+@pytest.mark.parametrize("lease_s", [2.0, 3.0, 15.0, 600.0])
+def test_a_lease_outlasts_lost_signs_of_life_and_a_new_connection(lease_s):
+    lease = Lease(lease_s)
+    # The agent's reading, the next renewal, and one more of both: then the connection is taken for broken.
+    assert 4 * lease.renew_s < lease_s
+    assert lease.renew_s < lease.quiet_s < lease_s
 
 
 def test_a_host_that_answers_again_is_named_with_how_long_it_did_not(tmp_path):

@@ -15,7 +15,7 @@ Target = str | Path | Sequence[str]
 """A recipe's name, a recipe's folder or a script; or a sequence with the command line of any program."""
 
 _LEAST_WHOLE = {"ranks": 1, "nproc_per_node": 1, "nnodes": 1, "trace_steps": 1, "max_restarts": 0}
-_LEAST = {"grace": 0, "lease": 3, "hang_timeout": 1}
+_LEAST = {"grace": 0, "lease": 2, "hang_timeout": 1}
 """The smallest value of each option that is a number, the same as on the command line."""
 
 _PATHS = ("on", "config", "hostfile", "rank_bindings", "runs_dir", "resume", "keep")

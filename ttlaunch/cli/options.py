@@ -190,7 +190,7 @@ LeaseSeconds = Annotated[
     float,
     typer.Option(
         "--lease",
-        min=3,
+        min=2,
         metavar="SECONDS",
         help="How long ranks on another host keep running without contact to this machine. Then that host ends them.",
     ),

@@ -130,9 +130,11 @@ class Losses:
 class SilenceWatch:
     """Informs the user once of each silence of a host and of its return, and adds these and losses to the run's history."""
 
-    def __init__(self, folder: RunFolder, view: View) -> None:
+    def __init__(self, folder: RunFolder, view: View, *, goes_on: bool = False) -> None:
+        """Know of no silence; `goes_on`: whether the run can go on without a host."""
         self._folder = folder
         self._view = view
+        self._goes_on = goes_on
         self._reported: dict[str, SilentHost] = {}
         self._lost: set[str] = set()
 
@@ -155,7 +157,9 @@ class SilenceWatch:
         now = time.time()
         append_event(self._folder, "host_silent", host=host, silent_s=round(now - silence.since, 1))
         left_s = max(0.0, silence.lost_at - now)
-        self._say(f"host {host} has not answered for {render_duration(now - silence.since)}; {_prospect(left_s)}")
+        self._say(
+            f"host {host} has not answered for {render_duration(now - silence.since)}; {_prospect(left_s, goes_on=self._goes_on)}"
+        )
 
     def _report_return(self, host: str, silence: SilentHost) -> None:
         silent_s = time.time() - silence.since
@@ -196,5 +200,6 @@ def loss_notes(lost: LostHost, ranks: Sequence[RankState], *, stood_still_s: flo
     return (*notes, note)
 
 
-def _prospect(left_s: float) -> str:
-    return f"unless it comes back within {render_duration(left_s)}, its ranks end and the run with them"
+def _prospect(left_s: float, *, goes_on: bool) -> str:
+    follows = "the run goes on without it" if goes_on else "its ranks end and the run with them"
+    return f"unless it comes back within {render_duration(left_s)}, {follows}"

@@ -121,7 +121,7 @@ class _Supervision:
         self._lost = LostCheckpoints(self.view)
         self._hangs = HangWatch(self.plan, self.folder, self.controller, timeout_s=hang_timeout_s)
         self._exits = StuckExitWatch(self.plan, self.folder, self.watch)
-        self._silence = SilenceWatch(self.folder, self.view)
+        self._silence = SilenceWatch(self.folder, self.view, goes_on=self.plan.elastic is not None)
         self._folders = FolderWatch(self.folder, self.view)
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
         self._single = SingleTrainingWatch(self.plan, self.folder, self.view)
