@@ -149,7 +149,8 @@ class ElasticRun:
         """End workers that are still starting when all steps are made."""
         seen = self.membership.state.seen
         for state in ranks:
-            if state.phase in {Phase.WAITING, Phase.STARTING} and state.exit is None and state.row.rank not in seen:
+            is_starting = state.started is not None and state.exit is None and state.row.rank not in self._gone
+            if is_starting and state.row.rank not in seen:
                 self._gone.add(state.row.rank)
                 self._controller.signal_ranks([state], signal.SIGKILL)
 

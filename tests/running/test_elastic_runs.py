@@ -1,0 +1,150 @@
+"""Runs whose workers are killed, stopped and replaced end with the parameters of one process, and say what happened."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.agent.run_processes import run_processes
+from ttlaunch.running.membership.journal import read_journal
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.mpi
+
+STEPS = 24
+COMMAND = [sys.executable, "-m", "ttlaunch", "run"]
+SET = ["--set", f"training_config.steps={STEPS}"]
+MOST_S = 240.0
+
+
+class Running:
+    """A run that goes on in the background."""
+
+    def __init__(self, process, here):
+        self.process, self.here = process, here
+
+    @property
+    def folder(self):
+        [folder] = wait_for(lambda: [path for path in self.here.glob("runs/[!.]*") if path.is_dir()])
+        return folder
+
+    def journal(self, what):
+        return [entry for entry in read_journal(self.folder) if entry["what"] == what]
+
+    def pid(self, number):
+        lines = (self.folder / contract.progress_file(number)).read_text().splitlines()
+        [pid] = [record["pid"] for record in map(json.loads, lines) if record["kind"] == contract.KIND_STARTED]
+        return pid
+
+    def step(self):
+        """The last step that any worker has made."""
+        files = self.folder.glob("records/rank-*.progress.jsonl")
+        records = (contract.read_record(line) for file in files for line in file.read_text().splitlines())
+        return max((record["step"] for record in records if record and record["kind"] == contract.KIND_STEP), default=0)
+
+    def report(self):
+        _, stderr = self.process.communicate(timeout=MOST_S)
+        path = self.folder / contract.REPORT_FILE
+        assert path.is_file(), stderr
+        assert [] == run_processes(self.folder.name)
+        return json.loads(path.read_text())
+
+
+def wait_for(look):
+    end = time.monotonic() + MOST_S
+    while not (found := look()):
+        assert time.monotonic() < end, "nothing of what was expected has happened"
+        time.sleep(0.02)
+    return found
+
+
+@contextmanager
+def running(here, *arguments, recipe="data_parallel", ranks=3, elastic="1:3"):
+    command = [*COMMAND, recipe, *SET, "-n", str(ranks), "--elastic", elastic, *arguments]
+    with subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        yield Running(process, here)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The parameters of one process, which has neither workers nor messages."""
+    here = tmp_path_factory.mktemp("one")
+    command = [*COMMAND, "data_parallel", *SET, "-n", "1", "--format", "json"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
+    return json.loads(done.stdout)["parameters_sha256"]
+
+
+@pytest.mark.parametrize("kills", [{3: 0, 9: 1}, {6: 2, 7: 0, 15: 1}])
+def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process(here, expected, kills):
+    with running(here, ranks=4, elastic="1:4") as run:
+        for step, victim in kills.items():
+            wait_for(lambda step=step: run.step() >= step)
+            os.kill(run.pid(victim), signal.SIGKILL)
+        report = run.report()
+    assert ("done", expected, True) == (report["status"], report["parameters_sha256"], report["parameters_agree"])
+    assert list(kills.values()) == [entry["worker"] for entry in run.journal("lost")]
+    assert {"was killed by SIGKILL"} == {entry["reason"] for entry in run.journal("lost")}
+    reasons = {reason for epoch in report["epochs"] for reason in epoch["reasons"]}
+    assert {f"worker-000{victim} was killed by SIGKILL" for victim in kills.values()} <= reasons
+    assert {victim + 4 for victim in kills.values()} <= {row["rank"] for row in report["ranks"]}
+    assert STEPS == report["steps"]
+
+
+def test_a_worker_that_comes_late_gets_the_weights_from_the_others_and_takes_part(here):
+    with running(here, "--set", "training_config.steps=400", ranks=2, elastic="1:2") as run:
+        wait_for(lambda: run.step() >= 3)
+        os.kill(run.pid(1), signal.SIGKILL)
+        wait_for(lambda: any(3 in entry["members"] for entry in run.journal("epoch")))
+        first = run.step()
+        wait_for(lambda: run.step() > first + 2)
+        os.kill(run.pid(0), signal.SIGKILL)  # now the weights are nowhere but in the one that has come
+        wait_for(lambda: run.journal("epoch")[-1]["members"] == [3])
+        os.kill(run.process.pid, signal.SIGINT)
+        report = run.report()
+    assert "interrupted" == report["status"]
+    assert report["stopped"]["after_step"] == max(row["step"] for row in report["ranks"])
+
+
+def test_a_stopped_worker_counts_as_hung_and_the_others_go_on(here, expected):
+    with running(here) as run:
+        wait_for(lambda: run.step() >= 4)
+        os.kill(run.pid(2), signal.SIGSTOP)
+        report = run.report()
+    assert ("done", expected) == (report["status"], report["parameters_sha256"])
+    [lost] = run.journal("lost")
+    assert (2, True) == (lost["worker"], lost["reason"].startswith("made no progress for "))
+
+
+def test_a_run_whose_last_worker_is_killed_names_it(here):
+    with running(here, ranks=1, elastic="1:1") as run:
+        wait_for(lambda: run.step() >= 3)
+        os.kill(run.pid(0), signal.SIGKILL)
+        report = run.report()
+    failure = report["failure"]
+    assert ("failed", "R004", 0) == (report["status"], failure["code"], failure["rank"])
+    assert "stranded" == read_journal(run.folder)[-1]["what"]
+
+
+def test_an_exception_that_every_worker_raises_ends_the_run_with_its_line(here):
+    recipe = here / "mine"
+    shutil.copytree(ROOT / "recipes" / "data_parallel", recipe)
+    trainer = recipe / "trainer.py"
+    trainer.write_text(
+        trainer.read_text().replace(
+            "for step in loop.steps():", "for step in loop.steps():\n            assert step < 3, 'no further'"
+        )
+    )
+    line = 1 + trainer.read_text().splitlines().index("            assert step < 3, 'no further'")
+    with running(here, recipe="mine") as run:
+        report = run.report()
+    failure = report["failure"]
+    assert ("failed", "R002") == (report["status"], failure["code"])
+    assert failure["place"].endswith(f"trainer.py:{line}")
