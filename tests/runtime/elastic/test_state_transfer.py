@@ -39,6 +39,11 @@ def test_parts_from_several_members_make_up_the_whole_state(replica, count, prec
     source, target = ReplicaState(*giver), ReplicaState(*taker)
     parts = source.parts(count)
     sizes = list(map(len, parts))
+    parameters = list(giver[0].parameters())
+    values = sum(parameter.numel() for parameter in parameters)
+    numbers = len(giver[2].values()) + len(giver[1].scaler_state() or {})
+    # Weights and AdamW's two moments, its count of updates of each tensor, and the numbers: nothing else is sent.
+    assert 3 * 4 * values + 4 * len(parameters) + 8 * numbers == source.size
     assert (source.size, target.size) == (sum(sizes), sum(sizes))
     assert max(sizes) - min(sizes) <= 0.05 * source.size / count
     for part in reversed(parts):

@@ -348,9 +348,11 @@ class ElasticMember:
         assert self._replica is not None  # noqa: S101 - `join` comes first
         self._giver.give(begin, self.own.number, self._replica)
         applied = self._state.applied
-        # A worker that makes steps lacks at most one, and `catch_up` gets that.
         if applied is None or (applied < begin.applied and not self._makes_steps):
             self._pull_state(begin)
+        elif applied < begin.applied - 1:
+            # `catch_up` gets one step. Who lacks more had to wait while others went on, and is replaced.
+            raise LeftError(f"the others are {begin.applied - applied} steps ahead")
         self._report_progress()
 
     def _pull_state(self, begin: Begin) -> None:
