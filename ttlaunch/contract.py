@@ -48,6 +48,9 @@ ENV_MASTER_PORT = "TTLAUNCH_MASTER_PORT"
 ENV_PEERS = "TTLAUNCH_PEERS"  # a JSON list: where each rank listens for the ranks of other hosts, `address:port`
 ENV_CERTIFICATES = "TTLAUNCH_CERTIFICATES"  # a JSON object of texts in PEM: `authority`, `own`, `key`
 ENV_WORLD = "TTLAUNCH_WORLD"  # the run whose ranks a rank takes part with, where a run of its own has started it
+ENV_INCARNATION = (
+    "TTLAUNCH_INCARNATION"  # the incarnation that its coordinator has given to a worker that joins by itself
+)
 ENV_RESTARTS = "TTLAUNCH_RESTARTS"  # how often the run has been restarted
 ENV_MOST_RESTARTS = "TTLAUNCH_MOST_RESTARTS"
 PREFIX = "TTLAUNCH_"
@@ -121,6 +124,7 @@ RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
 STACKS_SIGNAL = 62  # has a rank of a Python program write its stacks; SIGUSR2 may have a meaning in the script itself
 FLIGHT_RECORDER_DIR = "blackbox"  # in the run folder only after a bad end
+COORDINATOR_FILE = "coordinator.json"  # where the run's coordinator listens for the user's own processes
 ENDING_FILE = "ending.json"  # the launcher's order to end, on every host: `after_step`, None for a program
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.shim import rank_environment
-from ttlaunch.agent.torch_world import visible_accelerators
 
 PRINT = "import json, os\nopen('of-' + os.environ['RANK'] + '.json', 'w').write(json.dumps(dict(os.environ)))\n"
 PAGE = Path(__file__).parents[2] / "docs/how-to/run-your-pytorch-script.md"
@@ -82,31 +81,6 @@ def test_variables_of_the_engine_reach_only_programs_that_name_mpi(uses_mpi, lef
 def test_ranks_with_devices_are_not_told_to_use_the_processor():
     with_devices = [{**row, "device_shape": [1, 1]} for row in rows("a", "a")]
     assert "ACCELERATE_USE_CPU" not in seen_by(0, "a", "a", ranks=with_devices)
-
-
-@pytest.mark.parametrize(
-    ("file", "visible", "is_found"),
-    [
-        ("nvidia0", None, True),
-        ("nvidia0", "0", True),
-        ("nvidia0", "", False),
-        ("nvidia0", "-1", False),
-        ("davinci0", "", True),
-        ("neuron0", None, True),
-        ("null", None, False),
-    ],
-)
-def test_an_accelerator_counts_if_torch_may_find_it_and_the_rank_may_see_it(tmp_path, file, visible, is_found):
-    (tmp_path / file).touch()
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert ([str(tmp_path / file)] if is_found else []) == visible_accelerators(environment, str(tmp_path))
-
-
-def test_a_rank_whose_gpus_are_hidden_is_told_to_use_the_processor_wherever_that_is_said():
-    hidden = [{**row, "environment": {"CUDA_VISIBLE_DEVICES": ""}} for row in rows("a", "a")]
-    assert "true" == seen_by(0, "a", "a", ranks=hidden)["ACCELERATE_USE_CPU"]
-    for given in ({"own": {"CUDA_VISIBLE_DEVICES": ""}}, {"inherited": {"CUDA_VISIBLE_DEVICES": "-1"}}):
-        assert "true" == seen_by(0, "a", "a", **given)["ACCELERATE_USE_CPU"]
 
 
 def test_gloo_and_nccl_use_the_interface_in_the_networks_chosen_for_ranks_unless_the_user_chose_another():

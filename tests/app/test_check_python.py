@@ -56,22 +56,6 @@ def test_a_script_that_may_be_right_is_not_mentioned(here, ttlaunch, without_dee
     assert "" == ttlaunch("plan -n 2 train.py").stderr
 
 
-def test_a_module_beside_the_script_that_does_the_launchers_work_is_named(here, ttlaunch):
-    (here / "train.py").write_text("from parts import start\nstart.meet()\n")
-    (here / "parts").mkdir()
-    (here / "parts/__init__.py").write_text("")
-    (here / "parts/start.py").write_text("import os\ndef meet():\n    os.environ['MASTER_PORT'] = '1'\n")
-    said = ttlaunch("plan -n 2 train.py").stderr
-    assert "warning[P066]: parts/start.py sets `MASTER_PORT` to a constant" in said
-    assert "parts/start.py:3:33" in said
-
-
-def test_a_script_whose_module_finds_its_place_as_torchrun_gives_it_is_not_mentioned(here, ttlaunch):
-    (here / "train.py").write_text("import place\n" + LOCAL_RANK)
-    (here / "place.py").write_text("import os\nrank = os.environ.get('RANK')\n")
-    assert "" == ttlaunch("plan -n 2 train.py").stderr
-
-
 def test_a_module_beside_the_script_that_is_no_python_is_named_if_it_is_imported_in_any_case(here, ttlaunch):
     (here / "parts").mkdir()
     (here / "parts/__init__.py").write_text("from . import model\n")

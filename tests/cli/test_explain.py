@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,13 +113,3 @@ def test_an_unknown_code_says_what_was_meant(ttlaunch):
         "error[P009]: there is no code `P0003`\n\nhint: did you mean `P003`?\n\nhint: `ttlaunch explain` lists all\n\n"
     )
     assert answer.stderr == expected
-
-
-def test_a_copy_for_hosts_says_that_it_has_no_pages(tmp_path):
-    package = tmp_path / "ttlaunch"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "pages"))
-    command = [sys.executable, "-m", "ttlaunch", "explain", "P003"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NO_COLOR": "1"}
-    answer = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr.startswith("error[P009]: this copy of ttlaunch was made for hosts and has no pages\n")

@@ -230,10 +230,10 @@ def _devices() -> dict[str, Any]:
     return found
 
 
-def gpu_files(devices: str = "/dev") -> list[str]:
+def gpu_files() -> list[str]:
     """Device files without which no driver offers torch a GPU: NVIDIA's, those of Jetson and WSL, and AMD's."""
     names = ("nvidia[0-9]*", "nvidia-caps", "nvgpu", "nvhost-*", "nvmap", "dxg", "kfd")
-    return sorted(path for name in names for path in glob.glob(os.path.join(devices, name)))
+    return sorted(path for name in names for path in glob.glob("/dev/" + name))
 
 
 def interface_of(address: str) -> str | None:

@@ -6,7 +6,6 @@ variables. `docs/how-to/run-your-pytorch-script.md` lists what differs from torc
 
 from __future__ import annotations
 
-import glob
 import os
 import socket
 
@@ -71,26 +70,10 @@ def torch_defaults(
     if sum(other["host"] == row["host"] for other in rows) > 1:
         defaults["OMP_NUM_THREADS"] = "1"
     # Without this variable, Accelerate on CPUs trains in each rank by itself.
-    given = {**inherited, **plan["environment"], **row["environment"]}
-    if all(other.get("device_shape") is None for other in rows) and not visible_accelerators(given):
+    if all(other.get("device_shape") is None for other in rows) and not gpu_files():
         defaults["ACCELERATE_USE_CPU"] = "true"
     defaults.update(_interfaces_of_libraries(networks))
     return {name: value for name, value in defaults.items() if name not in inherited}
-
-
-def visible_accelerators(environment: Mapping[str, str], devices: str = "/dev") -> list[str]:
-    """Return the device files of accelerators that torch may find in a process, without asking torch, which would take seconds.
-
-    Intel's GPUs are not known: their files are those of any graphics card.
-
-    Args:
-        environment: The variables of the process; an empty `CUDA_VISIBLE_DEVICES`, or -1, hides all GPUs.
-        devices: The folder of the device files.
-    """
-    gpus = [] if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else gpu_files(devices)
-    # Those of Ascend, Gaudi, Cambricon and Trainium.
-    others = ("davinci[0-9]*", "hl[0-9]*", "cambricon_dev[0-9]*", "neuron[0-9]*")
-    return gpus + sorted(path for name in others for path in glob.glob(os.path.join(devices, name)))
 
 
 def _interfaces_of_libraries(networks: str | None) -> dict[str, str]:

@@ -70,11 +70,10 @@ def check_python(
         return _not_python(error, source, program=program, content=content, is_here=is_here)
     if tree is None:
         return []
-    modules, broken = _own_modules(program, tree, working_folder=working_folder, is_here=is_here)
-    if broken:
+    if broken := _check_own_modules(program, tree, working_folder=working_folder, is_here=is_here):
         return broken
     lacking = _check_frameworks(program, tree, source=source, script=script) if may_look else []
-    return [*lacking, *(_launchers_work([(tree, source), *modules]) if num_ranks > 1 else ())]
+    return [*lacking, *(_launchers_work(tree, source) if num_ranks > 1 else ())]
 
 
 def needs_torch(program: PythonProgram) -> bool:
@@ -119,13 +118,12 @@ def _check_frameworks(program: PythonProgram, tree: ast.Module, *, source: Sourc
     ]
 
 
-def _own_modules(
+def _check_own_modules(
     program: PythonProgram, tree: ast.Module, *, working_folder: Path, is_here: bool
-) -> tuple[list[tuple[ast.Module, Source]], list[Diagnostic]]:
-    """Return the modules beside a script that it imports in any case, itself or through others, and what is no Python of them."""
+) -> list[Diagnostic]:
+    """Report the first module beside a script that is no Python and that it imports in any case, itself or through another one."""
     script = Path(os.path.realpath(program.script or ""))
     waiting, seen = [(tree, script)], {script}
-    modules: list[tuple[ast.Module, Source]] = []
     while waiting and len(seen) < _MOST_MODULES and not _changes_path(waiting[-1][0]):
         module, path = waiting.pop()
         for found in imported_files(module.body, path, script.parent):
@@ -135,19 +133,18 @@ def _own_modules(
             try:
                 with open_regular(found, follow=True) as file:
                     content = file.read(MOST_BYTES)
+                parsed = parse_quietly(content)
             except OSError:
                 continue
-            source = Source(short_name(found, working_folder), content.decode(errors="replace").removeprefix("\ufeff"))
-            try:
-                parsed = parse_quietly(content)
             except (SyntaxError, ValueError) as error:
+                source = Source(
+                    short_name(found, working_folder), content.decode(errors="replace").removeprefix("\ufeff")
+                )
                 if wrong := _not_python(error, source, program=program, content=content, is_here=is_here):
-                    return modules, wrong
-                continue
-            if parsed:
-                waiting.append((parsed, found))
-                modules.append((parsed, source))
-    return modules, []
+                    return wrong
+            else:
+                waiting += [(parsed, found)] if parsed else []
+    return []
 
 
 def _changes_path(tree: ast.Module) -> bool:
@@ -218,33 +215,23 @@ def _compiles(interpreter: str, content: bytes) -> bool:
         return False
 
 
-def _launchers_work(modules: Sequence[tuple[ast.Module, Source]]) -> Iterator[Diagnostic]:
-    """Yield a warning for each thing that a script does although the launcher does it, each kind once.
-
-    Args:
-        modules: The script, then those modules of its folder that it imports.
-    """
-    nodes = [(list(ast.walk(tree)), source) for tree, source in modules]
-    words = {
-        node.value
-        for of_module, _ in nodes
-        for node in of_module
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+def _launchers_work(tree: ast.Module, source: Source) -> Iterator[Diagnostic]:
+    """Yield a warning for each thing that a script does although the launcher does it, each kind once."""
+    nodes = list(ast.walk(tree))
+    words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     reads_place = not _OWN_PLACE.isdisjoint(words)
+    modules = {name for node in nodes for name in _modules(node)}
     seen = set()
-    for of_module, source in nodes:
-        imported = {name for node in of_module for name in _modules(node)}
-        for node in of_module:
-            found = _fixes_meeting_place(node)
-            if not reads_place:
-                found = found or _starts_ranks(node, imported) or _wants_local_rank(node) or _wants_slurm(node)
-            if found and found[1] not in seen:
-                seen.add(found[1])
-                at, what, hint = found
-                place = source.span(at.lineno, at.col_offset + 1, _width(at, source))
-                message = f"{shown(source.name, longest=_LONGEST)} {what}"
-                yield Diagnostic("P066", message, Label(place), hints=(hint,), severity=Severity.WARNING)
+    for node in nodes:
+        found = _fixes_meeting_place(node)
+        if not reads_place:
+            found = found or _starts_ranks(node, modules) or _wants_local_rank(node) or _wants_slurm(node)
+        if found and found[1] not in seen:
+            seen.add(found[1])
+            at, what, hint = found
+            place = source.span(at.lineno, at.col_offset + 1, _width(at, source))
+            message = f"{shown(source.name, longest=_LONGEST)} {what}"
+            yield Diagnostic("P066", message, Label(place), hints=(hint,), severity=Severity.WARNING)
 
 
 def _width(node: ast.expr | ast.stmt, source: Source) -> int:

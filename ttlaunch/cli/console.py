@@ -45,6 +45,7 @@ JSON_SCHEMAS = {
     "export": 1,
     "hosts": 1,
     "init": 1,
+    "join": 1,
     "log-line": 1,
     "losses": 1,
     "metric-event": 1,
@@ -67,6 +68,7 @@ JSON_SCHEMAS = {
     "validate": 1,
     "weights": 1,
     "weights-export": 1,
+    "workers": 1,
 }
 """The version of each object that `--format json` prints. It is raised when a key is removed or changes its meaning or its
 type, not when a key is added."""

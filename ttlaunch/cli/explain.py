@@ -26,9 +26,6 @@ def explain(
     """Explain the code of a diagnostic."""
     from ttlaunch.diagnostics.explain import known_codes, load_page
 
-    if not known_codes():
-        message = "this copy of ttlaunch was made for hosts and has no pages"
-        raise usage_error(message, "run `ttlaunch explain` on the machine where ttlaunch was installed")
     if code is None:
         pages = [page for known in known_codes() if (page := load_page(known))]
         if form is Format.JSON:

@@ -78,7 +78,7 @@ def _describing_mistakes(words: Sequence[str]) -> Iterator[None]:
 
 
 _PANELS = {
-    "Run": ("run", "submit", "plan", "attach", "stop", "repro"),
+    "Run": ("run", "submit", "plan", "attach", "stop", "repro", "join", "workers"),
     "Look": ("ps", "logs", "report", "metrics", "diff", "runs", "explain"),
     "Hosts": ("doctor", "prepare", "sync"),
     "Files": (

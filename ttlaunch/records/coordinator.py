@@ -8,6 +8,7 @@ from __future__ import annotations
 from ttlaunch.records.parser import (
     BadRecord,
     Count,
+    FilePath,
     Flag,
     Json,
     Number,
@@ -115,6 +116,19 @@ class Invitation:
     """The owner of a run asks for a token by which one worker may register."""
 
     valid_s: Seconds
+
+
+@record
+class CoordinatorPlace:
+    """The content of `contract.COORDINATOR_FILE`.
+
+    Attributes:
+        socket: The Unix socket for the user's own processes.
+        url: What an invitation names; None if workers of other machines cannot join.
+    """
+
+    socket: FilePath
+    url: Word | None = None
 
 
 # What the coordinator answers

@@ -8,7 +8,7 @@ from ttlaunch.planning.launch_plan import ElasticLimits
 from ttlaunch.records.coordinator import Heartbeat
 from ttlaunch.records.members import MemberReport
 from ttlaunch.running.membership.journal import Journal
-from ttlaunch.running.membership.members import NotAdmittedError, Order
+from ttlaunch.running.membership.members import ENDED, NotAdmittedError, Order
 from ttlaunch.running.membership.membership import Membership
 from ttlaunch.running.membership.outside import OutsideWorkers
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -127,3 +127,26 @@ def test_a_worker_leaves_after_the_present_step(run):
     answer = run.beat(admitted, {"what": "answered", "epoch": 3, "applied": 4})
     assert Order.LEAVE == answer.order
     assert ["worker-0017"] == [f"worker-{one.number:04d}" for one in run.outside.workers() if one.left]
+
+
+def test_a_worker_whose_process_has_ended_is_lost_at_once(run):
+    joined = run.join()
+    run.beat(joined, {"what": "registered"})
+    assert joined.number in run.members.state.workers
+    run.outside.heartbeat(joined.number, Heartbeat(incarnation=1, phase=ENDED), [], wait_s=0.0)
+    assert joined.number not in run.members.state.workers
+    assert run.members.left[joined.number] == "has ended"
+
+
+def test_a_worker_is_reached_where_it_has_registered_whatever_its_rank_says(run):
+    joined = run.join()
+    run.beat(joined, {"what": "registered", "host": "localhost", "address": "10.0.0.1:1"})
+    seat = run.members.state.workers[joined.number].seat
+    assert (seat.host, seat.address) == ("worker-0017 at 10.0.0.9", "10.0.0.9:7000")
+
+
+def test_a_report_of_another_incarnation_than_that_of_the_connection_changes_nothing(run):
+    joined = run.join()
+    report = MemberReport(time=0.0, what="registered", incarnation=9)
+    run.outside.heartbeat(joined.number, Heartbeat(incarnation=1), [report], wait_s=0.0)
+    assert joined.number not in run.members.state.workers

@@ -84,7 +84,9 @@ class Joined:
             welcome = client.ask(Welcome, "POST", "/workers/register", body=registration())
         self.number = int(welcome.worker_id[-4:])
         welcome = Welcome(**{**vars(welcome), "lease_s": lease_s})
-        self.link = CoordinatorLink(welcome, lambda: client_over_tls(url, authority, token=welcome.token))
+        self.link = CoordinatorLink(
+            welcome, lambda: client_over_tls(url, authority, token=welcome.token), self.said.append
+        )
         self.plan, self.folder = plan_of(body, self.number), create_run_folder(folder)
         write_plan(self.plan, self.folder.path, run_id=self.folder.run_id)
         self.found = None
@@ -101,7 +103,6 @@ class Joined:
                 controller=controller,
                 link=self.link,
                 engine=Agents(sys.executable),
-                report_progress=self.said.append,
             )
             self.link.start()
             self.found = rank.take_part(self.wish, os.environ)

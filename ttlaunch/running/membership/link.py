@@ -48,6 +48,7 @@ _GOODBYE_S = 3.0
 class Why(StrEnum):
     """Why a worker takes part no longer."""
 
+    FINISHED = "finished"  # the run has made its last step
     DISMISSED = "dismissed"  # the coordinator has let it go
     FENCED = "fenced"  # another process has its place
     REFUSED = "refused"  # the coordinator takes nothing more from it
@@ -60,6 +61,11 @@ class LinkEnd:
 
     why: Why
     text: str
+
+    @property
+    def is_friendly(self) -> bool:
+        """Whether the worker may end by itself, and still reports."""
+        return self.why in {Why.FINISHED, Why.DISMISSED}
 
 
 @dataclass
@@ -85,6 +91,7 @@ class CoordinatorLink:
     Attributes:
         welcome: The answer to the worker's registration.
         open_client: Makes a client that shows the worker's token.
+        report_progress: Called with lines for the user of this machine.
         beat: How far the rank is.
         end: Why the link has no more use; None while it has.
         dropped: How many records were not sent, because they were too long or too many.
@@ -93,6 +100,7 @@ class CoordinatorLink:
 
     welcome: Welcome
     open_client: Callable[[], CoordinatorClient]
+    report_progress: Callable[[str], None] = lambda _: None
     beat: Beat = field(default_factory=Beat)
     end: LinkEnd | None = None
     dropped: int = 0
@@ -147,12 +155,14 @@ class CoordinatorLink:
 
     def close(self) -> None:
         """Send what is left, say that the worker's process has ended, and stop; takes a few seconds at most."""
+        if self._is_closed:
+            return
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         for thread in self._threads[:1]:  # the other one may wait for an order, which nobody needs any more
             thread.join(_ANSWER_S)
-        if self.end is not None and self.end.why is not Why.DISMISSED:
+        if self.end is not None and not self.end.is_friendly:
             return
         self.beat.phase = ENDED
         client, deadline = self.open_client(), time.monotonic() + _GOODBYE_S
@@ -189,7 +199,8 @@ class CoordinatorLink:
 
     @property
     def _is_over(self) -> bool:
-        return self._is_closed or self.end is not None
+        # One that was let go may still need its last order.
+        return self._is_closed or (self.end is not None and not self.end.is_friendly)
 
     def _ask(self, client: CoordinatorClient, records: list[str], *, wait_s: float) -> bool:
         body = {"incarnation": self.welcome.incarnation, "epoch": self.epoch, **self.beat.fields(), "wait_s": wait_s}
@@ -207,7 +218,11 @@ class CoordinatorLink:
         if given.order == Order.FENCED:
             self._finish(Why.FENCED, f"another process has registered as {self.welcome.worker_id}")
         elif given.order == Order.LEAVE:
+            is_finished = any(isinstance(one, dict) and one.get("kind") == "finish" for one in given.messages)
+            if is_finished:
+                self._finish(Why.FINISHED, "")
             self._finish(Why.DISMISSED, "the run goes on without it")
+            self._pause()  # the coordinator answers at once from now on
         return True
 
     def _next_batch(self) -> list[str] | None:
@@ -235,6 +250,9 @@ class CoordinatorLink:
         silent_s = time.monotonic() - self._heard
         if silent_s > self.welcome.lease_s:
             self._finish(Why.LOST, f"the coordinator has not answered for {silent_s:.0f} s: {error}")
+        self._pause()
+
+    def _pause(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, _PAUSE_S)
 

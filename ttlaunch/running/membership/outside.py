@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
+from ttlaunch.contract import worker_name
 from ttlaunch.membership.coordinator import Phase as MembersPhase
 from ttlaunch.membership.messages import Member
 from ttlaunch.quick_dataclass import dataclass
@@ -15,7 +16,7 @@ from ttlaunch.records.coordinator import Heartbeat
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import AnyProgress, StepDone
 from ttlaunch.running.membership.journal import Journal
-from ttlaunch.running.membership.members import Admitted, NotAdmittedError, Order, Orders, Worker
+from ttlaunch.running.membership.members import ENDED, Admitted, NotAdmittedError, Order, Orders, Worker
 from ttlaunch.running.membership.membership import Membership
 from ttlaunch.running.watch import Phase, RankState
 
@@ -105,8 +106,10 @@ class OutsideWorkers:
             joined = self._joined[number]
             self._note(joined, beat, records, now=now)
         for record in records:
-            if isinstance(record, MemberReport):
-                self._membership.take(number, record, now)
+            if isinstance(record, MemberReport) and record.incarnation == joined.incarnation:
+                self._membership.take(number, _placed(record, joined), now)
+        if beat.phase == ENDED and number not in self._membership.left:
+            self._membership.lose(number, "has ended", time.monotonic())
         with self._changed:
             self._changed.wait_for(
                 lambda: joined.orders or self._is_closed or self._joined[number] is not joined, wait_s
@@ -207,3 +210,12 @@ class OutsideWorkers:
         if number not in state.members:
             return "spare"
         return "training" if state.begin is not None else "changing"
+
+
+def _placed(record: MemberReport, joined: _Joined) -> MemberReport:
+    """Return a report with the place at which the worker has registered: it may name no host of another worker, nor its address."""
+    if record.what != "registered":
+        return record
+    address, port = joined.address
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return MemberReport(**{**vars(record), "host": f"{worker_name(joined.number)} at {address}", "address": place})

@@ -7,7 +7,7 @@ the orders for it. The run decides when it ends; the user of this machine can ha
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -81,7 +81,6 @@ class JoinedRank:
         watch: Follows the records of this folder.
         controller: Reaches the rank's processes.
         link: The connection to the coordinator; it has been started.
-        report_progress: Called with a line for the user.
     """
 
     plan: LaunchPlan
@@ -91,7 +90,6 @@ class JoinedRank:
     controller: RankController
     link: CoordinatorLink
     engine: Engine
-    report_progress: Callable[[str], None] = lambda _: None
     _ending: Ending = field(default_factory=Ending)
     _obeyed: int = 0
     _left_after: int | None = None
@@ -185,7 +183,7 @@ class JoinedRank:
         if wish.times > self._obeyed:
             self._obeyed = wish.times
             if wish.times == 1 and self._has_registered:
-                self.report_progress("asked to leave at the next boundary of a step; again, and it ends at once")
+                self.link.report_progress("asked to leave at the next boundary of a step; again, and it ends at once")
                 self._leaving = Thread(target=self._leave, name="leave", daemon=True)
                 self._leaving.start()
             elif self._ending.terminated is None:
@@ -195,9 +193,9 @@ class JoinedRank:
         try:
             self._left_after = self.link.leave()
         except (NoAnswerError, RefusedError) as error:
-            self.report_progress(f"the run does not let it leave: {error}")
+            self.link.report_progress(f"the run does not let it leave: {error}")
         else:
-            self.report_progress(f"leaves after step {self._left_after}")
+            self.link.report_progress(f"leaves after step {self._left_after}")
 
     def _heed_link(self, process: EngineProcess) -> None:
         """End the rank if the run takes nothing more from it; one that was let go may end by itself."""
@@ -206,7 +204,7 @@ class JoinedRank:
             return
         now = time.monotonic()
         self._let_go = now if self._let_go is None else self._let_go
-        if end.why is not Why.DISMISSED or now - self._let_go > _PATIENCE_S:
+        if not end.is_friendly or now - self._let_go > _PATIENCE_S:
             self._end(process, signal.SIGTERM)
 
     def _end(self, process: EngineProcess, number: int) -> None:
@@ -217,7 +215,7 @@ class JoinedRank:
 
     def _participation(self, report: Report, wish: Wish) -> Participation:
         end = self.link.end
-        if end is not None and end.why is not Why.DISMISSED:
+        if end is not None and not end.is_friendly:
             return Participation(Outcome.CUT_OFF, end.text, report)
         if self._ending.terminated is not None and wish.times:
             return Participation(Outcome.ENDED, "", report)
@@ -225,7 +223,7 @@ class JoinedRank:
             return Participation(Outcome.FAILED, "", report)
         if self._left_after is not None:
             return Participation(Outcome.LEFT, f"after step {self._left_after}", report)
-        if end is not None and self.state.phase is not Phase.FAILED:
+        if end is not None and end.why is Why.DISMISSED and self.state.phase is not Phase.FAILED:
             return Participation(Outcome.LEFT, end.text, report)
         return Participation(Outcome.DONE, "", report)
 

@@ -40,10 +40,11 @@ class ElasticLife:
             OSError: The socket for orders cannot be made.
         """
         planned = read_directory(world, environment)
-        own, address = Member(number, 0), planned.addresses[number]
+        own = Member(number, int(environment.get(contract.ENV_INCARNATION) or 0))
+        address = planned.addresses[number]
         self._way = Way(planned.world, address.socket.parent, planned.certificates)
         self._records = records
-        alone = self._way.directory([(Peer(number), planned.hosts[number], address.network)], epoch=0)
+        alone = self._way.directory([(Peer(number, own.incarnation), planned.hosts[number], address.network)], epoch=0)
         self.communicator = GrpcCommunicator(alone, rank=Rank(0))
         self.member = ElasticMember(
             Seat(own, planned.hosts[number], address.network),
