@@ -70,6 +70,14 @@ def test_a_host_that_answers_for_ever_and_does_not_end_cannot_keep_the_run_from_
     assert ended.seconds < 60.0
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("by_agents", [False, True], ids=["openmpi", "agents"])
+def test_a_host_that_greets_again_and_again_and_then_falls_silent_is_lost(tmp_path, by_agents):
+    ended = run_beside(HostileHost("evil", lambda: greeting() + ALIVE), tmp_path, by_agents=by_agents)
+    assert "error[R012]: host evil was lost: " in ended.text
+    assert ended.report.ranks[0]["status"] == 0, ended.text
+
+
 KILLED = "shim of rank 0 was killed by signal 9\nstarter on good was killed by SIGKILL\n\x1b[2J"
 ENDS_WITHOUT_A_RECORD = {
     "with status 0": ranks_ended(),

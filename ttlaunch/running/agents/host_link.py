@@ -43,6 +43,7 @@ _SEND_S, _JOIN_S = 3.0, 4.0
 _END_S = 20.0  # for which an agent may send nothing new that was ordered to end, or whose ranks have all ended
 _TOLD = 64  # orders to workers that may wait to be sent, of at most 128 KiB each; of more, the oldest are lost
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
+_MOST_BRIEF = 8  # connections in a row that may fall silent at once, as while a cable is plugged in
 
 
 @dataclass
@@ -126,6 +127,7 @@ class HostLink:
         self._outage: HostError | None = None
         self.over, self._wake, self._ending = threading.Event(), threading.Event(), threading.Event()
         self._has_lied = self._never_ends = self.is_cut = self._is_abandoned = False
+        self._brief = 0  # connections in a row that brought nothing once they were no longer new
         self._ended: set[int] = set()  # ranks whose records of their ends have come
         self._moved = time.monotonic()  # when the last piece came, or the end was ordered
 
@@ -241,6 +243,7 @@ class HostLink:
             self._outage = HostError(self.host, Trouble.SCRIPT, f"what came from it is {error}")
             time.sleep(_FIRST_PAUSE_S)  # the next connection may bring the same frame; do not reconnect in a busy loop
         if self.killed is None and connection is not None and not self.is_cut:
+            self._brief += 1
             self._connection = None
             connection.stream.process.kill()
 
@@ -248,7 +251,7 @@ class HostLink:
         match frame:
             case BadRecord():
                 raise ValueError(frame.reason)
-            case AgentAlive():
+            case AgentAlive() if self._counts(connection):
                 self._clock = frame.clock
             case ProcessReport():
                 self._answer = frame
@@ -289,9 +292,19 @@ class HostLink:
             self.lost_folder = LostFolder(gone.what, gone.path, noticed, ends_run=ends_run(gone.what))
 
     def _note_life(self, connection: _Connection) -> None:
-        """Count a frame as a sign of life, unless the host has broken the protocol and the connection is still new."""
-        if not self._has_lied or time.monotonic() - connection.since > self._lease.quiet_s:
+        if self._counts(connection):
             self._lease.heard()
+
+    def _counts(self, connection: _Connection) -> bool:
+        """Whether a frame that has come now is a sign of life, which renews the lease here and, by its clock, at the agent.
+
+        Those of a new connection are not if the host has broken the protocol, or if many connections before it soon fell silent:
+        a host that only greets would otherwise keep the run from ending.
+        """
+        is_new = time.monotonic() - connection.since <= self._lease.quiet_s
+        if not is_new:
+            self._brief = 0
+        return not is_new or not (self._has_lied or self._brief >= _MOST_BRIEF)
 
     def _owes_end(self) -> bool:
         """Whether the agent started ranks, has sent the records of all their ends, and does not report that these were all.
