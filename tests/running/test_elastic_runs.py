@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -96,6 +97,9 @@ def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process
     assert {f"worker-000{victim} was killed by SIGKILL" for victim in kills.values()} <= reasons
     assert {victim + 4 for victim in kills.values()} <= {row["rank"] for row in report["ranks"]}
     assert STEPS == report["steps"]
+    command = [sys.executable, "-m", "ttlaunch", "report", "latest"]
+    shown = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True).stdout
+    assert re.search(r"because\n +1 +0 +0-3 +0 +[0-9.]+ +the run began\n +2 ", shown)
 
 
 def test_a_worker_that_comes_late_gets_the_weights_from_the_others_and_takes_part(here):

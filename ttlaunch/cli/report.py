@@ -141,7 +141,8 @@ def _heading(recorded: "Recorded") -> list[str]:
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
     steps = max((state.step for state in recorded.ranks), default=0)
-    lines = [f"{recorded.status}: {recorded.name}{layout}, {counted(len(recorded.ranks), 'rank')}, {steps} steps"]
+    present = sum(not state.row.later or state.started is not None for state in recorded.ranks)
+    lines = [f"{recorded.status}: {recorded.name}{layout}, {counted(present, 'rank')}, {steps} steps"]
     ended_by = _ended_by(recorded)
     lines += [f"  {'ended by' if recorded.report else 'state':12}{ended_by}"] if ended_by else []
     fastest = max(recorded.ranks, key=lambda state: state.tokens_per_s or state.samples_per_s or 0, default=None)
@@ -152,11 +153,13 @@ def _heading(recorded: "Recorded") -> list[str]:
 
 
 def _lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.report_tables import render_edges, render_memory, render_start, render_times
+    from ttlaunch.cli.report_tables import render_edges, render_epochs, render_memory, render_start, render_times
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lines = _heading(recorded)
     lines += ["", *render_start(recorded.start)] if recorded.start else []
+    epochs = (recorded.report or {}).get("epochs")
+    lines += ["", *render_epochs(epochs)] if epochs else []
     lasts = _last_operations(recorded)
     if lasts:
         lines += ["", "  last operations of each rank, from its flight recorder"]
@@ -173,12 +176,13 @@ def _lines(recorded: "Recorded") -> list[str]:
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.report_tables import edge_lines, memory_lines, start_lines, time_lines
+    from ttlaunch.cli.report_tables import edge_lines, epoch_lines, memory_lines, start_lines, time_lines
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lasts = [tabbed(("last", who, text)) for who, text in _last_operations(recorded).items()]
     metrics = [tabbed(("metrics", who, text)) for who, text in _last_metrics(recorded).items()]
     lasts = [*(start_lines(recorded.start) if recorded.start else ()), *lasts, *metrics]
+    lasts += epoch_lines((recorded.report or {}).get("epochs") or ())
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lasts, _without_telemetry(recorded)]
     return [
@@ -254,6 +258,8 @@ def _ended_by(recorded: "Recorded") -> str:
 
 def _without_telemetry(recorded: "Recorded") -> str:
     """Explain why there are no numbers to show."""
+    if recorded.plan.get("elastic"):
+        return "bytes and times are not summed up where workers come and go"
     if recorded.report is None and recorded.is_running:
         return "nothing about bytes and times yet: ranks write their telemetry every few seconds"
     if recorded.plan.get("recipe") is None:
@@ -299,6 +305,7 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
             for state in recorded.ranks
         ],
         **({"start_times": recorded.start.as_json()} if recorded.start else {}),
+        **({"epochs": epochs} if (epochs := (recorded.report or {}).get("epochs")) else {}),
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
         "communication": [cost.as_json() for cost in _communication(recorded)],
         "memory": [one.as_json() for one in memory_of_ranks(recorded.telemetry or ())],

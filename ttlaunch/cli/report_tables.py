@@ -1,10 +1,13 @@
 """The tables of `ttlaunch report`: bytes, times, memory, and what each operation costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ttlaunch.cli.console import tabbed
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import counted
+from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.running.logs.fold import render_ranks
 from ttlaunch.running.metrics.communication import OperationCost
 from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
 from ttlaunch.running.metrics.times import Share, StepTimes
@@ -38,6 +41,31 @@ def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:
             edge.expected,
         )
         for edge in settlement.edges
+    ]
+
+
+def render_epochs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Render a table with a row for each epoch of an elastic run: who took part, why it began, and what that cost."""
+    rows = [("epoch", "after step", "workers", "computed anew", "pause in s", "because")]
+    for epoch in epochs:
+        pause = epoch.get("pause_s")
+        members = render_ranks(list(epoch["members"]))
+        because = "; ".join(map(str, epoch["reasons"])) or "the run began"
+        numbers = (str(epoch["epoch"]), str(epoch["step"]), members, str(epoch["computed_anew"]))
+        rows.append((*numbers, "–" if pause is None else f"{pause:.2f}", clean(because)))
+    return render_table(rows, right={0, 1, 3, 4}, indent="  ")
+
+
+def epoch_lines(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Render epochs as lines with tabs."""
+    return [
+        _fields(
+            "epoch",
+            *(epoch["epoch"], epoch["step"], render_ranks(list(epoch["members"])), epoch["computed_anew"]),
+            epoch.get("pause_s"),
+            clean("; ".join(map(str, epoch["reasons"]))),
+        )
+        for epoch in epochs
     ]
 
 

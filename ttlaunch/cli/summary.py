@@ -54,7 +54,7 @@ def print_result(
 
 def show_summary(report: RecordedReport, facts: RunFacts, folder: RunFolder, *, timeline: Path | None = None) -> None:
     """Print the summary of a run."""
-    lines = [*_heading(report, facts), *_steps(report), *_render_stop(report)]
+    lines = [*_heading(report, facts), *_steps(report), *_epochs(report), *_render_stop(report)]
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""
@@ -130,6 +130,15 @@ def _steps(report: RecordedReport) -> list[str]:
         if report.status == "done" and not report.steps:
             lines.append(f"  steps            none: nothing is left to train after step {report.began_from['step']}")
     return lines
+
+
+def _epochs(report: RecordedReport) -> list[str]:
+    """Render how often the members of an elastic run have changed."""
+    if not report.epochs:
+        return []
+    sizes = [len(epoch["members"]) for epoch in report.epochs]
+    number = str(min(sizes)) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    return [f"  epochs           {len(report.epochs)}, with {number} workers"]
 
 
 def _render_stop(report: RecordedReport) -> list[str]:

@@ -63,6 +63,13 @@ _KINDS = {
 }
 """The kinds of the parts of `report.json`, as `records/parser.py` names them; older versions wrote fewer parts."""
 _RANK_KINDS = {"rank": "Rank", "role": "Word", "host": "Word"}
+_EPOCH_KINDS = {
+    "epoch": "Count",
+    "step": "Count",
+    "members": "tuple[Rank, ...]",
+    "reasons": "tuple[Text, ...]",
+    "computed_anew": "Count",
+}
 _MORE_RANK_KINDS = {"step": "Count", "peak_memory_bytes": "Size | None", "metrics": "dict[str, Number]"}
 
 
@@ -160,6 +167,8 @@ def check_parts(record: Mapping[str, Any]) -> None:
         ValueError: A part is of another kind, or one that every version wrote is missing.
     """
     _check(record, {"status": "Word"}, optional=_KINDS)
+    for epoch in record.get("epochs", ()):
+        _check(epoch, _EPOCH_KINDS, optional={"pause_s": "Seconds | None"})
     for row in record.get("ranks", ()):
         _check(row, _RANK_KINDS, optional=_MORE_RANK_KINDS)
         if row.get("last_operation") is not None:
