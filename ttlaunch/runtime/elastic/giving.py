@@ -6,11 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ttlaunch import contract
 from ttlaunch.membership.messages import Begin
 from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.elastic.state_transfer import Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.world import Rank
+
+_MOST_TOKENS = 2**53
+"""A float holds every smaller number of tokens exactly."""
 
 _STATE, _MEAN, _COUNTS = "state", "mean", "counts"
 
@@ -87,6 +91,8 @@ def pull_mean(puller: Puller, begin: Begin, *, step: int, into_N: Tensor) -> tup
         counts = known.view(torch.uint8)
         puller.pull(Key(_COUNTS, step, 0, len(counts), epoch=begin.epoch), counts, source=source)
         has_mean, loss, tokens = known.tolist()
+        if has_mean and not 0 <= tokens < _MOST_TOKENS:
+            raise CommunicationError(f"{contract.worker_name(number)} says that step {step} had {tokens:g} tokens")
         if has_mean:
             puller.pull(Key(_MEAN, step, 0, len(into_N), epoch=begin.epoch), into_N, source=source)
             return number, Mean(step, loss, int(tokens), into_N)
