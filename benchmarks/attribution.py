@@ -43,6 +43,9 @@ from attribution_cells import (
 from attribution_places import break_cell, control_group, open_place
 
 TO_BE_MET = 0.99
+LONGEST_AFTER_S = 2.0
+"""Seconds from an exception to the end of the command, of scripts whose exceptions nothing delays."""
+AT_ONCE = {"raise", "long message", "raised from another", "assertion", "division by zero", "missing file"}
 BREAKS = ("ddp", "faults", "recipe", "ring", "trainer")
 ATTRIBUTES = (
     "running/failures/attribution",
@@ -141,6 +144,14 @@ def _show(found: list[dict[str, Any]]) -> int:
         if seconds:
             print(
                 f"a run of the program, {place}: {statistics.median(seconds):.1f} s at the median, {max(seconds):.1f} s at most"
+            )
+        after = [
+            one["after_s"] for one in found if one["place"] == place and one["fault"] in AT_ONCE and one.get("after_s")
+        ]
+        if after:
+            print(
+                f"from an exception to the end of the command, {place}: {statistics.median(after):.1f} s at the median, "
+                f"{max(after):.1f} s at most of {len(after)} (limit {LONGEST_AFTER_S:g} s)"
             )
     share = right.total() / made.total() if made else 0.0
     verdict = "met" if share >= TO_BE_MET else "MISSED"

@@ -98,7 +98,7 @@ def break_cell(cell: Cell, place: Place, folder: Path) -> dict[str, Any]:
     words += ["--", "sockets"] if cell.fault in OVER_SOCKETS and cell.program == "program" else []
     began = time.monotonic()
     said = start([sys.executable, "-m", "ttlaunch", *words], cell, place, folder, within_s=LONGEST_S)
-    seconds = time.monotonic() - began
+    seconds, ended = time.monotonic() - began, time.time()
     place.heal()
     try:
         failure = json.loads(said.stdout)["failure"] or {}
@@ -107,7 +107,14 @@ def break_cell(cell: Cell, place: Place, folder: Path) -> dict[str, Any]:
     known = {name: failure.get(name) for name in ("host", "class")}
     if said.returncode != 124:
         shutil.rmtree(folder)
-    return {"named": failure.get("rank"), **known, "said": failure.get("cause"), "seconds": round(seconds, 2)}
+    after_s = round(ended - failure["time"], 2) if failure.get("time") else None
+    return {
+        "named": failure.get("rank"),
+        **known,
+        "said": failure.get("cause"),
+        "seconds": round(seconds, 2),
+        "after_s": after_s,
+    }
 
 
 def start(

@@ -16,6 +16,8 @@ from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.agents.agent_starter import write_piece
 from ttlaunch.running.conclude import Ending, find_failure
 from ttlaunch.running.failures.attribution import first_failure
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.failure import rank_failure
 from ttlaunch.running.lost_hosts import LostHost
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, Watch
@@ -107,7 +109,7 @@ def test_a_whole_record_replaces_what_was_there(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def _concluded(tmp_path, *, returncode, exits, lost=()):
+def _concluded(tmp_path, *, returncode, exits, lost=(), noticed=None):
     """The failure of a run of two ranks whose mpirun has ended by itself."""
     (tmp_path / "logs").mkdir(exist_ok=True)
     (tmp_path / "logs/mpirun.stderr").write_text("")
@@ -115,7 +117,7 @@ def _concluded(tmp_path, *, returncode, exits, lost=()):
     seen = Watch(_Plan, RunFolder("test", tmp_path))
     for rank, record in exits.items():
         seen.ranks[rank].exit = RankExit(**record)
-    ending = Ending(lost_shims=dict.fromkeys(lost, 5.0))
+    ending = Ending(lost_shims=dict.fromkeys(lost, 5.0), failure=noticed, terminated=7.0 if noticed else None)
     return find_failure(
         RunFolder("test", tmp_path),
         seen,
@@ -158,6 +160,19 @@ def test_a_rank_that_aborts_mpi_is_named_although_its_log_is_a_copy_from_another
     (tmp_path / contract.times_file(1)).write_text(noted)
     failure = _concluded(tmp_path, returncode=3, exits={}, lost=(0, 1))
     assert ("R003", 1) == (failure.code, failure.rank)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_rank_that_had_left_is_named_although_another_ends_by_a_lost_connection_meanwhile(tmp_path, status):
+    """The run was ended because the rank that left did not come to its end; a rank of the others did first."""
+    error = {"type": "BrokenPipeError", "message": "", "causes": [], "time": 4.1}
+    (tmp_path / "records").mkdir()
+    written = json.dumps({"error": error, "uncaught": True, "left": 4.2})
+    (tmp_path / contract.exceptions_file(0)).write_text(f"{written}\n")
+    exits = {0: {"status": 1, "time": 6.9}, 1: {"status": status, "time": 6.8}}
+    noticed = rank_failure(ROWS[1], code="R005", kind=Cause.LEFT_EARLY, cause="left before the other ranks", time=4.0)
+    failure = _concluded(tmp_path, returncode=-signal.SIGTERM, exits=exits, noticed=noticed)
+    assert (1, "left before the other ranks") == (failure.rank, failure.cause)
 
 
 def test_a_killed_mpirun_is_named_and_no_rank_that_its_daemons_ended(tmp_path):

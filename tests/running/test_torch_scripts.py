@@ -41,6 +41,21 @@ def start(here, start_run):
     return start
 
 
+def test_the_exception_of_one_rank_comes_first_and_what_follows_in_the_others_is_one_note(start):
+    """What torchrun prints of it, without `@record`, is the statuses of both ranks. `benchmarks/attribution.py` measures how long it takes."""
+    run = start(skips="False", after="if skips and step == 3: raise ValueError('sample 7 is corrupt')")
+    assert 1 == run.ends(within_s=90), run.stderr
+    failure = run.report["failure"]
+    assert ("R002", 1, "raised") == (failure["code"], failure["rank"], failure["class"])
+    assert [0] == [follower["rank"] for follower in failure["cascade"]]
+    report = run.stderr[run.stderr.index("error[") :]
+    assert report.startswith("error[R002]: rank 1 (rank, localhost) raised ValueError")
+    assert "--> train.py:17" in report
+    assert "sample 7 is corrupt" in report
+    assert 1 == report.count("error[")
+    assert 1 == report.count(" = note: the first rank to fail; then rank 0 ")
+
+
 def test_a_rank_that_skips_a_backward_pass_is_named_where_the_run_hangs_at_its_end(start):
     run = start("--hang-timeout", "4")
     assert 6 == run.ends(within_s=90), run.stderr

@@ -172,7 +172,7 @@ def find_failure(
         stopped=stopped,
         witnesses=_witnesses(folder, ending, watch.ranks, engine=engine),
     )
-    failure = failure or ending.failure
+    failure = _before_end(failure, ending.failure)
     if failure is not None or ordered:
         return failure and _after_departure(failure, folder, watch.ranks)
     unfinished = [state for state in ranks if state.exit is None and state.phase is not Phase.ABSENT]
@@ -184,6 +184,17 @@ def find_failure(
     if is_bad or unfinished:
         return _engine_failure(folder, engine, returncode, unfinished=unfinished)
     return different_parameters(plan, watch.ranks) or single_trainings(plan, watch.ranks)
+
+
+def _before_end(failure: Failure | None, noticed: Failure | None) -> Failure | None:
+    """Return what to report of a failure and the one for which the run was ended.
+
+    A rank that had left explains the lost connections of others, which end by themselves while the run is ended.
+    """
+    if failure is None or noticed is None or noticed.kind is not Cause.LEFT_EARLY:
+        return failure or noticed
+    is_later = (failure.time or math.inf) >= (noticed.time or 0.0)
+    return noticed if is_later and failure.rank != noticed.rank else failure
 
 
 def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankState]) -> Failure:

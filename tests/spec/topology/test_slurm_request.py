@@ -79,6 +79,7 @@ def test_ranks_are_spread_evenly_and_slurm_is_asked_for_room_for_all(nodes, more
         ({"account": "-x"}, "`--account` is `-x`; a name was expected"),
         ({"qos": "a\nb"}, "`--qos` is `a\\nb`; a name was expected"),
         ({"nodes": 3, "ranks": 2}, "2 ranks were asked for on 3 hosts, and every host needs one"),
+        ({"nodes": 3, "ranks": 1}, "1 rank was asked for on 3 hosts, and every host needs one"),
         ({"nodes": 3, "ranks": 4, "per_host": 2}, "`--ranks 4` was given but 2 on each of 3 hosts is 6"),
         ({"nodes": 65_537}, "`--nodes` is 65537; at most 65536 were expected"),
     ],

@@ -123,7 +123,8 @@ def parse_slurm_request(
             usage_mistake(f"`--ranks {ranks}` was given but {per_host} on each of {nodes} hosts is {nodes * per_host}")
         )
     elif ranks is not None and ranks < nodes:
-        message = f"{ranks} ranks were asked for on {nodes} hosts, and every host needs one"
+        verb = "was" if ranks == 1 else "were"
+        message = f"{counted(ranks, 'rank')} {verb} asked for on {nodes} hosts, and every host needs one"
         found.append(usage_mistake(message, f"`--nodes {ranks}`"))
     request = SlurmRequest(ranks=ranks, per_host=per_host, nodes=min(nodes, _MOST_HOSTS), **typed)
     return request, found
