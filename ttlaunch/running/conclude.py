@@ -4,7 +4,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import field, replace
 
 from ttlaunch import contract
@@ -83,6 +83,11 @@ class Ending:
         """Take the ends of these ranks, and the loss of hosts that have no others, for no failure, since others go on."""
         left = {state.row.host for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in gone}
         self.tolerated, self.tolerated_hosts = gone, frozenset(self.lost_hosts.keys() - left)
+
+    @property
+    def away(self) -> MutableMapping[str, LostHost]:
+        """The hosts that are lost now; remove one that is back."""
+        return self.lost_hosts
 
     def why_lost(self, state: RankState) -> str:
         """Return how a rank was lost that has left no record of its end, as a clause; empty if it was not."""

@@ -296,6 +296,7 @@ class _Supervision:
         ending, ranks = self._ending, self.watch.ranks
         self._elastic.notice(ranks, why_lost=ending.why_lost, is_ending=ending.since is not None)
         ending.tolerate(self._elastic.tolerated, ranks)
+        self._elastic.notice_hosts(ending.away, ranks, is_ending=ending.since is not None)
         ending.failure = ending.failure or self._elastic.failure
 
     def _notice_last_losses(self) -> None:

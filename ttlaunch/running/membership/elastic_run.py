@@ -2,7 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
+from typing import Any
 
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted, render_duration
@@ -55,6 +56,7 @@ class ElasticRun:
             self.membership, self._journal, planned=plan.world_size, ranks=lambda: self._ranks
         )
         self._gone: set[int] = set()
+        self._away: set[str] = set()  # lost hosts that the run goes on without
         self._futile: dict[int, int] = {}  # by place
         self._shown = 1  # changes; the first is the start
         self._next_reminder: float | None = None  # when to say again who is awaited
@@ -105,6 +107,33 @@ class ElasticRun:
         if not is_ending:
             self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
         self._say_what_changed(now)
+
+    def notice_hosts(self, lost: MutableMapping[str, Any], ranks: Sequence[RankState], *, is_ending: bool) -> None:
+        """Let the run go on without hosts that are lost, and with those that are back; call it after `notice`.
+
+        Args:
+            lost: The lost hosts, by name; a host that is back is removed from it.
+            ranks: All ranks.
+            is_ending: Whether the run is being ended, so that nobody is replaced any more.
+        """
+        if self.failure is not None or is_ending:
+            return
+        for host in lost.keys() - self._away:
+            if any(state.row.host == host and state.row.rank not in self.tolerated for state in _present(ranks)):
+                continue  # its loss ends the run
+            self._controller.forget(host)
+            self._controller.rejoin(host)
+            self._away.add(host)
+        for host in self._controller.rejoined():
+            self._away.discard(host)
+            lost.pop(host, None)
+            self._say(f"host {host} is back")
+            self._replace(ranks, self._without_worker(host, ranks), lambda _: "")
+
+    def _without_worker(self, host: str, ranks: Sequence[RankState]) -> list[int]:
+        """Return the last worker of each place on a host where none is left."""
+        newest = {state.row.rank % self._limits.first: state for state in _present(ranks) if state.row.host == host}
+        return [state.row.rank for state in newest.values() if state.row.rank in self._gone]
 
     def _tell(self, member: Member, message: bytes) -> None:
         if member.number < self._planned:
@@ -226,6 +255,11 @@ class ElasticRun:
 
     def _say(self, text: str) -> None:
         self._view.output("stderr", clean(text).encode())
+
+
+def _present(ranks: Sequence[RankState]) -> list[RankState]:
+    """Return the workers that were started, in order."""
+    return [state for state in ranks if state.phase is not Phase.ABSENT]
 
 
 def _how_it_ended(state: RankState) -> str:
