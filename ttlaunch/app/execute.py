@@ -17,15 +17,18 @@ from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown, usage_er
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from ttlaunch.app.coordinator_service import OpenNetwork
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.planning.launch_plan import LaunchPlan
     from ttlaunch.records.ranks import AnyProgress
     from ttlaunch.running.ending import Grace
     from ttlaunch.running.logs.output import View
+    from ttlaunch.running.membership.outside import OutsideWorkers
     from ttlaunch.running.rank_controller import RankController
+    from ttlaunch.running.report import Report
     from ttlaunch.running.runs.run_folder import RunFolder
-    from ttlaunch.running.watch import RankState
+    from ttlaunch.running.watch import RankState, Watch
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class RunOptions:
         share_with: The id of a group whose members may read the run; None: only the user can.
         restarts: How often the run has been restarted.
         most_restarts: How often it may be restarted.
+        coordinator: Where an elastic run takes workers of other machines, `HOST:PORT`; None: nowhere.
         marks: Parts of the preparation with the times when they began, see `running/start_times.py`; empty if nobody measures it.
     """
 
@@ -74,6 +78,7 @@ class RunOptions:
     restarts: int = 0
     most_restarts: int = 0
     marks: Sequence[tuple[str, float]] = ()
+    coordinator: str | None = None
 
     @property
     def variables(self) -> dict[str, str]:
@@ -155,27 +160,69 @@ def execute_plan(
         private_files(folder),
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # ends ranks if this process is killed
-        ready.controller(folder, watch := Watch(plan, folder), scratch, variables=options.variables) as controller,
+        _network(plan, options) as network,
+        ready.controller(
+            folder, watch := Watch(plan, folder), scratch, variables=_for_shims(options, network)
+        ) as controller,
         _registered(plan, folder, dialogue),
-        (watched_by or _in_its_folder)(StartingRun(plan, controller, folder, scratch)) as view,
+        (watched_by or _in_its_folder)(run := StartingRun(plan, controller, folder, scratch)) as view,
     ):
-        from ttlaunch.running.runs.facts import facts_of
-        from ttlaunch.running.supervise import supervise  # while the interpreter that will start the ranks starts
+        noting = _noting_marks(begun, options, ready)
+        report = _supervise(prepared, options, run, view=view, watch=watch, begun=noting, network=network)
+    from ttlaunch.running.runs.facts import facts_of
 
-        report = supervise(
-            plan,
-            folder,
-            engine=prepared.engine,
-            environment=os.environ,
-            view=view,
-            watch=watch,
-            controller=controller,
-            scratch=scratch,
-            grace=options.grace,
-            hang_timeout_s=options.hang_timeout_s,
-            begun=_noting_marks(begun, options, ready),
-        )
     return Outcome(report, facts_of(plan), folder, scratch)
+
+
+def _supervise(
+    prepared: "PreparedRun",
+    options: RunOptions,
+    run: StartingRun,
+    *,
+    view: "View",
+    watch: "Watch",
+    begun: "Callable[[RunFolder], None]",
+    network: "OpenNetwork | None",
+) -> "Report":
+    from ttlaunch.running.supervise import supervise  # while the interpreter that will start the ranks starts
+
+    return supervise(
+        run.plan,
+        run.folder,
+        engine=prepared.engine,
+        environment=os.environ,
+        view=view,
+        watch=watch,
+        controller=run.controller,
+        scratch=run.scratch,
+        grace=options.grace,
+        hang_timeout_s=options.hang_timeout_s,
+        begun=begun,
+        serve=_service(prepared, run, network),
+        takes_others=network is not None,
+    )
+
+
+def _for_shims(options: RunOptions, network: "OpenNetwork | None") -> dict[str, str]:
+    return {**options.variables, **(network.variables if network else {})}
+
+
+def _network(plan: "LaunchPlan", options: RunOptions) -> "AbstractContextManager[OpenNetwork | None]":
+    if options.coordinator is None:
+        return nullcontext()
+    from ttlaunch.app.coordinator_service import open_network
+
+    return open_network(plan, options.coordinator)
+
+
+def _service(
+    prepared: "PreparedRun", run: StartingRun, network: "OpenNetwork | None"
+) -> "Callable[[OutsideWorkers], AbstractContextManager[None]]":
+    if run.plan.elastic is None:
+        return lambda _: nullcontext()
+    from ttlaunch.app.coordinator_service import service_of
+
+    return service_of(prepared, run.plan, run.folder, scratch=run.scratch, network=network)
 
 
 def _registered(plan: "LaunchPlan", folder: "RunFolder", dialogue: Dialogue) -> AbstractContextManager[None]:

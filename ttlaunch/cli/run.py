@@ -55,6 +55,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch run train.py --on slurm:gpu --nodes 2 --gres gpu:4 --time 60[/bold]   on hosts that Slurm gives for an hour
 
+[bold]ttlaunch run data_parallel --elastic 1:4 --coordinator 10.0.0.1:7000[/bold]   workers come and go, also from other machines
+
 [bold]ttlaunch run my_recipe/ --on my_cluster -c train.yaml[/bold]   your own recipe on your own hosts
 """
 
@@ -72,6 +74,14 @@ def run(
     ] = False,
     only: Only = None,
     execution: Execution,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="With --elastic: take workers of other machines at this address; see `ttlaunch workers --invite`.",
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start in the background and return; `attach` shows the run.")
     ] = False,
@@ -92,6 +102,10 @@ def run(
     asked = parse_sinks(execution.sinks or (), option="--sink")
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
+    if coordinator is not None:
+        from ttlaunch.app.coordinator_service import check_coordinator
+
+        check_coordinator(coordinator, prepared)
     chosen = _chosen_ranks(only or (), prepared)
     if dry_run:
         from ttlaunch.cli.plan import show_plan
@@ -103,7 +117,7 @@ def run(
     if THREADS in described.remarks and described.python and needs_torch(described.python) and form is Format.FULL:
         print_lines([f"note: {THREADS}"], to=sys.stderr)
     typed = ("ttlaunch", *_without_secrets(sys.argv[1:]))
-    options = replace(options, typed=typed, marks=marks)
+    options = replace(options, typed=typed, marks=marks, coordinator=coordinator)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
     def work(begun: "Begun") -> "list[Outcome]":

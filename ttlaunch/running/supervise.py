@@ -8,7 +8,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from ttlaunch.running.logs.output import EngineOutput, View
 from ttlaunch.running.lost_folders import FolderWatch
 from ttlaunch.running.lost_hosts import SilenceWatch
 from ttlaunch.running.membership.elastic_run import ElasticRun
+from ttlaunch.running.membership.outside import OutsideWorkers
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.rank_controller import RankController, engine_variables
@@ -70,6 +71,8 @@ def supervise(
     grace: Grace = USUAL_GRACE,
     hang_timeout_s: float | None = None,
     begun: Callable[[RunFolder], None] = lambda _: None,
+    serve: Callable[[OutsideWorkers], AbstractContextManager[None]] = lambda _: nullcontext(),
+    takes_others: bool = False,
 ) -> Report:
     """Run a plan until it ends in any way, write `report.json`, and return the report.
 
@@ -85,6 +88,8 @@ def supervise(
         grace: The time that ranks have to exit after an order to end.
         hang_timeout_s: After how long without progress of any rank the run counts as hung; None: see `HangWatch`.
         begun: Called with the folder before anything starts; from then on, a run that is ordered to end writes a report.
+        serve: Serves the workers of an elastic run while the run goes on.
+        takes_others: Whether workers of other machines may join an elastic run.
     """
     run = _Supervision(
         plan=plan,
@@ -97,7 +102,7 @@ def supervise(
         hang_timeout_s=hang_timeout_s,
     )
     # Signals are caught until the report is written, so that there is a report however often Ctrl-C is pressed.
-    with _signals(run.end):
+    with _signals(run.end), run.served(serve, takes_others=takes_others):
         begun(folder)
         return run.carry_out(engine_variables(plan, folder.run_id, environment, controller=controller, scratch=scratch))
 
@@ -136,6 +141,15 @@ class _Supervision:
             loses_ranks=loses_ranks,
             stderr_tail=stderr_tails(self.folder),
         )
+
+    def served(
+        self, serve: Callable[[OutsideWorkers], AbstractContextManager[None]], *, takes_others: bool
+    ) -> AbstractContextManager[None]:
+        """Return the context in which the workers of an elastic run are served; for any other run, it does nothing."""
+        if self._elastic is None:
+            return nullcontext()
+        self._elastic.waits_for_others = takes_others
+        return serve(self._elastic.outside)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
         """Start the engine, supervise the run, end what is left, and write the report."""

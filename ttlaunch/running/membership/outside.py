@@ -10,7 +10,8 @@ from typing import Any
 
 from ttlaunch.contract import worker_name
 from ttlaunch.membership.coordinator import Phase as MembersPhase
-from ttlaunch.membership.messages import Member
+from ttlaunch.membership.messages import Finish, Member, order_to_json
+from ttlaunch.membership.messages import Order as OrderTo
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.coordinator import Heartbeat
 from ttlaunch.records.members import MemberReport
@@ -31,6 +32,7 @@ class _Joined:
 
     Attributes:
         orders: Those that it has not taken yet; an older one than the newest few was repeated since.
+        has_ended: Whether its process has said that it ends.
         changed_at: When its progress last changed, on the monotonic clock.
     """
 
@@ -43,6 +45,7 @@ class _Joined:
     loss: float | None = None
     tokens_per_s: float | None = None
     memory_bytes: int | None = None
+    has_ended: bool = False
     changed_at: float = field(default_factory=time.monotonic)
     orders: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT_ORDERS))
 
@@ -71,6 +74,11 @@ class OutsideWorkers:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def wait_for_ends(self, within_s: float) -> None:
+        """Wait until the processes of all workers that have joined have said that they end."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(one.has_ended for one in self._joined.values()), within_s)
 
     def pass_on(self, member: Member, message: bytes) -> None:
         """Keep an order until its worker asks for it."""
@@ -108,18 +116,29 @@ class OutsideWorkers:
         for record in records:
             if isinstance(record, MemberReport) and record.incarnation == joined.incarnation:
                 self._membership.take(number, _placed(record, joined), now)
-        if beat.phase == ENDED and number not in self._membership.left:
-            self._membership.lose(number, "has ended", time.monotonic())
+        if beat.phase == ENDED:
+            self._note_end(joined)
         with self._changed:
             self._changed.wait_for(
-                lambda: joined.orders or self._is_closed or self._joined[number] is not joined, wait_s
+                lambda: joined.orders or self._is_closed or self._joined[number] is not joined,
+                0.0 if joined.has_ended else wait_s,
             )
             found = tuple(joined.orders)
             joined.orders.clear()
         if self._joined[number] is not joined:
             return Orders(self._membership.state.epoch, Order.FENCED)
+        if self._is_closed and self._membership.phase is MembersPhase.FINISHED:
+            found = (*found, json.loads(order_to_json(OrderTo(Member(number, joined.incarnation), Finish()))))
         kinds = [_ORDER_OF.get(str(one.get("kind")), Order.GO) for one in found]
         return Orders(self._membership.state.epoch, kinds[-1] if kinds else Order.GO, found)
+
+    def _note_end(self, joined: _Joined) -> None:
+        is_over = self._membership.phase is MembersPhase.FINISHED or joined.number in self._membership.left
+        if not is_over:
+            self._membership.lose(joined.number, "has ended", time.monotonic())
+        with self._changed:
+            joined.has_ended = True
+            self._changed.notify_all()
 
     def ready(self) -> Sequence[Worker]:
         state = self._membership.state

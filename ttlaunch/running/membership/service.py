@@ -91,13 +91,22 @@ class MeasuredOnce:
         return self._found
 
 
+class _NoAuthority:
+    """That of a run which no worker of another machine can join."""
+
+    certificate = ""
+
+    def sign(self, request: str, name: str) -> str:
+        raise ValueError(f"this run makes no certificate for {name}, and none of {len(request)} characters")
+
+
 @contextlib.contextmanager
 def serving(
     members: Members,
     *,
     described: Mapping[str, Any],
     fingerprint: Callable[[], Fingerprint],
-    authority: Authority,
+    authority: Authority | None,
     folder: RunFolder,
     scratch: Path,
     network: tuple[ListenAddress, socket.socket] | None = None,
@@ -109,15 +118,16 @@ def serving(
         members: The membership of the run.
         described: What joiners learn of the run: `recipe`, `layout`, `role`, `config` and `elastic` of `RunDescription`.
         fingerprint: Returns this machine's; may wait, and may raise `MeasureError`.
-        authority: Signs the certificates of workers, and that of the service.
+        authority: Signs the certificates of workers, and that of the service; None if there is no network.
         folder: The run's folder, in which a file says where the service listens.
         scratch: The run's private folder, in which the Unix socket is.
         network: Where workers of other machines join, and the socket that `listen_on_network` returned; None: they cannot.
         lease_s: How long workers may hear nothing.
     """
-    url = None if network is None else _url(network, authority)
+    assert network is None or authority is not None, "a network needs TLS"  # noqa: S101 - the caller has both
+    url = None if network is None or authority is None else _url(network, authority)
     run = {"run_id": folder.run_id, **described, "url": url}
-    coordinator = Coordinator(members, run, fingerprint, authority, lease_s=lease_s)
+    coordinator = Coordinator(members, run, fingerprint, authority or _NoAuthority(), lease_s=lease_s)
 
     def answered(request: Request) -> Answer:
         try:
@@ -130,7 +140,7 @@ def serving(
     path = scratch / _SOCKET
     with contextlib.ExitStack() as open_services:
         open_services.enter_context(HttpService(listen_on_unix_socket(str(path)), answered))
-        if network is not None:
+        if network is not None and authority is not None:
             names = _names(*network)
             tls = serving_context(authority.issue(names))
             open_services.enter_context(HttpService(network[1], answered, tls=tls))

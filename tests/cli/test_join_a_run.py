@@ -1,0 +1,89 @@
+"""A worker of another machine in a real run: it gets the state from the others, makes steps with them, and the bits stay the same."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.security.listeners import places_of
+from ttlaunch import contract
+from ttlaunch.agent.run_processes import processes_of_runs
+
+SOON_S = 240.0
+STEPS = "training_config.steps=400"
+
+
+def command(*words, folder, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "ttlaunch", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+        **options,
+    )
+
+
+def answer(*words, folder):
+    process = command(*words, folder=folder)
+    stdout, stderr = process.communicate(timeout=SOON_S)
+    assert process.returncode == 0, stderr
+    return json.loads(stdout)
+
+
+def wait(happened):
+    deadline = time.monotonic() + SOON_S
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """An elastic run in the background that takes workers on loopback, and its folder."""
+    process = command(
+        *("run", "data_parallel", "-n", "2", "--elastic", "1:3", "--coordinator", "127.0.0.1:0", "--set", STEPS),
+        *("--format", "json"),
+        folder=tmp_path,
+    )
+    try:
+        wait(lambda: list(tmp_path.glob(f"runs/*/{contract.COORDINATOR_FILE}")) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        yield process, next(tmp_path.glob(f"runs/*/{contract.COORDINATOR_FILE}")).parent
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_a_worker_that_joins_changes_no_bit(run, tmp_path):
+    process, folder = run
+    invitation = answer("workers", "latest", "--invite", "--format", "json", folder=tmp_path)["invitation"]
+    elsewhere = tmp_path / "another machine"
+    elsewhere.mkdir()
+    (elsewhere / "token").write_text(invitation["token"])
+    joining = command("join", invitation["url"], "--token-file", "token", "--format", "json", folder=elsewhere)
+    listed = {}
+
+    def takes_part():
+        found = answer("workers", "latest", "--format", "json", folder=tmp_path)["workers"]
+        listed.update({one["worker_id"]: one for one in found})
+        return [one for one in found if one["worker_id"] == "worker-0034" and one["rank"] == 2]
+
+    wait(takes_part)
+    ours = [pid for pid, run_id in processes_of_runs() if run_id == folder.name]
+    found = {str(getattr(address, "ipv4_mapped", None) or address) for address, _ in places_of(ours)}
+    assert found == {"127.0.0.1"}
+    stdout, stderr = process.communicate(timeout=SOON_S)
+    joined, said = joining.communicate(timeout=SOON_S)
+    assert process.returncode == 0, stderr
+    assert joining.returncode == 0, said
+    assert json.loads(joined)["outcome"] == "done"
+    assert listed["worker-0034"]["memory_bytes"] > 0
+    journal = [json.loads(line) for line in (folder / "members.jsonl").read_text().splitlines()]
+    assert [0, 1, 34] in [entry.get("members") for entry in journal]
+    alone = answer("run", "data_parallel", "-n", "1", "--set", STEPS, "--format", "json", folder=elsewhere)
+    assert json.loads(stdout)["parameters_sha256"] == alone["parameters_sha256"]
