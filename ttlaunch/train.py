@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.sharded.model import shard_model as shard_model
     from ttlaunch.runtime.parallel.sharded.shards import Shards as Shards
     from ttlaunch.runtime.parallel.shared_validation import share_validation as share_validation
+    from ttlaunch.runtime.parallel.shared_validation import validate_together as validate_together
     from ttlaunch.runtime.parallel.staleness.exchange import MeanGradients as MeanGradients
     from ttlaunch.runtime.parallel.staleness.exchange import mean_gradients as mean_gradients
     from ttlaunch.runtime.parallel.staleness.local_replica import LocalReplica as LocalReplica

@@ -44,12 +44,13 @@ from ttlaunch.train import (
     micro_batches,
     process_group,
     replicate,
-    share_validation,
     train_in_one_process,
-    validation_losses,
+    validate_together,
 )
 
 from .recipe import Config
+
+Exchange = GradientExchange | ElasticExchange | CompressedExchange
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
@@ -68,7 +69,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     loop = TrainingLoop(
         cfg,
         ctx,
-        validate=partial(_validate, cfg, ctx, model=model),
+        validate=partial(validate_together, cfg, ctx, model=model),
         reports=is_first,
         norms=optimizer if is_first else None,
         saved=None if isinstance(exchange, CompressedExchange) else (model, optimizer),
@@ -89,14 +90,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     ctx.report_parameters(model.named_parameters())
 
 
-def _validate(cfg: Config, ctx: RankContext, step: int, *, model: Model) -> None:
-    """Share the validation among the workers, which may be others than before in an elastic run."""
-    workers = ctx.ranks("worker")
-    evaluate = partial(validation_losses, cfg, ctx, model, among=workers)
-    share_validation(cfg, ctx, step, among=workers, evaluate=evaluate)
-
-
-def _exchange(cfg: Config, ctx: RankContext, model: Model) -> GradientExchange | ElasticExchange | CompressedExchange:
+def _exchange(cfg: Config, ctx: RankContext, model: Model) -> Exchange:
     """All make the mean of the workers' sums: along the tree, also while workers come and go, or of what codecs leave of the sums."""
     workers, count = ctx.ranks("worker"), cfg.training_config.micro_batches
     if cfg.compression_config.kind != "none":
@@ -106,14 +100,7 @@ def _exchange(cfg: Config, ctx: RankContext, model: Model) -> GradientExchange |
     return exchange(model.parameters(), ctx=ctx, among=workers, micro_batches=count, bucket_megabytes=megabytes)
 
 
-def _mean_gradient(
-    cfg: Config,
-    ctx: RankContext,
-    step: int,
-    *,
-    model: Model,
-    exchange: GradientExchange | ElasticExchange | CompressedExchange,
-) -> tuple[float, int]:
+def _mean_gradient(cfg: Config, ctx: RankContext, step: int, *, model: Model, exchange: Exchange) -> tuple[float, int]:
     """Leave the gradient of the mean loss in `grads_N`; buckets travel while the last micro-batch is differentiated."""
 
     def enter(indices: Iterable[int]) -> None:

@@ -32,6 +32,7 @@ _LOOK_S, _TICK_S = 0.01, 0.2
 _FAULTS = """
 
 import os as _os, signal as _signal
+import ttlaunch.runtime.parallel.shared_validation as _shared
 from ttlaunch.runtime.elastic.giving import Giver as _Giver
 from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange as _Exchange
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange as _Plain
@@ -68,7 +69,7 @@ _wrap(_Exchange, "expect", "in a backward pass")
 _wrap(_Plain, "_gather", "while buckets are under way")
 _wrap(_Loop, "end_step", "after the update")
 _wrap(_Giver, "give", "when it should give", after=True)
-_validation_losses, _differentiate = validation_losses, differentiate
+_validation_losses, _differentiate = _shared.validation_losses, differentiate
 
 
 def differentiate(*args, **named):
@@ -76,10 +77,13 @@ def differentiate(*args, **named):
     return _differentiate(*args, **named)
 
 
-def validation_losses(*args, **named):
+def _validate(*args, **named):
     found = _validation_losses(*args, **named)
     _happen("in a validation")
     return found
+
+
+_shared.validation_losses = _validate
 """
 
 KILL = "_os.kill(_os.getpid(), _signal.SIGKILL)"

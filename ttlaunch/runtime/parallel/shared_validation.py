@@ -4,6 +4,7 @@ Shapes: V = micro-batches of a validation. n = ranks that share it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,9 +12,28 @@ from torch import Tensor
 from ttlaunch.runtime.comm.collectives import all_gather
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.telemetry.traffic_counter import operation
+from ttlaunch.runtime.training.validation import validation_losses
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+def validate_together(cfg: TrainingFile, ctx: RankContext, step: int, *, model: Model) -> None:
+    """Share a validation of the whole model among the ranks of this rank's role, as they are when it is called.
+
+    Args:
+        cfg: The training configuration.
+        ctx: Every rank of the role must call, after the same step.
+        step: The step after which the validation is made.
+        model: All of it, equal on all ranks.
+
+    Cost: that of `share_validation`.
+    Order: that of `share_validation`.
+    """
+    among = ctx.ranks(ctx.role)
+    evaluate = partial(validation_losses, cfg, ctx, model, among=among)
+    share_validation(cfg, ctx, step, among=among, evaluate=evaluate)
 
 
 def share_validation(
