@@ -110,6 +110,16 @@ MISTAKES = {
     "kill rank=4 at step=5": ("P037", "`rank=4` is not in this run", 6, 6, None),
     "kill role=workers at 1s": ("P037", "`role=workers` is not in this run", 6, 12, "did you mean `worker`?"),
     "cut host=c at 1s": ("P037", "`host=c` is not in this run", 5, 6, None),
+    "join at step=5": ("P037", "`join` needs a run whose workers come and go", 1, 4, "`--elastic MIN:MAX` lets them"),
+    "leave rank=1 at 1s": (
+        "P037",
+        "`leave` needs a run whose workers come and go",
+        7,
+        6,
+        "`--elastic MIN:MAX` lets them",
+    ),
+    "join rank=2 at 1s": ("P035", "`rank=2` where the moment of `join`, which has no target, was expected", 6, 6, None),
+    "leave role=worker at 1s": ("P036", "`leave` does not fit `role=worker`", 7, 11, "`leave` fits `rank`"),
     "kill rank=2 at step=61": ("P038", "`step=61` never comes", 16, 7, "`step=60` is the last"),
 }
 

@@ -147,3 +147,34 @@ def test_a_host_that_is_silent_for_a_while_may_be_overtaken():
 def test_a_run_that_had_broken_by_itself_is_no_fault_of_the_fault():
     broken = failed("raised", rank=0, code="R002", time=START + 4.0)
     assert ["overtaken"] == outcomes("kill mpirun at 5s", [(0, 5.0, [])], broken)
+
+
+ELASTIC = {**DONE, "epochs": [{"epoch": 1}, {"epoch": 2}]}
+
+
+def lost(number, at_s):
+    return {"event": "worker_lost", "time": START + at_s, "worker": f"worker-{number:04d}", "reason": "was killed"}
+
+
+def test_workers_of_an_elastic_run_are_replaced_if_the_run_knew_of_their_end_and_made_all_steps():
+    plan, made = "kill rank=1 at step=5; stop rank=2 at step=6", [(0, 5.0, [1]), (1, 6.0, [2])]
+    first, second = judged(plan, made, ELASTIC, extra=[lost(1, 5.1), lost(2, 11.2)], end=START + 20)
+    assert ("replaced", 0.1, None) == (str(first.outcome), first.detected_s, first.over_s)
+    assert ("replaced", 5.2) == (str(second.outcome), second.detected_s)
+
+
+def test_a_worker_whose_end_was_not_noticed_is_not_replaced():
+    plan, made = "kill role=worker at step=5", [(0, 5.0, [1, 2])]
+    assert ["unnoticed"] == outcomes(plan, made, ELASTIC, extra=[lost(1, 5.1)])
+    assert ["unnoticed"] == outcomes(plan, made, ELASTIC, extra=[lost(1, 5.1), lost(2, 1.0)])  # that was another time
+    assert ["unnoticed"] == outcomes(plan, made, DONE, extra=[lost(1, 5.1), lost(2, 5.1)])  # the run was not elastic
+
+
+def test_the_last_worker_of_an_elastic_run_is_named():
+    report = {**failed("killed", rank=1), "epochs": [{"epoch": 1}]}
+    assert ["named"] == outcomes("kill rank=1 at step=5", [(0, 5.0, [1])], report, extra=[lost(1, 5.1)])
+
+
+def test_workers_that_come_or_leave_break_nothing():
+    plan, made = "join at step=5; leave rank=2 at step=6", [(0, 5.0, []), (1, 6.0, [2])]
+    assert ["endured", "endured"] == outcomes(plan, made, ELASTIC)

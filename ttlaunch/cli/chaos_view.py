@@ -79,7 +79,7 @@ def chaos_diagnostics(verdicts: Sequence[Verdict], left: Sequence[Leftovers], ou
         for verdict in verdicts
         if verdict.outcome.is_wrong
     ]
-    if not found and not any(verdict.outcome in {Fate.NAMED, Fate.ENDURED} for verdict in verdicts):
+    if not found and not any(verdict.outcome in {Fate.NAMED, Fate.ENDURED, Fate.REPLACED} for verdict in verdicts):
         found.append(Diagnostic("R058", _nothing_proven(verdicts, outcome.report), hints=(history,)))
     return found + [_left_diagnostic(one) for one in left if not one.is_clean]
 

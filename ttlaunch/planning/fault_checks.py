@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Span, did_you_mean, listed, shown
-from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
+from ttlaunch.planning.faults import ELASTIC, AtStep, Fault, Kind, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
 
 
@@ -15,12 +15,14 @@ class FaultScope:
     Attributes:
         is_here: Whether all ranks run on the launching machine.
         takes_steps: Whether ranks report steps at all.
+        is_elastic: Whether workers come and go; `ranks` then has those that may start later, too.
         first_step, last_step: The first and last step of the run; None if unknown.
     """
 
     ranks: tuple[RankRow, ...]
     is_here: bool
     takes_steps: bool = True
+    is_elastic: bool = False
     first_step: int | None = 1
     last_step: int | None = None
 
@@ -40,7 +42,8 @@ def scope_of(plan: LaunchPlan, *, is_here: bool) -> FaultScope:
         return FaultScope(plan.ranks, is_here, takes_steps=False)
     begins_after = int((recipe.start or {}).get("step") or 0)
     last = (recipe.config.get("training_config") or {}).get("steps")
-    return FaultScope(plan.ranks, is_here, first_step=begins_after + 1, last_step=last)
+    is_elastic = plan.elastic is not None
+    return FaultScope(plan.ranks, is_here, is_elastic=is_elastic, first_step=begins_after + 1, last_step=last)
 
 
 def check_faults(faults: Sequence[Fault], scope: FaultScope) -> Iterator[Diagnostic]:
@@ -67,6 +70,10 @@ def targets_of(fault: Fault, ranks: Sequence[RankRow]) -> tuple[int, ...]:
 
 def _check_target(fault: Fault, scope: FaultScope) -> Diagnostic | None:
     kind, value = fault.target.kind, fault.target.value
+    if fault.verb in ELASTIC and not scope.is_elastic:
+        what = f"`{shown(fault.verb)}` needs a run whose workers come and go"
+        label = "the ranks of this run stay the same"
+        return _refused("P037", what, fault.target_span, label=label, hints=("`--elastic MIN:MAX` lets them",))
     if kind in {Kind.RANK, Kind.SHIM} and value not in {row.rank for row in scope.ranks}:
         last = len(scope.ranks) - 1
         return _missing(fault, f"the run has ranks 0 to {last}" if last else "the run has rank 0 alone")

@@ -66,7 +66,8 @@ def _parse_statement(words: list[_Word]) -> Fault:
     first, rest = words[0], words[1:]
     verb = _parse_verb(first)
     target_word = first
-    if verb is Verb.INTERRUPT:
+    has_target = verb not in VERBS_FOR[Kind.RUN]
+    if not has_target:
         target = Target(Kind.RUN)
     else:
         if not rest or rest[0].text == "at":
@@ -78,7 +79,7 @@ def _parse_statement(words: list[_Word]) -> Fault:
         previous = target_word.text if target_word is not first else str(verb)
         raise _mistake(f"`{shown(previous)}` is not followed by its time", target_word, f"expected `at` and {_MOMENTS}")
     if rest[0].text != "at":
-        where = "a moment" if verb is not Verb.INTERRUPT else "the moment of an interrupt, which has no target"
+        where = "a moment" if has_target else f"the moment of `{verb}`, which has no target,"
         raise _mistake(f"`{shown(rest[0].text)}` where {where} was expected", rest[0], f"expected `at` and {_MOMENTS}")
     if len(rest) == 1:
         raise _mistake("`at` is not followed by a moment", rest[0], f"expected {_MOMENTS}")

@@ -17,6 +17,8 @@ class Verb(StrEnum):
     SEGV = "segv"  # SIGSEGV
     INTERRUPT = "interrupt"  # Ctrl-C to the run
     CUT = "cut"  # as if the network cable of a host were cut
+    JOIN = "join"  # another worker starts, in an elastic run
+    LEAVE = "leave"  # a worker of an elastic run is asked to leave
 
 
 class Kind(StrEnum):
@@ -29,7 +31,7 @@ class Kind(StrEnum):
     AGENT = "agent"  # the agent of the run on a host
     ENGINE = "mpirun"  # the engine's own process, for any engine
     LAUNCHER = "launcher"  # ttlaunch itself
-    RUN = ""  # the target of an interrupt, which is not written
+    RUN = ""  # the target of an interrupt or of a worker that joins, which is not written
 
 
 NUMBERED = (Kind.RANK, Kind.SHIM)
@@ -37,16 +39,18 @@ NAMED = (Kind.ROLE, Kind.HOST, Kind.AGENT)
 ALONE = (Kind.ENGINE, Kind.LAUNCHER)
 _SIGNALS = frozenset({Verb.KILL, Verb.STOP, Verb.CONTINUE, Verb.TERM, Verb.SEGV})
 VERBS_FOR = {
-    Kind.RANK: _SIGNALS,
+    Kind.RANK: _SIGNALS | {Verb.LEAVE},
     Kind.ROLE: _SIGNALS,
     Kind.HOST: _SIGNALS | {Verb.CUT},
     Kind.SHIM: frozenset({Verb.KILL}),
     Kind.AGENT: frozenset({Verb.KILL}),
     Kind.ENGINE: frozenset({Verb.KILL}),
     Kind.LAUNCHER: frozenset({Verb.TERM}),
-    Kind.RUN: frozenset({Verb.INTERRUPT}),
+    Kind.RUN: frozenset({Verb.INTERRUPT, Verb.JOIN}),
 }
 """The verbs that each kind of target accepts."""
+ELASTIC = frozenset({Verb.JOIN, Verb.LEAVE})
+"""The verbs for runs whose workers come and go."""
 
 
 @dataclass(frozen=True)

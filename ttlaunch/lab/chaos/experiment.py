@@ -156,11 +156,13 @@ def draw_faults(scope: FaultScope, *, count: int, seed: int) -> list[Fault]:
         seed: Equal seeds draw equal faults.
     """
     generator = random.Random(f"faults {seed}")  # noqa: S311 - nothing secret
-    rows, hosts = scope.ranks, scope.hosts
+    rows, hosts = [row for row in scope.ranks if not row.later], scope.hosts
     kinds = [(verb, Kind.RANK) for verb in (Verb.KILL, Verb.STOP, Verb.TERM, Verb.SEGV)]
     kinds += [(Verb.KILL, Kind.SHIM), (Verb.KILL, Kind.ENGINE), (Verb.INTERRUPT, Kind.RUN)]
     if not scope.is_here:
         kinds += [(Verb.KILL, Kind.AGENT), (Verb.CUT, Kind.HOST)]
+    if scope.is_elastic:
+        kinds += [(Verb.JOIN, Kind.RUN), (Verb.LEAVE, Kind.RANK)]
     drawn = []
     for _ in range(count):
         verb, kind = generator.choice(kinds)

@@ -14,16 +14,18 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import is_gone, signal_process
+from ttlaunch.app.workers import remove_worker
+from ttlaunch.diagnostics import LaunchError
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.fault_checks import targets_of
-from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
+from ttlaunch.planning.faults import NUMBERED, AtStep, Fault, Kind, Verb
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
-from ttlaunch.running.watch import RankState
+from ttlaunch.running.watch import Phase, RankState
 
 FAULT, MISSED = "fault", "fault_missed"
 _SIGNALS = {
@@ -42,6 +44,10 @@ class _Started:
 
     time: float
     engine: int | None
+
+
+class _NotPossibleError(Exception):
+    """A fault cannot be injected; the text says why."""
 
 
 class Injector:
@@ -116,12 +122,18 @@ class Injector:
         # This precedes the action: a fault that kills this very process must be in the history too.
         append_event(self._folder, FAULT, **known, ranks=[state.row.rank for state in alive])
         try:
-            self._act(fault, alive)
+            self._act(fault, alive, ranks)
+        except _NotPossibleError as error:
+            append_event(self._folder, MISSED, **known, reason=str(error))
         except HostError as error:
             append_event(self._folder, MISSED, **known, reason=f"{error.host} could not be reached: {error.evidence}")
 
-    def _act(self, fault: Fault, alive: Sequence[RankState]) -> None:
+    def _act(self, fault: Fault, alive: Sequence[RankState], ranks: Sequence[RankState]) -> None:
         match fault.target.kind:
+            case Kind.RUN if fault.verb is Verb.JOIN:
+                self._controller.add([_next_to_join(ranks)])
+            case Kind.RANK if fault.verb is Verb.LEAVE:
+                self._let_leave(alive[0])
             case Kind.RUN:
                 os.kill(os.getpid(), signal.SIGINT)
             case Kind.LAUNCHER:
@@ -139,6 +151,13 @@ class Injector:
             case _:
                 self._controller.signal_ranks(alive, _SIGNALS[fault.verb])
 
+    def _let_leave(self, state: RankState) -> None:
+        """Ask the coordinator of the run to let a worker leave, as its owner may."""
+        try:
+            remove_worker(self._folder.path, contract.worker_name(state.row.rank))
+        except LaunchError as error:
+            raise _NotPossibleError(error.diagnostics[0].message) from None
+
     def _signal(self, host: str, pid: int | None, number: int) -> None:
         """Send a signal to a shim; without a process id, to the agent of the host."""
         run_id = self._folder.run_id
@@ -154,8 +173,17 @@ class Injector:
 
 
 def _hit(fault: Fault, ranks: Sequence[RankState]) -> list[RankState]:
-    numbers = targets_of(fault, [state.row for state in ranks])
-    return [state for state in ranks if state.row.rank in numbers]
+    """Return the ranks that a fault hits; of a whole role or host, those that have been started."""
+    present = ranks if fault.target.kind in NUMBERED else [one for one in ranks if one.phase is not Phase.ABSENT]
+    numbers = targets_of(fault, [state.row for state in present])
+    return [state for state in present if state.row.rank in numbers]
+
+
+def _next_to_join(ranks: Sequence[RankState]) -> RankState:
+    absent = [state for state in ranks if state.phase is Phase.ABSENT]
+    if not absent:
+        raise _NotPossibleError("every row of the plan has been started")
+    return absent[0]
 
 
 def _furthest(ranks: Sequence[RankState]) -> int:

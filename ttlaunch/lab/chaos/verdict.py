@@ -12,7 +12,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.lab.chaos.inject import FAULT, MISSED
-from ttlaunch.planning.faults import Fault, Kind, Verb
+from ttlaunch.planning.faults import ELASTIC, Fault, Kind, Verb
 from ttlaunch.running.failures.causes import Cause
 
 _SAME_MOMENT_S = 0.1
@@ -33,6 +33,7 @@ class Outcome(StrEnum):
     MISNAMED = "misnamed"  # it broke the run, and the report names something else
     UNNOTICED = "unnoticed"  # it was injected, and the run ended as if it had not been
     ENDURED = "endured"  # it was harmless, and the run did not fail
+    REPLACED = "replaced"  # it ended workers of an elastic run, and the others went on to the end
     OVERTAKEN = "overtaken"  # something else broke the run first
     NOT_MADE = "not made"  # the run had ended, or the fault could not be injected
 
@@ -108,8 +109,10 @@ def judge_faults(
     injected = _injected(faults, events, report, lost_after_s=lost_after_s, engine_failed=engine_failed)
     missed = {event["index"]: str(event["reason"]) for event in events if event.get("event") == MISSED}
     injected = [one for one in injected if one.index not in missed]
+    replaced = {one.index: lost for one in injected if (lost := _lost_at(one, events, report)) is not None}
     breaking = sorted(
-        (one for one in injected if not _is_harmless(one, injected)), key=lambda one: (one.breaks_at, one.time)
+        (one for one in injected if one.index not in replaced and not _is_harmless(one, injected)),
+        key=lambda one: (one.breaks_at, one.time),
     )
     first = breaking[0] if breaking and not _broke_before(breaking[0], report) else None
     together = [one for one in breaking if first and one.breaks_at <= first.breaks_at + _SAME_MOMENT_S]
@@ -124,7 +127,10 @@ def judge_faults(
             verdicts.append(Verdict(str(fault), Outcome.NOT_MADE, reason))
         else:
             outcome = _outcome(one, first, named, breaking=breaking, report=report)
-            verdicts.append(_verdict(one, outcome, events=events, report=report))
+            found = _verdict(one, outcome, events=events, report=report)
+            if index in replaced:
+                found = replace(found, outcome=Outcome.REPLACED, detected_s=_between(one.time, replaced[index]))
+            verdicts.append(found)
     return verdicts
 
 
@@ -185,7 +191,17 @@ def _is_harmless(one: _Injected, injected: Sequence[_Injected]) -> bool:
     """Whether a fault should break nothing: it continues a rank, or stops one that is continued later."""
     if one.fault.verb is Verb.STOP:
         return all(math.isfinite(_awake_at(rank, one.time, injected)) for rank in one.ranks)
-    return one.fault.verb is Verb.CONTINUE
+    return one.fault.verb in {Verb.CONTINUE, *ELASTIC}
+
+
+def _lost_at(one: _Injected, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
+    """Return when an elastic run that reached its end knew that all workers whom the fault hit were gone; None if it never did."""
+    if not report.get("epochs") or report["status"] != "done" or not one.ranks or one.fault.verb in ELASTIC:
+        return None
+    lost = {event.get("worker"): event["time"] for event in events if event.get("event") == "worker_lost"}
+    times = [lost.get(contract.worker_name(rank)) for rank in one.ranks]
+    known = [time for time in times if time is not None and time >= one.time - _SAME_MOMENT_S]
+    return max(known) if len(known) == len(times) else None
 
 
 def _outcome(
@@ -209,6 +225,8 @@ def _is_named(fault: Fault, ranks: frozenset[int], report: Mapping[str, Any], *,
     """Whether the report says that this fault ended the run."""
     failure = report["failure"]
     kind, verb = fault.target.kind, fault.verb
+    if fault.verb in ELASTIC:
+        return False
     if kind is Kind.RUN:
         return bool(report["status"] == "interrupted" and failure is None)
     if kind is Kind.LAUNCHER:

@@ -222,12 +222,12 @@ class ElasticRun:
 
     def _say_what_changed(self, now: float) -> None:
         changes = self.membership.changes
-        for change in changes[self._shown :]:
+        for number, change in enumerate(changes[self._shown :], start=self._shown):
             if change.pause_s is None and change is changes[-1]:
                 break
             self._shown += 1
-            if change.pause_s is None:
-                continue  # it was over before it had made a step
+            if change.pause_s is None or change.members == changes[number - 1].members:
+                continue  # it was over before it had made a step, or only divided the work anew
             anew = f", {change.computed_anew} micro-batches computed anew" if change.computed_anew else ""
             who = counted(len(change.members), "worker")
             self._say(
