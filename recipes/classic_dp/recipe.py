@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    Elastic,
     Layout,
     Naive,
     Recipe,
@@ -47,4 +48,6 @@ RECIPE = Recipe(
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config"],
     naive=Naive([Layout("naive", worker=per("multihost_config.num_workers"))]),
+    # With a bound, gradients of several steps are under way, and would be lost with their worker.
+    elastic=Elastic("ring", only={"classic_dp_config.staleness_bound": 0}),
 )

@@ -23,11 +23,12 @@ for an all-reduce that is applied steps later; W. Zhang et al., "Staleness-aware
 2016, for the smaller weight of older gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from ttlaunch.train import (
     MeanGradients,
+    Model,
     Optimizer,
     RankContext,
     TrainingLoop,
@@ -39,10 +40,9 @@ from ttlaunch.train import (
     held_tensors,
     mean_gradients,
     micro_batches,
-    share_validation,
     train_in_one_process,
+    validate_together,
     validation_is_due,
-    validation_losses,
 )
 
 from .recipe import Config
@@ -56,9 +56,9 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Differentiate a contiguous block of each step's micro-batches, give the gradient away, apply the means that are here."""
     workers, bound = ctx.ranks("worker"), cfg.classic_dp_config.staleness_bound
+    is_first = ctx.position("worker") == 0  # in an elastic run the loop knows who reports
     model = build_model(cfg, ctx)  # drawn from the seed: equal everywhere, so nothing is sent
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
-    ctx.restore(model, optimizer)
     means = mean_gradients(
         model,
         ctx=ctx,
@@ -66,15 +66,13 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         blocks=contiguous_blocks(cfg.training_config.micro_batches, len(workers)),
         bound=bound,
         damping=cfg.classic_dp_config.staleness_damping,
-        steps_done=ctx.steps_done,
         bucket_megabytes=cfg.multihost_config.bucket_megabytes,
     )
-    is_first = ctx.position("worker") == 0
-    evaluate = partial(validation_losses, cfg, ctx, model, among=workers)
+    ctx.restore(model, optimizer)
     loop = TrainingLoop(
         cfg,
         ctx,
-        validate=partial(share_validation, cfg, ctx, among=workers, evaluate=evaluate),
+        validate=partial(validate_together, cfg, ctx, model=model),
         reports=is_first,
         norms=optimizer if is_first else None,
         saved=(model, optimizer),
@@ -84,21 +82,27 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     compare = partial(ctx.compare, held=partial(held_tensors, model, optimizer))
     compare(ctx.steps_done)
     for step in loop.steps():
-        means.begin(step)
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
-            expect = partial(means.expect, index)
-            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
-            means.accumulate(index, tokens=tokens, loss=loss)
-        until = step if _is_looked_at(cfg, ctx, step) else step - bound
+        means.make(step, partial(_enter, cfg=cfg, ctx=ctx, step=step, model=model, means=means))
+        until = step if bound == 0 or _is_looked_at(cfg, ctx, step) else step - bound
         known = _update(means, optimizer, until=until, compare=compare)
         loop.end_step(step, **known)
     means.close()
-    if is_first:
+    if is_first and ctx.elastic is None:  # who comes and goes has not counted all, and there no gradient is stale
         ctx.result("staleness average", round(means.staleness.average, 4))
         ctx.result("staleness maximum", means.staleness.maximum)
         ctx.result("stale gradients", means.staleness.stale)
         ctx.result("gradients", means.staleness.gradients)
     ctx.report_parameters(model.named_parameters())
+
+
+def _enter(
+    indices: Iterable[int], *, cfg: Config, ctx: RankContext, step: int, model: Model, means: MeanGradients
+) -> None:
+    """Differentiate micro-batches; messages of this and earlier steps travel meanwhile."""
+    for index, x_BT, y_BT in micro_batches(cfg, ctx, step, indices=indices):
+        expect = partial(means.expect, index)
+        loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+        means.accumulate(index, tokens=tokens, loss=loss)
 
 
 def _is_looked_at(cfg: Config, ctx: RankContext, step: int) -> bool:

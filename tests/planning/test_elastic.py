@@ -23,6 +23,11 @@ def test_rows_for_workers_that_replace_others_follow_the_first_ones_with_their_p
     assert "data_parallel" == plan["layout"]  # also with one worker: the layout of one process has no workers
 
 
+def test_workers_that_wait_for_every_gradient_come_and_go_in_the_ring_also_if_one_begins(ttlaunch):
+    plan = plan_of(ttlaunch, "classic_dp -n 1 --elastic 1:2 --set classic_dp_config.staleness_bound=0")
+    assert ("ring", {"worker"}) == (plan["layout"], {row["role"] for row in plan["ranks"]})
+
+
 def test_workers_that_come_and_go_talk_over_grpc_and_the_engine_is_agents(ttlaunch):
     plan = plan_of(ttlaunch, "data_parallel -n 2 --elastic 1:2")
     assert ("grpc", "agents") == (plan["config"]["multihost_config"]["socket_type"], plan["engine"]["name"])
@@ -57,6 +62,10 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
         (
             "data_parallel --elastic 1:2 --set multihost_config.socket_type=mpi",
             "error[P074]: `multihost_config.socket_type` is `mpi`; workers of data_parallel come and go only with `grpc`",
+        ),
+        (
+            "classic_dp --elastic 1:2",
+            "error[P074]: `classic_dp_config.staleness_bound` is `2`; workers of classic_dp come and go only with `0`",
         ),
         ("data_parallel --elastic 1:9", "error[P074]: `--elastic 1:9`: a step has 8 micro-batches, so at most as many"),
         ("data_parallel -n 2 --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 workers"),

@@ -102,6 +102,24 @@ def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process
     assert re.search(r"because\n +1 +0 +0-3 +0 +[0-9.]+ +the run began\n +2 ", shown)
 
 
+def test_workers_that_wait_for_each_others_gradients_are_replaced_with_the_bits_of_one_process(here):
+    """`classic_dp` without staleness; its `beta1` differs from that of `data_parallel`, so its parameters do, too."""
+    together = ["--set", "classic_dp_config.staleness_bound=0", "--set", "training_config.validation_interval=4"]
+    one = [*COMMAND, "classic_dp", *SET, *together, "-n", "1", "--format", "json", "--runs-dir", str(here / "one")]
+    done = subprocess.run(one, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
+    expected = json.loads(done.stdout)
+    with running(here, *together, recipe="classic_dp") as run:
+        for step, victim in {4: 0, 11: 2}.items():
+            wait_for(lambda step=step: run.step() >= step)
+            os.kill(run.pid(victim), signal.SIGKILL)
+        report = run.report()
+    assert ("done", True, STEPS) == (report["status"], report["parameters_agree"], report["steps"])
+    assert expected["parameters_sha256"] == report["parameters_sha256"]
+    assert [0, 2] == [entry["worker"] for entry in run.journal("lost")]
+    validations = ("first_validation", "last_validation")
+    assert [expected[key] for key in validations] == [report[key] for key in validations]
+
+
 def test_a_worker_that_comes_late_gets_the_weights_from_the_others_and_takes_part(here):
     with running(here, "--set", "training_config.steps=400", ranks=2, elastic="1:2") as run:
         wait_for(lambda: run.step() >= 3)

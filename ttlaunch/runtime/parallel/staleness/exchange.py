@@ -3,7 +3,7 @@
 Shapes: N = values of the flat gradient. W = workers, S = bytes of the gradient, K = the bound.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,9 @@ import torch
 
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.reduction import mean_per_token
+from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
 from ttlaunch.runtime.parallel.staleness.protocol import Clock, Staleness
 from ttlaunch.runtime.parallel.staleness.ring import RingBuffers
@@ -38,11 +40,13 @@ class Mean:
 class MeanGradients(Protocol):
     """The calls with which a worker's loop gets the mean gradient of each step.
 
-        for step in ctx.steps(cfg):
-            means.begin(step)
-            for index, ... in ...:
+        def enter(indices):
+            for index, ... in micro_batches(cfg, ctx, step, indices=indices):
                 means.expect(index, tokens=..., loss=...)      # before the backward pass
                 means.accumulate(index, tokens=..., loss=...)  # after it
+
+        for step in ctx.steps(cfg):
+            means.make(step, enter)
             for mean in means.ready(until=...):
                 update the model for mean.step
         means.close()
@@ -53,8 +57,13 @@ class MeanGradients(Protocol):
 
     staleness: Staleness
 
-    def begin(self, step: int) -> None:
-        """Wait until the buffers of a step are free, and begin the step."""
+    def make(self, step: int, enter: Callable[[Iterable[int]], object]) -> None:
+        """Make this worker's part of a step, as soon as buffers are free for it.
+
+        Args:
+            step: The step; the first one of a run may be any, the others follow it one by one.
+            enter: Differentiates the micro-batches with the given indices, with `expect` and `accumulate` for each.
+        """
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
         """Announce that the backward pass of a micro-batch comes next."""
@@ -72,61 +81,58 @@ class MeanGradients(Protocol):
 def mean_gradients(
     model: Model,
     *,
-    ctx: Communicator,
+    ctx: RankContext,
     among: Sequence[Rank],
     blocks: Sequence[range],
     bound: int,
     damping: float,
-    steps_done: int = 0,
     bucket_megabytes: float | None = None,
 ) -> MeanGradients:
-    """Build the exchange of mean gradients for the configured `staleness_bound`.
+    """Build the exchange of mean gradients for the configured `staleness_bound`; in an elastic run, before `ctx.restore`.
 
     Args:
         model: The model whose gradients are averaged.
-        ctx: The communicator of this rank.
-        among: The workers.
+        ctx: This rank.
+        among: The workers; in an elastic run those that are there at first.
         blocks: The micro-batches of each worker.
         bound: K, the most steps between a gradient's step and its update.
         damping: How much less a stale gradient counts than a fresh one; see `BoundedMeans`.
-        steps_done: The steps before the first step of this run.
         bucket_megabytes: The size of a bucket where K is 0; None: the first steps decide.
     """
     if bound:
-        return BoundedMeans(
-            model, ctx=ctx, among=among, blocks=blocks, bound=bound, damping=damping, steps_done=steps_done
-        )
+        return BoundedMeans(model, ctx=ctx, among=among, blocks=blocks, bound=bound, damping=damping)
+    kind = GradientExchange if ctx.elastic is None else ElasticExchange
     count = blocks[-1].stop
-    exchange = GradientExchange(
-        model.parameters(), ctx=ctx, among=among, micro_batches=count, bucket_megabytes=bucket_megabytes
-    )
-    return SynchronousMeans(exchange, workers=len(among), steps_done=steps_done)
+    exchange = kind(model.parameters(), ctx=ctx, among=among, micro_batches=count, bucket_megabytes=bucket_megabytes)
+    return SynchronousMeans(exchange, ctx=ctx)
 
 
 class SynchronousMeans:
-    """For K = 0: each mean is applied in its own step, and added along the tree, in buckets during the backward pass."""
+    """For K = 0: each mean is applied in its own step, and added along the tree, in buckets during the backward pass.
 
-    def __init__(self, exchange: GradientExchange, *, workers: int, steps_done: int) -> None:
+    Gradients are never stale, and nothing outlives a step, so workers may come and go between and during steps.
+    """
+
+    def __init__(self, exchange: GradientExchange | ElasticExchange, *, ctx: RankContext) -> None:
         self.staleness = Staleness()
-        self._exchange = exchange
-        self._workers = workers
-        self._clock = Clock.after(steps_done, bound=0)
+        self._exchange, self._ctx = exchange, ctx
+        self._mean: Mean | None = None
         self.expect, self.accumulate = exchange.expect, exchange.accumulate
 
-    def begin(self, step: int) -> None:
-        self._clock = self._clock.begin()
-        assert self._clock.begun == step  # noqa: S101  the caller counts the same steps
+    def make(self, step: int, enter: Callable[[Iterable[int]], object]) -> None:
+        """Differentiate this worker's micro-batches, and wait for the mean."""
+        loss, tokens = self._exchange.mean(step, enter)
+        workers = len(self._ctx.ranks(self._ctx.role))  # as many as have ended the step
+        self._mean = Mean(step, loss, tokens, staleness=(0,) * workers)
 
     def ready(self, *, until: int) -> Iterator[Mean]:
-        if until <= self._clock.applied:
+        mean, self._mean = self._mean, None
+        if mean is None:
             return
-        self._clock = self._clock.give()
-        loss, tokens = self._exchange.finish()
-        staleness = (self._clock.staleness,) * self._workers
-        self._clock = self._clock.complete(until).apply().free()
-        for one in staleness:
+        assert mean.step <= until  # noqa: S101  the caller counts the same steps
+        for one in mean.staleness:
             self.staleness.count(one)
-        yield Mean(until, loss, tokens, staleness)
+        yield mean
 
     def close(self) -> None:
         """Do nothing: every step has freed its buffers."""
@@ -155,18 +161,25 @@ class BoundedMeans:
         blocks: Sequence[range],
         bound: int,
         damping: float,
-        steps_done: int,
     ) -> None:
         """Make room for K + 1 steps; nothing is sent."""
         self.staleness = Staleness()
         self._model = model
-        self._last = blocks[among.index(ctx.rank)][-1]
-        self._clock = Clock.after(steps_done, bound=bound)
+        self._block = blocks[among.index(ctx.rank)]
+        self._clock = Clock(bound)
         self._rings = [RingBuffers(ctx, among=among, like_N=model.grads_N, tag=tag) for tag in range(bound + 1)]
         self._damping = damping
         self._tokens, self._loss = 0, 0.0
 
+    def make(self, step: int, enter: Callable[[Iterable[int]], object]) -> None:
+        """Differentiate this worker's micro-batches while the messages of earlier steps travel."""
+        self.begin(step)
+        enter(self._block)
+
     def begin(self, step: int) -> None:
+        """Wait until the buffers of a step are free, and begin the step."""
+        if not self._clock.begun:
+            self._clock = Clock.after(step - 1, bound=self._clock.bound)  # all steps before are in the weights
         while not self._clock.may_begin:
             self._free()
         self._clock = self._clock.begin()
@@ -181,7 +194,7 @@ class BoundedMeans:
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
         """Leave the gradients in the model, where backward passes add those of all micro-batches in order."""
         self._tokens, self._loss = self._tokens + tokens, self._loss + loss
-        if index == self._last:
+        if index == self._block[-1]:
             self._give()
         self._advance()
 
