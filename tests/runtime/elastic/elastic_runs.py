@@ -69,6 +69,7 @@ _wrap(_Exchange, "expect", "in a backward pass")
 _wrap(_Plain, "_gather", "while buckets are under way")
 _wrap(_Loop, "end_step", "after the update")
 _wrap(_Giver, "give", "when it should give", after=True)
+_wrap(_Giver, "give", "when it is about to give")
 _validation_losses, _differentiate = _shared.validation_losses, differentiate
 
 

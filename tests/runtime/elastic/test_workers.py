@@ -124,6 +124,27 @@ def test_a_worker_that_lacks_one_step_gets_its_mean_from_another(begin, expected
     assert [((2, 5),)] == [begin.behind for begin in run.epochs if begin.behind]
 
 
+def test_a_worker_that_lacks_one_step_gets_the_whole_state_if_nobody_has_the_mean(begin, expected):
+    """As above, but worker 1 has no mean to give, as one that has got its weights from others."""
+    faults = {
+        (0, "while buckets are under way", 6): KILL_BEFORE_THE_LAST_SHARD,
+        (1, "when it is about to give", "every step"): "one.mean = None",
+    }
+    run = begin(first=3, faults=faults).finish()
+    check(run, expected, finished=[1, 2])
+    assert [((2, 5),)] == [begin.behind for begin in run.epochs if begin.behind]
+    assert any("bytes of state from worker-0001" in record["text"] for record in run.of_kind(2, contract.KIND_NOTE))
+
+
+def test_a_mean_that_the_next_step_has_begun_to_overwrite_is_given_to_nobody(begin):
+    faults = {
+        (0, "while buckets are under way", 6): KILL_BEFORE_THE_LAST_SHARD,
+        (2, "when it should give", 6): "print('kept', one.mean and one.mean.step)",
+    }
+    run = begin(first=3, faults=faults).finish()
+    assert "kept None" == run.output(2).strip()
+
+
 def test_a_member_that_dies_while_a_joiner_needs_it_is_replaced_by_the_others(begin, expected):
     faults = {(0, "before the step", 4): gate("joined"), (1, "when it should give", 4): KILL}
     run = begin(first=3, later=1, faults=faults)

@@ -10,7 +10,7 @@ from ttlaunch import contract
 from ttlaunch.membership.messages import Begin
 from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.protocol import CommunicationError
-from ttlaunch.runtime.elastic.state_transfer import Puller, ReplicaState, SharedParts
+from ttlaunch.runtime.elastic.state_transfer import LaterState, Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.world import Rank
 
 _MOST_TOKENS = 2**53
@@ -38,7 +38,7 @@ class Giver:
 
     Attributes:
         parts: What others pull.
-        mean: The last mean gradient.
+        mean: The last mean gradient; None when its memory holds values of another step.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Giver:
             self.parts.hold(Key(_MEAN, begin.applied, 0, len(values_N), epoch=begin.epoch), values_N)
 
 
-def pull_state(puller: Puller, begin: Begin, replica: ReplicaState) -> Mapping[int, int]:
+def pull_state(puller: Puller, begin: Begin, replica: ReplicaState | LaterState) -> Mapping[int, int]:
     """Get the state from all that have it, an equal part from each; return how many bytes each has given, by number.
 
     Raises:
@@ -78,12 +78,12 @@ def pull_state(puller: Puller, begin: Begin, replica: ReplicaState) -> Mapping[i
     return dict(zip(begin.holders, puller.pull_parts(key, replica, sources=sources), strict=True))
 
 
-def pull_mean(puller: Puller, begin: Begin, *, step: int, into_N: Tensor) -> tuple[int, Mean]:
-    """Get the mean gradient of the step that others have applied, from the first that has it; return its number, too.
+def pull_mean(puller: Puller, begin: Begin, *, step: int, into_N: Tensor) -> tuple[int, Mean] | None:
+    """Get the mean gradient of the step that others have applied, from the first that has it; return its number, too; None if nobody has it.
 
     Raises:
         EpochOverError: The members change meanwhile.
-        CommunicationError: No member has it any more, or as for `Puller.pull`.
+        CommunicationError: A member says what cannot be, or as for `Puller.pull`.
     """
     for number in begin.holders:
         source = Rank(begin.numbers.index(number))
@@ -96,4 +96,4 @@ def pull_mean(puller: Puller, begin: Begin, *, step: int, into_N: Tensor) -> tup
         if has_mean:
             puller.pull(Key(_MEAN, step, 0, len(into_N), epoch=begin.epoch), into_N, source=source)
             return number, Mean(step, loss, int(tokens), into_N)
-    raise CommunicationError(f"no member has the mean gradient of step {step} any more")
+    return None

@@ -25,7 +25,7 @@ from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.elastic.giving import Giver, Mean, pull_mean, pull_state
 from ttlaunch.runtime.elastic.reporter import Reporter
-from ttlaunch.runtime.elastic.state_transfer import Puller, ReplicaState
+from ttlaunch.runtime.elastic.state_transfer import LaterState, Puller, ReplicaState
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
 
@@ -95,6 +95,7 @@ class ElasticMember:
         self._followers: list[Callable[[Begin, int], object]] = []
         self._validate: Callable[[int], object] | None = None
         self._replica: ReplicaState | None = None
+        self._later: LaterState | None = None  # of the step that is being made, where nobody has its mean
         self._directory: Directory | None = None
         self._reporter = Reporter(write, traffic)
         self._giver = Giver()
@@ -244,24 +245,37 @@ class ElasticMember:
             spent = time.monotonic_ns() - began - (self._traffic.waited_ns - waited)
             self._reporter.note_micro_batch(max(0, spent) / 1e9)
 
-    def keep_mean(self, mean: Mean) -> None:
-        """Keep the mean of a step for members that lack it; all have the one of the step before."""
+    def keep_mean(self, mean: Mean | None) -> None:
+        """Keep the mean of a step for members that lack it, all have the one of the step before; None: this worker has none."""
         self._giver.mean = mean
         self._giver.parts.forget()
 
-    def catch_up(self, step: int, into_N: Tensor) -> Mean:
-        """Get the mean gradient of the step that this worker lacks.
+    def catch_up(self, step: int, into_N: Tensor) -> Mean | None:
+        """Get the mean gradient of the step that this worker lacks, or the whole state, if nobody has the mean any more.
+
+        The state is put in place by `apply`, in place of what an update without the mean has made. Then this returns None.
 
         Args:
             step: The step, which others have applied.
             into_N: Gets the mean, float32, on the CPU.
         """
-        number, mean = pull_mean(self._puller(), self.begin, step=step, into_N=into_N)
+        begin = self.begin
+        found = pull_mean(self._puller(), begin, step=step, into_N=into_N)
+        if found is None:
+            assert self._replica is not None  # noqa: S101 - `join` comes first
+            later = LaterState(self._replica)
+            self._pull_state(begin, later)
+            self._later = later
+            return None
+        number, mean = found
         self._count_pulled(number, into_N.nbytes)
         return mean
 
-    def apply(self, step: int, *, validation_is_due: bool) -> None:
-        """Note that a step is in the weights."""
+    def apply(self, step: int, *, validation_is_due: bool) -> bool:
+        """Note that a step is in the weights; returns whether this worker knows its loss and norms, and may report them."""
+        later, self._later = self._later, None
+        if later is not None:
+            later.put()
 
         def applied(state: worker.WorkerState) -> worker.WorkerState:
             # The update may have been made while the members changed already; the answer then says that it was.
@@ -272,6 +286,7 @@ class ElasticMember:
         self._update(applied)
         self._reporter.has_stepped = True
         self._report_progress()
+        return later is None
 
     def validate(self, step: int) -> None:
         """Make the validation after a step, which is in the weights, together with all members, unless they have made it."""
@@ -349,26 +364,22 @@ class ElasticMember:
         self._giver.give(begin, self.own.number, self._replica)
         applied = self._state.applied
         if applied is None or (applied < begin.applied and not self._makes_steps):
-            self._pull_state(begin)
+            self._pull_state(begin, self._replica)
+            validated = None if begin.validates else begin.applied
+            self._update(lambda state: replace(state, applied=begin.applied, held=(), validated=validated))
         elif applied < begin.applied - 1:
             # `catch_up` gets one step. Who lacks more had to wait while others went on, and is replaced.
             raise LeftError(f"the others are {begin.applied - applied} steps ahead")
         self._report_progress()
 
-    def _pull_state(self, begin: Begin) -> None:
-        assert self._replica is not None  # noqa: S101 - `join` comes first
+    def _pull_state(self, begin: Begin, replica: ReplicaState | LaterState) -> None:
         with self._reporter.long():
-            given = pull_state(self._puller(), begin, self._replica)
+            given = pull_state(self._puller(), begin, replica)
         for number, size in given.items():
             self._count_pulled(number, size)
         givers = ", ".join(map(contract.worker_name, given))
         own, size = contract.worker_name(self.own.number), sum(given.values())
         self._note(f"{own} takes part from step {begin.applied + 1} on, with {size} bytes of state from {givers}")
-
-        def caught_up(state: worker.WorkerState) -> worker.WorkerState:
-            return replace(state, applied=begin.applied, held=(), validated=None if begin.validates else begin.applied)
-
-        self._update(caught_up)
 
     def _puller(self) -> Puller:
         assert self._directory is not None  # noqa: S101 - an epoch has begun

@@ -95,6 +95,35 @@ class ReplicaState:
         return found
 
 
+class LaterState:
+    """Takes a state from others, and puts it in place only when `put` is called: until then the present one is in use.
+
+    Memory: S bytes.
+    """
+
+    def __init__(self, replica: ReplicaState) -> None:
+        """Hold nothing yet."""
+        self._replica = replica
+        self._contents: list[tuple[range, Tensor]] = []
+
+    def parts(self, count: int) -> list[range]:
+        """Cut the row as `ReplicaState` does."""
+        return self._replica.parts(count)
+
+    def fill(self, part: range, content: Tensor) -> None:
+        """Keep some bytes; the tensor must not change any more."""
+        self._contents.append((part, content))
+
+    def accept(self) -> None:
+        """Change nothing yet."""
+
+    def put(self) -> None:
+        """Overwrite the present state."""
+        for part, content in self._contents:
+            self._replica.fill(part, content)
+        self._replica.accept()
+
+
 class SharedParts:
     """Copies that a worker gives away in one epoch; a `StateSource`. Any thread may call any method."""
 
@@ -169,7 +198,7 @@ class Puller:
                 else:
                     return
 
-    def pull_parts(self, key: Key, state: ReplicaState, *, sources: Sequence[Rank]) -> list[int]:
+    def pull_parts(self, key: Key, state: ReplicaState | LaterState, *, sources: Sequence[Rank]) -> list[int]:
         """Fill a state with equal parts from several members, and return how many bytes each has given.
 
         Raises:

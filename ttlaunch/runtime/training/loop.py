@@ -75,7 +75,7 @@ class TrainingLoop:
         elastic, is_due = self._ctx.elastic, validation_is_due(self._cfg, self._ctx, step)
         is_reporter = elastic is None or self._ctx.rank == 0  # all members have the same numbers
         if elastic is not None:
-            elastic.apply(step, validation_is_due=is_due)
+            is_reporter = elastic.apply(step, validation_is_due=is_due) and is_reporter
         self._ctx.report(step, **(known if self._reports and is_reporter else {}))
         if is_due:
             (self._validate if elastic is None else elastic.validate)(step)

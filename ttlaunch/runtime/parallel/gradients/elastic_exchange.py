@@ -70,7 +70,8 @@ class ElasticExchange:
             enter: Differentiates the micro-batches with the given indices, with `expect` and `accumulate` for each.
 
         Returns:
-            Mean loss per token and number of tokens of the whole step, on every member.
+            Mean loss per token and number of tokens of the whole step, on every member. Zeros, and a mean gradient of zeros, on a
+            member that gets the whole state instead, because nobody has the mean any more: `ElasticMember.apply` puts it in place.
 
         Raises:
             LeftError: This worker takes part no longer.
@@ -87,7 +88,7 @@ class ElasticExchange:
                 self._exchange.give_back(self._nodes)
                 self._nodes = []
                 self._member.keep_mean(mean)
-                return mean.loss, mean.tokens
+                return (0.0, 0) if mean is None else (mean.loss, mean.tokens)
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
         """Announce the backward pass of a micro-batch; see `GradientExchange`."""
@@ -105,12 +106,14 @@ class ElasticExchange:
         blocks = [range(first, stop) for first, stop in begin.blocks]
         self._exchange.divide([Rank(rank) for rank in range(len(begin.seats))], blocks)
 
-    def _make(self, step: int, enter: Callable[[Iterable[int]], object]) -> Mean:
+    def _make(self, step: int, enter: Callable[[Iterable[int]], object]) -> Mean | None:
         mean_N = self._exchange.mean_N
         self._drop_what_does_not_count()
         if self._member.begin.applied == step:
             pulled_N = torch.empty(mean_N.shape, dtype=mean_N.dtype)
             mean = self._member.catch_up(step, pulled_N)
+            if mean is None:
+                return None
             mean_N.copy_(pulled_N)
             self._exchange.use_mean()
             return Mean(step, mean.loss, mean.tokens, mean_N)
@@ -136,6 +139,8 @@ class ElasticExchange:
     def _stop(self) -> None:
         """Keep the complete nodes of the step, when no transfer reads or writes tensors any more."""
         self._member.await_change()
+        if not self._exchange.has_mean:
+            self._member.keep_mean(None)  # a part of it is that of the next step
         self._nodes += self._exchange.interrupt()
         self._nodes.sort(key=lambda node: node.start)
         self._is_adding = False

@@ -68,6 +68,7 @@ class GradientExchange:
         block: This rank's micro-batches of a step.
         mean_N: The last mean gradient, shape `(N,)`, float32; with `keeps_nodes` a vector of its own, which stays as it is
             until all ranks have begun to exchange those of the next step.
+        has_mean: Whether `mean_N` is the whole mean of one step; not while the next one overwrites it.
 
     Cost of a step: `(k + 1) * (n - 1) / n * S` bytes each way, in `(k + 1) * (n - 1)` messages for each bucket, and one
     message of 16k bytes to each other rank. Buffers for the other ranks' shards of two buckets.
@@ -99,6 +100,7 @@ class GradientExchange:
         self._flat = FlatParameters(parameters)
         grads_N = self._flat.grads_N
         self.mean_N = torch.zeros_like(grads_N) if keeps_nodes else grads_N
+        self.has_mean = False
         self._ctx = ctx
         self._keeps_nodes = keeps_nodes
         self._tree = GradientTree(len(grads_N), device=grads_N.device)
@@ -206,6 +208,7 @@ class GradientExchange:
         self._gathering.clear()
         if self._keeps_nodes:
             self._flat.grads_N.copy_(self.mean_N)
+        self.has_mean = True
         self._tree.clear()
         self._is_open = False
         self._tuner.end_step()
@@ -238,6 +241,7 @@ class GradientExchange:
         """Copy `mean_N`, which came from another rank, to the parameters' gradients."""
         self._flat.attach_gradients()
         self._flat.grads_N.copy_(self.mean_N)
+        self.has_mean = True
 
     def interrupt(self) -> list[Subtree]:
         """Give up the step, and hand over this rank's complete nodes, whose memory `give_back` returns.
@@ -331,6 +335,7 @@ class GradientExchange:
         if self._counts is not None:
             self._tokens, self._loss = self._counts.wait()
             self._counts = None
+        self.has_mean = False
         bucket, shards = under_way.bucket, under_way.shards
         mean = [_cut(bucket.of(self.mean_N), shard) for shard in shards]
         if shards[self._place]:
