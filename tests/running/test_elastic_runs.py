@@ -45,6 +45,9 @@ class Running:
         [pid] = [record["pid"] for record in map(json.loads, lines) if record["kind"] == contract.KIND_STARTED]
         return pid
 
+    def shim_pid(self, number):
+        return int(re.search(r"^PPid:\t(\d+)$", Path(f"/proc/{self.pid(number)}/status").read_text(), re.MULTILINE)[1])
+
     def step(self):
         """The last step that any worker has made."""
         files = self.folder.glob("records/rank-*.progress.jsonl")
@@ -143,6 +146,16 @@ def test_a_stopped_worker_counts_as_hung_and_the_others_go_on(here, expected):
     assert ("done", expected) == (report["status"], report["parameters_sha256"])
     [lost] = run.journal("lost")
     assert (2, True) == (lost["worker"], lost["reason"].startswith("made no progress for "))
+
+
+def test_a_run_whose_shim_is_killed_goes_on_and_ends_by_itself(here, expected):
+    with running(here) as run:
+        wait_for(lambda: run.step() >= 4)
+        os.kill(run.shim_pid(1), signal.SIGKILL)
+        report = run.report()
+    assert ("done", expected) == (report["status"], report["parameters_sha256"])
+    [lost] = run.journal("lost")
+    assert (1, "was lost: its shim was killed") == (lost["worker"], lost["reason"])
 
 
 def test_a_run_whose_last_worker_is_killed_names_it(here):

@@ -282,9 +282,11 @@ class _Supervision:
         report_bad_records(self.watch.bad, self.plan.ranks, folder=self.folder, output=self.view.output)
 
     def _close_to_more(self) -> None:
-        """Take no further ranks once all that were started have ended: then the run is over."""
+        """Take no further ranks once all that were started have ended or are lost: then the run is over."""
         present = [state for state in self.watch.ranks if state.phase is not Phase.ABSENT]
-        if len(present) < len(self.watch.ranks) and all(state.exit for state in present):
+        # A rank whose shim was killed leaves no record of its end.
+        is_over = all(state.exit or self._ending.why_lost(state) for state in present)
+        if len(present) < len(self.watch.ranks) and is_over:
             self.controller.add_no_more()
 
     def _notice_hang(self) -> None:
