@@ -247,13 +247,34 @@ def test_orders_are_repeated_only_to_those_that_have_not_obeyed():
     assert [Order(Member(1, 0), Prepare(run.state.epoch))] == run.feed(Tick())
 
 
-def test_blocks_are_cut_anew_once_a_member_is_known_to_be_slow():
+def steps_until_divided(paces_at, *, most=60, looks_each_step=3):
+    """Make steps, with looks between them, until the work is divided anew; returns after which, and the run."""
     run = Run(2, micro_batches=10).begun(2)
-    for applied in range(1, 6):
-        for number, pace in ((0, 0.1), (1, 0.4)):
+    for applied in range(1, most + 1):
+        for number, pace in enumerate(paces_at(applied)):
             run.feed(Progressed(Member(number, 0), 1, applied, pace))
-    run.feed(Tick())
-    assert ((0, 8), (8, 10)) == begin_of(run.answer(5)).blocks
+        for _ in range(looks_each_step):
+            run.feed(Tick())
+        if run.state.phase is Phase.COLLECTING:
+            return applied, run
+    return None, run
+
+
+def test_blocks_are_cut_anew_once_a_member_is_known_to_be_slow():
+    applied, run = steps_until_divided(lambda _: (0.1, 0.4))
+    assert 16 <= applied <= 20
+    assert ((0, 8), (8, 10)) == begin_of(run.answer(applied)).blocks
+
+
+def test_a_member_that_is_slow_for_a_moment_keeps_its_block():
+    def paces_at(applied):
+        return (0.1, 0.4) if applied % 8 < 2 else (0.1, 0.1)
+
+    assert steps_until_divided(paces_at)[0] is None
+
+
+def test_many_looks_within_one_step_are_one():
+    assert steps_until_divided(lambda applied: (0.1, 0.4 if applied == 20 else 0.1), looks_each_step=50)[0] is None
 
 
 def test_orders_survive_the_way_as_json():

@@ -38,7 +38,8 @@ from ttlaunch.membership.messages import (
 )
 
 _WORTH = 0.8  # work is divided anew where a step would take at most this part of its time
-_SETTLED_STEPS = 5  # an epoch lasts at least so long before that: times of its first steps say little
+_SETTLED_STEPS = 16  # an epoch lasts at least so long before that: times of its first steps say little
+_LOOKS = 3  # and so many looks in a row, each after another step, find it worth while: a busy moment of a host passes
 
 
 class Phase(StrEnum):
@@ -97,6 +98,8 @@ class Coordinator:
         answers: Of the members, in phase COLLECTING.
         begin: The order with which the epoch began, in phase RUNNING.
         acting: The members that have reported since.
+        worth: At how many looks in a row the work was worth dividing anew.
+        looked: The step that all members had made at the last look; None before the first.
     """
 
     terms: Terms
@@ -108,6 +111,8 @@ class Coordinator:
     answers: Mapping[int, Answered] = field(default_factory=dict)
     begin: Begin | None = None
     acting: frozenset[int] = frozenset()
+    worth: int = 0
+    looked: int | None = None
 
     @property
     def missing(self) -> int:
@@ -221,9 +226,8 @@ def _collect(state: Coordinator) -> Result:
     """Stop all members of the present and of the next epoch, and ask them what they have."""
     leaving = {number for number in state.members if number in state.workers}
     asked = tuple(sorted({*_wanted(state), *leaving}))
-    state = replace(
-        state, phase=Phase.COLLECTING, epoch=state.epoch + 1, members=asked, answers={}, begin=None, acting=frozenset()
-    )
+    state = replace(state, phase=Phase.COLLECTING, epoch=state.epoch + 1, members=asked, answers={}, begin=None)
+    state = replace(state, acting=frozenset(), worth=0, looked=None)
     return state, _to_all(state, asked, Prepare(state.epoch))
 
 
@@ -309,22 +313,26 @@ def _repeat(state: Coordinator) -> Result:
         silent = [number for number in state.members if number not in state.answers]
         return state, _to_all(state, silent, Prepare(state.epoch))
     if state.phase is Phase.RUNNING and state.begin is not None:
-        if _should_divide_anew(state, state.begin):
+        begin = state.begin
+        state = _look_at_paces(state, begin)
+        if state.worth >= _LOOKS:
             return _collect(state)
         silent = [number for number in state.members if number not in state.acting]
-        return state, _to_all(state, silent, state.begin)
+        return state, _to_all(state, silent, begin)
     return state, []
 
 
-def _should_divide_anew(state: Coordinator, begin: Begin) -> bool:
+def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
+    """Note whether steps would be much shorter if the work were divided anew; a look before another step is made is none."""
     workers = [state.workers[number] for number in state.members]
     paces = [worker.pace_s for worker in workers]
     known = {place: pace for place, pace in enumerate(paces) if pace}
-    steps = min(worker.applied or 0 for worker in workers) - begin.applied
-    if len(known) < len(paces) or steps < _SETTLED_STEPS:
-        return False
+    applied = min(worker.applied or 0 for worker in workers)
+    if len(known) < len(paces) or applied - begin.applied < _SETTLED_STEPS or applied == state.looked:
+        return state
     best = step_seconds(blocks_of(state.terms.micro_batches, paces), known)
-    return best <= _WORTH * step_seconds(begin.blocks, known)
+    is_worth = best <= _WORTH * step_seconds(begin.blocks, known)
+    return replace(state, looked=applied, worth=state.worth + 1 if is_worth else 0)
 
 
 def _after_end(state: Coordinator, event: Event) -> Result:

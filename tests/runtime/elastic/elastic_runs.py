@@ -101,7 +101,7 @@ if not hasattr(one._ctx, "_is_faulty"):
     one._ctx._is_faulty = True
     one._ctx.isend = _isend
 """
-SLOW = "import time; time.sleep(0.3)"
+SLOW = "import time; time.sleep(0.1)"
 _GATE = """
 import time as _time
 while not _os.path.exists({0!r}):

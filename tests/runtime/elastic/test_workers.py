@@ -157,9 +157,10 @@ def test_a_member_that_dies_while_a_joiner_needs_it_is_replaced_by_the_others(be
     assert (0, 2, 3) == run.epochs[-1].numbers
 
 
-def test_a_slow_worker_gets_fewer_micro_batches(begin, expected):
-    run = begin(first=2, faults={(1, "in a micro-batch", "every step"): SLOW}).finish()
-    check(run, expected, finished=[0, 1])
+def test_a_slow_worker_gets_fewer_micro_batches(begin, tmp_path_factory):
+    sections = {"training_config": CONFIG["training_config"] | {"steps": 30}}
+    run = begin(first=2, faults={(1, "in a micro-batch", "every step"): SLOW}, sections=sections).finish()
+    check(run, in_one_process(tmp_path_factory.mktemp("longer") / "run", CONFIG | sections), finished=[0, 1])
     (first, last), (_, end) = run.epochs[-1].blocks
     assert last - first > 2 * (end - last)
 
