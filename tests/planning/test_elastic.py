@@ -72,6 +72,7 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
         ("data_parallel --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 of at least 3 workers"),
         ("data_parallel --elastic 3:2", "error[P009]: `--elastic 3:2`: MIN is at most MAX"),
         ("data_parallel --elastic 0:2", "error[P009]: `--elastic 0:2`: MIN is at least 1"),
+        ("data_parallel --elastic ١:٢", "error[P009]: `--elastic ١:٢` is not MIN:MAX"),
         ("data_parallel --elastic 2", "error[P009]: `--elastic 2` is not MIN:MAX"),
         ("data_parallel --elastic 1:2 --engine openmpi", "error[P057]: the recipe exchanges its messages by gRPC"),
         ("--elastic 1:2 -- ls", "error[P009]: `--elastic` configures recipes; ls is a program"),

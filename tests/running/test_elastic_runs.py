@@ -165,6 +165,8 @@ def test_a_run_whose_last_worker_is_killed_names_it(here):
         report = run.report()
     failure = report["failure"]
     assert ("failed", "R004", 0) == (report["status"], failure["code"], failure["rank"])
+    started = {row["rank"] for row in report["ranks"]}
+    assert {follower["rank"] for follower in failure["cascade"]} <= started - {0}
     assert "stranded" == read_journal(run.folder)[-1]["what"]
 
 

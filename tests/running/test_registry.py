@@ -224,3 +224,12 @@ def test_a_broken_registry_leaves_the_runs_of_the_folder(tmp_path, registry):
     runs, problem = list_runs(tmp_path / "runs", registry)
     assert [run] == [one.folder for one in runs]
     assert f"{registry.path}: file is not a database" == str(problem)
+
+
+def test_workers_that_have_not_started_are_not_counted(tmp_path):
+    run = make_run(tmp_path)
+    plan = json.loads((run / contract.PLAN_FILE).read_text())
+    plan["ranks"] += [{**plan["ranks"][0], "rank": rank, "later": True} for rank in (1, 2)]
+    (run / contract.PLAN_FILE).write_text(json.dumps(plan))
+    (one,) = summarise([run])
+    assert 1 == one.ranks

@@ -12,7 +12,7 @@ from ttlaunch.spec.recipe.declare import Recipe
 
 _OPTION = "--elastic"
 _SOCKET = "multihost_config.socket_type"
-_LIMITS = re.compile(r"(\d{1,6}):(\d{1,6})")
+_LIMITS = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 _EXAMPLE = "`--elastic 1:4` lets each step be made by one to four workers"
 _MOST_REPLACEMENTS, _MOST_ROWS = 16, 256
 
@@ -66,8 +66,7 @@ def refuse(name: str, recipe: Recipe, loaded: LoadedConfig, *, bounds: Bounds, r
         message = (
             f"`{_OPTION}` lets workers come and go, and {name} needs the same ranks from its first step to its last"
         )
-        hints = (f"leave `{_OPTION}` out", "`ttlaunch recipes` lists the recipes that allow it")
-        return [_mistake(message, *hints)]
+        return [_mistake(message, f"leave `{_OPTION}` out")]
     if loaded.config is None:
         return []
     only = {_SOCKET: "grpc", **recipe.elastic.only}
@@ -102,7 +101,7 @@ def _wrong_bounds(bounds: Bounds, *, micro_batches: int, ranks: int | None) -> I
         accumulation = "`training_config.gradient_accumulation_steps` gives a step more of them"
         yield _mistake(message, f"`{_OPTION} {min(bounds.minimum, micro_batches)}:{micro_batches}`", accumulation)
     elif ranks is not None and ranks < bounds.minimum:
-        message = f"`{given}`: the run starts with {counted(ranks, 'worker')}, which are fewer than MIN"
+        message = f"`{given}`: the run starts with {counted(ranks, 'worker')}, fewer than MIN"
         yield _mistake(message, f"`--ranks {bounds.minimum}`, or a smaller MIN")
 
 

@@ -347,6 +347,8 @@ def _followers(
         failure = known.get(rank)
         if rank == first.rank or (state.exit is not None and not state.exit.is_failure):
             continue
+        if state.row.later and state.started is None:
+            continue  # nobody had to start in place of another worker
         if failure is not None:
             found.append(Follower(kind=failure.kind, rank=rank, role=role, cause=failure.cause, time=failure.time))
         elif state.row.host in lost_hosts:

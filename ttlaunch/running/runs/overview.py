@@ -75,8 +75,8 @@ def _summary(folder: Path, with_processes: frozenset[str]) -> RunSummary:
     elif not report and launcher is not None and not launcher.is_here:
         state = "elsewhere"
     rows = plan.get("ranks")
-    ranks = len(rows) if isinstance(rows, list) else 0
-    step, total, loss = _progress(folder, ranks)
+    rows = rows if isinstance(rows, list) else []
+    step, total, loss = _progress(folder, len(rows))
     program = plan.get("recipe") or plan.get("command") or {}
     return RunSummary(
         folder=folder,
@@ -85,7 +85,7 @@ def _summary(folder: Path, with_processes: frozenset[str]) -> RunSummary:
         step=step,
         total_steps=total,
         loss=loss,
-        ranks=ranks,
+        ranks=sum(not (isinstance(row, dict) and row.get("later")) for row in rows),
         started=start_time(folder.name),
         ended=_ended(folder) if state != "running" else None,
         machine=launcher.machine if launcher else None,
