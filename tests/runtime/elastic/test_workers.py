@@ -19,6 +19,14 @@ from .elastic_runs import (
 )
 
 STEPS = 12
+BEGUN = "open('begun', 'w').close()"
+KILL_AFTER_THE_LAST_STEP = f"""
+import json
+if _os.path.exists({contract.ENDING_FILE!r}):
+    with open({contract.ENDING_FILE!r}) as file:
+        if _at["step"] == json.load(file)["after_step"]:
+            {KILL}
+"""
 CONFIG = {
     "training_config": {"steps": STEPS, "validation_interval": 4, "micro_batch_size": 2},
     "transformer_config": {"num_blocks": 1},
@@ -175,18 +183,35 @@ def test_a_checkpoint_comes_from_whoever_is_the_first_member(begin, expected):
     assert {("step-4.tmp", "rank-0"): [0], ("step-8.tmp", "rank-1"): [1], ("step-12.tmp", "rank-1"): [1]} == found
 
 
-def test_all_members_stop_after_the_same_step(begin):
-    run = begin(first=3, faults={(0, "before the step", 5): gate("stopping")})
-    run.until(lambda run: run.applied(0) == 4)
+def stop(run):
+    """Order all workers to stop before step 5, and return the last step."""
+    run.until(lambda run: (run.folder / "begun").exists())  # earlier, the last step could be the one before
     for number in range(3):
         run.kill(number, signal.SIGUSR1)
     run.until(lambda run: all(run.of_kind(number, contract.KIND_STOPPING) for number in range(3)))
-    [last] = {record["step"] for number in range(3) for record in run.of_kind(number, contract.KIND_STOPPING)}
+    last = max(record["step"] for number in range(3) for record in run.of_kind(number, contract.KIND_STOPPING))
     (run.folder / contract.ENDING_FILE).write_text(json.dumps({"after_step": last}))
     for number in range(3):
         run.kill(number, signal.SIGUSR1)
     run.open("stopping")
     run.finish()
+    return last
+
+
+def test_all_members_stop_after_the_same_step(begin):
+    run = begin(first=3, faults={(0, "before the step", 5): BEGUN + gate("stopping")})
+    last = stop(run)
     assert {0: 0, 1: 0, 2: 0} == run.statuses
     assert 1 == len({run.digest(number) for number in range(3)})
     assert {last} == {run.of_kind(number, contract.KIND_STEP)[-1]["step"] for number in range(3)}
+
+
+def test_members_that_have_stopped_report_their_parameters_although_another_one_dies(begin):
+    faults = {
+        (0, "before the step", 5): BEGUN + gate("stopping"),
+        (2, "after the update", "every step"): KILL_AFTER_THE_LAST_STEP,
+    }
+    run = begin(first=3, faults=faults)
+    stop(run)
+    assert {0: 0, 1: 0, 2: -9} == run.statuses
+    assert run.digest(0) == run.digest(1)

@@ -10,7 +10,7 @@ tensors while somebody computes with them.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -39,6 +39,10 @@ _PATIENCE_S = 60.0  # the coordinator notices a worker that is gone sooner than 
 
 class LeftError(Exception):
     """This worker takes part no longer; its role ends, and that is no failure. The text says why."""
+
+
+class StoppedError(LeftError):
+    """The whole run ends early, and this worker has made the last step."""
 
 
 class HasLast(Protocol):
@@ -308,12 +312,16 @@ class ElasticMember:
                 return
 
     def stay(self) -> None:
-        """After the last step, give others what they need until all are done.
+        """After the last step, give others what they need until all are done, or the run was ordered to stop and members change.
 
         Raises:
             LeftError: This worker takes part no longer.
         """
         self._update(lambda state: replace(state, is_done=True))
+        with suppress(StoppedError):  # then this worker has the parameters of the run's end, and reports them
+            self._stay()
+
+    def _stay(self) -> None:
         while True:
             try:
                 self.begin  # noqa: B018 - it raises
@@ -429,7 +437,7 @@ class ElasticMember:
         if isinstance(self._end, Finish) and (state.begin is None or not state.is_done):
             raise LeftError("all steps of the run are made")
         if state.begin is None and state.applied is not None and self._stop_order.has_ended(state.applied):
-            raise LeftError("the run was ordered to stop")
+            raise StoppedError("the run was ordered to stop")
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
