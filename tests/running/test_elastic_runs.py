@@ -158,13 +158,14 @@ def test_a_run_whose_shim_is_killed_goes_on_and_ends_by_itself(here, expected):
     assert (1, "was lost: its shim was killed") == (lost["worker"], lost["reason"])
 
 
-def test_a_run_whose_last_worker_is_killed_names_it(here):
+@pytest.mark.parametrize(("victim", "code"), [("pid", "R004"), ("shim_pid", "R006")])
+def test_a_run_whose_last_worker_is_killed_names_it(here, victim, code):
     with running(here, ranks=1, elastic="1:1") as run:
         wait_for(lambda: run.step() >= 3)
-        os.kill(run.pid(0), signal.SIGKILL)
+        os.kill(getattr(run, victim)(0), signal.SIGKILL)
         report = run.report()
     failure = report["failure"]
-    assert ("failed", "R004", 0) == (report["status"], failure["code"], failure["rank"])
+    assert ("failed", code, 0) == (report["status"], failure["code"], failure["rank"])
     started = {row["rank"] for row in report["ranks"]}
     assert {follower["rank"] for follower in failure["cascade"]} <= started - {0}
     assert "stranded" == read_journal(run.folder)[-1]["what"]

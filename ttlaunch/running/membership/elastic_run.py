@@ -99,11 +99,11 @@ class ElasticRun:
         self.membership.tick(now)
         if self.membership.phase is MembersPhase.STRANDED or self._nobody_can_come(ranks, is_ending=is_ending):
             self.tolerated = frozenset()  # the failure to name is that of the worker that failed first
-            self.failure = self.failure or self._too_few(ranks)
+            self.failure = self.failure or self._too_few(ranks, why_lost)
             return
         if self.is_over:
             self._end_starting(ranks)
-        self.tolerated = frozenset(self._gone)
+        self.tolerated = frozenset(number for number in self._gone if not _could_not_save(ranks[number]))
         if not is_ending:
             self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
         self._say_what_changed(now)
@@ -202,16 +202,16 @@ class ElasticRun:
 
     def _nobody_can_come(self, ranks: Sequence[RankState], *, is_ending: bool) -> bool:
         """Whether the workers that are left are too few, and none is starting."""
-        if self.membership.phase in _OVER or self.waits_for_others:
+        if self.membership.phase in _OVER or self.waits_for_others or (self._away and not is_ending):
             return False
         present = [state for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in self._gone]
         if is_ending:
             return not present
         return len(present) < self._limits.minimum and self.membership.phase is not MembersPhase.RUNNING
 
-    def _too_few(self, ranks: Sequence[RankState]) -> Failure | None:
+    def _too_few(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> Failure | None:
         """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
-        if any(state.phase is Phase.FAILED for state in ranks):
+        if any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in _present(ranks)):
             return None
         left = len(self.membership.state.workers)
         cause = (
@@ -260,6 +260,11 @@ class ElasticRun:
 def _present(ranks: Sequence[RankState]) -> list[RankState]:
     """Return the workers that were started, in order."""
     return [state for state in ranks if state.phase is not Phase.ABSENT]
+
+
+def _could_not_save(state: RankState) -> bool:
+    """Whether a worker ended because it could not write its part of a checkpoint: then the next one could not either."""
+    return state.error is not None and state.error.type == "CheckpointWriteError"
 
 
 def _how_it_ended(state: RankState) -> str:

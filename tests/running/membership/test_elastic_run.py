@@ -1,0 +1,96 @@
+"""Which ends of workers the supervisor of an elastic run tolerates, and in whose place it starts others."""
+
+import pytest
+
+from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.prepare_run import prepare
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.records.members import MemberReport
+from ttlaunch.records.ranks import RankError, RankExit
+from ttlaunch.running.logs.output import SilentView
+from ttlaunch.running.membership.elastic_run import ElasticRun
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState
+
+
+class Controller:
+    """Notes what the supervisor does with the ranks; real ones are in `tests/running/test_elastic_runs.py`."""
+
+    def __init__(self):
+        self.added, self.signals = [], []
+
+    def add(self, ranks):
+        for state in ranks:
+            state.phase = Phase.WAITING
+            self.added.append(state.row.rank)
+
+    def tell(self, number, message):
+        pass
+
+    def signal_ranks(self, ranks, number, *, marker=None):
+        self.signals += [(state.row.rank, number) for state in ranks]
+
+    def rejoined(self):
+        return ()
+
+
+class Supervised:
+    def __init__(self, folder):
+        plan = prepare(RunSpec("data_parallel", ranks=2, elastic="1:2"), Unattended()).plan
+        self.controller = Controller()
+        self.run = ElasticRun(plan, RunFolder("run", folder), SilentView(), controller=self.controller)
+        self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.RUNNING) for row in plan.ranks]
+
+    def begin(self):
+        for what, fields in (("registered", {"applied": 0}), ("answered", {"epoch": 1, "applied": 0})):
+            for number in (0, 1):
+                report = MemberReport(time=0.0, what=what, incarnation=0, **fields)
+                self.run.take(self.ranks[number], report)
+
+    def end(self, number, **how):
+        state = self.ranks[number]
+        state.error = how.pop("error", None)
+        state.exit = RankExit(rank=number, **{"status": 1, **how})
+        state.phase = Phase.FAILED
+
+    def look(self, lost=()):
+        why = lambda state: "was lost: its shim was killed" if state.row.rank in lost else ""  # noqa: E731
+        self.run.notice(self.ranks, why_lost=why, is_ending=False)
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    found = Supervised(tmp_path)
+    found.begin()
+    return found
+
+
+def test_a_killed_worker_is_tolerated_and_the_next_row_of_its_place_starts_once(supervised):
+    supervised.end(1, status=None, signal=9)
+    supervised.look()
+    supervised.look()
+    assert ({1}, [3]) == (supervised.run.tolerated, supervised.controller.added)
+
+
+def test_a_worker_that_could_not_write_a_checkpoint_ends_the_run(supervised):
+    supervised.end(0, error=RankError(type="CheckpointWriteError", message="no space left on device"))
+    supervised.look()
+    assert frozenset() == supervised.run.tolerated
+
+
+def test_a_worker_whose_shim_was_killed_is_tolerated_while_another_one_lives_and_else_names_itself(supervised):
+    supervised.look(lost={1})
+    assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)
+    supervised.end(3)
+    supervised.look(lost={0, 1})
+    assert (frozenset(), None) == (supervised.run.tolerated, supervised.run.failure)  # the lost shim is what is named
+
+
+def test_the_last_workers_of_a_place_that_end_at_once_are_not_replaced_for_ever(supervised):
+    supervised.end(1)
+    supervised.look()
+    for number in (3, 5, 7, 9):
+        supervised.end(number)
+        supervised.look()
+    assert [3, 5, 7] == supervised.controller.added[:3]
+    assert len(supervised.controller.added) <= 4
