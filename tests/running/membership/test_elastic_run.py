@@ -89,8 +89,7 @@ def test_a_worker_whose_shim_was_killed_is_tolerated_while_another_one_lives_and
 def test_the_last_workers_of_a_place_that_end_at_once_are_not_replaced_for_ever(supervised):
     supervised.end(1)
     supervised.look()
-    for number in (3, 5, 7, 9):
+    for number in (3, 5):
         supervised.end(number)
         supervised.look()
-    assert [3, 5, 7] == supervised.controller.added[:3]
-    assert len(supervised.controller.added) <= 4
+    assert [3, 5] == supervised.controller.added  # worker 1 had not made a step either, so three have ended in a row
