@@ -174,3 +174,9 @@ def test_another_run_at_the_address_gets_no_token(service, tmp_path):
 def test_a_run_that_takes_no_workers_now_says_why(service, tmp_path):
     service.coordinator.members.frozen = "the run is about to end"
     assert refusal(service, a_token(service), tmp_path) == (4, "error[R081]: the run refuses: the run is about to end")
+
+
+def test_an_address_that_is_none_is_refused_before_anybody_is_asked(ttlaunch, tmp_path):
+    (tmp_path / "token").write_text("abc")
+    answer = ttlaunch(f"join https://127.0.0.1:9#{'a' * 64} --token-file {tmp_path / 'token'} --address 999.1.1.1")
+    assert (2, "error[P009]: `--address 999.1.1.1` is no IP address") == (answer.status, answer.stderr.splitlines()[0])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -87,3 +88,13 @@ def test_a_worker_that_joins_changes_no_bit(run, tmp_path):
     assert [0, 1, 34] in [entry.get("members") for entry in journal]
     alone = answer("run", "data_parallel", "-n", "1", "--set", STEPS, "--format", "json", folder=elsewhere)
     assert json.loads(stdout)["parameters_sha256"] == alone["parameters_sha256"]
+
+
+@pytest.mark.parametrize("place", ["192.0.2.1:7000", "127.0.0.1:{taken}"])
+def test_an_address_that_cannot_be_used_is_refused_before_the_run_has_a_folder(ttlaunch, here, place):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = place.format(taken=taken.getsockname()[1])
+        answer = ttlaunch(f"run data_parallel -n 2 --elastic 1:2 --coordinator {place}")
+    expected = f"error[P082]: `--coordinator {place}` cannot be used: "
+    assert (2, expected) == (answer.status, answer.stderr[: len(expected)])
+    assert [] == list(here.glob("runs/*"))

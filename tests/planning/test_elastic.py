@@ -75,6 +75,10 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
         ("data_parallel --elastic ١:٢", "error[P009]: `--elastic ١:٢` is not MIN:MAX"),
         ("data_parallel --elastic 2", "error[P009]: `--elastic 2` is not MIN:MAX"),
         ("data_parallel --elastic 1:2 --engine openmpi", "error[P057]: the recipe exchanges its messages by gRPC"),
+        (
+            "data_parallel --naive --elastic 1:2",
+            "error[P009]: `--elastic` was given with `--naive`, and the ranks of a naive form stay the same",
+        ),
         ("--elastic 1:2 -- ls", "error[P009]: `--elastic` configures recipes; ls is a program"),
     ],
 )

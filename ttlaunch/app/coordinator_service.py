@@ -54,7 +54,7 @@ def check_coordinator(text: str | None, prepared: "PreparedRun") -> None:
     """Refuse `--coordinator` where it has no meaning; nothing is opened.
 
     Raises:
-        LaunchError: The run is not elastic, has ranks on other hosts, or the value is no address.
+        LaunchError: The run is not elastic, has ranks on other hosts, or the value is no address that can be used.
     """
     if text is None:
         return
@@ -73,6 +73,10 @@ def check_coordinator(text: str | None, prepared: "PreparedRun") -> None:
         _refuse(message, f"leave `{_OPTION}` out; workers of those hosts are replaced without it")
     if _is_unspecified(address.host):
         _refuse(f"`{_OPTION} {shown(text)}` names every network of this machine", _EXAMPLE)
+    try:
+        listen_on_network(address).close()  # so that an address that is not ours is found before the run has a folder
+    except OSError as error:
+        _cannot_use(text, error)
 
 
 @contextmanager
@@ -94,7 +98,7 @@ def open_network(plan: LaunchPlan, text: str | None) -> "Iterator[OpenNetwork | 
             listener = held.enter_context(listen_on_network(address))
             ports = [held.enter_context(hold_port()).getsockname()[1] for _ in plan.ranks]
         except OSError as error:
-            _refuse(f"`{_OPTION} {shown(text)}` cannot be used: {(error.strerror or str(error)).lower()}", _EXAMPLE)
+            _cannot_use(text, error)
         authority = Authority()
         own = authority.issue([contract.peer_name(row.rank) for row in plan.ranks])
         ip = str(listener.getsockname()[0])
@@ -151,6 +155,10 @@ def _fingerprint(plan: LaunchPlan, network: OpenNetwork | None) -> "Callable[[],
         raise MeasureError("nobody can join it")
 
     return nobody_joins
+
+
+def _cannot_use(text: str | None, error: OSError) -> NoReturn:
+    _refuse(f"`{_OPTION} {shown(text)}` cannot be used: {(error.strerror or str(error)).lower()}", _EXAMPLE)
 
 
 def _is_unspecified(host: str) -> bool:

@@ -1,5 +1,6 @@
 """Join a run from this machine with one worker: check that this machine has the run's bits, register, and take part until the end."""
 
+import ipaddress
 import json
 import signal
 import socket
@@ -133,7 +134,16 @@ def _parsed(request: JoinRequest) -> InvitationUrl:
         raise usage_error(message, INVITES, code="P080")
     if len(request.name) > _LONGEST_NAME or not request.name.isprintable():
         raise usage_error(f"`--name {shown(request.name)}`: a name has at most {_LONGEST_NAME} printable characters")
+    if request.address is not None and not _is_address(request.address):
+        raise usage_error(f"`--address {shown(request.address)}` is no IP address", "`--address 10.0.0.2`, for example")
     return url
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 @contextmanager

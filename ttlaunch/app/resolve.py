@@ -393,6 +393,10 @@ def _let_workers_come_and_go(
     """Check `--elastic`, and return the configuration with which workers can come and go."""
     from ttlaunch.planning.elastic import over_grpc, parse_bounds, refuse
 
+    if request.naive:
+        message = "`--elastic` was given with `--naive`, and the ranks of a naive form stay the same"
+        result.diagnostics.append(usage_mistake(message, "leave one of them out"))
+        return loaded
     bounds = parse_bounds(str(request.elastic))
     if isinstance(bounds, Diagnostic):
         result.diagnostics.append(bounds)

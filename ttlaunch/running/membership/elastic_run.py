@@ -55,6 +55,7 @@ class ElasticRun:
         self.outside = OutsideWorkers(
             self.membership, self._journal, planned=plan.world_size, ranks=lambda: self._ranks
         )
+        self._is_ending = False
         self._gone: set[int] = set()
         self._away: set[str] = set()  # lost hosts that the run goes on without
         self._futile: dict[int, int] = {}  # by place
@@ -86,7 +87,7 @@ class ElasticRun:
             why_lost: Returns how a rank was lost that has left no record of its end, as a clause; empty if it was not.
             is_ending: Whether the run is being ended, so that nobody is replaced any more.
         """
-        now, self._ranks = time.monotonic(), ranks
+        now, self._ranks, self._is_ending = time.monotonic(), ranks, is_ending
         lost = [(state, why) for state in ranks if (why := self._why_gone(state) or self._if_present(state, why_lost))]
         for state, why in lost:
             self._gone.add(state.row.rank)
@@ -158,7 +159,7 @@ class ElasticRun:
 
     def _lose(self, state: RankState, why: str, now: float) -> None:
         number, place = state.row.rank, state.row.rank % self._limits.first
-        if not self.is_over:
+        if not self.is_over and not self._is_ending:
             self._say(f"{worker_name(number)} ({state.row.host}) {why}")
         has_taken_part = any(
             number in change.members and change.pause_s is not None for change in self.membership.changes
