@@ -15,6 +15,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
+from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.membership.journal import read_journal
 
 ROOT = Path(__file__).parents[2]
@@ -171,18 +172,29 @@ def test_a_run_whose_last_worker_is_killed_names_it(here, victim, code):
     assert "stranded" == read_journal(run.folder)[-1]["what"]
 
 
-def test_an_exception_that_every_worker_raises_ends_the_run_with_its_line(here):
+def changed_recipe(here, before, added):
+    """Write a copy of the recipe `data_parallel` with a line more; returns the place of the line."""
     recipe = here / "mine"
     shutil.copytree(ROOT / "recipes" / "data_parallel", recipe)
     trainer = recipe / "trainer.py"
-    trainer.write_text(
-        trainer.read_text().replace(
-            "for step in loop.steps():", "for step in loop.steps():\n            assert step < 3, 'no further'"
-        )
-    )
-    line = 1 + trainer.read_text().splitlines().index("            assert step < 3, 'no further'")
+    trainer.write_text(trainer.read_text().replace(before, f"{before}\n            {added}", 1))
+    return f"trainer.py:{1 + trainer.read_text().splitlines().index(f'            {added}')}"
+
+
+def test_a_last_checkpoint_whose_writer_is_killed_before_is_missing_and_the_report_says_so(here, expected):
+    suicide = f"if step == {STEPS} and ctx.rank == 0: __import__('os').kill(__import__('os').getpid(), 9)"
+    changed_recipe(here, "rate = optimizer.step(step, norm=norm)", suicide)
+    with running(here, "--set", "checkpoint_config.interval=10", recipe="mine") as run:
+        report = run.report()
+    assert ("done", expected) == (report["status"], report["parameters_sha256"])
+    newest = newest_step(run.folder)
+    assert newest == STEPS or [STEPS] == [one["step"] for one in report["lost_checkpoints"]]
+
+
+def test_an_exception_that_every_worker_raises_ends_the_run_with_its_line(here):
+    place = changed_recipe(here, "for step in loop.steps():", "assert step < 3, 'no further'")
     with running(here, recipe="mine") as run:
         report = run.report()
     failure = report["failure"]
     assert ("failed", "R002") == (report["status"], failure["code"])
-    assert failure["place"].endswith(f"trainer.py:{line}")
+    assert failure["place"].endswith(place)

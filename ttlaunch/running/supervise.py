@@ -20,7 +20,7 @@ from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
-from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints
+from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints, newest_step
 from ttlaunch.running.conclude import Ending, compared_replicas, conclude, folder_failure
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
@@ -32,6 +32,7 @@ from ttlaunch.running.ending import (
     ShowMessage,
     SignalEngine,
     SignalRanks,
+    keeps_checkpoints,
     stopped,
 )
 from ttlaunch.running.failures.stderr_tail import stderr_tails
@@ -185,13 +186,21 @@ class _Supervision:
             duration_s=time.monotonic() - started,
             leftovers=leftovers,
         )
-        lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self.grace)
+        lost, end = self._lost_checkpoints(report), stopped(ending, folder, self.grace)
         report = replace(report, lost_checkpoints=lost, stopped=end, epochs=self._epochs())
         self.view.tick(self.watch.ranks)
         write_trace(folder.path, plan.ranks, complain=self.watch.bad.add)
         self._report_bad_records()
         _write_down(report, folder)
         return report
+
+    def _lost_checkpoints(self, report: Report) -> Mapping[int, str]:
+        """Return why steps have no checkpoint; the worker that writes the last one may end before others know that it has not."""
+        has_last = self._elastic is not None and report.status == "done" and keeps_checkpoints(self.plan)
+        if has_last and newest_step(self.folder.path) != report.steps:
+            missing = {report.steps: "the worker that wrote it ended before it was complete"}
+            self._lost.notice(self.watch.ranks, missing)
+        return self._lost.clean_up(self.folder.path)
 
     def _epochs(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(change.as_json() for change in self._elastic.membership.changes) if self._elastic else ()
