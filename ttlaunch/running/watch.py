@@ -323,6 +323,10 @@ def steps_done(ranks: Sequence[RankState]) -> int:
     Only ranks that update weights count, which are those that report a gradient norm; without such ranks, all count. A
     worker may have reported a step whose gradient is not applied yet.
     """
+    if any(
+        state.row.later for state in ranks
+    ):  # workers come and go: all of them update, and the one that reports may have ended
+        return max(state.step for state in ranks)
     updating = [state.step for state in ranks if state.grad_norm is not None]
     return max(updating or [state.step for state in ranks], default=0)
 
