@@ -54,4 +54,5 @@ RECIPE = Recipe(
     naive=Naive(
         [Layout("naive", worker=per("multihost_config.num_workers"))], only={"compression_config.kind": "none"}
     ),
+    elastic="the outer step depends on which workers have moved",
 )

@@ -59,4 +59,5 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"), server=1)],
         only={"compression_config.kind": "none", "elastic_dp_config.pull_interval": 1},
     ),
+    elastic="its server alone holds the weights",
 )

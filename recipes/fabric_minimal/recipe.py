@@ -47,4 +47,5 @@ RECIPE = Recipe(
     ],
     uses_data=False,
     traffic=traffic,
+    elastic="its sum has a part of every rank",
 )

@@ -55,4 +55,5 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"))],
         only={"transformer_config.tie_embeddings": False, "fully_sharded_config.replicas": 1},
     ),
+    elastic="torch shares the weights in a process group, which cannot lose a rank",
 )

@@ -41,4 +41,5 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"), aggregator=1, optimizer=1)],
         only={"device_config.enable_ddp": False, "device_config.enable_tp": False},
     ),
+    elastic="its aggregator and its optimizer exist once",
 )

@@ -55,4 +55,5 @@ RECIPE = Recipe(
         [Layout("naive", stage=per(STAGES.key))],
         only={REPLICAS.key: 1, SHARES.key: 1, "transformer_config.tie_embeddings": False},
     ),
+    elastic="each stage holds blocks that nobody else has",
 )

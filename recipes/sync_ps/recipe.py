@@ -64,4 +64,5 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"), server=1)],
         only={"compression_config.kind": "none", "sync_ps_config.straggler": "wait"},
     ),
+    elastic="each server holds weights that nobody else has",
 )

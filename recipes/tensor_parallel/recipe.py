@@ -52,4 +52,5 @@ RECIPE = Recipe(
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.num_workers"],
     naive=Naive([Layout("naive", worker=per(RANKS.key))], only={REPLICAS.key: 1, "training_config.model_type": "gpt"}),
+    elastic="each rank holds parts of matrices that nobody else has",
 )

@@ -44,4 +44,5 @@ RECIPE = Recipe(
     naive=Naive(
         [Layout("naive", worker=per("multihost_config.num_workers"))], only={"transformer_config.tie_embeddings": False}
     ),
+    elastic="each worker holds optimizer state that nobody else has",
 )

@@ -1,8 +1,12 @@
 """`--elastic MIN:MAX`: the rows of the plan, the transport, and what is refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
+
+from ttlaunch.recipe import Elastic
+from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
 
 
 def plan_of(ttlaunch, arguments):
@@ -48,9 +52,12 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
     [
         (
             "fully_sharded --elastic 1:2",
-            "error[P074]: `--elastic` lets workers come and go, and fully_sharded needs the same ranks",
+            "error[P074]: `--elastic` lets workers come and go, and those of fully_sharded have to stay: torch shares",
         ),
-        ("pipeline_parallel --elastic 1:2", "error[P074]: `--elastic` lets workers come and go, and pipeline_parallel"),
+        (
+            "zero --elastic 1:2",
+            "error[P074]: `--elastic` lets workers come and go, and those of zero have to stay: each worker holds",
+        ),
         (
             "data_parallel --elastic 1:2 --set data_parallel_config.reduction=fast",
             "error[P074]: `data_parallel_config.reduction` is `fast`; workers of data_parallel come and go only with `canonical`",
@@ -93,3 +100,9 @@ def test_the_example_of_the_page_ends_as_it_says(ttlaunch):
     assert f"ttlaunch {line}\n" in ttlaunch("explain P074").stdout
     answer = ttlaunch(line)
     assert (2, True) == (answer.status, answer.stderr.startswith("error[P074]: "))
+
+
+def test_every_recipe_says_how_workers_come_and_go_or_why_they_have_to_stay():
+    for found in list_recipes(Path.cwd()):
+        recipe = load_recipe(find_recipe(found.name, working_folder=Path.cwd()))
+        assert isinstance(recipe.elastic, Elastic) or recipe.elastic, found.name

@@ -8,7 +8,7 @@ from ttlaunch.diagnostics import Blame, Diagnostic, shown, usage_mistake
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan
 from ttlaunch.spec.recipe.config import LoadedConfig, override_config, value_of
-from ttlaunch.spec.recipe.declare import Recipe
+from ttlaunch.spec.recipe.declare import Elastic, Recipe
 
 _OPTION = "--elastic"
 _SOCKET = "multihost_config.socket_type"
@@ -40,14 +40,14 @@ def parse_bounds(text: str) -> Bounds | Diagnostic:
 def elastic_form(recipe: Recipe) -> Recipe:
     """Return the recipe with nothing but the layout in which workers can come and go; as it is if there is none."""
     form = recipe.elastic
-    return (
-        recipe if form is None else replace(recipe, layouts=[one for one in recipe.layouts if one.name == form.layout])
-    )
+    if not isinstance(form, Elastic):
+        return recipe
+    return replace(recipe, layouts=[layout for layout in recipe.layouts if layout.name == form.layout])
 
 
 def over_grpc(recipe: Recipe, loaded: LoadedConfig) -> LoadedConfig:
     """Return the configuration with the transport that an elastic run needs, unless the user has chosen one."""
-    if recipe.elastic is None or loaded.config is None or loaded.span(_SOCKET) is not None:
+    if not isinstance(recipe.elastic, Elastic) or loaded.config is None or loaded.span(_SOCKET) is not None:
         return loaded
     return override_config(recipe, loaded, [f"{_SOCKET}=grpc"], option=_OPTION)
 
@@ -62,10 +62,9 @@ def refuse(name: str, recipe: Recipe, loaded: LoadedConfig, *, bounds: Bounds, r
         bounds: The value of `--elastic`.
         ranks: The number of workers that start with the run; None where it is not known.
     """
-    if recipe.elastic is None:
-        message = (
-            f"`{_OPTION}` lets workers come and go, and {name} needs the same ranks from its first step to its last"
-        )
+    if not isinstance(recipe.elastic, Elastic):
+        why = f": {recipe.elastic}" if recipe.elastic else ""
+        message = f"`{_OPTION}` lets workers come and go, and those of {name} have to stay{why}"
         return [_mistake(message, f"leave `{_OPTION}` out")]
     if loaded.config is None:
         return []

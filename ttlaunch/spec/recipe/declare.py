@@ -256,7 +256,7 @@ class Recipe:
         is_asynchronous: Whether each rank has its own steps, whose number is only known at the end. The formula `traffic` is
             then one of the whole run, from counts that ranks record, and `ttlaunch repro` repeats the order of arrivals.
         naive: The naive form, which `--naive` runs; None if the recipe has none.
-        elastic: How it trains with `--elastic`; None if its ranks have to stay the same.
+        elastic: How it trains with `--elastic`, or a clause that says why its ranks have to stay the same; None: they have to.
     """
 
     summary: str
@@ -271,7 +271,7 @@ class Recipe:
     same_on_resume: Sequence[str] = ()
     is_asynchronous: bool = False
     naive: Naive | None = None
-    elastic: Elastic | None = None
+    elastic: Elastic | str | None = None
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -333,7 +333,8 @@ def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
     pers = [key for count in counts if isinstance(count, Per) for key in (count.key, *count.times)]
     named = [("unread", key) for key in recipe.unread] + [("same_on_resume", key) for key in recipe.same_on_resume]
     named += [("needs_processes", need.key) for need in recipe.needs_processes]
-    named += [("only", key) for form in (recipe.naive, recipe.elastic) if form for key in form.only]
+    forms = [form for form in (recipe.naive, recipe.elastic) if isinstance(form, Naive | Elastic)]
+    named += [("only", key) for form in forms for key in form.only]
     named += [("per", key) for key in pers if not _is_property(recipe.config, key)]
     for place, key in named:
         if key not in types:
