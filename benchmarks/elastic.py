@@ -267,8 +267,15 @@ def _kept() -> list[Round]:
 
 def _code() -> str:
     """Return a digest of what decides how fast a run goes on."""
-    folders = ("membership", "running/membership", "runtime/elastic", "runtime/comm/grpc", "runtime/parallel/gradients")
-    paths = [path for folder in folders for path in (ROOT / "ttlaunch" / folder).glob("*.py")]
+    packages = (
+        "membership",
+        "running.membership",
+        "runtime.elastic",
+        "runtime.comm.grpc",
+        "runtime.parallel.gradients",
+    )
+    folders = [ROOT.joinpath("ttlaunch", *package.split(".")) for package in packages]
+    paths = [path for folder in folders for path in folder.glob("*.py")]
     sources = b"".join(path.read_bytes() for path in sorted([*paths, Path(__file__), _REPLICA]))
     return hashlib.sha256(sources).hexdigest()[:16]
 

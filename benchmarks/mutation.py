@@ -21,7 +21,7 @@ from time import perf_counter
 from mutation_edits import edit
 from mutation_kinds import kinds_of_config, kinds_of_topology
 
-from ttlaunch.app.resolve import check_data
+from ttlaunch.app.check_data import check_data
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors
 from ttlaunch.engines.openmpi import OpenMpi, generation_of
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan

@@ -133,7 +133,15 @@ def test_results_of_long_names_stand_in_one_column_and_one_validation_is_not_two
 
 def test_a_good_run_ends_with_the_commands_that_read_it_next(trained, here, capsys):
     known = {**dict.fromkeys(Report.__dataclass_fields__), "name": "mine", "world_size": 1, "duration_s": 1666.0}
-    known |= {"ranks": (), "results": {}, "lost_checkpoints": {}, "lost_hosts": {}, "exit_status": 0, "status": "done"}
+    known |= {
+        "ranks": (),
+        "results": {},
+        "lost_checkpoints": {},
+        "lost_hosts": {},
+        "epochs": (),
+        "exit_status": 0,
+        "status": "done",
+    }
 
     def last_lines(name, *, status="done", is_recipe=True, loss=None):
         facts, folder = RunFacts("mine", "local", (), is_recipe=is_recipe), RunFolder(name, here / "runs" / name)

@@ -13,7 +13,7 @@ from ttlaunch.agent import SHIM
 from ttlaunch.app.check_data import check_data
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.resolve import undefined_references
-from ttlaunch.diagnostics import Diagnostic, LaunchError, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, listed, shown
 from ttlaunch.engines.agents import Agents
 from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan, RankRow, RecipeProgram
 from ttlaunch.planning.make import Surroundings, plan_program
@@ -88,7 +88,7 @@ def _check_role(run: RunDescription, recipe: "Recipe") -> None:
         here = [role for roles in layouts.values() for role in roles]
         message = f"the run's workers have the role `{shown(run.role)}`, and this machine's recipe has {listed(here, last='and')}"
         hint = "the recipe must be the same on both machines; `ttlaunch recipes show` prints this machine's"
-        raise LaunchError([Diagnostic("R083", message, hints=(hint,))])
+        raise LaunchError([Diagnostic("R083", message, hints=(hint,), blame=Blame.HOSTS)])
 
 
 def _configuration(

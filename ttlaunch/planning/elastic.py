@@ -107,7 +107,8 @@ def _wrong_bounds(bounds: Bounds, *, micro_batches: int, ranks: int | None) -> I
 def _wrong_value(name: str, key: str, loaded: LoadedConfig, *, only: object) -> Diagnostic:
     message = f"`{key}` is `{value_of(loaded, key)}`; workers of {name} come and go only with `{only}`"
     label = loaded.label(key, f"expected `{only}`")
-    return Diagnostic("P074", message, label, hints=(f"`--set {key}={only}`, or leave `{_OPTION}` out",))
+    hint = f"`--set {key}={only}`, or leave `{_OPTION}` out"
+    return Diagnostic("P074", message, label, hints=(hint,), blame=Blame.COMMAND_LINE)
 
 
 def _mistake(message: str, *hints: str) -> Diagnostic:
