@@ -138,12 +138,22 @@ class ElasticMember:
         Raises:
             EpochOverError: The members change.
         """
+        begin = self._acting().begin
+        assert begin is not None  # noqa: S101 - it acts
+        return begin
+
+    def _acting(self) -> worker.WorkerState:
+        """Return the state of this worker, which acts in it: orders may change the next state at any time.
+
+        Raises:
+            EpochOverError: The members change.
+        """
         with self._changed:
             self._check_stays()
-            begin = self._state.begin
-        if begin is None:
-            raise EpochOverError(f"epoch {self._state.epoch} has not begun: the members of the run change")
-        return begin
+            state = self._state
+        if state.begin is None:
+            raise EpochOverError(f"epoch {state.epoch} has not begun: the members of the run change")
+        return state
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -229,16 +239,16 @@ class ElasticMember:
         return [range(first, stop) for first, stop in self._state.held]
 
     def is_first_step(self) -> bool:
-        """Whether the step after `applied` is the epoch's first."""
-        return self._state.is_first_step
+        """Whether the step after `applied` is the epoch's first; raises as `begin`."""
+        return self._acting().is_first_step
 
     def leaves_to_compute(self) -> list[range]:
-        """Return the rows of leaves that this worker computes in the step after `applied`."""
-        return [range(first, stop) for first, stop in worker.leaves_to_compute(self._state)]
+        """Return the rows of leaves that this worker computes in the step after `applied`; raises as `begin`."""
+        return [range(first, stop) for first, stop in worker.leaves_to_compute(self._acting())]
 
     def nodes_of_step(self) -> list[list[range]]:
-        """Return, for each member, the leaves that it has in the step after `applied`, in rows."""
-        return [[range(first, stop) for first, stop in sorted(rows)] for rows in worker.nodes_of_step(self._state)]
+        """Return, for each member, the leaves that it has in the step after `applied`, in rows; raises as `begin`."""
+        return [[range(first, stop) for first, stop in sorted(rows)] for rows in worker.nodes_of_step(self._acting())]
 
     def each(self, indices: Iterable[int]) -> Iterator[int]:
         """Go through micro-batches, as long as the epoch lasts, and measure how long each takes."""
@@ -264,7 +274,7 @@ class ElasticMember:
             into_N: Gets the mean, float32, on the CPU.
         """
         begin = self.begin
-        found = pull_mean(self._puller(), begin, step=step, into_N=into_N)
+        found = pull_mean(self._puller(begin), begin, step=step, into_N=into_N)
         if found is None:
             assert self._replica is not None  # noqa: S101 - `join` comes first
             later = LaterState(self._replica)
@@ -365,7 +375,7 @@ class ElasticMember:
 
     def _enter(self, begin: Begin) -> None:
         """Follow the begin of an epoch: give others what they lack, and get what this worker lacks."""
-        place, self._has_validated = self._state.place, False
+        place, self._has_validated = begin.numbers.index(self.own.number), False
         for follower in self._followers:
             follower(begin, place)
         assert self._replica is not None  # noqa: S101 - `join` comes first
@@ -382,16 +392,16 @@ class ElasticMember:
 
     def _pull_state(self, begin: Begin, replica: ReplicaState | LaterState) -> None:
         with self._reporter.long():
-            given = pull_state(self._puller(), begin, replica)
+            given = pull_state(self._puller(begin), begin, replica)
         for number, size in given.items():
             self._count_pulled(number, size)
         givers = ", ".join(map(contract.worker_name, given))
         own, size = contract.worker_name(self.own.number), sum(given.values())
         self._note(f"{own} takes part from step {begin.applied + 1} on, with {size} bytes of state from {givers}")
 
-    def _puller(self) -> Puller:
+    def _puller(self, begin: Begin) -> Puller:
         assert self._directory is not None  # noqa: S101 - an epoch has begun
-        own = Rank(self._state.place)
+        own = Rank(begin.numbers.index(self.own.number))
         return Puller(
             self._directory,
             own=own,
