@@ -49,11 +49,11 @@ def take_spare(
         if had is None or len(set(had).intersection(entries)) < len(entries) / 2:
             continue
         known = releases.read_signatures(spare, len(had))
-        found = os.lstat(spare)
-        # A group may share the remote folder: another user who made the copy could change its files later.
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            continue
         with contextlib.suppress(FileNotFoundError):  # another sync was faster
+            found = os.lstat(spare)
+            # A group may share the remote folder: another user who made the copy could change its files later.
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                continue
             os.rename(spare, into)
             if os.path.samestat(found, os.lstat(into)):
                 return _keep_unchanged(into, entries, {had[index]: known[index] for index in known})
