@@ -133,7 +133,7 @@ def test_a_worker_that_lacks_one_step_gets_its_mean_from_another(begin, expected
 
 
 def test_a_worker_that_lacks_one_step_gets_the_whole_state_if_nobody_has_the_mean(begin, expected):
-    """As above, but worker 1 has no mean to give, as one that has got its weights from others."""
+    """Worker 1, which alone has applied a step, has no mean of it to give, as one that has got its weights from others."""
     faults = {
         (0, "while buckets are under way", 6): KILL_BEFORE_THE_LAST_SHARD,
         (1, "when it is about to give", "every step"): "one.mean = None",

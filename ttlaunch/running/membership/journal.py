@@ -1,4 +1,4 @@
-"""The journal of an elastic run, `members.jsonl`: every change of the members, written before any worker is told of it."""
+"""The journal of an elastic run, `members.jsonl`: a change of the members is written before any worker gets an order from it."""
 
 import time
 from collections import deque

@@ -58,7 +58,7 @@ class Change:
 
 
 class Membership:
-    """Who takes part in a run. Any thread may call any method.
+    """The members of an elastic run, and the orders that they get. Any thread may call any method.
 
     Attributes:
         changes: The epochs that have begun.
@@ -77,7 +77,7 @@ class Membership:
 
         Args:
             limits: How many workers may take part.
-            journal: Gets every change before anybody is told of it.
+            journal: Gets every change before any worker is ordered to follow it.
             tell: Passes an order on to a worker; orders may be lost.
             hang_s: After how many seconds without progress a worker counts as hung; None: that follows from the steps.
         """

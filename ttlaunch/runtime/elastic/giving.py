@@ -1,4 +1,4 @@
-"""Who gives what at the begin of an epoch: a mean gradient to workers that lack one step, the whole state to those that have none."""
+"""What members give to others at the begin of an epoch: a mean gradient to workers that lack one step, the whole state to those that have none."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
