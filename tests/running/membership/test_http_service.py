@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tests.running.membership.memory import coordinator_in_memory, registration
 from tests.running.membership.over_tls import SOON_S, Service, a_token, exchange
-from tests.security.listeners import addresses_of
+from tests.security.listeners import places_of
 from ttlaunch.running.agents.certificates import Authority, fingerprint_of, make_request, serving_context
 from ttlaunch.running.membership.answers import Answer, answer
 from ttlaunch.running.membership.http_service import HttpService, listen_on_unix_socket
@@ -133,10 +133,11 @@ def test_a_network_without_tls_is_impossible():
         HttpService(listener, lambda _: Answer(200, {})).start()
 
 
-def test_it_listens_only_where_it_was_told(service):
-    addresses = addresses_of([os.getpid()])
-    assert addresses, service.port
-    assert all(address.is_loopback for address in addresses)
+def test_it_listens_only_where_it_was_told():
+    """Seen by its port: an earlier test of this process may have left a socket open, as torch's store does."""
+    with Service() as service:
+        listening = [str(address) for address, port in places_of([os.getpid()]) if port == service.port]
+    assert listening == ["127.0.0.1"]
 
 
 def received(connection):
