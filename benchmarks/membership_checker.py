@@ -50,7 +50,13 @@ SETTINGS = {
     "2 workers, 2 steps of 2 buckets: crash, suspicion": Setting(
         work=Work(steps=2, buckets=2), budget=Budget(crashes=1, suspicions=1)
     ),
-    "1 worker: 2 joins, 2 leaves": Setting(workers=1, budget=Budget(joins=2, leaves=2)),
+    "1 worker: 2 joins, 2 leaves": Setting(workers=1, budget=Budget(joins=2, leaves=2), follows=False),
+    "1 worker, the other follows: join, crash, lost order": Setting(
+        workers=1, work=Work(steps=2), budget=Budget(joins=1, crashes=1, lost_orders=1)
+    ),
+    "2 workers, the third follows: join, crash": Setting(
+        maximum=3, work=Work(micro_batches=3, steps=2), budget=Budget(joins=1, crashes=1)
+    ),
     "3 workers: crash": Setting(workers=3, maximum=3, work=_THREE, budget=Budget(crashes=1)),
     "3 workers: suspicion": Setting(workers=3, maximum=3, work=_THREE, budget=Budget(suspicions=1)),
     "3 workers: leave": Setting(workers=3, maximum=3, work=_THREE, budget=Budget(leaves=1)),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.membership.process import Kind, Process, Rules, Work
+from tests.membership.process import Kind, Process, Rules, Work, take_the_state
 from tests.membership.world import Budget, Setting
 from ttlaunch.membership import coordinator
 from ttlaunch.membership.coordinator import Coordinator, Result
@@ -82,12 +82,19 @@ def validate_again(state: WorkerState) -> WorkerState:
     return replace(state, applied=state.begin.applied, held=())
 
 
+def say_the_next_step(process: Process, step: int) -> Process:
+    """Have the weights of a step, and say that they are those of the next."""
+    taken = take_the_state(process, step)
+    return replace(taken, state=replace(taken.state, applied=step + 1, validated=step + 1), ended=step + 1)
+
+
 _SUSPECTED = Setting(budget=Budget(suspicions=1))
 _TOGETHER = Setting(minimum=2, budget=Budget(suspicions=1))
 _LONGER = Setting(
     workers=3, maximum=3, work=Work(micro_batches=3, steps=2), budget=Budget(suspicions=1), comes_again=False
 )
 _CHANGING = Setting(workers=1, budget=Budget(joins=1, leaves=1))
+_COMING = Setting(workers=1, work=Work(steps=2), budget=Budget(joins=1))
 
 MUTANTS: dict[str, tuple[Rules, Setting, str]] = {
     "sum on arrival": (Rules(interrupt=keep_what_arrived), _SUSPECTED, "does not sum each leaf"),
@@ -98,6 +105,7 @@ MUTANTS: dict[str, tuple[Rules, Setting, str]] = {
     "kept nodes count twice": (Rules(step=_change_begin(keep_every_node)), _SUSPECTED, "not each leaf once"),
     "a mean is forgotten too early": (Rules(forgets_mean=forget_when_sending), _LONGER, "forgotten"),
     "the lost come back": (Rules(step=bring_back), Setting(budget=Budget(crashes=1)), "which is lost"),
+    "registers with a step that it lacks": (Rules(follow=say_the_next_step), _COMING, "and counts as one with"),
     "a validation is made twice": (Rules(catch_up=validate_again), _CHANGING, "made again"),
 }
 """By name: the rules, where they are found out, and what the broken rule says."""

@@ -17,7 +17,7 @@ from itertools import pairwise
 from tests.membership.explorer import Violation
 from ttlaunch.membership import coordinator, worker
 from ttlaunch.membership.coordinator import Coordinator, Result
-from ttlaunch.membership.messages import Begin, Event, Member, Prepare, Registered, Seat
+from ttlaunch.membership.messages import Begin, Event, Follow, Member, Prepare, Registered, Seat
 from ttlaunch.membership.worker import WorkerState
 from ttlaunch.spec.recipe.blocks import aligned_subtrees
 
@@ -63,6 +63,9 @@ class Process:
         means: The steps whose mean it has.
         made: The last step that it has applied by itself, or with the mean of others.
         ended: The last step after which it did what follows an update, or whose state it got from one that did.
+        follows: Whether it can get the state before it takes part.
+        source: From whom.
+        content: The last step whose update is really in its weights, whatever it says.
     """
 
     state: WorkerState
@@ -75,6 +78,9 @@ class Process:
     means: frozenset[int] = frozenset()
     made: int | None = None
     ended: int | None = None
+    follows: bool = False
+    source: Follow | None = None
+    content: int | None = None
 
     @property
     def number(self) -> int:
@@ -86,6 +92,11 @@ class Process:
         """Whether it acts in an epoch, and must first get what it lacks."""
         begin = self.state.begin
         return begin is not None and any(number == self.number for number, _ in begin.behind) and not self.has_caught_up
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it gets the state from members while it is none."""
+        return self.follows and self.source is not None and not self.state.epoch
 
     @property
     def has_caught_up(self) -> bool:
@@ -135,6 +146,12 @@ def forget_when_all_have_begun(process: Process, kind: Kind) -> bool:
     return kind is Kind.MEAN
 
 
+def take_the_state(process: Process, step: int) -> Process:
+    """Have the weights of a step, and say so."""
+    state = replace(process.state, applied=step, validated=step)
+    return replace(process, state=state, ended=step, content=step)
+
+
 @dataclass(frozen=True)
 class Rules:
     """The functions that decide: the production ones, and what stands for the code that handles tensors; see their names."""
@@ -146,6 +163,7 @@ class Rules:
     accepts: Callable[[Process, Frame], bool] = is_of_its_epoch
     may_apply: Callable[[Process, int], bool] = all_is_on_its_way
     forgets_mean: Callable[[Process, Kind], bool] = forget_when_all_have_begun
+    follow: Callable[[Process, int], Process] = take_the_state
 
 
 @dataclass(frozen=True)
@@ -170,7 +188,7 @@ def report_of(process: Process) -> Event:
     """Return what a process repeats until something changes."""
     state = process.state
     if process.is_new:
-        return Registered(Seat(state.member), state.applied)
+        return Registered(Seat(state.member), state.applied, process.follows)
     if state.begin is None or state.applied is None:
         return worker.answer(state)
     return worker.progress(state, pace_s=None)
@@ -262,7 +280,15 @@ def apply(process: Process, work: Work) -> Process:
     means = process.means | {process.step}
     rest = frozenset(frame for frame in process.inbox if frame.step > process.step)
     process = replace(
-        process, state=state, nodes=frozenset(), sent=0, reduced=0, inbox=rest, means=means, made=process.step
+        process,
+        state=state,
+        nodes=frozenset(),
+        sent=0,
+        reduced=0,
+        inbox=rest,
+        means=means,
+        made=process.step,
+        content=process.step,
     )
     return process if work.validates else end_step(process, work)
 
@@ -287,7 +313,8 @@ def pull(process: Process, holders: list[Process], work: Work) -> Process | None
     is_one_behind = process.state.applied == order.applied - 1
     gets_mean = is_one_behind and any(order.applied in one.means for one in living)
     if not gets_mean:
-        if is_one_behind and not process.state.member.incarnation and any(one.made == order.applied for one in living):
+        has_stayed = not process.state.member.incarnation and not process.follows
+        if is_one_behind and has_stayed and any(one.made == order.applied for one in living):
             raise Violation(f"the mean of step {order.applied} is forgotten, which worker {process.number} lacks")
         if len(living) < len(order.holders):
             return None  # 1/n comes from each
@@ -295,15 +322,35 @@ def pull(process: Process, holders: list[Process], work: Work) -> Process | None
             raise Violation(f"a holder has gone on before worker {process.number} had its state")
     state = work.rules.catch_up(process.state)
     ended = order.applied - 1 if order.validates else order.applied
-    process = replace(process, state=state, nodes=frozenset(), ended=ended)
+    process = replace(process, state=state, nodes=frozenset(), ended=ended, content=order.applied)
     process = replace(process, means=frozenset({order.applied}), made=order.applied) if gets_mean else process
     return process if order.validates or order.applied < work.steps else end_step(process, work)
+
+
+def follow(process: Process, members: list[Process], work: Work) -> Process | None:
+    """Let a process get what all members have made, whether as a state or as means; None if it has that."""
+    source = process.source
+    assert source is not None
+    acting = [one for one in members if one.is_alive and one.state.epoch == source.epoch and one.has_caught_up]
+    if len(acting) < len(source.seats):
+        return None
+    # What a step has made is given away when the next one begins, so that of the last one never is.
+    step = min(work.steps - 1, *(-1 if one.ended is None else one.ended for one in acting))
+    if step <= (-1 if process.state.applied is None else process.state.applied):
+        return None
+    return work.rules.follow(process, step)
+
+
+def give_up(process: Process) -> Process:
+    """Let a process ask to take part without the state."""
+    return replace(process, follows=False, source=None)
 
 
 def come_again(process: Process) -> Process:
     """Let a process that was dismissed although it lives register anew, with what it has."""
     member = Member(process.number, process.state.member.incarnation + 1)
     state = replace(process.state, member=member, begin=None)
+    process = replace(process, follows=False, source=None)
     return replace(process, state=state, is_new=True, sent=0, reduced=0, inbox=frozenset())
 
 

@@ -8,6 +8,7 @@ from ttlaunch.membership.messages import (
     Begin,
     Dismiss,
     Finish,
+    Follow,
     LeaveAsked,
     Lost,
     Member,
@@ -37,6 +38,9 @@ class Run:
 
     def register(self, number, incarnation=0, applied=0):
         return self.feed(Registered(Seat(Member(number, incarnation)), applied))
+
+    def follow(self, number, applied=None):
+        return self.feed(Registered(Seat(Member(number, 0)), applied, follows=True))
 
     def answer(self, applied=0, held=None, **more):
         """All members answer; returns the orders that follow the last."""
@@ -99,6 +103,57 @@ def test_a_loss_while_answers_are_awaited_begins_the_change_anew():
     run.feed(Lost(Member(1, 0)))
     assert not run.feed(stale)
     assert (0,) == begin_of(run.answer()).numbers
+
+
+def test_a_worker_that_can_follow_gets_the_weights_while_the_others_go_on():
+    run = Run().begun()
+    [order] = run.follow(3)
+    assert Order(Member(3, 0), Follow(1, run.state.begin.seats)) == order
+    assert order == order_from_json(order_to_json(order).encode())
+    assert order in run.feed(Tick()), "orders may be lost"
+    assert (Phase.RUNNING, 1) == (run.state.phase, run.state.epoch)
+    assert {0, 1, 2, 3} == {order.to.number for order in run.follow(3, applied=7)}
+    begin = begin_of(run.answer({0: 8, 1: 8, 2: 8, 3: 7}))
+    assert ((0, 1, 2, 3), ((3, 7),)) == (begin.numbers, begin.behind)
+
+
+def test_a_worker_that_follows_hears_of_each_epoch_that_begins_without_it():
+    run = Run().begun()
+    run.follow(3)
+    run.feed(Lost(Member(2, 0)))
+    followed = [order for order in run.answer() if order.to.number == 3]
+    assert [Follow(2, run.state.begin.seats)] == [order.message for order in followed]
+
+
+def test_a_worker_follows_only_where_there_is_room_for_it():
+    run = Run(minimum=1, maximum=4).begun()
+    assert run.follow(3)
+    run.follow(3, applied=1)
+    run.answer(1)
+    assert not run.follow(4)
+    run.feed(Lost(Member(0, 0)))
+    assert Follow in {type(order.message) for order in run.answer(1) if order.to.number == 4}
+
+
+def test_a_worker_that_could_follow_takes_part_at_once_where_too_few_are_left():
+    run = Run(count=2, minimum=2).begun(2)
+    run.feed(Lost(Member(1, 0)))
+    assert Phase.COLLECTING is run.state.phase
+    assert Prepare in {type(order.message) for order in run.follow(2)}
+    assert ((2, None),) == begin_of(run.answer({0: 5, 2: None})).behind
+
+
+def test_a_worker_that_cannot_get_the_weights_by_itself_takes_part_without_them():
+    run = Run().begun()
+    run.follow(3)
+    assert {Prepare(2)} == {order.message for order in run.register(3, applied=None)}
+
+
+def test_the_run_goes_on_from_what_a_worker_has_that_followed_if_all_members_end():
+    run = Run(count=1).begun(1)
+    run.follow(1)
+    assert Prepare in {type(order.message) for order in run.feed(Lost(Member(0, 0)))}
+    assert ((1,), 7) == (begin_of(run.answer(7)).numbers, run.state.begin.applied)
 
 
 def test_a_worker_that_comes_takes_part_without_having_the_weights():

@@ -15,7 +15,13 @@ SETTINGS = {
     "one crashes, one is suspected": Setting(budget=Budget(crashes=1, suspicions=1)),
     "one crashes between buckets of two steps": Setting(work=Work(steps=2, buckets=2), budget=Budget(crashes=1)),
     "one comes, one leaves, an order is lost": Setting(
-        workers=1, work=Work(validates=True), budget=Budget(joins=1, leaves=1, lost_orders=1)
+        workers=1, work=Work(validates=True), budget=Budget(joins=1, leaves=1, lost_orders=1), follows=False
+    ),
+    "one gets the state while the other goes on, one leaves": Setting(
+        workers=1, work=Work(validates=True), budget=Budget(joins=1, leaves=1)
+    ),
+    "one gets the state while others go on, one crashes": Setting(
+        workers=1, work=Work(steps=2), budget=Budget(joins=1, crashes=1)
     ),
     "one of three crashes before all are ready": Setting(
         workers=3, maximum=3, work=Work(micro_batches=3), budget=Budget(crashes=1), is_running=False

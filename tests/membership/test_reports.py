@@ -14,6 +14,7 @@ from ttlaunch.records.ranks import read_progress
 EVENTS = [
     Registered(Seat(Member(3, 1), "box-2", "10.0.0.2:4000"), None),
     Registered(Seat(Member(3, 0), "box-2"), 0),
+    Registered(Seat(Member(3, 0), "box-2"), None, follows=True),
     Answered(Member(3, 0), 4, 17, ((0, 4), (6, 7)), 16),
     Answered(Member(3, 0), 4, None),
     Progressed(Member(3, 0), 4, 17, 0.25),
@@ -31,7 +32,7 @@ def test_an_event_survives_the_way_through_a_record(event):
 
 
 def test_the_number_is_that_of_the_file_whatever_the_record_contains():
-    record = parsed(**fields_of(EVENTS[4]), number=9)
+    record = parsed(**fields_of(EVENTS[5]), number=9)
     assert Member(5, 0) == event_of(5, record).member
 
 

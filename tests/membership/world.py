@@ -12,6 +12,7 @@ A rule is broken if
     the ranks of an epoch are not the places among the sorted numbers;
     a validation is skipped, or made again although every holder has made it;
     whoever lacks one mean has to get the whole state, or a holder goes on before others have got its state;
+    a member counts as one that has made a step which is not in its weights;
     a run ends although a member lacks the last step.
 From every state in which somebody who lives has the weights, the run must be able to finish.
 """
@@ -30,6 +31,7 @@ from ttlaunch.membership.messages import (
     Dismiss,
     Event,
     Finish,
+    Follow,
     LeaveAsked,
     Lost,
     Member,
@@ -75,6 +77,7 @@ class Setting:
         workers: Those that are started with the run.
         is_running: Whether it begins with the first epoch under way; otherwise with workers that are not ready.
         comes_again: Whether a process that is dismissed although it lives registers again with what it has; otherwise it ends.
+        follows: Whether processes that come get the state from the members while these go on.
     """
 
     workers: int = 2
@@ -84,6 +87,7 @@ class Setting:
     budget: Budget = Budget()
     is_running: bool = True
     comes_again: bool = True
+    follows: bool = True
 
 
 State = tuple[int, tuple[int, ...], frozenset[tuple[int, int]], Budget]
@@ -129,7 +133,9 @@ class World:
         """Return workers that are not ready, or that have begun the first epoch."""
         numbers = range(self.setting.workers)
         terms = Terms(self.setting.minimum, self.setting.maximum, self.work.micro_batches, first=frozenset(numbers))
-        processes = [Process(WorkerState(Member(number, 0), applied=0, validated=0), ended=0) for number in numbers]
+        processes = [
+            Process(WorkerState(Member(number, 0), applied=0, validated=0), ended=0, content=0) for number in numbers
+        ]
         state: State = (
             self._coordinators.number(Coordinator(terms)),
             tuple(map(self._processes.number, processes)),
@@ -260,6 +266,10 @@ class World:
         if order.validates != is_due:
             what = "made again although all holders have made it" if order.validates else "skipped"
             raise Violation(f"{name}: the validation after step {order.applied} is {what}")
+        for one in holders:
+            if one.content != order.applied:
+                has = f"has the weights of step {one.content}, and counts as one with those of {order.applied}"
+                raise Violation(f"{name}: worker {one.number} {has}")
 
     # Of one process
 
@@ -267,6 +277,9 @@ class World:
         needs = one.lacks_state
         holders = one.state.begin.holders if needs and one.state.begin is not None else ()
         givers = [index for index, other in enumerate(self._all(state)) if other.number in holders] if needs else []
+        if one.is_following and one.source is not None:
+            members = {seat.member for seat in one.source.seats}
+            givers = [index for index, other in enumerate(self._all(state)) if other.state.member in members]
         key = (state[1][place], *(state[1][giver] for giver in givers))
         if key not in self._steps:
             self._steps[key] = tuple(self._steps_of(one, [self._process(state, giver) for giver in givers]))
@@ -280,6 +293,10 @@ class World:
     def _steps_of(self, one: Process, givers: list[Process]) -> Iterator[tuple[str, int, Frame | None]]:
         name = ""
         try:
+            if one.follows and not one.state.epoch and one.state.applied is None:
+                yield "give up", self._processes.number(acts.give_up(one)), None
+            if one.is_following and (ahead := acts.follow(one, givers, self.work)) is not None:
+                yield "follow", self._processes.number(ahead), None
             if one.lacks_state:
                 name = "pull"
                 if (pulled := acts.pull(one, givers, self.work)) is not None:
@@ -340,7 +357,7 @@ class World:
             Member(number, one.state.member.incarnation + 1) for number, one in newest.items() if not one.is_alive
         ]
         for member in members:
-            new = self._processes.number(Process(WorkerState(member)))
+            new = self._processes.number(Process(WorkerState(member), follows=self.setting.follows))
             yield (
                 f"join {member.number}.{member.incarnation}",
                 (state[0], (*state[1], new), state[2], state[3].less("joins")),
@@ -371,6 +388,8 @@ class World:
                     yield "prepare", stopped
             case Begin():
                 yield "begin", acts.begin(one, message, self.work)
+            case Follow():
+                yield "told to follow", replace(one, source=message)
             case Dismiss() if may_return:
                 yield "come again", acts.come_again(one)
             case Dismiss() | Finish():
@@ -388,6 +407,9 @@ class World:
         match message:
             case Prepare(epoch):
                 return epoch > one.state.epoch
+            case Follow(epoch):
+                is_news = one.source is None or one.source.epoch < epoch
+                return one.follows and not one.state.epoch and is_news
             case Begin():
                 is_over = message.epoch < one.state.epoch
                 has_begun = message.epoch == one.state.epoch and one.state.begin is not None

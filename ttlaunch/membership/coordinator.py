@@ -6,6 +6,9 @@
     FINISHED    every member has made all steps
     STRANDED    nobody who lives has the weights, unless one that was counted as lost lives and comes again with them
 
+A worker that comes without the weights gets them from the members while these go on (`Follow`), and takes part when it says that it
+has them. Where too few would make steps without it, it takes part at once and gets them at the begin of the epoch.
+
 A change never decides about a step: any member that has applied step s has what everybody else would get, since sums follow one
 tree. So the next epoch starts from the largest step that any member has applied, and nothing that was computed counts twice,
 because every leaf is at exactly one member (`division.py`).
@@ -25,6 +28,7 @@ from ttlaunch.membership.messages import (
     Dismiss,
     Event,
     Finish,
+    Follow,
     LeaveAsked,
     Lost,
     Member,
@@ -78,6 +82,7 @@ class Worker:
         pace_s: Seconds that it needs for a micro-batch, if it knows.
         leaves: Whether it was asked to leave.
         is_done: Whether it has made the last step of the run.
+        follows: Whether it can get the weights before it takes part.
     """
 
     seat: Seat
@@ -85,6 +90,12 @@ class Worker:
     pace_s: float | None = None
     leaves: bool = False
     is_done: bool = False
+    follows: bool = False
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether the others had better go on without it until it has the weights."""
+        return self.follows and self.applied is None
 
 
 @dataclass(frozen=True)
@@ -154,16 +165,37 @@ def _register(state: Coordinator, event: Registered) -> Result:
     member = event.seat.member
     known = state.workers.get(member.number)
     if known is not None and known.seat.member == member:
-        return state, []  # it has repeated itself
+        return _take_state(state, known, event)
     if member.incarnation <= state.seen.get(member.number, -1):
         # A late report must not bring back who has ended, was counted as lost, or has left.
         reason = "others have gone on without it" if known is None else "another process has taken this worker's place"
         return state, [Order(member, Dismiss(reason))]
     was_member = known is not None and member.number in state.members
-    worker = Worker(event.seat, event.applied)
+    worker = Worker(event.seat, event.applied, follows=event.follows)
     seen = {**state.seen, member.number: member.incarnation}
     state = replace(state, workers={**state.workers, member.number: worker}, seen=seen)
+    if worker.lacks_state and not was_member and member.number not in _wanted(state):
+        return state, _let_follow(state, [member.number])
     return _collect(state) if was_member else _settle(state)
+
+
+def _take_state(state: Coordinator, known: Worker, event: Registered) -> Result:
+    """Let a worker take part that has got the weights, or cannot get them before; otherwise it has repeated itself."""
+    number = event.seat.member.number
+    is_news = known.lacks_state and (event.applied is not None or not event.follows)
+    if not is_news or number in state.members:
+        return state, []
+    worker = replace(known, applied=event.applied, follows=event.follows)
+    return _settle(replace(state, workers={**state.workers, number: worker}))
+
+
+def _let_follow(state: Coordinator, numbers: Iterable[int]) -> list[Order]:
+    """Order those of these workers that lack the weights to get them, as far as there is room for them among the members."""
+    if state.begin is None:
+        return []
+    room = state.terms.maximum - len(state.members)
+    lacking = [number for number in sorted(numbers) if number in state.workers and state.workers[number].lacks_state]
+    return _to_all(state, lacking[: max(0, room)], Follow(state.epoch, state.begin.seats))
 
 
 def _let_leave(state: Coordinator, number: int) -> Result:
@@ -202,7 +234,10 @@ def _wanted(state: Coordinator) -> tuple[int, ...]:
     staying = [number for number, worker in state.workers.items() if not worker.leaves]
     present = sorted(number for number in staying if number in state.members)
     waiting = sorted(number for number in staying if number not in state.members)
-    chosen = [*present, *waiting][: state.terms.maximum]
+    ready = [number for number in waiting if not state.workers[number].lacks_state]
+    chosen = [*present, *ready][: state.terms.maximum]
+    # Without the weights they would keep the others waiting; but too few make no step at all.
+    chosen += [number for number in waiting if number not in ready][: max(0, state.terms.minimum - len(chosen))]
     least = _least_needed(state)
     holding = [number for number, one in state.workers.items() if one.applied is not None and one.applied >= least]
     giving = sorted(number for number in holding if number in state.members and state.workers[number].leaves)
@@ -283,7 +318,8 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
     dismissed = _to_all(state, leavers, Dismiss("it was asked to leave"))
     workers = {number: one for number, one in state.workers.items() if number not in leavers}
     state = replace(state, phase=Phase.RUNNING, members=wanted, begin=order, workers=workers)
-    return state, [*dismissed, *_to_all(state, wanted, order)]
+    waiting = [number for number in workers if number not in wanted]
+    return state, [*dismissed, *_to_all(state, wanted, order), *_let_follow(state, waiting)]
 
 
 def _take_progress(state: Coordinator, event: Progressed) -> Result:
@@ -318,7 +354,8 @@ def _repeat(state: Coordinator) -> Result:
         if state.worth >= _LOOKS:
             return _collect(state)
         silent = [number for number in state.members if number not in state.acting]
-        return state, _to_all(state, silent, begin)
+        waiting = [number for number in state.workers if number not in state.members]
+        return state, [*_to_all(state, silent, begin), *_let_follow(state, waiting)]
     return state, []
 
 

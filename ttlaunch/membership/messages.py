@@ -47,10 +47,12 @@ class Registered:
     Attributes:
         seat: Who it is and where it listens.
         applied: The last step in its weights and optimizer; None if it has no state and must get one from others.
+        follows: Whether it gets the state from the members while they go on, and reports it, before it takes part; see `Follow`.
     """
 
     seat: Seat
     applied: Step | None
+    follows: Flag = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,18 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """Get the state from the members of an epoch, of which the receiver is none, and make their steps again until it takes part.
+
+    Attributes:
+        seats: The members, sorted by number.
+    """
+
+    epoch: Count
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True)
 class Dismiss:
     """Take part no longer, and end: you have left, or others have gone on without you."""
 
@@ -165,7 +179,7 @@ class Finish:
     """All members have made all steps: end."""
 
 
-Message = Prepare | Begin | Dismiss | Finish
+Message = Prepare | Begin | Follow | Dismiss | Finish
 
 
 @dataclass(frozen=True)
@@ -176,7 +190,13 @@ class Order:
     message: Message
 
 
-_MESSAGES: dict[str, type[Message]] = {"prepare": Prepare, "begin": Begin, "dismiss": Dismiss, "finish": Finish}
+_MESSAGES: dict[str, type[Message]] = {
+    "prepare": Prepare,
+    "begin": Begin,
+    "follow": Follow,
+    "dismiss": Dismiss,
+    "finish": Finish,
+}
 _KIND_OF = {cls: kind for kind, cls in _MESSAGES.items()}
 
 
@@ -209,5 +229,5 @@ def order_from_json(data: bytes) -> Order | BadRecord:
     return Order(head.to, message)
 
 
-for _cls in (Member, Seat, Prepare, Begin, Dismiss, Finish, _Head):
+for _cls in (Member, Seat, Prepare, Begin, Follow, Dismiss, Finish, _Head):
     let_parse(_cls)

@@ -12,8 +12,8 @@ def fields_of(event: Registered | Answered | Progressed) -> dict[str, object]:
     """Return the fields of the record (`contract.KIND_MEMBER`) that reports an event of this worker."""
     own: dict[str, object]
     match event:
-        case Registered(seat, applied):
-            own = {"applied": applied, "host": seat.host, "address": seat.address}
+        case Registered(seat, applied, follows):
+            own = {"applied": applied, "host": seat.host, "address": seat.address, "follows": follows}
             return {"what": "registered", "incarnation": seat.member.incarnation, **own}
         case Answered():
             own = {"held": event.held, "validated": event.validated}
@@ -31,7 +31,7 @@ def event_of(number: int, report: MemberReport) -> Event | None:
     """
     member = Member(number, report.incarnation)
     if report.what == "registered":
-        return Registered(Seat(member, report.host, report.address), report.applied)
+        return Registered(Seat(member, report.host, report.address), report.applied, report.follows)
     if report.what == "answered" and len(report.held) <= _MOST_NODES:
         held, rest = tuple(report.held), (report.validated, report.is_done)
         return Answered(member, report.epoch, report.applied, held, *rest)

@@ -11,6 +11,7 @@ class MemberReport:
 
     Attributes:
         what: `registered`, `answered` or `progressed`.
+        follows: Whether it gets the state while the members go on; see `membership/messages.py`.
         counts: Numbers that grow while the worker makes progress.
         waits: Whether it waits for other workers.
         limit_s: How long what it does now may take; None for a step.
@@ -28,6 +29,7 @@ class MemberReport:
     pace_s: Seconds | None = None
     host: Word = ""
     address: Word | None = None
+    follows: Flag = False
     counts: tuple[Count, ...] = ()
     waits: Flag = False
     limit_s: Seconds | None = None
