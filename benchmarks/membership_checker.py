@@ -57,6 +57,12 @@ SETTINGS = {
     "2 workers, the third follows: join, crash": Setting(
         maximum=3, work=Work(micro_batches=3, steps=2), budget=Budget(joins=1, crashes=1)
     ),
+    "3 owners of slots: 2 crashes": Setting(
+        workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=2)
+    ),
+    "2 owners of slots: crash, join": Setting(
+        maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=1, joins=1), follows=False
+    ),
     "3 workers: crash": Setting(workers=3, maximum=3, work=_THREE, budget=Budget(crashes=1)),
     "3 workers: suspicion": Setting(workers=3, maximum=3, work=_THREE, budget=Budget(suspicions=1)),
     "3 workers: leave": Setting(workers=3, maximum=3, work=_THREE, budget=Budget(leaves=1)),

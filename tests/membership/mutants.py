@@ -7,7 +7,7 @@ from tests.membership.process import Kind, Process, Rules, Work, take_the_state
 from tests.membership.world import Budget, Setting
 from ttlaunch.membership import coordinator
 from ttlaunch.membership.coordinator import Coordinator, Result
-from ttlaunch.membership.messages import Answered, Begin, Dismiss, Event
+from ttlaunch.membership.messages import Answered, Begin, Dismiss, Event, Share
 from ttlaunch.membership.worker import WorkerState
 
 
@@ -88,6 +88,36 @@ def say_the_next_step(process: Process, step: int) -> Process:
     return replace(taken, state=replace(taken.state, applied=step + 1, validated=step + 1), ended=step + 1)
 
 
+def apply_when_ready(process: Process) -> bool:
+    """Make an update before the others have said that they could make it, too."""
+    return process.state.applied is None
+
+
+def keep_own(share: Share) -> Share:
+    """Keep only the slot that a process owns."""
+    return replace(share, slots=share.slots[:1])
+
+
+def give_up_former_slots(state: WorkerState, share: Share) -> WorkerState:
+    """Give the slots of the former cut up before all members have got those of the new one."""
+    return replace(state, shares=(share,))
+
+
+def begin_without_slots(state: Coordinator, event: Event) -> Result:
+    """Begin an epoch from the largest step that a member has applied, whoever has the slots."""
+    right = coordinator._have_state
+    coordinator._have_state = lambda *_: True
+    try:
+        return coordinator.step(state, event)
+    finally:
+        coordinator._have_state = right
+
+
+def count_nobody_as_ready(state: Coordinator, event: Event) -> Result:
+    """Count only the slots of members that have applied the step from which an epoch starts."""
+    return coordinator.step(state, replace(event, is_ready=False) if isinstance(event, Answered) else event)
+
+
 _SUSPECTED = Setting(budget=Budget(suspicions=1))
 _TOGETHER = Setting(minimum=2, budget=Budget(suspicions=1))
 _LONGER = Setting(
@@ -95,6 +125,9 @@ _LONGER = Setting(
 )
 _CHANGING = Setting(workers=1, budget=Budget(joins=1, leaves=1))
 _COMING = Setting(workers=1, work=Work(steps=2), budget=Budget(joins=1))
+_CUT = Setting(workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=1))
+_CUT_TWICE = replace(_CUT, budget=Budget(crashes=2))
+_CUT_ANEW = replace(_CUT, workers=2, budget=Budget(crashes=1, joins=1), follows=False)
 
 MUTANTS: dict[str, tuple[Rules, Setting, str]] = {
     "sum on arrival": (Rules(interrupt=keep_what_arrived), _SUSPECTED, "does not sum each leaf"),
@@ -106,6 +139,11 @@ MUTANTS: dict[str, tuple[Rules, Setting, str]] = {
     "a mean is forgotten too early": (Rules(forgets_mean=forget_when_sending), _LONGER, "forgotten"),
     "the lost come back": (Rules(step=bring_back), Setting(budget=Budget(crashes=1)), "which is lost"),
     "registers with a step that it lacks": (Rules(follow=say_the_next_step), _COMING, "and counts as one with"),
+    "applies before all are ready": (Rules(awaits_all=apply_when_ready), _CUT, "no longer finish"),
+    "who is ready does not count": (Rules(step=count_nobody_as_ready), _CUT, "no longer finish"),
+    "slots have no shadow": (Rules(keeps=keep_own), _CUT, "no longer finish"),
+    "begins without a slot": (Rules(step=begin_without_slots), _CUT_TWICE, "nobody has some slot"),
+    "former slots are given up at once": (Rules(take_share=give_up_former_slots), _CUT_ANEW, "is given up"),
     "a validation is made twice": (Rules(catch_up=validate_again), _CHANGING, "made again"),
 }
 """By name: the rules, where they are found out, and what the broken rule says."""

@@ -5,6 +5,9 @@ with tensors, without their values: which leaves a sum contains says whether it 
 
 A step of one process, for each bucket of the gradient: it sends its nodes to all members (each needs a shard of them), adds up
 its own shard of all nodes, and sends the mean of it to all. With all means it applies the step.
+
+Where the state is cut into slots, a process adds up the gradient of its slots, and sends the others no mean but its part of the
+gradient's norm. With the parts of all it updates its slots.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from itertools import pairwise
 from tests.membership.explorer import Violation
 from ttlaunch.membership import coordinator, worker
 from ttlaunch.membership.coordinator import Coordinator, Result
-from ttlaunch.membership.messages import Begin, Event, Follow, Member, Prepare, Registered, Seat
+from ttlaunch.membership.messages import Begin, Event, Follow, Member, Prepare, Registered, Seat, Share
+from ttlaunch.membership.slots import covering_cut, divide_slots, sources_of
 from ttlaunch.membership.worker import WorkerState
 from ttlaunch.spec.recipe.blocks import aligned_subtrees
 
@@ -66,6 +70,7 @@ class Process:
         follows: Whether it can get the state before it takes part.
         source: From whom.
         content: The last step whose update is really in its weights, whatever it says.
+        has_slots: Whether it has got its slots of this epoch.
     """
 
     state: WorkerState
@@ -81,6 +86,7 @@ class Process:
     follows: bool = False
     source: Follow | None = None
     content: int | None = None
+    has_slots: bool = False
 
     @property
     def number(self) -> int:
@@ -91,7 +97,15 @@ class Process:
     def lacks_state(self) -> bool:
         """Whether it acts in an epoch, and must first get what it lacks."""
         begin = self.state.begin
-        return begin is not None and any(number == self.number for number, _ in begin.behind) and not self.has_caught_up
+        if begin is None or not any(number == self.number for number, _ in begin.behind) or self.has_caught_up:
+            return self.lacks_slots
+        return True
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether it acts in an epoch in which the state is cut, and has not got its slots yet."""
+        begin = self.state.begin
+        return begin is not None and bool(begin.shares) and not self.has_slots
 
     @property
     def is_following(self) -> bool:
@@ -152,6 +166,17 @@ def take_the_state(process: Process, step: int) -> Process:
     return replace(process, state=state, ended=step, content=step)
 
 
+def await_all_parts(process: Process) -> bool:
+    """Let a process apply a step only when it has the means, or the parts of the norm, of all."""
+    del process
+    return True
+
+
+def keep_own_and_shadowed(share: Share) -> Share:
+    """Keep the slot that a process owns and the one that it shadows."""
+    return share
+
+
 @dataclass(frozen=True)
 class Rules:
     """The functions that decide: the production ones, and what stands for the code that handles tensors; see their names."""
@@ -164,6 +189,9 @@ class Rules:
     may_apply: Callable[[Process, int], bool] = all_is_on_its_way
     forgets_mean: Callable[[Process, Kind], bool] = forget_when_all_have_begun
     follow: Callable[[Process, int], Process] = take_the_state
+    awaits_all: Callable[[Process], bool] = await_all_parts
+    keeps: Callable[[Share], Share] = keep_own_and_shadowed
+    take_share: Callable[[WorkerState, Share], WorkerState] = worker.take_share
 
 
 @dataclass(frozen=True)
@@ -175,12 +203,14 @@ class Work:
         micro_batches: M.
         buckets: The buckets of a gradient.
         validates: Whether something follows each update that takes its time.
+        slots: Into how many slots the state is cut, as for the coordinator.
     """
 
     steps: int = 1
     micro_batches: int = 2
     buckets: int = 1
     validates: bool = False
+    slots: int | None = None
     rules: Rules = field(default_factory=Rules)
 
 
@@ -229,7 +259,7 @@ def begin(process: Process, order: Begin, work: Work) -> Process:
     """Let a process act in an epoch; nodes that do not count are dropped."""
     state = work.rules.begin(process.state, order)
     held = {(process.step, *node) for node in state.held}
-    return replace(process, state=state, nodes=frozenset(process.nodes & held))
+    return replace(process, state=state, nodes=frozenset(process.nodes & held), has_slots=False)
 
 
 def end_step(process: Process, work: Work) -> Process:
@@ -264,14 +294,18 @@ def reduce(process: Process, work: Work) -> tuple[Process, Frame]:
     if not is_once or whole[-1] != (process.step, work.micro_batches):
         raise Violation(f"worker {process.number} does not sum each leaf of step {process.step} once: {nodes}")
     frame = Frame(Kind.MEAN, process.state.epoch, process.step, process.number, process.reduced)
-    return _forget(replace(process, reduced=process.reduced + 1), Kind.MEAN, work), frame
+    process = _forget(replace(process, reduced=process.reduced + 1), Kind.MEAN, work)
+    if work.slots is not None and process.reduced == work.buckets:
+        process = replace(process, state=worker.make_ready(process.state))
+    return process, frame
 
 
 def can_apply(process: Process, work: Work) -> bool:
     """Whether it has the whole mean of its step."""
     if not process.makes_step or not work.rules.may_apply(process, work.buckets):
         return False
-    return all(_has(process, kind, bucket) for kind in Kind for bucket in range(work.buckets))
+    kinds = Kind if work.rules.awaits_all(process) else [Kind.NODES]
+    return all(_has(process, kind, bucket) for kind in kinds for bucket in range(work.buckets))
 
 
 def apply(process: Process, work: Work) -> Process:
@@ -309,6 +343,8 @@ def pull(process: Process, holders: list[Process], work: Work) -> Process | None
     """
     order = process.state.begin
     assert order is not None
+    if order.shares:
+        return _pull_slots(process, holders, work)
     living = [one for one in holders if one.is_alive and one.state.epoch == order.epoch]
     is_one_behind = process.state.applied == order.applied - 1
     gets_mean = is_one_behind and any(order.applied in one.means for one in living)
@@ -346,6 +382,55 @@ def give_up(process: Process) -> Process:
     return replace(process, follows=False, source=None)
 
 
+def own_share(process: Process, work: Work) -> Share:
+    """Return what a process keeps in its epoch."""
+    order = process.state.begin
+    assert order is not None
+    slots = divide_slots([seat.host for seat in order.seats], slots=work.slots or 0)
+    return work.rules.keeps(slots.of(order.numbers.index(process.number)))
+
+
+def _pull_slots(process: Process, others: list[Process], work: Work) -> Process | None:
+    """Let a process make up a step for which it is ready, and get its slots; None if it cannot yet.
+
+    Raises:
+        Violation: A member has given up its former slots although another one still needs them.
+    """
+    order = process.state.begin
+    assert order is not None
+    state, share = process.state, own_share(process, work)
+    living = {one.number: one for one in others if one.is_alive and one.state.epoch == order.epoch}
+    has = order.shares[order.numbers.index(process.number)]
+    assert has is not None
+    for slot in _overlaps(share, has.cut) - set(has.slots):
+        sources = [
+            living[order.numbers[place]] for place in sources_of(slot, order.shares) if order.numbers[place] in living
+        ]
+        if not sources:
+            return None
+        if not any(slot in some.slots for one in sources for some in one.state.shares if some.cut == has.cut):
+            raise Violation(f"slot {slot} of {has.cut} is given up before worker {process.number} has got it")
+    if state.applied != order.applied:
+        if not any(one.state.applied is not None and one.state.applied >= order.applied for one in living.values()):
+            return None
+        state = work.rules.catch_up(state)
+        ended = order.applied - 1 if order.validates else order.applied
+        process = replace(process, nodes=frozenset(), ended=ended, made=order.applied, content=order.applied)
+    is_last = not order.validates and order.applied == work.steps
+    process = replace(process, state=work.rules.take_share(state, share), has_slots=True)
+    return end_step(process, work) if is_last and not state.is_done else process
+
+
+def _overlaps(share: Share, cut: int) -> set[int]:
+    """Return the slots of another cut that have something in common with some slots."""
+    return {
+        other
+        for other in range(cut)
+        for slot in share.slots
+        if other * share.cut < (slot + 1) * cut and slot * cut < (other + 1) * share.cut
+    }
+
+
 def come_again(process: Process) -> Process:
     """Let a process that was dismissed although it lives register anew, with what it has."""
     member = Member(process.number, process.state.member.incarnation + 1)
@@ -365,6 +450,10 @@ def check_begin(order: Begin, work: Work, *, held: dict[int, tuple[tuple[int, in
     ends = [0, *[stop for _, stop in order.blocks]]
     if [first for first, _ in order.blocks] != ends[:-1] or ends[-1] != work.micro_batches:
         raise Violation(f"epoch {order.epoch}: blocks {order.blocks} are not all leaves in order")
+    if work.slots is not None and covering_cut((share,) for share in order.shares if share is not None) is None:
+        raise Violation(
+            f"epoch {order.epoch} begins although nobody has some slot of step {order.applied}: {order.shares}"
+        )
     if any(stop <= first for first, stop in order.blocks):
         raise Violation(f"epoch {order.epoch}: a member has no leaf: {order.blocks}")
     for number, kept in zip(order.numbers, order.kept, strict=True):

@@ -26,6 +26,11 @@ SETTINGS = {
     "one of three crashes before all are ready": Setting(
         workers=3, maximum=3, work=Work(micro_batches=3), budget=Budget(crashes=1), is_running=False
     ),
+    "the owner of a slot crashes": Setting(
+        workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=1)
+    ),
+    "one of two owners crashes, in any of two steps": Setting(work=Work(steps=2, slots=0), budget=Budget(crashes=1)),
+    "an owner leaves": Setting(workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(leaves=1)),
 }
 
 

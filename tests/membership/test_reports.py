@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.membership.messages import Answered, Member, Progressed, Registered, Seat
+from ttlaunch.membership.messages import Answered, Member, Progressed, Registered, Seat, Share
 from ttlaunch.membership.reports import event_of, fields_of
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.parser import BadRecord
@@ -17,6 +17,7 @@ EVENTS = [
     Registered(Seat(Member(3, 0), "box-2"), None, follows=True),
     Answered(Member(3, 0), 4, 17, ((0, 4), (6, 7)), 16),
     Answered(Member(3, 0), 4, None),
+    Answered(Member(3, 0), 4, 17, shares=(Share(3, (0, 2)), Share(4, (1, 0))), is_ready=True),
     Progressed(Member(3, 0), 4, 17, 0.25),
     Progressed(Member(3, 0), 4, 60, None, is_done=True),
 ]
@@ -42,6 +43,11 @@ def test_the_number_is_that_of_the_file_whatever_the_record_contains():
         {"what": "crowned"},
         {"what": "progressed"},
         {"what": "answered", "held": [[0, 1]] * 5000},
+        {"what": "answered", "shares": [[3, [0, 3]]]},
+        {"what": "answered", "shares": [[3, [0, 0, 0, 0]]]},
+        {"what": "answered", "shares": [[0, []]]},
+        {"what": "answered", "shares": [[9000, [1]]]},
+        {"what": "answered", "shares": [[2, [0]], [3, [0]], [4, [0]]]},
     ],
 )
 def test_what_is_no_report_of_a_worker_is_no_event(wrong):

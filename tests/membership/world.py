@@ -13,8 +13,10 @@ A rule is broken if
     a validation is skipped, or made again although every holder has made it;
     whoever lacks one mean has to get the whole state, or a holder goes on before others have got its state;
     a member counts as one that has made a step which is not in its weights;
-    a run ends although a member lacks the last step.
-From every state in which somebody who lives has the weights, the run must be able to finish.
+    a run ends although a member lacks the last step;
+    an epoch begins although nobody has a slot of the state, or one is given up before all who need it have got it.
+From every state in which somebody who lives has the weights, the run must be able to finish; where the state is cut, from every
+state in which one process has crashed, or those who live have every slot.
 """
 
 from collections.abc import Hashable, Iterator
@@ -41,6 +43,7 @@ from ttlaunch.membership.messages import (
     Seat,
     Tick,
 )
+from ttlaunch.membership.slots import covering_cut, divide_slots
 from ttlaunch.membership.worker import WorkerState
 
 
@@ -136,6 +139,11 @@ class World:
         processes = [
             Process(WorkerState(Member(number, 0), applied=0, validated=0), ended=0, content=0) for number in numbers
         ]
+        if self.work.slots is not None:
+            terms = replace(terms, slots=self.work.slots)
+            slots = divide_slots([""] * len(numbers), slots=self.work.slots)
+            shares = [(self.work.rules.keeps(slots.of(number)),) for number in numbers]
+            processes = [replace(one, state=replace(one.state, shares=shares[one.number])) for one in processes]
         state: State = (
             self._coordinators.number(Coordinator(terms)),
             tuple(map(self._processes.number, processes)),
@@ -171,6 +179,9 @@ class World:
         leaving = {number for number, one in self._coordinator(state).workers.items() if one.leaves}
         living = [one for one in self._all(state) if one.is_alive]
         staying = len({one.number for one in living} - leaving) + state[3].joins
+        if self.work.slots is not None and self.setting.budget.crashes - state[3].crashes > 1:
+            # The owner of a slot and its shadow may be gone together. Of one process, the others have all that it had.
+            return staying >= self.setting.minimum and covering_cut(one.state.shares for one in living) is not None
         return staying >= self.setting.minimum and any(one.state.applied is not None for one in living)
 
     # Events
@@ -274,8 +285,8 @@ class World:
     # Of one process
 
     def _of_process(self, state: State, place: int, one: Process) -> Iterator[tuple[str, State]]:
-        needs = one.lacks_state
-        holders = one.state.begin.holders if needs and one.state.begin is not None else ()
+        needs, begin = one.lacks_state, one.state.begin
+        holders = () if not needs or begin is None else begin.numbers if begin.shares else begin.holders
         givers = [index for index, other in enumerate(self._all(state)) if other.number in holders] if needs else []
         if one.is_following and one.source is not None:
             members = {seat.member for seat in one.source.seats}

@@ -4,7 +4,7 @@
     COLLECTING  members stop, keep what they have, and answer; begun anew when one of them is lost meanwhile
     RUNNING     the members of an epoch make steps
     FINISHED    every member has made all steps
-    STRANDED    nobody who lives has the weights, unless one that was counted as lost lives and comes again with them
+    STRANDED    those who live do not have all of the state, unless one that was counted as lost lives and comes again with it
 
 A worker that comes without the weights gets them from the members while these go on (`Follow`), and takes part when it says that it
 has them. Where too few would make steps without it, it takes part at once and gets them at the begin of the epoch.
@@ -13,11 +13,16 @@ A change never decides about a step: any member that has applied step s has what
 tree. So the next epoch starts from the largest step that any member has applied, and nothing that was computed counts twice,
 because every leaf is at exactly one member (`division.py`).
 
+Where the state is cut into slots (`slots.py`), nobody has all of it. A member makes the update of a step only when all members have
+said that they have the mean gradient of their slots, and so can make it, too. So it is still the largest step from which an epoch
+starts: its slots are with the members that have applied it and with those that are ready to. If one of them is with neither, its
+owner and its shadow are gone, and so is the state.
+
 Source: the order of phases is that of view-synchronous group communication, K. Birman and T. Joseph, "Exploiting virtual
 synchrony in distributed systems", SOSP 1987; that no step needs a vote follows from the fixed order of sums.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -38,8 +43,10 @@ from ttlaunch.membership.messages import (
     Progressed,
     Registered,
     Seat,
+    Share,
     Tick,
 )
+from ttlaunch.membership.slots import covering_cut, divide_slots
 
 _WORTH = 0.8  # work is divided anew where a step would take at most this part of its time
 _SETTLED_STEPS = 16  # an epoch lasts at least so long before that: times of its first steps say little
@@ -65,12 +72,17 @@ class Terms:
         maximum: And with at most so many; further workers are spares.
         micro_batches: M.
         first: The numbers of the workers that are started with the run.
+        slots: Into how many slots the state is cut, as `divide_slots` takes it; None: every member has all of it.
+        servers: At how many places, the first ones, members compute no micro-batches. An epoch with too few members has fewer of
+            them, so that one computes. Members that have slots get these places before others.
     """
 
     minimum: int
     maximum: int
     micro_batches: int
     first: frozenset[int] = frozenset()
+    slots: int | None = None
+    servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,8 @@ class Worker:
         leaves: Whether it was asked to leave.
         is_done: Whether it has made the last step of the run.
         follows: Whether it can get the weights before it takes part.
+        shares: What it has of the state of step `applied`, as its last answer said; empty: all of it, or nothing.
+        is_ready: Whether it was ready, then, to make the step after `applied`.
     """
 
     seat: Seat
@@ -91,11 +105,19 @@ class Worker:
     leaves: bool = False
     is_done: bool = False
     follows: bool = False
+    shares: tuple[Share, ...] = ()
+    is_ready: bool = False
 
     @property
     def lacks_state(self) -> bool:
         """Whether the others had better go on without it until it has the weights."""
         return self.follows and self.applied is None
+
+    def shares_at(self, step: int) -> tuple[Share, ...] | None:
+        """Return what it has, or can make by itself, of the state of a step; empty: all of it; None: nothing."""
+        if self.applied is None or self.applied + (self.is_ready and bool(self.shares)) < step:
+            return None
+        return self.shares
 
 
 @dataclass(frozen=True)
@@ -105,7 +127,8 @@ class Coordinator:
     Attributes:
         workers: All that are ready, by number, whether they take part or wait.
         seen: The largest incarnation of each number that has registered or was lost.
-        members: The numbers of those that take part in `epoch`, or are asked to.
+        members: The numbers of those that take part in `epoch`, or are asked to, sorted.
+        places: The numbers of the members of the newest epoch that has begun, in the order of their places.
         answers: Of the members, in phase COLLECTING.
         begin: The order with which the epoch began, in phase RUNNING.
         acting: The members that have reported since.
@@ -119,6 +142,7 @@ class Coordinator:
     workers: Mapping[int, Worker] = field(default_factory=dict)
     seen: Mapping[int, int] = field(default_factory=dict)
     members: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
     answers: Mapping[int, Answered] = field(default_factory=dict)
     begin: Begin | None = None
     acting: frozenset[int] = frozenset()
@@ -129,6 +153,12 @@ class Coordinator:
     def missing(self) -> int:
         """How many workers an epoch lacks; 0 if there are enough."""
         return max(0, self.terms.minimum - len(self.workers))
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether the run cannot go on because a slot's owner and its shadow are both gone."""
+        has_some = any(worker.shares for worker in self.workers.values())
+        return self.phase is Phase.STRANDED and has_some
 
 
 Result = tuple[Coordinator, list[Order]]
@@ -238,15 +268,31 @@ def _wanted(state: Coordinator) -> tuple[int, ...]:
     chosen = [*present, *ready][: state.terms.maximum]
     # Without the weights they would keep the others waiting; but too few make no step at all.
     chosen += [number for number in waiting if number not in ready][: max(0, state.terms.minimum - len(chosen))]
-    least = _least_needed(state)
-    holding = [number for number, one in state.workers.items() if one.applied is not None and one.applied >= least]
-    giving = sorted(number for number in holding if number in state.members and state.workers[number].leaves)
-    if giving and not any(number in holding for number in chosen):
-        # Nobody who stays has the newest weights yet, so one of those that leave gives them first. The places of an epoch
-        # are limited: the last of the others may have to wait until it has gone.
-        room = min(max(2, state.terms.maximum), state.terms.micro_batches)
-        chosen = [giving[0], *chosen[: room - 1]]
+    giving = sorted(number for number in state.members if number in state.workers and state.workers[number].leaves)
+    if giving and not _have_state(state, chosen) and _have_state(state, [*giving, *chosen]):
+        # Those who stay do not have the newest state yet, so some of those that leave give it first. The places of an epoch
+        # are limited: the last of the others may have to wait until these have gone.
+        for number in reversed(giving):
+            others = [one for one in giving if one != number]
+            giving = others if _have_state(state, [*others, *chosen]) else giving
+        room = min(max(1 + len(giving), state.terms.maximum), state.terms.micro_batches + state.terms.servers)
+        chosen = [*giving, *chosen[: room - len(giving)]]
     return tuple(sorted(chosen))
+
+
+def _have_state(state: Coordinator, numbers: Iterable[int]) -> bool:
+    """Whether some workers together have all of the state that the next epoch starts from, and one knows the step itself."""
+    begin, least = state.begin, _least_needed(state)
+    workers = [state.workers[number] for number in numbers]
+    if not any(worker.applied is not None and worker.applied >= least for worker in workers):
+        return False  # those that are ready for the step lack what only a member that has made it can tell
+    found = [shares for worker in workers if (shares := worker.shares_at(least)) is not None]
+    if begin is not None and state.terms.slots is not None and set(state.members) <= state.acting:
+        # All have their slots of this epoch's cut: whoever has reported since the begin has got them.
+        slots = divide_slots([seat.host for seat in begin.seats], slots=state.terms.slots)
+        places = {number: place for place, number in enumerate(begin.numbers)}
+        found = [(slots.of(places[number]),) for number in numbers if number in places]
+    return any(not shares for shares in found) or covering_cut(found) is not None
 
 
 def _least_needed(state: Coordinator) -> int:
@@ -275,7 +321,7 @@ def _take_answer(state: Coordinator, event: Answered) -> Result:
         or state.workers[number].seat.member != event.member
     ):
         return state, _fence(state, event.member)
-    worker = replace(state.workers[number], applied=event.applied)
+    worker = replace(state.workers[number], applied=event.applied, shares=event.shares, is_ready=event.is_ready)
     state = replace(state, answers={**state.answers, number: event}, workers={**state.workers, number: worker})
     return _begin_if_complete(state)
 
@@ -284,7 +330,7 @@ def _begin_if_complete(state: Coordinator) -> Result:
     if not state.members or len(state.answers) < len(state.members):
         return state, []
     applied = max((answer.applied for answer in state.answers.values() if answer.applied is not None), default=None)
-    if applied is None:
+    if applied is None or not _have_state(state, state.answers):
         return replace(state, phase=Phase.STRANDED), []
     wanted = _wanted(state)
     if len(wanted) < state.terms.minimum:
@@ -296,30 +342,67 @@ def _begin_if_complete(state: Coordinator) -> Result:
 
 def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
     terms, answers = state.terms, state.answers
-    holders = tuple(number for number in wanted if answers[number].applied == applied)
-    paces = [state.workers[number].pace_s for number in wanted]
-    held = [answers[number].held if number in holders else () for number in wanted]
+    places, servers = _order_places(state, wanted), _servers_of(state, wanted)
+    holders = tuple(number for number in places if answers[number].applied == applied)
+    paces = [state.workers[number].pace_s for number in places[servers:]]
+    held = [answers[number].held if number in holders else () for number in places[servers:]]
     # After the run's last step nothing is left to compute: members that lack the step only catch up.
     count = 0 if any(answers[number].is_done for number in holders) else terms.micro_batches
     kept = choose_kept(held, micro_batches=count)
     todo = divide_missing(kept, micro_batches=count, paces=paces)
     order = Begin(
         epoch=state.epoch,
-        seats=tuple(state.workers[number].seat for number in wanted),
+        seats=tuple(state.workers[number].seat for number in places),
         applied=applied,
-        kept=tuple(map(tuple, kept)),
-        todo=tuple(map(tuple, todo)),
-        blocks=tuple(blocks_of(terms.micro_batches, paces)),
-        behind=tuple((number, answers[number].applied) for number in wanted if number not in holders),
+        kept=((),) * servers + tuple(map(tuple, kept)),
+        todo=((),) * servers + tuple(map(tuple, todo)),
+        blocks=((0, 0),) * servers + tuple(blocks_of(terms.micro_batches, paces)),
+        behind=tuple((number, answers[number].applied) for number in places if number not in holders),
         holders=holders,
         validates=any(answers[number].validated != applied for number in holders),
+        shares=_shares_at_begin(state, places, applied) if terms.slots is not None else (),
     )
     leavers = [number for number, one in state.workers.items() if one.leaves and number not in wanted]
     dismissed = _to_all(state, leavers, Dismiss("it was asked to leave"))
     workers = {number: one for number, one in state.workers.items() if number not in leavers}
-    state = replace(state, phase=Phase.RUNNING, members=wanted, begin=order, workers=workers)
+    state = replace(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
     waiting = [number for number in workers if number not in wanted]
     return state, [*dismissed, *_to_all(state, wanted, order), *_let_follow(state, waiting)]
+
+
+def _servers_of(state: Coordinator, members: Sequence[int]) -> int:
+    return min(state.terms.servers, len(members) - 1)
+
+
+def _order_places(state: Coordinator, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Give each member a place: servers keep theirs, who has slots gets a free one first, and then who is on another host."""
+    if not state.terms.servers:
+        return wanted
+    count = max(2, state.terms.servers)  # with a single server, its shadow keeps its place, too
+    before = state.places[:count]
+    chosen = {place: number for place, number in enumerate(before) if number in wanted}
+    free = [number for number in wanted if number not in chosen.values()]
+    for place in range(count):
+        if place not in chosen and free:
+            hosts = {state.workers[number].seat.host for number in chosen.values()}
+            best = min(free, key=lambda one: (not _has_slots(state, one), state.workers[one].seat.host in hosts, one))
+            chosen[place] = best
+            free.remove(best)
+    return (*(chosen[place] for place in sorted(chosen)), *free)
+
+
+def _has_slots(state: Coordinator, number: int) -> bool:
+    return any(share.slots for share in state.workers[number].shares)
+
+
+def _shares_at_begin(state: Coordinator, places: tuple[int, ...], applied: int) -> tuple[Share | None, ...]:
+    """Return what each member has of the step that the epoch starts from, all of one cut; empty where somebody has all of it."""
+    found = [state.workers[number].shares_at(applied) for number in places]
+    cut = covering_cut(shares for shares in found if shares)
+    if cut is None:
+        return ()
+    own = [next((share for share in shares or () if share.cut == cut), Share(cut)) for shares in found]
+    return tuple(None if shares == () else share for shares, share in zip(found, own, strict=True))
 
 
 def _take_progress(state: Coordinator, event: Progressed) -> Result:
@@ -361,14 +444,15 @@ def _repeat(state: Coordinator) -> Result:
 
 def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
     """Note whether steps would be much shorter if the work were divided anew; a look before another step is made is none."""
-    workers = [state.workers[number] for number in state.members]
+    servers = _servers_of(state, state.members)
+    workers = [state.workers[number] for number in state.places[servers:]]
     paces = [worker.pace_s for worker in workers]
     known = {place: pace for place, pace in enumerate(paces) if pace}
     applied = min(worker.applied or 0 for worker in workers)
     if len(known) < len(paces) or applied - begin.applied < _SETTLED_STEPS or applied == state.looked:
         return state
     best = step_seconds(blocks_of(state.terms.micro_batches, paces), known)
-    is_worth = best <= _WORTH * step_seconds(begin.blocks, known)
+    is_worth = best <= _WORTH * step_seconds(begin.blocks[servers:], known)
     return replace(state, looked=applied, worth=state.worth + 1 if is_worth else 0)
 
 

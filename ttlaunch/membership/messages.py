@@ -1,8 +1,8 @@
 """What the coordinator and the workers of an elastic run send each other.
 
 A worker keeps its *number* for life; a process that takes the place of one that ended has the same number and the next
-*incarnation*. An *epoch* is a period in which the same members take part. A member's rank in an epoch is its position among
-the members, sorted by number.
+*incarnation*. An *epoch* is a period in which the same members take part. A member's rank in an epoch is its *place* among
+the members.
 
 M = micro-batches of a step, the leaves of the tree of `spec/recipe/blocks.py`. Leaves are given as pairs (first, one past the last).
 """
@@ -13,6 +13,8 @@ import json
 from dataclasses import asdict, dataclass
 
 from ttlaunch.records.parser import BadRecord, Count, Flag, Rank, Seconds, Step, Word, let_parse, read
+
+_MOST_SLOTS = 4096
 
 
 @dataclass(frozen=True, order=True)
@@ -35,6 +37,26 @@ class Seat:
     member: Member
     host: Word = ""
     address: Word | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a run's state that a member has; see `slots.py`.
+
+    Attributes:
+        cut: Into how many slots the state is cut.
+        slots: Those that the member has, each a number below `cut`.
+    """
+
+    cut: Count
+    slots: tuple[Count, ...] = ()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are such slots; what another process says may be anything."""
+        return (
+            0 < self.cut <= _MOST_SLOTS and len(self.slots) <= self.cut and all(slot < self.cut for slot in self.slots)
+        )
 
 
 # What workers report
@@ -65,6 +87,11 @@ class Answered:
         held: The nodes of the tree that it has of step `applied` + 1, each a power of two of leaves, in order.
         validated: The last step whose validation it has finished; equal to `applied` where none was due.
         is_done: Whether it has made the last step of the run.
+        shares: What it has of the state of step `applied`: empty if it has all of it, or none. After the begin of an epoch these are
+            its slots of the former cut and, once it has got them, those of the new one. The former ones are kept until all
+            members have got theirs, which a member knows when it has its whole gradient of the epoch's first step.
+        is_ready: Whether it has the mean gradient of its slots for step `applied` + 1, so that it can make that step when it learns
+            what is the same on all members, such as the gradient's norm.
     """
 
     member: Member
@@ -73,6 +100,8 @@ class Answered:
     held: tuple[tuple[Count, Count], ...] = ()
     validated: Step | None = None
     is_done: bool = False
+    shares: tuple[Share, ...] = ()
+    is_ready: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +158,7 @@ class Begin:
 
     Attributes:
         epoch: The epoch that begins.
-        seats: The members, sorted by number.
+        seats: The members in the order of their places: sorted by number, but servers, if the run has any, come first.
         applied: The step that all start from, which is the largest that any member has applied.
         kept: For each member, the nodes of step `applied` + 1 that it has and that count.
         todo: For each member, the leaves of that step which it computes anew. With `kept`, every leaf is there exactly once.
@@ -137,6 +166,8 @@ class Begin:
         behind: The members that lack `applied`, each with the last step that it has applied, or None.
         holders: The members that have applied it, and give what the others lack.
         validates: Whether the validation after `applied` has to be done, by all members together.
+        shares: Where the state is cut into slots, what each member has of it, all of one cut; a member that lacks `applied` but is
+            ready for it counts as if it had made it. None for a member that has all of it. Empty where it is not cut.
     """
 
     epoch: Count
@@ -148,10 +179,11 @@ class Begin:
     behind: tuple[tuple[Rank, Step | None], ...]
     holders: tuple[Rank, ...]
     validates: Flag
+    shares: tuple[Share | None, ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the members, in order."""
+        """The numbers of the members, in the order of their places."""
         return tuple(seat.member.number for seat in self.seats)
 
 
@@ -226,8 +258,13 @@ def order_from_json(data: bytes) -> Order | BadRecord:
         len(message.seats)
     }:
         return BadRecord("`kept`, `todo` and `blocks` are not as long as `seats`")
+    if isinstance(message, Begin) and message.shares:
+        if len(message.shares) != len(message.seats):
+            return BadRecord("`shares` is not as long as `seats`")
+        if not all(share is None or share.is_possible for share in message.shares):
+            return BadRecord("`shares` names a slot that is not there")
     return Order(head.to, message)
 
 
-for _cls in (Member, Seat, Prepare, Begin, Follow, Dismiss, Finish, _Head):
+for _cls in (Member, Seat, Share, Prepare, Begin, Follow, Dismiss, Finish, _Head):
     let_parse(_cls)

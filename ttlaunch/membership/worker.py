@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ttlaunch.membership.messages import Answered, Begin, Member, Prepare, Progressed
+from ttlaunch.membership.messages import Answered, Begin, Member, Prepare, Progressed, Share
 
 Leaves = tuple[int, int]
 
@@ -18,6 +18,8 @@ class WorkerState:
         held: The nodes that it has of step `applied` + 1.
         validated: The last step whose validation it has finished; equal to `applied` where none was due.
         is_done: Whether it has made the last step of the run.
+        shares: What it has of the state of step `applied`, as in `Answered`: its slots of the newest cut first.
+        is_ready: Whether it has the mean gradient of its slots for the next step.
     """
 
     member: Member
@@ -27,6 +29,8 @@ class WorkerState:
     held: tuple[Leaves, ...] = ()
     validated: int | None = None
     is_done: bool = False
+    shares: tuple[Share, ...] = ()
+    is_ready: bool = False
 
     @property
     def place(self) -> int:
@@ -49,7 +53,16 @@ def prepare(state: WorkerState, order: Prepare) -> WorkerState:
 
 def answer(state: WorkerState) -> Answered:
     """Say what this worker has."""
-    return Answered(state.member, state.epoch, state.applied, state.held, state.validated, state.is_done)
+    return Answered(
+        state.member,
+        state.epoch,
+        state.applied,
+        held=state.held,
+        validated=state.validated,
+        is_done=state.is_done,
+        shares=state.shares,
+        is_ready=state.is_ready,
+    )
 
 
 def begin(state: WorkerState, order: Begin) -> WorkerState:
@@ -60,15 +73,34 @@ def begin(state: WorkerState, order: Begin) -> WorkerState:
     if order.epoch != state.epoch or state.begin is not None or state.member.number not in order.numbers:
         return state
     place = order.numbers.index(state.member.number)
-    held = order.kept[place] if state.applied == order.applied else ()
-    return replace(state, begin=order, held=held)
+    starts_here = state.applied == order.applied
+    held = order.kept[place] if starts_here else ()
+    # What it has of the mean of a step that all make again is of a cut that is over.
+    return replace(state, begin=order, held=held, is_ready=state.is_ready and not starts_here)
 
 
 def catch_up(state: WorkerState) -> WorkerState:
     """Note that the weights now are those that the epoch starts from, and with them what followed that step, if it is over."""
     assert state.begin is not None  # noqa: S101 - it acts
     applied = state.begin.applied
-    return replace(state, applied=applied, held=(), validated=state.validated if state.begin.validates else applied)
+    validated = state.validated if state.begin.validates else applied
+    return replace(state, applied=applied, held=(), validated=validated, is_ready=False)
+
+
+def take_share(state: WorkerState, share: Share) -> WorkerState:
+    """Note that this worker has its slots of the cut of this epoch, beside those of the former one; it now may act."""
+    assert state.begin is not None  # noqa: S101 - it acts
+    place = state.begin.numbers.index(state.member.number)
+    former = state.begin.shares[place] if state.begin.shares else None
+    return replace(state, shares=(share,) if former in {None, share} else (share, former))
+
+
+def make_ready(state: WorkerState) -> WorkerState:
+    """Note that this worker has the mean gradient of its slots for the next step.
+
+    Every member has contributed to it, and has therefore got its slots: nobody needs those of the former cut any more.
+    """
+    return replace(state, shares=state.shares[:1], is_ready=True)
 
 
 def hold(state: WorkerState, nodes: tuple[Leaves, ...]) -> WorkerState:
@@ -94,7 +126,7 @@ def nodes_of_step(state: WorkerState) -> tuple[tuple[Leaves, ...], ...]:
 def apply(state: WorkerState) -> WorkerState:
     """Note that the next step is in the weights. Only whoever has the whole mean of that step may call it."""
     assert state.begin is not None and state.applied is not None  # noqa: S101, PT018 - it acts
-    return replace(state, applied=state.applied + 1, held=())
+    return replace(state, applied=state.applied + 1, held=(), shares=state.shares[:1], is_ready=False)
 
 
 def end_step(state: WorkerState, *, is_done: bool) -> WorkerState:

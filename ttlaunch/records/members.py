@@ -12,6 +12,8 @@ class MemberReport:
     Attributes:
         what: `registered`, `answered` or `progressed`.
         follows: Whether it gets the state while the members go on; see `membership/messages.py`.
+        shares: The parts of the state that it has: pairs (number of slots in all, those that it has).
+        is_ready: Whether it has the mean gradient of its slots for the next step.
         counts: Numbers that grow while the worker makes progress.
         waits: Whether it waits for other workers.
         limit_s: How long what it does now may take; None for a step.
@@ -26,6 +28,8 @@ class MemberReport:
     held: tuple[tuple[Count, Count], ...] = ()
     validated: Step | None = None
     is_done: Flag = False
+    shares: tuple[tuple[Count, tuple[Count, ...]], ...] = ()
+    is_ready: Flag = False
     pace_s: Seconds | None = None
     host: Word = ""
     address: Word | None = None
