@@ -108,11 +108,11 @@ def read_until(terminal, text, *, timeout_s=30):
 def test_a_tab_in_a_real_bash_completes_a_key_and_its_value(here):
     (here / "ttlaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{START}" "$@"\n')
     (here / "ttlaunch").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "PS1": "$ ", "TERM": "dumb"}
+    environment = {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "TERM": "dumb"}
     script = subprocess.run(
         [here / "ttlaunch"], env={**environment, "_TTLAUNCH_COMPLETE": "source_bash"}, capture_output=True, check=True
     )
-    (here / "rc").write_bytes(script.stdout)
+    (here / "rc").write_bytes(script.stdout + b"\nPS1='$ '\n")  # after that of /etc/bash.bashrc
     ours, theirs = pty.openpty()
     command = ["bash", "--noprofile", "--rcfile", here / "rc", "-i"]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)

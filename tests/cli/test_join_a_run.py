@@ -13,8 +13,10 @@ from tests.security.listeners import places_of
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import processes_of_runs
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 240.0
-STEPS = "training_config.steps=400"
+STEPS = "training_config.steps=1000"  # more than are made until another worker takes part
 
 
 def command(*words, folder, **options):

@@ -6,6 +6,8 @@ from tests.security.hostile import GOOD_WORDS, HostileHost, greeting, piece, raw
 from ttlaunch import contract
 from ttlaunch.running.agents import host_link
 
+pytestmark = pytest.mark.slow
+
 ALIVE = contract.pack_frame({"kind": "alive", "clock": 1.0, "done": 0})
 LIES = {
     "an end of another host's rank": piece(contract.exit_file(0), b'{"status": 1, "time": 1.0}'),

@@ -8,6 +8,8 @@ import pytest
 
 from tests.hosts.prepare.wheels import LARGE
 
+pytestmark = pytest.mark.slow
+
 BASE = "Python 3.11"
 
 

@@ -18,6 +18,8 @@ from .elastic_runs import (
     validations_of,
 )
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 BEGUN = "open('begun', 'w').close()"
 KILL_AFTER_THE_LAST_STEP = f"""
