@@ -100,3 +100,13 @@ def test_an_address_that_cannot_be_used_is_refused_before_the_run_has_a_folder(t
     expected = f"error[P082]: `--coordinator {place}` cannot be used: "
     assert (2, expected) == (answer.status, answer.stderr[: len(expected)])
     assert [] == list(here.glob("runs/*"))
+
+
+def test_loopback_is_refused_where_ranks_are_on_other_hosts(ttlaunch, here):
+    (here / "hosts.txt").write_text("far.example slots=2\n")
+    answer = ttlaunch("run data_parallel --hostfile hosts.txt -n 2 --elastic 1:2 --coordinator 127.0.0.1:0")
+    expected = (
+        "error[P082]: `--coordinator 127.0.0.1:0` can be reached from no other machine, and the ranks are on hosts"
+    )
+    assert (2, expected) == (answer.status, answer.stderr.splitlines()[0])
+    assert [] == list(here.glob("runs/*"))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.cluster.hosts import ROOT
 from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab as lab  # noqa: PLC0414 - a fixture
 from tests.cluster.test_run import leftovers
@@ -19,6 +20,13 @@ STEPS = "--set training_config.steps=250 --set training_config.validation_interv
 def records(folder, number):
     path = folder / contract.progress_file(number)
     return [contract.read_record(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def sha256_of_one_process(folder):
+    (folder / "here").mkdir()
+    command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", *STEPS.split(), "--format", "json"]
+    here = subprocess.run(command, cwd=folder / "here", capture_output=True, text=True, check=True)
+    return json.loads(here.stdout)["parameters_sha256"]
 
 
 def test_a_worker_that_replaces_one_of_another_host_gets_the_state_over_the_network(
@@ -41,8 +49,40 @@ def test_a_worker_that_replaces_one_of_another_host_gets_the_state_over_the_netw
     assert 0 == process.returncode, stderr
     notes = [one["text"] for one in records(folder, 7) if one["kind"] == contract.KIND_NOTE]
     assert any("worker-0007 takes part from step" in text for text in notes), stderr
-    (tmp_path / "here").mkdir()
-    command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", *STEPS.split(), "--format", "json"]
-    here = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, check=True)
-    assert json.loads(here.stdout)["parameters_sha256"] == json.loads(stdout)["parameters_sha256"]
+    assert sha256_of_one_process(tmp_path) == json.loads(stdout)["parameters_sha256"]
+    wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_changes_no_bit(
+    cluster4, ttlaunch_on, lab, tmp_path, hosts
+):
+    lab("".join(f"{host} slots=2\n" for host in cluster4.hosts[:hosts]))
+    ttlaunch, place = ttlaunch_on(cluster4), f"{cluster4.ip('launcher')}:0"
+    process = ttlaunch.start(
+        f"run data_parallel --on lab -n 2 --elastic 1:3 --coordinator {place} {STEPS} --format json"
+    )
+
+    def is_joinable():
+        assert process.poll() is None, process.communicate()
+        return list(tmp_path.glob(f"runs/*/{contract.COORDINATOR_FILE}"))
+
+    [place] = wait_until(is_joinable, what="the coordinator listens", timeout_s=90)
+    answer = ttlaunch("workers latest --invite --format json")
+    assert 0 == answer.status, answer.stderr
+    invitation = json.loads(answer.stdout)["invitation"]
+    words = [sys.executable, "-m", "ttlaunch", "join", invitation["url"], "--format", "json"]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = {**cluster4.environment("node2"), "PYTHONPATH": str(ROOT)}
+    joining = cluster4.popen("node2", words, cwd="/root", env=environment, **streams)
+    joined, said = joining.communicate(invitation["token"], timeout=200)
+    stdout, stderr = process.communicate(timeout=200)
+    assert (0, 0) == (process.returncode, joining.returncode), stderr + said
+    assert "done" == json.loads(joined)["outcome"]
+    epochs = [
+        line.get("members") for line in map(json.loads, (place.parent / "members.jsonl").read_text().splitlines())
+    ]
+    number = int(json.loads(joined)["worker_id"].removeprefix("worker-"))
+    assert [0, 1, number] in epochs
+    assert sha256_of_one_process(tmp_path) == json.loads(stdout)["parameters_sha256"]
     wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")

@@ -17,7 +17,7 @@ from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown, usage_er
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ttlaunch.app.coordinator_service import OpenNetwork
+    from ttlaunch.app.coordinator_network import OpenNetwork
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.planning.launch_plan import LaunchPlan
@@ -129,7 +129,7 @@ def make_ready(prepared: "PreparedRun", options: RunOptions, dialogue: Dialogue)
         return ready_here(prepared, dialogue)
     from ttlaunch.app.ready_hosts import ready_hosts
 
-    return ready_hosts(prepared, dialogue, lease_s=options.lease_s)
+    return ready_hosts(prepared, dialogue, lease_s=options.lease_s, takes_others=options.coordinator is not None)
 
 
 def execute_plan(
@@ -160,15 +160,15 @@ def execute_plan(
         private_files(folder),
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # ends ranks if this process is killed
-        _network(plan, options) as network,
+        _network(options) as network,
         ready.controller(
-            folder, watch := Watch(plan, folder), scratch, variables=_for_shims(options, network)
+            folder, watch := Watch(plan, folder), scratch, variables=options.variables, network=network
         ) as controller,
         _registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(run := StartingRun(plan, controller, folder, scratch)) as view,
     ):
         noting = _noting_marks(begun, options, ready)
-        report = _supervise(prepared, options, run, view=view, watch=watch, begun=noting, network=network)
+        report = _supervise(prepared, options, run, ready=ready, view=view, watch=watch, begun=noting, network=network)
     from ttlaunch.running.runs.facts import facts_of
 
     return Outcome(report, facts_of(plan), folder, scratch)
@@ -179,6 +179,7 @@ def _supervise(
     options: RunOptions,
     run: StartingRun,
     *,
+    ready: "LaunchContext",
     view: "View",
     watch: "Watch",
     begun: "Callable[[RunFolder], None]",
@@ -198,31 +199,27 @@ def _supervise(
         grace=options.grace,
         hang_timeout_s=options.hang_timeout_s,
         begun=begun,
-        serve=_service(prepared, run, network),
+        serve=_service(prepared, run, ready, network=network),
         takes_others=network is not None,
     )
 
 
-def _for_shims(options: RunOptions, network: "OpenNetwork | None") -> dict[str, str]:
-    return {**options.variables, **(network.variables if network else {})}
-
-
-def _network(plan: "LaunchPlan", options: RunOptions) -> "AbstractContextManager[OpenNetwork | None]":
+def _network(options: RunOptions) -> "AbstractContextManager[OpenNetwork | None]":
     if options.coordinator is None:
         return nullcontext()
-    from ttlaunch.app.coordinator_service import open_network
+    from ttlaunch.app.coordinator_network import open_network
 
-    return open_network(plan, options.coordinator)
+    return open_network(options.coordinator)
 
 
 def _service(
-    prepared: "PreparedRun", run: StartingRun, network: "OpenNetwork | None"
+    prepared: "PreparedRun", run: StartingRun, ready: "LaunchContext", *, network: "OpenNetwork | None"
 ) -> "Callable[[OutsideWorkers], AbstractContextManager[None]]":
     if run.plan.elastic is None:
         return lambda _: nullcontext()
     from ttlaunch.app.coordinator_service import service_of
 
-    return service_of(prepared, run.plan, run.folder, scratch=run.scratch, network=network)
+    return service_of(prepared, ready, run.folder, scratch=run.scratch, network=network)
 
 
 def _registered(plan: "LaunchPlan", folder: "RunFolder", dialogue: Dialogue) -> AbstractContextManager[None]:

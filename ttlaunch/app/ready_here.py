@@ -3,10 +3,11 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
+from subprocess import CompletedProcess
+from typing import TYPE_CHECKING, Protocol
 
 from ttlaunch import contract
 from ttlaunch.agent.held_port import hold_port
@@ -20,6 +21,9 @@ from ttlaunch.running.rank_controller import LocalRankController, RankController
 from ttlaunch.running.runs.record_inputs import installed_version
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
+
+if TYPE_CHECKING:
+    from ttlaunch.app.coordinator_network import OpenNetwork
 
 _LOOPBACK = "127.0.0.1"
 
@@ -39,8 +43,21 @@ class LaunchContext(Protocol):
     def marks(self) -> Mapping[str, float]:
         """When each part of the preparation that follows `RunOptions.marks` began."""
 
+    def ask_python(self, arguments: Sequence[str]) -> CompletedProcess[bytes]:
+        """Run the interpreter of the ranks to its end, where the first of them runs and with its variables; may take minutes.
+
+        Raises:
+            MeasureError: It cannot be run.
+        """
+
     def controller(
-        self, folder: RunFolder, watch: Watch, scratch: Path, *, variables: Mapping[str, str]
+        self,
+        folder: RunFolder,
+        watch: Watch,
+        scratch: Path,
+        *,
+        variables: Mapping[str, str],
+        network: "OpenNetwork | None" = None,
     ) -> AbstractContextManager[RankController]:
         """Return a context with the controller of the ranks; enter it before the first rank starts.
 
@@ -49,6 +66,7 @@ class LaunchContext(Protocol):
             watch: Follows the records of the ranks.
             scratch: The run's folder in shared memory.
             variables: What shims on every host read from their environment, besides the run's id.
+            network: Where the run takes workers of other machines; None: nowhere.
         """
 
 
@@ -101,6 +119,11 @@ class _ReadyHere:
         self._engine = engine
         self.marks = {"folder": time.time()}
 
+    def ask_python(self, arguments: Sequence[str]) -> CompletedProcess[bytes]:
+        from ttlaunch.running.membership.measure import ask_here
+
+        return ask_here(self.plan)(arguments)
+
     @contextmanager
     def controller(
         self,
@@ -109,8 +132,11 @@ class _ReadyHere:
         scratch: Path,
         *,
         variables: Mapping[str, str],
+        network: "OpenNetwork | None" = None,
     ) -> Iterator[RankController]:
         with ExitStack() as held:
+            if network is not None:
+                variables = {**variables, **held.enter_context(network.meeting_places(self.plan))}
             if is_python(self.plan):
                 try:
                     port = held.enter_context(hold_port()).getsockname()[1]

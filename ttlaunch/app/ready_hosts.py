@@ -4,6 +4,7 @@ Independent work runs at the same time: files are read while ttlaunch connects t
 other while ttlaunch sends the code.
 """
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import TYPE_CHECKING
 
 from ttlaunch import contract
 from ttlaunch.app.check_python import needs_torch
@@ -37,16 +40,21 @@ from ttlaunch.hosts.sync.data import DataItem, data_item
 from ttlaunch.hosts.sync.release import Release, make_release
 from ttlaunch.hosts.sync.results import Outcome, Synced
 from ttlaunch.hosts.transport.pushed import Interpreter, start_interpreter
-from ttlaunch.hosts.transport.transport import CONNECT_S, Process, Transport
+from ttlaunch.hosts.transport.transport import CONNECT_S, Process, Transport, run
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram, is_python
 from ttlaunch.planning.make import Networks
+from ttlaunch.planning.on_host import plan_on_host
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.agents.agent_connection import AGENT_MODULES
 from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_controller
+from ttlaunch.running.membership.measure import MEASURE_S, MeasureError
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
 from ttlaunch.spec.topology.model import Topology
+
+if TYPE_CHECKING:
+    from ttlaunch.app.coordinator_network import OpenNetwork
 
 Reading = Future[tuple[Release | None, list[Diagnostic]]]
 """The future release for the hosts and its diagnostics, while a thread reads the files."""
@@ -59,6 +67,7 @@ class _Cluster:
     topology: Topology
     prepared: PreparedRun
     dialogue: Dialogue
+    takes_others: bool
 
     def stop(
         self,
@@ -76,8 +85,10 @@ class _Cluster:
         stop_on_errors(found, self.dialogue)
 
 
-def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) -> LaunchContext:
-    """Make every host of the plan ready.
+def ready_hosts(
+    prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float, takes_others: bool = False
+) -> LaunchContext:
+    """Make every host of the plan ready; `takes_others`: workers of other machines may join, and have to reach the ranks.
 
     Raises:
         LaunchError: A host cannot be made ready; nothing was started.
@@ -85,7 +96,7 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     # Leave out hosts without ranks: they need not even be switched on.
     used = set(prepared.plan.hosts)
     topology = replace(prepared.topology, hosts=tuple(host for host in prepared.topology.hosts if host.name in used))
-    cluster = _Cluster(topology, prepared, dialogue)
+    cluster = _Cluster(topology, prepared, dialogue, takes_others)
     marks = {"connections": time.time()}
     reading = in_background(lambda: _read_release(prepared))
     begun = _Begun(cluster)
@@ -99,9 +110,7 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     outcome = _send_code(cluster, transports, facts, reading=reading, receivers=begun.receivers)
     pairs = measuring.result()
     cluster.stop(check_pairs(pairs.pairs, choice, topology=topology), pairs.errors)
-    networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
-    plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
-    assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same specification has given a plan before
+    plan = _complete_plan(prepared, choice)
     hosts = [
         _ready_host(host, facts[host.host], outcome, interpreter=begun.interpreters[host.host], program=plan.program)
         for host in transports
@@ -116,6 +125,13 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
         lease_s=lease_s,
         marks=marks,
     )
+
+
+def _complete_plan(prepared: PreparedRun, choice: NetworkChoice) -> LaunchPlan:
+    networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
+    plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
+    assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same specification has given a plan before
+    return plan
 
 
 class _Begun:
@@ -173,7 +189,9 @@ def _check_hosts(
     if _needs_torch(prepared):
         found += check_packages(answers.facts, topology=topology, needed=("torch",))
     cluster.stop(found)
-    choice = choose_network(answers.facts, wanted=topology.cluster.network, connections=connections)
+    choice = choose_network(
+        answers.facts, wanted=topology.cluster.network, connections=connections, takes_others=cluster.takes_others
+    )
     if isinstance(choice, Diagnostic):
         raise LaunchError([choice])
     cluster.stop(check_choice(choice))
@@ -280,30 +298,55 @@ class _ReadyHosts:
         self._cluster = cluster
         self._lease_s = lease_s
 
+    def ask_python(self, arguments: Sequence[str]) -> CompletedProcess[bytes]:
+        host = self._hosts[0]
+        python = self._cluster.prepared.surroundings.python
+        environment = plan_on_host(self.plan, host.places, python=python, described=self._described)["environment"]
+        # A secret decides no bits, and has no place on a command line.
+        words = [f"{name}={value}" for name, value in environment.items() if not contract.referred_variable(value)]
+        # `-c` would import what lies in the current folder; nobody but root can put anything there.
+        command = f"cd / && exec env {shlex.join([*words, host.python, *arguments])}"
+        try:
+            done = run(host.transport, command, timeout_s=MEASURE_S)
+        except HostError as error:
+            raise MeasureError(f"{host.transport.host} does not say: {error}") from error
+        return CompletedProcess(command, done.status, done.stdout, done.stderr)
+
+    @property
+    def _described(self) -> set[str]:
+        topology = self._cluster.prepared.topology
+        return {*topology.cluster.environment, *topology.global_environment}
+
     @contextmanager
     def controller(
-        self, folder: RunFolder, watch: Watch, scratch: Path, *, variables: Mapping[str, str]
+        self,
+        folder: RunFolder,
+        watch: Watch,
+        scratch: Path,
+        *,
+        variables: Mapping[str, str],
+        network: "OpenNetwork | None" = None,
     ) -> Iterator[RankController]:
         prepared = self._cluster.prepared
-        described = {*prepared.topology.cluster.environment, *prepared.topology.global_environment}
         python, secrets = prepared.surroundings.python, self.plan.secrets
         if is_python(self.plan):
             variables = {**variables, contract.ENV_MASTER_ADDR: self._addresses[self.plan.ranks[0].host]}
-        run = RunOnHosts(
+        on_hosts = RunOnHosts(
             self.plan,
             folder,
             scratch,
             python,
             prepared.engine,
-            described=described,
+            described=self._described,
             secrets=secrets,
             variables=variables,
             addresses=self._addresses,
             lease_s=self._lease_s,
+            authority=network.authority if network else None,
         )
         self.marks["agents"] = time.time()
         try:
-            controller = start_controller(run, self._hosts, watch)
+            controller = start_controller(on_hosts, self._hosts, watch)
             if isinstance(controller, dict):
                 self._cluster.stop([], controller)
             assert not isinstance(controller, dict)  # noqa: S101 - `stop` raises if a host failed

@@ -103,7 +103,7 @@ def run(
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
     if coordinator is not None:
-        from ttlaunch.app.coordinator_service import check_coordinator
+        from ttlaunch.app.coordinator_network import check_coordinator
 
         check_coordinator(coordinator, prepared)
     chosen = _chosen_ranks(only or (), prepared)

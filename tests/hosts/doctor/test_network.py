@@ -276,3 +276,9 @@ def test_in_rounds_everybody_meets_everybody_once_and_never_two_at_a_time(count)
     for matches in rounds:
         busy = [host for match in matches for host in match]
         assert len(set(busy)) == len(busy)
+
+
+def test_ranks_of_a_single_host_use_its_network_if_other_machines_have_to_reach_them(choose):
+    host = {"a": ["docker0 172.17.0.1/16", "eth0 10.0.0.1/24"]}
+    assert {"a": "127.0.0.1"} == choose(host).addresses
+    assert {"a": "10.0.0.1"} == choose(host, takes_others=True).addresses

@@ -59,6 +59,7 @@ def choose_network(
     *,
     wanted: str | None = None,
     connections: Mapping[str, tuple[str, str] | None] | None = None,
+    takes_others: bool = False,
 ) -> NetworkChoice | Diagnostic:
     """Find a network for the ranks.
 
@@ -67,12 +68,13 @@ def choose_network(
         wanted: `network` of cluster.yaml: the name of an interface, or a network.
         connections: For each host, the two addresses of the connection to it: ours and the host's; None if no network
             is in between.
+        takes_others: Whether other machines than these have to reach the ranks, so that even a single host needs a network.
     """
     connections = connections or {}
     candidates = {host: find_candidates(host, facts) for host in facts}
     found: dict[str, Interface] | Diagnostic
     as_good: tuple[str, ...] = ()
-    if len(facts) == 1:
+    if len(facts) == 1 and not takes_others:
         host = next(iter(facts))
         chosen = {host: next((i for i in facts[host].interfaces if i.address.ip.is_loopback), None)}
         found = {name: interface for name, interface in chosen.items() if interface}

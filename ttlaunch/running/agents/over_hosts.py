@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
 from ttlaunch.engines.base import DaemonStart, Engine
@@ -25,6 +25,9 @@ from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.lost_folders import folders_on_host
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Watch
+
+if TYPE_CHECKING:
+    from ttlaunch.running.agents.certificates import Authority
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ class ReadyHost:
     copies: Mapping[str, str]
     data: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def places(self) -> HostPlaces:
+        """The paths that its plan has."""
+        return HostPlaces(self.python, f"{self.release}/{contract.PACKAGE_DIR}", self.copies, self.data)
+
 
 @dataclass(frozen=True)
 class RunOnHosts:
@@ -65,6 +73,7 @@ class RunOnHosts:
         variables: What shims read from their environment besides the run's id.
         addresses: The address of each host in the network chosen for ranks.
         lease_s: How long ranks on a host may run without a message from this launcher.
+        authority: That of a run which workers of other machines can join; None: nobody can.
     """
 
     plan: LaunchPlan
@@ -77,6 +86,7 @@ class RunOnHosts:
     variables: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
     lease_s: float = contract.LEASE_S
+    authority: "Authority | None" = None
 
 
 def start_controller(
@@ -154,10 +164,8 @@ def _agents_start(run: RunOnHosts) -> bool:
 
 def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
     folder = _folder_of(run, host)
-    package = f"{host.release}/{contract.PACKAGE_DIR}"
-    places = HostPlaces(host.python, package, host.copies, host.data)
-    plan = plan_on_host(run.plan, places, python=run.python, described=run.described)
-    scripts, plan_path = f"{package}/ttlaunch/agent", f"{folder}/{contract.PLAN_FILE}"
+    plan = plan_on_host(run.plan, host.places, python=run.python, described=run.described)
+    scripts, plan_path = f"{host.places.package}/ttlaunch/agent", f"{folder}/{contract.PLAN_FILE}"
     shim = [host.python, "-I", "-S", f"{scripts}/shim.py", plan_path]
     starter = [host.python, "-I", "-S", f"{scripts}/start_ranks.py", plan_path]
     return {
@@ -195,8 +203,9 @@ def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
 
 
 def _talks_over_grpc(run: RunOnHosts) -> bool:
-    """Whether ranks of different hosts exchange messages over gRPC."""
-    return isinstance(run.plan.program, RecipeProgram) and run.plan.program.uses_grpc and len(run.plan.hosts) > 1
+    """Whether ranks exchange messages over gRPC with those of other hosts, or with workers of other machines."""
+    is_alone = len(run.plan.hosts) == 1 and run.authority is None
+    return isinstance(run.plan.program, RecipeProgram) and run.plan.program.uses_grpc and not is_alone
 
 
 def _ports_wanted(run: RunOnHosts, host: ReadyHost) -> int:
@@ -243,7 +252,7 @@ def _certificates(run: RunOnHosts, hosts: Sequence[ReadyHost]) -> dict[str, dict
     names = {host.transport.host: [contract.peer_name(rank) for rank in _ranks_of(run, host)] for host in hosts}
     return {
         host: {contract.ENV_CERTIFICATES: json.dumps({"authority": one.authority, "own": one.own, "key": one.key})}
-        for host, one in make_certificates(names).items()
+        for host, one in make_certificates(names, run.authority).items()
     }
 
 

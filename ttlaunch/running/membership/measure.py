@@ -1,4 +1,4 @@
-"""Find out everything on this machine that decides the bits of a step; see `Fingerprint` of `records/coordinator.py`.
+"""Find out everything on a machine that decides the bits of a step; see `Fingerprint` of `records/coordinator.py`.
 
 Torch is asked in a process of its own, with the interpreter and the variables of the ranks: it takes seconds to import.
 """
@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.coordinator import Fingerprint, TorchBuild
 from ttlaunch.records.parser import BadRecord, read
 
-_DEADLINE_S = 180.0
+MEASURE_S = 180.0
+"""How long the ranks' interpreter may take to import torch."""
 _DATA_PATH = ("training_config", "data_path")
 _NOT_OF_TTLAUNCH = ("_recipes", "_configurations")  # where a wheel has them
 _ASK_TORCH = """\
@@ -37,12 +38,20 @@ print(json.dumps({
 """
 
 
+AskPython = Callable[[Sequence[str]], subprocess.CompletedProcess[bytes]]
+"""Runs the interpreter of the ranks with these arguments, where they run and with their variables, or raises `MeasureError`."""
+
+
 class MeasureError(TtlaunchError):
-    """This machine cannot say what decides its bits; the text says why, in one clause."""
+    """A machine cannot say what decides its bits; the text says why, in one clause."""
 
 
-def measure_fingerprint(plan: LaunchPlan) -> Fingerprint:
-    """Return the fingerprint of this machine for a plan whose ranks run a recipe here.
+def measure_fingerprint(plan: LaunchPlan, ask: AskPython | None = None) -> Fingerprint:
+    """Return the fingerprint of the machine on which the ranks of a plan run its recipe.
+
+    Args:
+        plan: The plan; its recipe and the code of ttlaunch are this machine's, also where ranks run copies of them on hosts.
+        ask: Asks the interpreter of the ranks; None if they run on this machine.
 
     Raises:
         MeasureError: The interpreter of the ranks has no torch that can be imported.
@@ -52,10 +61,8 @@ def measure_fingerprint(plan: LaunchPlan) -> Fingerprint:
     program = plan.program
     assert isinstance(program, RecipeProgram)  # noqa: S101 - only recipes have workers that come and go
     config = program.config["device_config"]
-    environment = {**os.environ, **contract.fill_references(plan.environment, {**os.environ, **plan.secrets})}
-    found = _ask_torch(
-        plan.rank_command[0], int(config["threads_per_rank"]), str(config["device"]), environment=environment
-    )
+    answer = (ask or ask_here(plan))(["-c", _ASK_TORCH, str(int(config["threads_per_rank"])), str(config["device"])])
+    found = _parsed(answer)
     return Fingerprint(
         release=hash_code(Path(ttlaunch.__file__).parent, without=_NOT_OF_TTLAUNCH),
         recipe=hash_code(Path(program.folder)),
@@ -97,22 +104,34 @@ def _python_files(folder: Path, without: Collection[str]) -> Iterator[tuple[str,
                 yield path.relative_to(folder).as_posix(), path
 
 
-def _ask_torch(python: str, threads: int, device: str, *, environment: Mapping[str, str]) -> TorchBuild:
-    try:
-        with tempfile.TemporaryDirectory() as empty:  # `-c` would import what lies in the current folder
-            answer = subprocess.run(
-                [python, "-c", _ASK_TORCH, str(threads), device],
-                cwd=empty,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_DEADLINE_S,
-                check=False,
-            )
-    except subprocess.TimeoutExpired as error:
-        raise MeasureError(f"torch was not imported within {_DEADLINE_S:.0f} s") from error
-    except OSError as error:
-        raise MeasureError(f"{shown(python)} cannot be started: {(error.strerror or str(error)).lower()}") from error
+def ask_here(plan: LaunchPlan) -> AskPython:
+    """Return a function that runs the interpreter of a plan's ranks on this machine."""
+    environment = {**os.environ, **contract.fill_references(plan.environment, {**os.environ, **plan.secrets})}
+    python = plan.rank_command[0]
+
+    def ask(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+        try:
+            with tempfile.TemporaryDirectory() as empty:  # `-c` would import what lies in the current folder
+                return subprocess.run(
+                    [python, *arguments],
+                    cwd=empty,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=MEASURE_S,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired as error:
+            raise MeasureError(f"torch was not imported within {MEASURE_S:.0f} s") from error
+        except OSError as error:
+            raise MeasureError(
+                f"{shown(python)} cannot be started: {(error.strerror or str(error)).lower()}"
+            ) from error
+
+    return ask
+
+
+def _parsed(answer: subprocess.CompletedProcess[bytes]) -> TorchBuild:
     found = read(TorchBuild, answer.stdout.strip().rpartition(b"\n")[2])
     if answer.returncode or isinstance(found, BadRecord):
         last = answer.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
