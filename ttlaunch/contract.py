@@ -276,6 +276,7 @@ COUNTED = (
 )  # in a step or a validation, what counts in the loss: tokens of texts, or images and other samples
 KIND_VALIDATION = "validation"  # step, loss, tokens or samples, perplexity or accuracy
 ARRIVED_FROM = "arrived_from"  # in a step that applied one gradient, in order of arrival: the rank that sent it
+KIND_UPDATE = "update"  # step, task, parts: what an update was made of, where gradients may be older than the weights that they change
 KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
 KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not write its shard, and training goes on
 KIND_STOPPING = "stopping"  # step: the rank has heard that the run is to end, and begins no later step by itself

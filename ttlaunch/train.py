@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.pipeline.schedules import Action as Action
     from ttlaunch.runtime.parallel.pipeline.schedules import order_of_passes as order_of_passes
     from ttlaunch.runtime.parallel.pipeline.tuning import ScheduleChoice as ScheduleChoice
+    from ttlaunch.runtime.parallel.recorded_updates import MeanAroundRing as MeanAroundRing
+    from ttlaunch.runtime.parallel.recorded_updates import repeat_updates as repeat_updates
     from ttlaunch.runtime.parallel.servers.async_parameter_server import AsyncParameterServer as AsyncParameterServer
     from ttlaunch.runtime.parallel.servers.async_parameter_server import StalenessCounts as StalenessCounts
     from ttlaunch.runtime.parallel.servers.async_parameter_server import step_size as step_size

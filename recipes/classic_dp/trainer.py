@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ttlaunch.train import (
+    MeanAroundRing,
     MeanGradients,
     Model,
     Optimizer,
@@ -40,6 +41,7 @@ from ttlaunch.train import (
     held_tensors,
     mean_gradients,
     micro_batches,
+    repeat_updates,
     train_in_one_process,
     validate_together,
     validation_is_due,
@@ -49,8 +51,9 @@ from .recipe import Config
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
-    """One process has all micro-batches, and nobody to lead."""
-    train_in_one_process(cfg, ctx)
+    """One process has all micro-batches, and nobody to lead; or it makes the updates of a recorded run again."""
+    rule = MeanAroundRing(damping=cfg.classic_dp_config.staleness_damping)
+    repeat_updates(cfg, ctx, rule) if ctx.updates else train_in_one_process(cfg, ctx)
 
 
 def worker(cfg: Config, ctx: RankContext) -> None:
@@ -88,10 +91,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         loop.end_step(step, **known)
     means.close()
     if is_first and ctx.elastic is None:  # who comes and goes has not counted all, and there no gradient is stale
-        ctx.result("staleness average", round(means.staleness.average, 4))
-        ctx.result("staleness maximum", means.staleness.maximum)
-        ctx.result("stale gradients", means.staleness.stale)
-        ctx.result("gradients", means.staleness.gradients)
+        for name, value in means.staleness.results().items():
+            ctx.result(name, value)
     ctx.report_parameters(model.named_parameters())
 
 

@@ -234,6 +234,29 @@ def test_an_asynchronous_run_is_repeated_in_its_order_of_arrivals(tmp_path):
     assert [] == [edge for edge in traffic["edges"] if edge["bytes"] != edge["formula_bytes"]]
 
 
+def test_a_run_with_old_gradients_is_repeated_in_one_process_from_its_records(tmp_path):
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 200)
+    (tmp_path / "train.yaml").write_text(TINY.replace("steps: 4", "steps: 12"))
+    folder = Folder(tmp_path, is_empty=True)
+    answer = folder.ttlaunch("run", "classic_dp", "-c", "train.yaml")
+    assert answer.returncode == 0, answer.stderr
+    again = folder.ttlaunch("repro", "latest")
+    assert again.returncode == 0, again.stderr
+    first, second = folder.runs()
+    assert again.stdout.splitlines()[-1] == f"  same bits as     {first.name}"
+    plan = json.loads((second / "plan.json").read_text())
+    assert (1, 12) == (plan["world_size"], len(plan["updates"]))
+    records = first / "records" / "rank-0.progress.jsonl"
+    lines = [
+        line
+        for line in records.read_text().splitlines(keepends=True)
+        if '"update", ' not in line or '"step": 7,' not in line
+    ]
+    records.write_text("".join(lines))
+    refused = folder.ttlaunch("repro", first.name)
+    assert (3, True) == (refused.returncode, "there is no record of what update 7 was made of" in refused.stderr)
+
+
 def test_a_variable_of_the_command_line_is_given_again_or_warned_of(tmp_path):
     folder = Folder(tmp_path)
     run = folder.ttlaunch("run", "mine", "-c", "train.yaml", "--env", "OMP_NUM_THREADS=1", "--env", "HF_TOKEN=canary")

@@ -23,6 +23,7 @@ PROGRESS = [
     {"kind": "ready", "time": TIME, "total_steps": 100},
     {"kind": "step", "time": TIME, "step": 3, "loss": 2.5, "tokens": 64, "grad_norm": 0.5, "arrived_from": 1},
     {"kind": "validation", "time": TIME, "step": 0, "loss": 4.0, "tokens": 64, "perplexity": 54.6},
+    {"kind": "update", "time": TIME, "step": 3, "task": 4, "parts": [[0, 3, 2], [3, 7, 1]]},
     {"kind": "layer_grad_norms", "time": TIME, "step": 3, "norms": {"embedding": 0.5, "blocks.0": 1.5}},
     {"kind": "lost_checkpoint", "time": TIME, "step": 20, "reason": "disk full"},
     {"kind": "stopping", "time": TIME, "step": 7},

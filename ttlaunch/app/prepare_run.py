@@ -162,8 +162,9 @@ def make_plan(
         return None
     from ttlaunch.planning.recipe_plan import plan_recipe
 
+    choice, layout = description.choice, description.layout
     plan = plan_recipe(
-        description.choice, description.layout, description.topology, surroundings=surroundings, replay=request.replay
+        choice, layout, description.topology, surroundings=surroundings, replay=request.replay, updates=request.updates
     )
     if description.elastic is not None:
         from ttlaunch.planning.elastic import plan_replacements

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
 LOCAL = "local"
 
@@ -31,6 +32,7 @@ class RunSpec:
         profile_steps: The steps that torch's profiler records, such as `5-7`; None for no steps.
         excluded: Hosts of the hostfile that are not used, because they were lost or do not answer.
         replay: For each update of an asynchronous run that is repeated, the rank whose gradient made it.
+        updates: For a run that is repeated in one process, what each of its updates was made of.
         naive: Whether ranks run the recipe's `naive.py`.
         independent: Whether each rank of a script is meant to train by itself.
         env: Variables for all ranks as `NAME=VALUE`, or `NAME` for the value of the launching shell; may hold secrets.
@@ -65,6 +67,7 @@ class RunSpec:
     profile_steps: str | None = None
     excluded: Collection[str] = ()
     replay: tuple[int, ...] = ()
+    updates: tuple[RecordedUpdate, ...] = ()
     naive: bool = False
     independent: bool = False
     env: Sequence[str] = field(default=(), repr=False)
@@ -90,7 +93,11 @@ class RunSpec:
         """Make the specification from what `as_json` returned."""
         paths = {name: Path(record[name]) for name in ("hostfile", "rank_bindings", "runs_dir") if record[name]}
         tuples = {name: tuple(record[name]) for name in ("overrides", "arguments", "excluded", "replay", "env")}
-        return cls(**{**record, **paths, **tuples})
+        updates = tuple(
+            RecordedUpdate(task, tuple((first, stop, version) for first, stop, version in parts))
+            for task, parts in record.get("updates", ())
+        )
+        return cls(**{**record, **paths, **tuples, "updates": updates})
 
 
 def path_in(text: str, working_folder: Path) -> Path:

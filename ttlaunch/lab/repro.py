@@ -19,7 +19,10 @@ from ttlaunch.running.readers.repeat import (
     restore_program,
 )
 from ttlaunch.running.report import Report
+from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.kept_code import KeptCodeError
+from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate, in_order
+from ttlaunch.spec.recipe.sections import TrainingConfig
 from ttlaunch.spec.topology.variables import variables_named
 
 _SHORT = 12
@@ -45,15 +48,17 @@ def prepare_again(
     if has_errors(found):
         raise LaunchError(found)
     folder = origin.working_folder if origin.working_folder.is_dir() else None
+    updates = _updates_in_order(origin)
     request = RunSpec(
         target=origin.target,
         config_file=str(origin.config_file) if origin.config_file else None,
-        ranks=origin.world_size,
+        ranks=1 if updates else origin.world_size,
         arguments=origin.arguments,
         is_command=origin.is_command,
         engine=origin.engine,
         resume=origin.resume,
-        replay=origin.arrivals,
+        replay=() if updates else origin.arrivals,
+        updates=updates,
         naive=origin.is_naive,
         independent=origin.is_independent,
         warm=origin.warm,
@@ -67,6 +72,25 @@ def prepare_again(
         raise LaunchError(found)
     dialogue.warn(found)
     return prepared
+
+
+def _updates_in_order(origin: "Origin") -> tuple[RecordedUpdate, ...]:
+    """Return what a run's updates were made of, with which one process repeats it; empty if its ranks have not recorded this.
+
+    Raises:
+        LaunchError: The records do not fit together.
+    """
+    if not origin.updates or origin.config_file is None:
+        return ()
+    try:
+        plan = read_object(origin.folder / contract.PLAN_FILE)
+        done = int(plan["start"]["step"]) if plan.get("start") else 0
+        count = TrainingConfig.model_validate(plan["config"]["training_config"]).micro_batches
+        return in_order(origin.updates, done=done, micro_batches=count)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LaunchError(
+            [Diagnostic("P033", f"{origin.run_id} cannot be repeated: {shown(error, longest=_LONGEST)}")]
+        ) from error
 
 
 def read_origin_of(path: Path) -> "Origin":

@@ -12,6 +12,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class RecipeProgram:
         start: The weights that training begins with: `origin`, `step`, `files` (path, SHA-256 and size of each) and, for
             a checkpoint, its `state` and the reasons why newer ones are not used. None if weights are drawn from the seed.
         replay: For a repeated asynchronous run, the rank whose gradient made each update; otherwise empty.
+        updates: For a run that is repeated in one process, what each of its updates was made of; otherwise empty.
         is_naive: Whether ranks run `naive.py` in place of `trainer.py`.
     """
 
@@ -59,6 +61,7 @@ class RecipeProgram:
     data: Mapping[str, Any] | None
     start: Mapping[str, Any] | None = None
     replay: tuple[int, ...] = ()
+    updates: tuple[RecordedUpdate, ...] = ()
     is_naive: bool = False
 
     @property
@@ -261,6 +264,7 @@ class LaunchPlan:
             "data": recipe.data if recipe else None,
             "start": recipe.start if recipe else None,
             **({"replay": list(recipe.replay)} if recipe and recipe.replay else {}),
+            **({"updates": list(recipe.updates)} if recipe and recipe.updates else {}),
             **({"naive": True} if recipe and recipe.is_naive else {}),
             "rank_command": list(self.rank_command),
             "working_folder": self.working_folder,

@@ -13,6 +13,7 @@ from ttlaunch.planning.make import Surroundings, plan_program
 from ttlaunch.planning.roles import RoleLayout, plan_roles
 from ttlaunch.spec.recipe.config import LoadedConfig, check_config
 from ttlaunch.spec.recipe.declare import Recipe
+from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 from ttlaunch.spec.topology.model import Topology
 
 _RANK_MODULE = ("-m", "ttlaunch.runtime")
@@ -62,8 +63,9 @@ def plan_recipe(
     *,
     surroundings: Surroundings,
     replay: tuple[int, ...] = (),
+    updates: tuple[RecordedUpdate, ...] = (),
 ) -> LaunchPlan:
-    """Plan a recipe whose checks have passed; see `RecipeProgram` for `replay`."""
+    """Plan a recipe whose checks have passed; see `RecipeProgram` for `replay` and `updates`."""
     program = RecipeProgram(
         name=choice.name,
         folder=str(choice.folder),
@@ -72,6 +74,7 @@ def plan_recipe(
         data=choice.data,
         start=choice.start,
         replay=replay,
+        updates=updates,
         is_naive=choice.is_naive,
     )
     flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)

@@ -31,6 +31,7 @@ from ttlaunch.records.parser import (
     record,
     shown,
 )
+from ttlaunch.records.updates import Update
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ if TYPE_CHECKING:
         Ready,
         StepDone,
         Validation,
+        Update,
         LayerNorms,
         LostCheckpoint,
         Stopping,
@@ -273,6 +275,7 @@ _PROGRESS = {
     contract.KIND_READY: Ready,
     contract.KIND_STEP: StepDone,
     contract.KIND_VALIDATION: Validation,
+    contract.KIND_UPDATE: Update,
     contract.KIND_LAYER_NORMS: LayerNorms,
     contract.KIND_LOST_CHECKPOINT: LostCheckpoint,
     contract.KIND_STOPPING: Stopping,

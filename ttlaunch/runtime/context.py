@@ -46,6 +46,7 @@ class RankContext:
         device: What it computes on.
         step: The step it is in; 0 before the first.
         replay: For a repeated run, the rank whose gradient made each update; see `World`.
+        updates: For a run that is repeated in one process, what each update was made of; see `World`.
         early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
         traffic: What this rank has sent and how long it has waited; the verbs below enter it.
@@ -71,7 +72,7 @@ class RankContext:
         self.rank = rank
         self.world_size = world.size
         self.role = world.roles[rank]
-        self.host, self.replay = world.hosts[rank], world.replay
+        self.host, self.replay, self.updates = world.hosts[rank], world.replay, world.updates
         self.device = device
         self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
         self._world = world
@@ -342,6 +343,17 @@ class RankContext:
             values = {self._data.counts if name == "tokens" else name: value for name, value in values.items()}
         self.traffic.end_step()
         self._records.write(contract.KIND_STEP, step=step, **values)
+
+    def report_update(self, step: int, *, task: int, parts: Iterable[tuple[int, int, int]]) -> None:
+        """Record what an update is made of, so that `ttlaunch repro` can make it again, in one process, with the same bits.
+
+        Args:
+            step: The number of the update.
+            task: The step whose data its gradients were computed from.
+            parts: Rows of micro-batches, in the order in which their gradients were added: the first, one past the last, and how many
+                updates the weights had seen.
+        """
+        self._records.write(contract.KIND_UPDATE, step=step, task=task, parts=[list(part) for part in parts])
 
     def report_validation(
         self, step: int, losses: Iterable[float], *, tokens: int, reporter: Rank | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NewType
 
 from ttlaunch import contract
+from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
 Rank = NewType("Rank", int)
 """A process's index in the world, from 0."""
@@ -27,6 +28,7 @@ class World:
         start: What training begins from, as the launcher found it: `step`, `files` (path and SHA-256 of each) and, of a
             checkpoint, its `state`; None: weights are drawn from the seed.
         replay: For a repeated asynchronous run, the rank whose gradient made each update; else empty.
+        updates: For a run that is repeated in one process, what each of its updates was made of, in order; else empty.
         trainer: The file of the recipe's folder that has the roles' functions, without `.py`.
         is_elastic: Whether workers come and go; ranks are then their numbers for life, see `ttlaunch/membership`.
         later: For each rank, whether it starts only when it is added to the run.
@@ -42,6 +44,7 @@ class World:
     data_sha256: str | None
     start: Mapping[str, Any] | None = None
     replay: tuple[int, ...] = ()
+    updates: tuple[RecordedUpdate, ...] = ()
     trainer: str = "trainer"
     is_elastic: bool = False
     later: tuple[bool, ...] = ()
@@ -62,6 +65,10 @@ class World:
     def is_oversubscribed(self, rank: Rank) -> bool:
         """Whether the rank's host runs more ranks than the rank may use cores: then a wait must not burn one."""
         return self.hosts.count(self.hosts[rank]) > len(os.sched_getaffinity(0))
+
+
+def _update(task: int, parts: list[list[int]]) -> RecordedUpdate:
+    return RecordedUpdate(task, tuple((first, stop, version) for first, stop, version in parts))
 
 
 def read_world(path: Path) -> World:
@@ -86,6 +93,7 @@ def read_world(path: Path) -> World:
         data_sha256=data.get("sha256"),
         start=plan.get("start"),
         replay=tuple(plan.get("replay") or ()),
+        updates=tuple(_update(*one) for one in plan.get("updates") or ()),
         trainer="naive" if plan.get("naive") else "trainer",
         is_elastic=bool(plan.get("elastic")),
         later=tuple(bool(row.get("later")) for row in rows),

@@ -23,6 +23,7 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import AnyProgress, Digests, Parameters, StepDone, kind_of, measured_values, step_of
+from ttlaunch.records.updates import Update
 from ttlaunch.running.metrics.telemetry import TelemetryReader, last_step_of
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.files import Tail, read_object, read_object_if_any, write_whole
@@ -171,7 +172,7 @@ class EventLog:
     def _new_events(self) -> Iterator[Event]:
         """Yield new events source by source; times of steps are known once all records have been read."""
         for state, record in self._watch.records():
-            if not isinstance(record, Parameters | Digests):
+            if not isinstance(record, Parameters | Digests | Update):
                 yield self._of_record(state, record)
         for row in self.run.ranks:
             yield from self._of_telemetry(row.rank)

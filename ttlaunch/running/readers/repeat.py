@@ -4,19 +4,21 @@ A run's folder has the resolved configuration and the hashes of code and text. T
 run was started, where it may have changed, and as it was then in `running/runs/kept_code.py`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import CommandProgram, RecipeProgram
 from ttlaunch.records.ranks import StepDone
+from ttlaunch.records.updates import Update
 from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.kept_code import KeptCodeError, open_store, package_tree, program_tree, tree_id
 from ttlaunch.running.runs.record_inputs import installed_version, tree_hash
 from ttlaunch.running.runs.registry import was_started_here
+from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
 _SHORT = 12
 
@@ -45,6 +47,8 @@ class Origin:
         variables: The variables that `--env` set, whose values are not taken from the run's folder.
         engine: The name of the engine that started a program; None for a recipe, whose bits do not depend on it.
         arrivals: For an asynchronous run, the rank whose gradient made each update; else empty.
+        updates: For a run whose gradients may be old, what each update was made of, if ranks have recorded it; then one
+            process repeats the run. Else empty.
     """
 
     run_id: str
@@ -61,6 +65,7 @@ class Origin:
     tree: str | None
     versions: Mapping[str, str]
     arrivals: tuple[int, ...] = ()
+    updates: Mapping[int, RecordedUpdate] = field(default_factory=dict)
     is_naive: bool = False
     is_independent: bool = False
     warm: bool = False
@@ -91,6 +96,7 @@ def read_origin(path: Path) -> Origin:
     recipe, start = plan.get("recipe"), plan.get("start")
     try:
         argv = () if recipe else tuple(plan["command"]["command"])
+        arrivals, updates = _recorded_order(path, ranks=[row["rank"] for row in plan["ranks"]])
         return Origin(
             run_id=path.name,
             working_folder=Path(plan["working_folder"]),
@@ -105,10 +111,9 @@ def read_origin(path: Path) -> Origin:
             commit=code["commit"],
             tree=code["recipe"]["tree"] if recipe else None,
             versions=environment["versions"],
-            variables=tuple(
-                k for k, origin in (environment.get("variables") or {}).items() if origin == contract.ENV_OPTION
-            ),
-            arrivals=_arrivals(path, world_size=plan["world_size"]),
+            variables=_own_variables(environment),
+            arrivals=arrivals,
+            updates=updates,
             is_naive=bool(plan.get("naive")),
             is_independent=bool(plan.get("independent")),
             warm=bool((plan.get("python") or {}).get("warm")),
@@ -121,20 +126,32 @@ def read_origin(path: Path) -> Origin:
         raise ValueError(f"{contract.PLAN_FILE} or {contract.CODE_FILE} lacks {error}") from error
 
 
+def _own_variables(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the variables that `--env` set."""
+    variables = environment.get("variables") or {}
+    return tuple(name for name, origin in variables.items() if origin == contract.ENV_OPTION)
+
+
 def _engine_of(plan: Mapping[str, Any]) -> str | None:
     """Return the name of a plan's engine; None if the plan does not have it, as those of older versions."""
     key = (plan.get("engine") or {}).get("names", {}).get("key")
     return key if isinstance(key, str) and key else None
 
 
-def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
-    """Return the ranks whose gradients the server of an asynchronous run has applied, in this order."""
-    found: dict[int, int] = {}
-    for rank in range(world_size):
+def _recorded_order(path: Path, *, ranks: Iterable[int]) -> tuple[tuple[int, ...], dict[int, RecordedUpdate]]:
+    """Return the ranks whose gradients the server of an asynchronous run has applied, in this order, and what updates were made of.
+
+    Any rank may have recorded an update; those that record the same one agree.
+    """
+    sources: dict[int, int] = {}
+    updates: dict[int, RecordedUpdate] = {}
+    for rank in ranks:
         for record in progress_of(path, rank):
             if isinstance(record, StepDone) and record.arrived_from is not None:
-                found[record.step] = record.arrived_from
-    return tuple(found[step] for step in sorted(found))
+                sources[record.step] = record.arrived_from
+            elif isinstance(record, Update):
+                updates[record.step] = RecordedUpdate(record.task, record.parts)
+    return tuple(sources[step] for step in sorted(sources)), updates
 
 
 def changed_code(origin: Origin) -> str | None:

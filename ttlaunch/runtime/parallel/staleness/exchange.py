@@ -100,7 +100,8 @@ def mean_gradients(
         bucket_megabytes: The size of a bucket where K is 0; None: the first steps decide.
     """
     if bound:
-        return BoundedMeans(model, ctx=ctx, among=among, blocks=blocks, bound=bound, damping=damping)
+        record = ctx.report_update if ctx.rank == among[0] else None
+        return BoundedMeans(model, ctx=ctx, among=among, blocks=blocks, bound=bound, damping=damping, record=record)
     kind = GradientExchange if ctx.elastic is None else ElasticExchange
     count = blocks[-1].stop
     exchange = kind(model.parameters(), ctx=ctx, among=among, micro_batches=count, bucket_megabytes=bucket_megabytes)
@@ -161,14 +162,15 @@ class BoundedMeans:
         blocks: Sequence[range],
         bound: int,
         damping: float,
+        record: Callable[..., object] | None = None,
     ) -> None:
-        """Make room for K + 1 steps; nothing is sent."""
+        """Make room for K + 1 steps; nothing is sent. `record` is `RankContext.report_update`, on the ranks that record updates."""
         self.staleness = Staleness()
         self._model = model
-        self._block = blocks[among.index(ctx.rank)]
+        self._blocks, self._block = blocks, blocks[among.index(ctx.rank)]
         self._clock = Clock(bound)
         self._rings = [RingBuffers(ctx, among=among, like_N=model.grads_N, tag=tag) for tag in range(bound + 1)]
-        self._damping = damping
+        self._damping, self._record = damping, record
         self._tokens, self._loss = 0, 0.0
 
     def make(self, step: int, enter: Callable[[Iterable[int]], object]) -> None:
@@ -249,7 +251,12 @@ class BoundedMeans:
         torch.div(ring.sum_N, weighted or 1.0, out=self._model.grads_N)
         if self._model.loss_scaler.is_on:
             self._model.grads_N.mul_(self._model.loss_scaler.scale)
-        return Mean(self._clock.applied, mean_per_token(loss, int(tokens)), int(tokens), staleness)
+        step = self._clock.applied
+        if self._record is not None:  # before the update, so that nobody has weights whose origin is unknown
+            ages_of_blocks = zip(self._blocks, staleness, strict=True)
+            parts = [(block.start, block.stop, step - 1 - age) for block, age in ages_of_blocks]
+            self._record(step, task=step, parts=parts)
+        return Mean(step, mean_per_token(loss, int(tokens)), int(tokens), staleness)
 
     def _ring(self, step: int) -> RingBuffers:
         return self._rings[step % len(self._rings)]

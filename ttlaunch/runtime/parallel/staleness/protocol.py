@@ -184,6 +184,15 @@ class Staleness:
         self.total += staleness
         self.maximum = max(self.maximum, staleness)
 
+    def results(self) -> dict[str, float]:
+        """Return what the summary of a run shows."""
+        return {
+            "staleness average": round(self.average, 4),
+            "staleness maximum": self.maximum,
+            "stale gradients": self.stale,
+            "gradients": self.gradients,
+        }
+
     @property
     def average(self) -> float:
         return self.total / self.gradients if self.gradients else 0.0

@@ -1,0 +1,22 @@
+"""What a rank records of an update whose gradients may be old. Python 3.9 and the standard library only."""
+
+from __future__ import annotations
+
+from ttlaunch.records.parser import Count, Step, Time, record
+
+
+@record
+class Update:
+    """What an update was made of, in a run whose gradients may be older than the weights that they change.
+
+    Attributes:
+        step: The number of the update.
+        task: The step whose data its gradients were computed from.
+        parts: Micro-batches of the task in rows, in the order in which their gradients were added: the first, one past the last, and
+            the number of updates in the weights that the gradient was computed with.
+    """
+
+    time: Time
+    step: Step
+    task: Step
+    parts: tuple[tuple[Count, Count, Count], ...]
