@@ -40,6 +40,13 @@ def test_workers_that_come_and_go_talk_over_grpc_and_the_engine_is_agents(ttlaun
     assert 2 == len(fixed["ranks"])
 
 
+def test_the_plan_that_is_shown_names_workers_beyond_the_maximum(ttlaunch):
+    shown = ttlaunch("plan data_parallel -n 4 --elastic 1:2").stdout
+    line = "elastic  4 workers start: 2 spares without work until one of the others ends or leaves"
+    assert line in shown.splitlines()
+    assert "spare" not in ttlaunch("plan data_parallel -n 2 --elastic 1:2").stdout
+
+
 def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_start(ttlaunch):
     lines = ttlaunch("plan data_parallel -n 2 --elastic 1:2").stdout.splitlines()
     assert "data_parallel (data_parallel) on local: 2 ranks on 1 host, agents" == lines[0]

@@ -152,7 +152,7 @@ def _as_diagnostics(url: InvitationUrl) -> Iterator[None]:
     try:
         yield
     except NoAnswerError as error:
-        raise LaunchError([no_answer(error, f"{url.host}:{url.port}")]) from error
+        raise LaunchError([no_answer(error, url.place)]) from error
     except RefusedError as error:
         raise LaunchError([refused(error)]) from error
 

@@ -92,7 +92,13 @@ def _elastic(plan: "LaunchPlan") -> list[str]:
         return []
     number = f"{limits.minimum} to {limits.maximum}" if limits.minimum < limits.maximum else str(limits.minimum)
     more = plan.world_size - limits.first
-    return [f"elastic  {number} workers make a step; {more} more can start, each in place of one that has ended"]
+    lines = [f"elastic  {number} workers make a step; {more} more can start, each in place of one that has ended"]
+    if limits.first > limits.maximum:
+        spares = counted(limits.first - limits.maximum, "spare")
+        lines.append(
+            f"elastic  {limits.first} workers start: {spares} without work until one of the others ends or leaves"
+        )
+    return lines
 
 
 def _cells(row: "RankRow") -> tuple[str, ...]:

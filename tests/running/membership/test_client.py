@@ -83,6 +83,7 @@ def test_an_invitation_is_read_as_it_is_written(host):
         (f"https://gpu-01#{A_HASH}", "it has no host and port"),
         (f"https://gpu-01:0#{A_HASH}", "it has no host and port"),
         (f"https://gpu-01:99999#{A_HASH}", "it is no address of the form https://HOST:PORT#SHA256"),
+        (f"https://fd00:0::1:7000#{A_HASH}", "an IPv6 address stands in brackets: `[fd00::1]:7000`"),
         (f"https://[gpu-01:7000#{A_HASH}", "it is no address of the form https://HOST:PORT#SHA256"),
         (f"https://me:secret@gpu-01:7000#{A_HASH}", "it is not of the form https://HOST:PORT#SHA256"),
         (f"https://gpu-01:7000/run#{A_HASH}", "it is not of the form https://HOST:PORT#SHA256"),

@@ -1,10 +1,11 @@
 """Workers that join by themselves: numbers, incarnations, and orders that wait for a heartbeat."""
 
 import threading
+from random import Random
 
 import pytest
 
-from ttlaunch.planning.launch_plan import ElasticLimits
+from ttlaunch.planning.launch_plan import ElasticLimits, RankRow
 from ttlaunch.records.coordinator import Heartbeat
 from ttlaunch.records.members import MemberReport
 from ttlaunch.running.membership.journal import Journal
@@ -12,6 +13,7 @@ from ttlaunch.running.membership.members import ENDED, NotAdmittedError, Order
 from ttlaunch.running.membership.membership import Membership
 from ttlaunch.running.membership.outside import OutsideWorkers
 from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState
 
 ADDRESS = ("10.0.0.9", 7000)
 
@@ -71,6 +73,22 @@ def test_a_worker_takes_part_once_it_is_ready_and_all_have_answered(run):
     assert ("begin", [0, 17]) == (begin["kind"], [seat["member"]["number"] for seat in begin["seats"]])
     assert [[17, None]] == [list(pair) for pair in begin["behind"]]
     assert [1] == [one.rank for one in run.outside.ready()]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_eight_workers_have_the_ranks_of_their_numbers_in_whatever_order_they_come(tmp_path, seed):
+    order, random = list(range(8)), Random(seed)  # noqa: S311 - no secret
+    random.shuffle(order)
+    journal = Journal(RunFolder("run", tmp_path))
+    rows = [RankState(RankRow(number, f"host{number}", 0, "worker"), Phase.RUNNING) for number in range(8)]
+    members = Membership(ElasticLimits(1, 8, micro_batches=8, first=8), journal, tell=lambda *_: None)
+    outside = OutsideWorkers(members, journal, planned=8, ranks=lambda: rows)
+    for what, fields in (("registered", {"applied": 0}), ("answered", {"epoch": 1, "applied": 0})):
+        for number in order:
+            address = {"address": f"10.0.0.{number}:7000"} if what == "registered" else {}
+            members.take(number, MemberReport(time=0.0, what=what, incarnation=0, **fields, **address), 0.0)
+    expected = [(number, number, f"10.0.0.{number}", 7000) for number in range(8)]
+    assert expected == [(one.rank, one.number, one.ip_address, one.port) for one in outside.ready()]
 
 
 def test_a_heartbeat_waits_for_an_order(run):

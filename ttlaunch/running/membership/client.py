@@ -6,6 +6,7 @@ Every request has one deadline for all of its bytes, and answers are bounded. Wh
 import hashlib
 import http.client
 import io
+import ipaddress
 import json
 import re
 import socket
@@ -46,9 +47,24 @@ class InvitationUrl:
     port: int
     authority: str
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
+        """The host and the port, as users write them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"https://{host}:{self.port}#{self.authority}"
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"https://{self.place}#{self.authority}"
+
+
+def without_brackets(place: str) -> str:
+    """Return how an IPv6 address and its port are written, as a clause, if they are given without brackets; else nothing."""
+    host, _, port = place.rpartition(":")
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return ""
+    return f"an IPv6 address stands in brackets: `[{address}]:{port}`" if port.isdecimal() else ""
 
 
 def parse_invitation_url(text: str) -> InvitationUrl | str:
@@ -57,7 +73,8 @@ def parse_invitation_url(text: str) -> InvitationUrl | str:
         parts = urlsplit(text.strip())
         host, port = parts.hostname, parts.port
     except ValueError:
-        return f"it is no address of the form {_FORM}"
+        place = text.strip().removeprefix("https://").partition("#")[0].rstrip("/")
+        return without_brackets(place) or f"it is no address of the form {_FORM}"
     if parts.scheme != "https":
         return "it does not begin with `https://`"
     if parts.username is not None or parts.password is not None or parts.query or parts.path not in {"", "/"}:

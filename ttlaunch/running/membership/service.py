@@ -16,7 +16,7 @@ from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.records.coordinator import Fingerprint
 from ttlaunch.running.agents.certificates import Authority, serving_context
 from ttlaunch.running.membership.answers import Answer, Coordinator, Request, answer
-from ttlaunch.running.membership.client import InvitationUrl
+from ttlaunch.running.membership.client import InvitationUrl, without_brackets
 from ttlaunch.running.membership.http_service import HttpService, listen_on_unix_socket
 from ttlaunch.running.membership.measure import MeasureError
 from ttlaunch.running.membership.members import Members
@@ -39,7 +39,7 @@ def parse_listen_address(text: str) -> ListenAddress | str:
     """Read the value of `--coordinator`; returns what is wrong with it, in one clause."""
     found = _PLACE.match(text)
     if found is None:
-        return "it is not HOST:PORT"
+        return without_brackets(text) or "it is not HOST:PORT"
     if int(found[3]) > _LAST_PORT:
         return f"{found[3]} is no port"
     return ListenAddress(found[1] or found[2], int(found[3]))
