@@ -197,6 +197,20 @@ LARGEST_ORDER = (
     128 * 1024
 )  # bytes of an order to a worker; a datagram of this size fits into the kernel's usual buffers
 
+ORDER_TO_SAVE = b"save"
+"""The order to a worker of an elastic run whose coordinator is gone: save the state from memory on this host, and end."""
+
+SAVE_S = 30.0  # how long workers with this order may take before they are killed
+
+LAST_STATES_DIR = "last_states"
+"""Where a worker with `ORDER_TO_SAVE` writes, in the run's folder on its host: `step-N/`, with a shard and its record."""
+
+
+def last_state_dir(step: int) -> str:
+    """The folder of a saved state, relative to the run's folder on the host; complete if it has this name."""
+    return f"{LAST_STATES_DIR}/step-{step}"
+
+
 TRAFFIC_FORMAT = 1
 """A line of a traffic file is an object: `format`; `first`, `last`: the steps it covers, 0 for all before the first step;
 

@@ -199,3 +199,65 @@ def test_an_exception_that_every_worker_raises_ends_the_run_with_its_line(here):
     failure = report["failure"]
     assert ("failed", "R002") == (report["status"], failure["code"])
     assert failure["place"].endswith(place)
+
+
+def kill_the_supervisor(run):
+    """Kill the process that the run's coordinator is a part of, and wait until nothing of the run is left."""
+    os.kill(json.loads((run.folder / contract.LAUNCHER_FILE).read_text())["pid"], signal.SIGKILL)
+    _, stderr = run.process.communicate(timeout=MOST_S)
+    assert [] == run_processes(run.folder.name)
+    return stderr
+
+
+def resumed(here, *arguments, recipe="data_parallel", elastic="1:2"):
+    """Resume the newest run; returns the report of the new one, and what it printed."""
+    command = [*COMMAND, recipe, *SET, "--resume", "latest", "-n", "2", "--elastic", elastic]
+    done = subprocess.run([*command, *arguments], cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
+    assert 0 == done.returncode, done.stderr
+    newest = max(here.glob("runs/*/report.json"), key=lambda path: path.stat().st_mtime)
+    return json.loads(newest.read_text()), done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("recipe", ["data_parallel", "classic_dp"])
+def test_a_run_whose_supervisor_is_killed_goes_on_without_a_lost_step_from_the_memory_of_its_workers(
+    here, expected, recipe
+):
+    together = ["--set", "classic_dp_config.staleness_bound=0"] if recipe == "classic_dp" else []
+    if together:
+        one = [*COMMAND, recipe, *SET, *together, "-n", "1", "--format", "json", "--runs-dir", str(here / "one")]
+        done = subprocess.run(one, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
+        expected = json.loads(done.stdout)["parameters_sha256"]
+    with running(here, *together, "--set", "checkpoint_config.interval=5", recipe=recipe) as run:
+        wait_for(lambda: run.step() >= 7)
+        stderr, folder, seen = kill_the_supervisor(run), run.folder, run.step()
+    assert "error[R050]" in stderr
+    [state] = (folder / contract.LAST_STATES_DIR).iterdir()
+    step = int(state.name.removeprefix("step-"))
+    assert step >= seen >= 7
+    assert f" = note: its workers saved the state of step {step} from memory\n" in stderr
+    report, shown = resumed(here, *together, recipe=recipe)
+    assert (expected, True, STEPS) == (report["parameters_sha256"], report["parameters_agree"], report["steps"])
+    assert (step, str(folder / f"checkpoints/step-{step}")) == tuple(
+        report["began_from"][key] for key in ("step", "origin")
+    )
+    assert f"warning[P084]: training goes on from step {step}, whose state worker-000" in shown
+    assert report["began_from"]["saved_by"].startswith("worker-000")
+    assert f"checkpoints/step-{step}, from the memory of {report['began_from']['saved_by']}\n" in shown
+
+
+def test_a_saved_state_that_was_changed_is_named_and_the_newest_checkpoint_is_taken(here, expected):
+    with running(here, "--set", "checkpoint_config.interval=5") as run:
+        wait_for(lambda: newest_step(run.folder) and run.step() >= newest_step(run.folder) + 1)
+        kill_the_supervisor(run)
+        folder = run.folder
+    [state] = (folder / contract.LAST_STATES_DIR).iterdir()
+    [shard] = state.glob("*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    report, shown = resumed(here)
+    newest = newest_step(folder)  # of a checkpoint that was complete but for its manifest, too
+    assert newest < int(state.name.removeprefix("step-"))
+    assert (expected, newest) == (report["parameters_sha256"], report["began_from"]["step"])
+    where = f"runs/{folder.name}/{contract.LAST_STATES_DIR}/{state.name}"
+    assert f"{where}: {shard.name} was changed: its SHA-256 differs" in shown

@@ -4,7 +4,7 @@
 
 Standard input is a pipe that only the supervisor holds. A byte means that the supervisor needs no guard any more; if the
 pipe ends without a byte, the supervisor was killed and could not clean up. At the same moment the kernel sends the engine
-its parent-death signal, and the engine has 2 s to end its ranks. Then the guard kills every process that carries the run's
+its parent-death signal, and the engine has 2 s to end its ranks, or 30 s more if they save the state of an elastic run. Then the guard kills every process that carries the run's
 id and removes the run's folder in shared memory. Python 3.9 and the standard library only.
 """
 
@@ -17,7 +17,8 @@ import sys
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
-from ttlaunch.agent.run_processes import kill_run_processes  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.run_processes import kill_run_processes  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
 
@@ -34,8 +35,11 @@ def main() -> None:
     request = json.loads(line)
     if sys.stdin.buffer.read(1):
         return
-    kill_run_processes(request["run_id"], grace_s=_GRACE_S, daemons=request["daemons"])
     from ttlaunch.agent.claims import remove_scratch  # noqa: PLC0415 - not in memory while the run lasts
+    from ttlaunch.agent.worker_orders import order_to_save  # noqa: PLC0415
+
+    saving_s = contract.SAVE_S if order_to_save(request["scratch"]) else 0.0
+    kill_run_processes(request["run_id"], grace_s=saving_s + _GRACE_S, daemons=request["daemons"])
 
     remove_scratch(request["scratch"])
 

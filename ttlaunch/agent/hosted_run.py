@@ -19,7 +19,7 @@ from ttlaunch.agent.process_facts import look_at_processes
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
 from ttlaunch.agent.stop_marker import leave_farewell, leave_stop_marker
-from ttlaunch.agent.worker_orders import pass_order
+from ttlaunch.agent.worker_orders import order_to_save, pass_order
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PIECE = 128 * 1024
 _GRACE_S = 0.5  # for ranks that the engine has just asked to end, before they are killed
 _STACKS_S = 0.3
+_LOOK_AGAIN_S = 0.02
 _COLLECTED = (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR)
 
 
@@ -159,10 +160,15 @@ class HostedRun:
     def fence(self, reason: str) -> None:
         """Have every rank write its stacks, then kill every process of the run; its files stay on this host.
 
-        Another host may already have started these ranks again, so no time is left for a graceful end.
+        Another host may already have started these ranks again, so no time is left for a graceful end. Only workers of an
+        elastic run save their state first: they no longer take part in anything, and nobody has their numbers again.
         """
         self.signal_ranks(list(self._ranks), signal.SIGUSR2)
         time.sleep(_STACKS_S if self._ranks else 0.0)
+        saving = [self._ranks[number] for number in order_to_save(self._scratch) if number in self._ranks]
+        deadline = time.monotonic() + contract.SAVE_S
+        while not all(map(is_gone, saving)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_AGAIN_S)
         kill_run_processes(self._id, grace_s=0.0, daemons=self._daemons)
         with contextlib.suppress(OSError):
             for path in glob.glob(os.path.join(self._scratch, contract.FLIGHT_RECORDER_DIR, "rank-*.box")):
@@ -172,6 +178,7 @@ class HostedRun:
 
     def remove_collected(self) -> None:
         """Remove the files of this host's ranks, all of which the launching machine has, and folders that are then empty."""
+        shutil.rmtree(os.path.join(self._folder, contract.LAST_STATES_DIR), ignore_errors=True)
         for directory in (*_COLLECTED, contract.CHECKPOINTS_DIR, contract.FLIGHT_RECORDER_DIR):
             for base, _, names in os.walk(os.path.join(self._folder, directory), topdown=False):
                 with contextlib.suppress(OSError):

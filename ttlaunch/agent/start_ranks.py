@@ -4,7 +4,7 @@
 
 It reads the plan once, forks a shim for each rank, waits for them, and exits when all have ended: with 0, or with the status of
 the first shim that ended with another. One rank's end ends no other; on SIGTERM it ends all, within about a second. Where PARENT,
-the launcher's process or the agent's, is given, it ends with that process. With `ordered`, it waits for a line of JSON on standard input,
+the launcher's process or the agent's, is given, it ends with that process; workers of an elastic run first save their state. With `ordered`, it waits for a line of JSON on standard input,
 which names the ranks to start (`ranks`; all if it is absent), their further variables (`variables`), and ranks that may be started later
 (`later`). If there are such ranks, further lines name those to start (`ranks`), and it does not exit before standard input has ended.
 If standard input ends before that line, it starts nothing and exits.
@@ -30,6 +30,7 @@ sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
 from ttlaunch.agent import shim  # noqa: E402
 from ttlaunch.agent.parent_death import end_with_parent  # noqa: E402
+from ttlaunch.agent.worker_orders import order_to_save  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
 
@@ -56,7 +57,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_DFL)  # an agent ignores them
     parent = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004 - the second argument
     if parent:
-        end_with_parent(signal.SIGTERM)
+        end_with_parent(shim.PARENT_ENDED)
         if os.getppid() != parent:  # it ended before the kernel took the order, so no signal will come
             return _INTERRUPTED
     plan_path = os.path.abspath(sys.argv[1])
@@ -156,6 +157,8 @@ class RankStarter:
         self._plan_path = plan_path
         self._ranks: dict[int, int] = {}  # by the process of the shim
         self._status = 0
+        self._saving: frozenset[int] = frozenset()  # workers that have been ordered to save their state
+        self._saved_by = math.inf  # when they are ended all the same
         self._kill_at: float | None = None  # once the ranks are to end
         self._has_orphans = False  # a shim was killed, so processes of its rank may have become children of this one
         self._orders: Orders | None = None
@@ -163,7 +166,7 @@ class RankStarter:
     def run(self, rows: list[Record], orders: Orders | None = None) -> int:
         """Start the ranks of these rows and those that are ordered, and return the status to exit with when all have ended."""
         # Signals wait here until this process asks for them, so none arrives between a look and a wait.
-        awaited = {*_ENDS, signal.SIGCHLD, signal.SIGIO}
+        awaited = {*_ENDS, signal.SIGCHLD, signal.SIGIO, shim.PARENT_ENDED}
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         shim.adopt_orphans()  # of shims that are killed
         self._orders = orders
@@ -176,12 +179,15 @@ class RankStarter:
                 self._start_all([self._plan["ranks"][rank] for rank in orders.take()])
             if not self._ranks and not self._takes_orders():
                 break
-            wait_s = _LONGEST_WAIT_S if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-            came = signal.sigtimedwait(awaited, min(wait_s, _LONGEST_WAIT_S))
-            if came is not None and came.si_signo in _ENDS and self._kill_at is None:
+            next_at = self._saved_by if self._kill_at is None else self._kill_at
+            came = signal.sigtimedwait(awaited, min(max(0.0, next_at - time.monotonic()), _LONGEST_WAIT_S))
+            if came is not None and came.si_signo == shim.PARENT_ENDED and self._saved_by == math.inf:
+                self._let_save()  # the signal comes again for each thread that the parent had
+            self._reap()
+            is_ordered = came is not None and came.si_signo in _ENDS
+            if self._kill_at is None and (is_ordered or self._has_saved()):
                 self._status = self._status or _INTERRUPTED
                 self._end()
-            self._reap()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 # Shims go with their ranks: a record of this signal would look like one that came from outside.
                 self._signal_all(signal.SIGKILL)
@@ -251,6 +257,18 @@ class RankStarter:
             if contract.ENV_SCRATCH in os.environ:  # a launcher reads it
                 _write(1, f"shim of rank {rank} ended with status {status}")
             self._status = self._status or status
+
+    def _let_save(self) -> None:
+        """Have workers of an elastic run save their state, since the launcher or the agent is gone."""
+        scratch = os.environ.get(contract.ENV_SCRATCH)
+        self._saving = frozenset(order_to_save(scratch) if scratch else ())
+        self._saved_by = time.monotonic() + contract.SAVE_S
+
+    def _has_saved(self) -> bool:
+        """Whether the parent is gone and there is nothing to wait for any more, so that all ranks have to end."""
+        if self._saved_by == math.inf:
+            return False
+        return time.monotonic() >= self._saved_by or self._saving.isdisjoint(self._ranks.values())
 
     def _end(self) -> None:
         """Ask all ranks to end, and set the time for killing them."""

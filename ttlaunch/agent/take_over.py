@@ -34,7 +34,7 @@ def take_over(arguments: dict[str, Any]) -> None:
     if arguments["replaces"] is not None:
         _end_agent(arguments["replaces"], folder)
     # A machine with two names has two agents, which find the processes of a run by the same id. The ranks of the one that
-    # was replaced have ended with it: the kernel sends SIGTERM to the process that started them.
+    # was replaced have ended with it: the kernel signals the process that started them.
     if not any(_answers(os.path.join(folder, name)) for name in _agents_in(folder) if name != own):
         kill_run_processes(arguments["run_id"], grace_s=0.0, daemons=arguments.get("daemons", ()))
     forget_farewell(arguments["folder"])

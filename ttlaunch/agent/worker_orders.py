@@ -7,6 +7,7 @@ is gone, has not begun or reads too slowly costs nothing. Python 3.9 and the sta
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 
@@ -15,6 +16,8 @@ from ttlaunch import contract
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from typing import Optional
+
+_ORDERS = re.compile(r"rank-([0-9]{1,9})\.orders")  # `contract.orders_socket`
 
 
 def pass_order(scratch: str, number: int, message: bytes) -> bool:
@@ -40,6 +43,20 @@ def pass_order(scratch: str, number: int, message: bytes) -> bool:
     finally:
         os.close(found)
     return True
+
+
+def order_to_save(scratch: str) -> list[int]:
+    """Order all workers of an elastic run on this host to save their state and to end: the run has lost its coordinator.
+
+    Returns:
+        The numbers of the workers that got the order; none if the run is not elastic, or has no worker here.
+    """
+    try:
+        names = os.listdir(scratch)
+    except OSError:
+        return []
+    numbers = [int(found[1]) for found in map(_ORDERS.fullmatch, names) if found]
+    return [number for number in sorted(numbers) if pass_order(scratch, number, contract.ORDER_TO_SAVE)]
 
 
 def _open_socket(path: str) -> Optional[int]:  # noqa: UP045 - Python 3.9

@@ -136,7 +136,7 @@ def _resumed(
     if checkpoint is None:
         return None, found
     passed_over = [reason for warning in found for reason in warning.notes]
-    found += _after_a_difference(checkpoint, working_folder)
+    found += _after_a_difference(checkpoint, working_folder) + _from_memory(checkpoint)
     text_sha256 = choice.data["sha256"] if choice.data else None
     found += check_same_training(
         checkpoint.manifest, choice.loaded, text_sha256=text_sha256, fixed=choice.recipe.same_on_resume
@@ -147,6 +147,8 @@ def _resumed(
         for name, entry in manifest["files"].items()
     ]
     start = {"origin": str(folder), "step": checkpoint.step, "passed_over": passed_over}
+    if "saved_by" in manifest:
+        start["saved_by"] = manifest["saved_by"]
     return start | {"state": manifest["state"], "files": files}, found
 
 
@@ -170,6 +172,18 @@ def _after_a_difference(checkpoint: "Checkpoint", working_folder: Path) -> list[
     notes = (shown(f"{where}{text}", longest=_LONGEST),) if isinstance(text, str) else ()
     hints = ("if the same rank or host is named again, test its memory and its device",)
     return [Diagnostic("P052", message, notes=notes, hints=hints, severity=Severity.WARNING)]
+
+
+def _from_memory(checkpoint: "Checkpoint") -> list[Diagnostic]:
+    """Say that a checkpoint was saved from a worker's memory, by whom and where."""
+    saved_by = checkpoint.manifest.get("saved_by")
+    if saved_by is None:
+        return []
+    message = (
+        f"training goes on from step {checkpoint.step}, whose state {shown(saved_by, longest=_LONGEST)} saved from memory when "
+        f"the run lost its coordinator"
+    )
+    return [Diagnostic("P084", message, severity=Severity.WARNING)]
 
 
 def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:

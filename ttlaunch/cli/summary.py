@@ -126,7 +126,9 @@ def _steps(report: RecordedReport) -> list[str]:
     """Render the number of steps, and what the run began from."""
     lines = [f"  steps            {report.steps}"] if report.steps else []
     if report.began_from:
-        lines.append(f"  began from       {short_name(Path(report.began_from['origin']), Path.cwd())}")
+        saved_by = report.began_from.get("saved_by")
+        by = f", from the memory of {saved_by}" if isinstance(saved_by, str) else ""
+        lines.append(f"  began from       {short_name(Path(report.began_from['origin']), Path.cwd())}{by}")
         if report.status == "done" and not report.steps:
             lines.append(f"  steps            none: nothing is left to train after step {report.began_from['step']}")
     return lines

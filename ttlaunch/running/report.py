@@ -87,7 +87,8 @@ class Report:
         parameters_sha256: The hash over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
         began_from: The checkpoint or the weights from which training began: `origin`, `step` and, for a checkpoint,
-            `passed_over`: the newer checkpoints that could not be used, with reasons. None if weights were drawn from the seed.
+            `passed_over`: the newer checkpoints that could not be used, with reasons; also `saved_by` where a worker saved the
+            state from memory. None if weights were drawn from the seed.
         leftovers: How many processes had to be killed after their rank, or the engine, had ended.
         stopped: How the run ended by order, see `ending.stopped`; None if nobody ordered it to end.
         lost_checkpoints: For each step that should have a checkpoint and has none, the reason.
@@ -307,7 +308,11 @@ def _accuracy(validations: Sequence[Validation]) -> dict[str, str]:
 
 def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:
     start = recipe.start if recipe else None
-    return {name: start[name] for name in ("origin", "step", "passed_over") if name in start} if start else None
+    return (
+        {name: start[name] for name in ("origin", "step", "passed_over", "saved_by") if name in start}
+        if start
+        else None
+    )
 
 
 def _rank_summary(state: RankState, last: LastOperation | None, *, is_recipe: bool) -> dict[str, Any]:

@@ -287,6 +287,22 @@ class RankContext:
                 numbers = owners if self.elastic is None else [Rank(self.elastic.numbers[rank]) for rank in owners]
                 self._checkpoints.save(step, model, optimizer, owners=numbers, state=state)
 
+    def save_if_abandoned(self, model: HasParameters, optimizer: HasState) -> None:
+        """Save this rank's state on its host if an elastic run loses its coordinator; the rank has all weights and their state.
+
+        A run that resumes from this run finds the state there. The rank that has the newest state of a host saves it, others do
+        nothing.
+        """
+        if self.elastic is None or self._checkpoints is None:
+            return
+        checkpoints, number = self._checkpoints, Rank(self.elastic.own.number)
+
+        def save(step: int) -> None:
+            state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
+            checkpoints.save_last_state(step, model, optimizer, number=number, state=state)
+
+        self.elastic.save_with(save)
+
     def _has_checkpoint(self, step: int) -> bool:
         if self._checkpoints is None:
             return False

@@ -35,6 +35,7 @@ from ttlaunch.records.parser import (
 )
 from ttlaunch.records.regular_files import open_regular, read_regular
 from ttlaunch.running.checkpoints.complete import complete_checkpoints, manifest_digest, missing_shards
+from ttlaunch.running.checkpoints.last_states import take_in_last_state
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.files import read_object
@@ -90,6 +91,7 @@ class _Manifest:
     config: dict[str, Json]
     text_sha256: Word | None = None
     began_from: Text | None = None
+    saved_by: Text | None = None
     state: _State
     files: dict[str, _File]
     sha256: Word
@@ -152,7 +154,7 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
             return search
         search.runs = [place.parent] if place and place.name == contract.CHECKPOINTS_DIR else places[:1]
     for run in search.runs:
-        for path in _newest_first(run):
+        for path in _newest_first(run, search):
             _try(search, path, step=_step(path))
             if search.checkpoint is not None:
                 return search
@@ -240,11 +242,12 @@ def _try(search: Search, path: Path, *, step: int | None = None) -> None:
         search.passed_over.append(PassedOver(path, answer))
 
 
-def _newest_first(run: Path) -> list[Path]:
-    """List the checkpoints of a run, newest first, after completing those whose shards have all arrived."""
+def _newest_first(run: Path, search: Search) -> list[Path]:
+    """List the checkpoints of a run, newest first, after completing those whose shards or whose saved state is whole."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         if any(path.name.endswith(contract.UNFINISHED_SUFFIX) for path in _subfolders(run / contract.CHECKPOINTS_DIR)):
             _complete_abandoned(run)
+    search.passed_over += [PassedOver(one.path, one.reason) for one in take_in_last_state(run)]
     found = {path: _step(path) for path in _subfolders(run / contract.CHECKPOINTS_DIR)}
     return sorted((path for path, step in found.items() if step is not None), key=lambda path: -(found[path] or 0))
 

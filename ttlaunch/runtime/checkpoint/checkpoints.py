@@ -9,6 +9,7 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.runtime.checkpoint.image import ShardImage
+from ttlaunch.runtime.checkpoint.last_state import save_last_state
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
 from ttlaunch.runtime.model.split import Split
@@ -77,7 +78,7 @@ class Checkpoints:
         self._rank = rank
         self._start = start
         self._lose = lose
-        self._writer = ShardWriter(run_dir)
+        self._run_dir, self._writer = run_dir, ShardWriter(run_dir)
         self._image: ShardImage | None = None
         self._imaged: HasParameters | None = None
         self._checked: tuple[object, object] | None = None
@@ -146,6 +147,26 @@ class Checkpoints:
             self._image, self._imaged = ShardImage(_owned(model, optimizer)), model
         copied = self._writer.start(Shard(step, self._rank, owners, state), self._image)
         optimizer.wait_before_update(copied)
+
+    def save_last_state(
+        self, step: int, model: HasParameters, optimizer: HasState, *, number: Rank, state: Mapping[str, Any]
+    ) -> None:
+        """Save the whole state on this host, as a worker that ends because its run has lost its coordinator.
+
+        Args:
+            step: The steps in the state; nothing is saved if this run has made none of them.
+            model, optimizer: What `save` takes.
+            number: The number of this worker.
+            state: What else training goes on from.
+
+        Raises:
+            CheckpointWriteError: The state cannot be written; nothing of it is left.
+        """
+        if step <= self.steps_done:
+            return
+        self._writer.wait()  # it writes from the memory that a second image would double
+        image = self._image if self._imaged is model and self._image else ShardImage(_owned(model, optimizer))
+        save_last_state(self._run_dir, image, shard=Shard(step, number, (number,), state))
 
     def check(self) -> None:
         """Report that a shard could not be written, if so.

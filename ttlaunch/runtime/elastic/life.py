@@ -7,7 +7,7 @@ from ttlaunch import contract
 from ttlaunch.membership.messages import Begin, Member, Seat
 from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer, Way, read_directory
-from ttlaunch.runtime.elastic.member import ElasticMember, LeftError
+from ttlaunch.runtime.elastic.member import AbandonedError, ElasticMember, LeftError
 from ttlaunch.runtime.elastic.orders import OrdersSocket
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.telemetry.records import ProgressWriter
@@ -56,7 +56,7 @@ class ElasticLife:
             stop_order=stop_order,
             is_later=bool(world.later) and world.later[number],
         )
-        self._orders = OrdersSocket(address.socket.parent, own, take=self.member.take)
+        self._orders = OrdersSocket(address.socket.parent, own, take=self.member.take, abandon=self.member.abandon)
 
     def run(self, role: Callable[[], object]) -> None:
         """Carry out the role until it ends, or this worker is to take part no longer; then say so, and take no further order."""
@@ -64,6 +64,8 @@ class ElasticLife:
             role()
         except LeftError as left:
             self._note(f"{contract.worker_name(self.member.own.number)} has ended: {left}")
+            if isinstance(left, AbandonedError):
+                self.member.save_state()
         finally:
             self._orders.close()
             self.member.close()

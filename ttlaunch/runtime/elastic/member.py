@@ -45,6 +45,10 @@ class StoppedError(LeftError):
     """The whole run ends early, and this worker has made the last step."""
 
 
+class AbandonedError(LeftError):
+    """The run has lost its coordinator: this worker saves its state, and ends."""
+
+
 class HasLast(Protocol):
     """The order to stop the run; see `runtime/stop_order.py`."""
 
@@ -95,6 +99,8 @@ class ElasticMember:
         self._makes_steps = False
         self._has_validated = False  # after the step from which this epoch starts
         self._end: Dismiss | Finish | None = None
+        self._is_abandoned = False
+        self._save: Callable[[int], object] | None = None
         self._clients: set[PeerClient] = set()
         self._followers: list[Callable[[Begin, int], object]] = []
         self._validate: Callable[[int], object] | None = None
@@ -122,6 +128,13 @@ class ElasticMember:
                     self._end = self._end or message
                     if isinstance(message, Dismiss):
                         self._stop_transfers()
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Stop all transfers, since there is no coordinator any more; the role then ends with `AbandonedError`."""
+        with self._changed:
+            self._is_abandoned = True
+            self._stop_transfers()
             self._changed.notify_all()
 
     def _stop_transfers(self) -> None:
@@ -178,6 +191,16 @@ class ElasticMember:
     def validate_with(self, validate: Callable[[int], object]) -> None:
         """Name the function that makes a validation, with all members, of the weights after a step."""
         self._validate = validate
+
+    def save_with(self, save: Callable[[int], object]) -> None:
+        """Name the function that saves the whole state on this host, with the steps in it; it must not send anything."""
+        self._save = save
+
+    def save_state(self) -> None:
+        """Save the state of this worker, after `AbandonedError` has ended its role; without a state do nothing."""
+        applied = self._state.applied
+        if self._save is not None and applied is not None:
+            self._save(applied)
 
     def join(self, replica: ReplicaState, *, applied: int | None) -> int:
         """Register, wait until an epoch begins with this worker, and get the state that it lacks.
@@ -441,6 +464,8 @@ class ElasticMember:
 
     def _check_stays(self) -> None:
         """Raise if this worker takes part no longer; called under the lock."""
+        if self._is_abandoned:
+            raise AbandonedError("the run has lost its coordinator")
         if isinstance(self._end, Dismiss):
             raise LeftError(self._end.reason)
         state = self._state

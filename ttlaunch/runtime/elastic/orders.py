@@ -29,19 +29,22 @@ class OrdersSocket:
         dropped: How many datagrams were none of this worker's orders, or came from another user.
     """
 
-    def __init__(self, folder: Path, own: Member, *, take: Callable[[Message], object]) -> None:
+    def __init__(
+        self, folder: Path, own: Member, *, take: Callable[[Message], object], abandon: Callable[[], object]
+    ) -> None:
         """Begin to listen.
 
         Args:
             folder: The run's private folder on this host.
             own: Whose orders are taken.
             take: Called in the thread with each order.
+            abandon: Called in the thread when the run has lost its coordinator.
 
         Raises:
             OSError: The socket cannot be made.
         """
         self.dropped = 0
-        self._own, self._take = own, take
+        self._own, self._take, self._abandon = own, take, abandon
         self._path = folder / contract.orders_socket(own.number)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -65,7 +68,11 @@ class OrdersSocket:
                 data, about, flags, _ = self._socket.recvmsg(MOST_BYTES, socket.CMSG_SPACE(_SENDER.size))
                 if not data and not about:
                     return  # closed
-                order = None if flags & socket.MSG_TRUNC or not _is_allowed(about) else order_from_json(data)
+                is_allowed = not flags & socket.MSG_TRUNC and _is_allowed(about)
+                if is_allowed and data == contract.ORDER_TO_SAVE:
+                    self._abandon()
+                    continue
+                order = order_from_json(data) if is_allowed else None
                 if order is None or isinstance(order, BadRecord) or order.to != self._own:
                     self.dropped += 1
                 else:

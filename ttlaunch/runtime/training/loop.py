@@ -57,6 +57,8 @@ class TrainingLoop:
         self._saved, self._held, self._compares = saved, held, compares
         if ctx.elastic is not None:
             ctx.elastic.validate_with(validate)
+            if saved is not None and len(owners) == 1:  # else nobody has the whole state
+                ctx.save_if_abandoned(*saved)
 
     def steps(self) -> Iterator[int]:
         """Compare and validate the weights to begin with, then count the steps; see `RankContext.steps`."""
