@@ -27,7 +27,7 @@ def service_of(
     folder: "RunFolder",
     *,
     scratch: "Path",
-    network: OpenNetwork | None,
+    network: "OpenNetwork | None",
 ) -> "Callable[[OutsideWorkers], AbstractContextManager[None]]":
     """Return a function that serves the workers of an elastic run for the time of a context."""
     plan = ready.plan
