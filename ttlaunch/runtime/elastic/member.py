@@ -12,15 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.membership import worker
 from ttlaunch.membership.messages import Begin, Dismiss, Finish, Message, Prepare, Registered, Seat
-from ttlaunch.runtime.comm.grpc.client import PeerClient
-from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.elastic.giving import Giver, Mean, pull_mean, pull_state
@@ -28,6 +26,10 @@ from ttlaunch.runtime.elastic.reporter import Reporter
 from ttlaunch.runtime.elastic.state_transfer import LaterState, Puller, ReplicaState
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
+
+if TYPE_CHECKING:  # ranks of every recipe import this file, also where gRPC is not installed
+    from ttlaunch.runtime.comm.grpc.client import PeerClient
+    from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 
 INTERRUPTIONS = (EpochOverError, PeerLostError)
 """What a transfer raises when the members of the run change, or are about to."""
@@ -68,7 +70,7 @@ class ElasticMember:
         self,
         seat: Seat,
         *,
-        transport: GrpcCommunicator,
+        transport: "GrpcCommunicator",
         place: Callable[[Begin], Directory],
         write: Callable[..., object],
         traffic: TrafficCounter,
@@ -434,7 +436,7 @@ class ElasticMember:
         )
 
     @contextmanager
-    def _closed_at_end(self, client: PeerClient) -> Iterator[PeerClient]:
+    def _closed_at_end(self, client: "PeerClient") -> "Iterator[PeerClient]":
         with self._changed:
             self._clients.add(client)
         try:

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState, held_tensors
-from ttlaunch.runtime.comm.grpc.client import PeerClient
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.grpc.frames import bytes_of
 from ttlaunch.runtime.comm.grpc.pieces import Key
@@ -26,6 +26,9 @@ from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.blocks import contiguous_blocks
+
+if TYPE_CHECKING:  # ranks of every recipe import this file, also where gRPC is not installed
+    from ttlaunch.runtime.comm.grpc.client import PeerClient
 
 _CALL_S = 3600.0  # a change of the members ends calls sooner
 _MOST_CALLS = 8  # at a time
@@ -163,7 +166,7 @@ class Puller:
         own: Rank,
         check: Callable[[], object],
         pause: Callable[[], object],
-        closed_at_end: Callable[[PeerClient], AbstractContextManager[PeerClient]],
+        closed_at_end: "Callable[[PeerClient], AbstractContextManager[PeerClient]]",
     ) -> None:
         """Make no call yet.
 
@@ -184,6 +187,8 @@ class Puller:
             EpochOverError: The members change meanwhile.
             CommunicationError: The member is gone, or answers as no member does.
         """
+        from ttlaunch.runtime.comm.grpc.client import PeerClient  # noqa: PLC0415  as above
+
         client = PeerClient(self._directory, own=self._own, rank=source, timeout_s=_CALL_S)
         with self._closed_at_end(client):
             while True:
