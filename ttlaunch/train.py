@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.servers.snapshot import begin_task as begin_task
     from ttlaunch.runtime.parallel.servers.tasks import TaskedState as TaskedState
     from ttlaunch.runtime.parallel.servers.tasks import TaskList as TaskList
+    from ttlaunch.runtime.parallel.shadowed.update import ShadowedUpdate as ShadowedUpdate
     from ttlaunch.runtime.parallel.sharded.model import ShardedModel as ShardedModel
     from ttlaunch.runtime.parallel.sharded.model import shard_model as shard_model
     from ttlaunch.runtime.parallel.sharded.shards import Shards as Shards

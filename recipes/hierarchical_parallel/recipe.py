@@ -1,6 +1,7 @@
 """What the hierarchical recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
 from ttlaunch.recipe import (
+    Elastic,
     Layout,
     Naive,
     Recipe,
@@ -41,5 +42,11 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"), aggregator=1, optimizer=1)],
         only={"device_config.enable_ddp": False, "device_config.enable_tp": False},
     ),
-    elastic="its aggregator and its optimizer exist once",
+    # Of members of one role, the first two are optimizer and aggregator; each of them keeps what the other one has.
+    elastic=Elastic(
+        Layout("members", member=per("multihost_config.num_workers", plus=2)),
+        only={"device_config.enable_ddp": False, "device_config.enable_tp": False},
+        slots=1,
+        servers=2,
+    ),
 )

@@ -8,7 +8,6 @@ bytes of weights a worker moves 2S in a step, and the aggregator 2(W + 1)S. With
 that rank moves 2S less, and messages have one hop less. Gradients travel in buckets during the last backward pass, and weights come back bucket by bucket, so the next forward pass
 begins with the first layer's. If the norm is clipped, updates wait for the last bucket.
 
-    ttlaunch run hierarchical_parallel
     ttlaunch run hierarchical_parallel --on 5loudboxes -c train.yaml
 
 Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
@@ -40,6 +39,7 @@ from ttlaunch.train import (
     update_order,
 )
 
+from .elastic import member  # noqa: F401 - the role of all ranks with `--elastic`
 from .recipe import Config
 
 

@@ -32,6 +32,15 @@ def test_workers_that_wait_for_every_gradient_come_and_go_in_the_ring_also_if_on
     assert ("ring", {"worker"}) == (plan["layout"], {row["role"] for row in plan["ranks"]})
 
 
+def test_tiers_that_come_and_go_have_one_role_and_two_of_them_keep_the_state(ttlaunch):
+    plan = plan_of(ttlaunch, "hierarchical_parallel -n 5 --elastic 3:6")
+    assert {"minimum": 3, "maximum": 6, "micro_batches": 8, "first": 5, "slots": 1, "servers": 2} == plan["elastic"]
+    assert ("members", {"member"}) == (plan["layout"], {row["role"] for row in plan["ranks"]})
+    assert 3 == plan["config"]["multihost_config"]["num_workers"]
+    fixed = plan_of(ttlaunch, "hierarchical_parallel -n 4")  # a layout of elastic runs is none of other runs
+    assert "three_tier" == fixed["layout"]
+
+
 def test_workers_that_come_and_go_talk_over_grpc_and_the_engine_is_agents(ttlaunch):
     plan = plan_of(ttlaunch, "data_parallel -n 2 --elastic 1:2")
     assert ("grpc", "agents") == (plan["config"]["multihost_config"]["socket_type"], plan["engine"]["name"])
@@ -82,6 +91,18 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
             "error[P074]: `classic_dp_config.staleness_bound` is `2`; workers of classic_dp come and go only with `0`",
         ),
         ("data_parallel --elastic 1:9", "error[P074]: `--elastic 1:9`: a step has 8 micro-batches, so at most as many"),
+        (
+            "hierarchical_parallel --elastic 1:4",
+            "error[P074]: `--elastic 1:4`: 2 workers of a step keep the optimizer's state, so it needs one more at least",
+        ),
+        (
+            "hierarchical_parallel --elastic 3:11",
+            "error[P074]: `--elastic 3:11`: a step has 8 micro-batches, so at most as many workers make it beside 2 servers",
+        ),
+        (
+            "hierarchical_parallel --elastic 3:4 --set device_config.enable_ddp=true --set 'device_config.mesh_shape=[1, 2]'",
+            "error[P074]: `device_config.enable_ddp` is `True`; workers of hierarchical_parallel come and go only with `False`",
+        ),
         ("data_parallel -n 2 --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 workers"),
         ("data_parallel --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 of at least 3 workers"),
         ("data_parallel --elastic 3:2", "error[P009]: `--elastic 3:2`: MIN is at most MAX"),

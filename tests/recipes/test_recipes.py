@@ -105,10 +105,11 @@ def test_the_declaration_needs_no_torch(folder):
 @recipes
 def test_every_role_has_a_function(folder):
     recipe = import_recipe_module(folder, "recipe").RECIPE
-    functions = {
-        node.name for node in ast.parse((folder / "trainer.py").read_text()).body if isinstance(node, ast.FunctionDef)
-    }
-    assert {role for layout in recipe.layouts for role in layout.roles} <= functions
+    body = ast.parse((folder / "trainer.py").read_text()).body
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    functions |= {one.name for node in body if isinstance(node, ast.ImportFrom) and node.level for one in node.names}
+    layouts = [*recipe.layouts, *recipe.in_elastic_form().layouts]
+    assert {role for layout in layouts for role in layout.roles} <= functions
 
 
 @recipes

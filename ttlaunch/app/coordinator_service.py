@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, NoReturn
 
 from ttlaunch.planning.launch_plan import RecipeProgram
@@ -42,7 +41,7 @@ def service_of(
             "layout": program.layout,
             "role": plan.ranks[0].role,
             "config": prepared.resolved_config,
-            "elastic": asdict(plan.elastic),
+            "elastic": plan.elastic.as_json(),
         }
         with serving(
             workers,

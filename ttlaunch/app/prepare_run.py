@@ -169,7 +169,7 @@ def make_plan(
     if description.elastic is not None:
         from ttlaunch.planning.elastic import plan_replacements
 
-        elastic = plan_replacements(plan, description.elastic, description.choice.loaded)
+        elastic = plan_replacements(plan, description.elastic, description.choice)
         if isinstance(elastic, Diagnostic):
             return elastic
         plan = elastic

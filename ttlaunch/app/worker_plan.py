@@ -83,7 +83,7 @@ def numbered(plan: LaunchPlan, number: int, *, host: str) -> LaunchPlan:
 
 
 def _check_role(run: RunDescription, recipe: "Recipe") -> None:
-    layouts = {layout.name: layout.roles for layout in recipe.layouts}
+    layouts = {layout.name: layout.roles for layout in recipe.in_elastic_form().layouts}
     if run.role not in layouts.get(run.layout, {}):
         here = [role for roles in layouts.values() for role in roles]
         message = f"the run's workers have the role `{shown(run.role)}`, and this machine's recipe has {listed(here, last='and')}"

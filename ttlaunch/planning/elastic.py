@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from ttlaunch.diagnostics import Blame, Diagnostic, shown, usage_mistake
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan
+from ttlaunch.planning.recipe_plan import RecipeChoice
 from ttlaunch.spec.recipe.config import LoadedConfig, override_config, value_of
-from ttlaunch.spec.recipe.declare import Elastic, Recipe
+from ttlaunch.spec.recipe.declare import Elastic, Per, Recipe
 
 _OPTION = "--elastic"
 _SOCKET = "multihost_config.socket_type"
@@ -35,14 +36,6 @@ def parse_bounds(text: str) -> Bounds | Diagnostic:
         rule = "MIN is at least 1" if not bounds.minimum else "MIN is at most MAX"
         return usage_mistake(f"`{_OPTION} {text}`: {rule}", _EXAMPLE)
     return bounds
-
-
-def elastic_form(recipe: Recipe) -> Recipe:
-    """Return the recipe with nothing but the layout in which workers can come and go; as it is if there is none."""
-    form = recipe.elastic
-    if not isinstance(form, Elastic):
-        return recipe
-    return replace(recipe, layouts=[layout for layout in recipe.layouts if layout.name == form.layout])
 
 
 def over_grpc(recipe: Recipe, loaded: LoadedConfig) -> LoadedConfig:
@@ -72,15 +65,25 @@ def refuse(name: str, recipe: Recipe, loaded: LoadedConfig, *, bounds: Bounds, r
     found = [
         _wrong_value(name, key, loaded, only=value) for key, value in only.items() if value_of(loaded, key) != value
     ]
-    return [*found, *_wrong_bounds(bounds, micro_batches=_micro_batches(loaded), ranks=ranks)]
+    servers = _number(recipe.elastic.servers, loaded)
+    return [*found, *_wrong_bounds(bounds, micro_batches=_micro_batches(loaded), servers=servers, ranks=ranks)]
 
 
-def plan_replacements(plan: LaunchPlan, bounds: Bounds, loaded: LoadedConfig) -> LaunchPlan | Diagnostic:
+def plan_replacements(plan: LaunchPlan, bounds: Bounds, choice: RecipeChoice) -> LaunchPlan | Diagnostic:
     """Return the plan with further rows, which start only in place of workers that have ended.
 
     A worker that replaces another one has a number of its own, and the host, the slot and the devices of the other.
     """
-    limits = ElasticLimits(bounds.minimum, bounds.maximum, _micro_batches(loaded), first=plan.world_size)
+    form, loaded = choice.recipe.elastic, choice.loaded
+    assert isinstance(form, Elastic)  # noqa: S101 - `refuse` has looked
+    limits = ElasticLimits(
+        bounds.minimum,
+        bounds.maximum,
+        _micro_batches(loaded),
+        first=plan.world_size,
+        slots=None if form.slots is None else _number(form.slots, loaded),
+        servers=_number(form.servers, loaded),
+    )
     if limits.first < limits.minimum:
         given = f"{_OPTION} {bounds.minimum}:{bounds.maximum}"
         message = f"`{given}`: the run starts with {limits.first} of at least {limits.minimum} workers"
@@ -93,12 +96,17 @@ def plan_replacements(plan: LaunchPlan, bounds: Bounds, loaded: LoadedConfig) ->
     return replace(plan, ranks=(*plan.ranks, *later), elastic=limits)
 
 
-def _wrong_bounds(bounds: Bounds, *, micro_batches: int, ranks: int | None) -> Iterator[Diagnostic]:
+def _wrong_bounds(bounds: Bounds, *, micro_batches: int, servers: int, ranks: int | None) -> Iterator[Diagnostic]:
     given = f"{_OPTION} {bounds.minimum}:{bounds.maximum}"
-    if bounds.maximum > micro_batches:
-        message = f"`{given}`: a step has {_count(micro_batches)}, so at most as many workers make it"
+    most, least = micro_batches + servers, servers + 1
+    if bounds.maximum > most:
+        others = f" beside {counted(servers, 'server')}" if servers else ""
+        message = f"`{given}`: a step has {_count(micro_batches)}, so at most as many workers make it{others}"
         accumulation = "`training_config.gradient_accumulation_steps` gives a step more of them"
-        yield _mistake(message, f"`{_OPTION} {min(bounds.minimum, micro_batches)}:{micro_batches}`", accumulation)
+        yield _mistake(message, f"`{_OPTION} {max(least, min(bounds.minimum, most))}:{most}`", accumulation)
+    elif bounds.minimum < least:
+        message = f"`{given}`: {counted(servers, 'worker')} of a step keep the optimizer's state, so it needs one more at least"
+        yield _mistake(message, f"`{_OPTION} {least}:{max(least, bounds.maximum)}`")
     elif ranks is not None and ranks < bounds.minimum:
         message = f"`{given}`: the run starts with {counted(ranks, 'worker')}, fewer than MIN"
         yield _mistake(message, f"`--ranks {bounds.minimum}`, or a smaller MIN")
@@ -118,6 +126,10 @@ def _mistake(message: str, *hints: str) -> Diagnostic:
 def _micro_batches(loaded: LoadedConfig) -> int:
     training = getattr(loaded.config, "training_config", None)
     return int(training.micro_batches) if training is not None else 1
+
+
+def _number(number: int | Per, loaded: LoadedConfig) -> int:
+    return number if isinstance(number, int) else number(loaded.checked)
 
 
 def _count(micro_batches: int) -> str:

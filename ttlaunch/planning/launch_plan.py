@@ -172,12 +172,21 @@ class ElasticLimits:
         maximum: The most; further workers are spares.
         micro_batches: Those of a step.
         first: The number of workers that start with the run; the other rows of the plan are for workers that replace others.
+        slots: Into how many slots the state is cut that not every worker keeps, 0 for as many as there are workers; None: every
+            worker has all of it.
+        servers: How many workers keep slots and differentiate no micro-batches.
     """
 
     minimum: int
     maximum: int
     micro_batches: int
     first: int
+    slots: int | None = None
+    servers: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        """Return it as plans and other machines have it; slots and servers only where there are some."""
+        return {name: number for name, number in asdict(self).items() if number or name not in {"slots", "servers"}}
 
 
 @dataclass(frozen=True)
@@ -273,7 +282,7 @@ class LaunchPlan:
             "ranks": rows,
             "flows": [list(flow) for flow in self.flows],
             "links": [list(link) for link in self.links],
-            **({"elastic": asdict(self.elastic)} if self.elastic else {}),
+            **({"elastic": self.elastic.as_json()} if self.elastic else {}),
             "engine": engine,
         }
 

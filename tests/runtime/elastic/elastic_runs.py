@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch import contract
@@ -87,6 +88,25 @@ def _validate(*args, **named):
 _shared.validation_losses = _validate
 """
 
+
+@dataclass(frozen=True)
+class Kind:
+    """A recipe whose runs are elastic, and the code that injects faults into one of its modules.
+
+    Attributes:
+        slots, servers: As in `Terms`.
+    """
+
+    folder: Path
+    role: str
+    module: str
+    faults: str
+    slots: int | None = None
+    servers: int = 0
+
+
+DATA_PARALLEL = Kind(RECIPE, "worker", "trainer.py", _FAULTS)
+
 KILL = "_os.kill(_os.getpid(), _signal.SIGKILL)"
 KILL_BEFORE_THE_LAST_SHARD = """
 def _isend(tensor, *, dest, tag=0, inner=one._ctx.isend):
@@ -145,17 +165,20 @@ class ElasticRun:
         statuses: How the workers that have ended ended.
     """
 
-    def __init__(self, folder, config, *, first, later=0, minimum=1, maximum=8, faults=None, start=None):
-        self.folder = folder
+    def __init__(
+        self, folder, config, *, first, later=0, minimum=1, maximum=8, faults=None, start=None, kind=DATA_PARALLEL
+    ):
+        self.folder, self.role = folder, kind.role
         recipe = folder / "recipe"
-        shutil.copytree(RECIPE, recipe)
-        trainer = recipe / "trainer.py"
-        trainer.write_text(trainer.read_text() + _FAULTS.replace("FAULTS", repr(faults or {}), 1))
-        plan = plan_of(recipe, config, roles=["worker"] * (first + later), later=later)
+        shutil.copytree(kind.folder, recipe)
+        trainer = recipe / kind.module
+        trainer.write_text(trainer.read_text() + kind.faults.replace("FAULTS", repr(faults or {}), 1))
+        plan = plan_of(recipe, config, roles=[kind.role] * (first + later), later=later)
         plan |= {"elastic": [minimum, maximum], "start": start}
         (folder / contract.PLAN_FILE).write_text(json.dumps(plan))
         micro_batches = import_recipe_module(recipe, "recipe").RECIPE.config.model_validate(config)
-        terms = Terms(minimum, maximum, micro_batches.training_config.micro_batches, frozenset(range(first)))
+        count = micro_batches.training_config.micro_batches
+        terms = Terms(minimum, maximum, count, frozenset(range(first)), slots=kind.slots, servers=kind.servers)
         self.state = Coordinator(terms)
         self.epochs = []
         self.records = defaultdict(list)
@@ -175,7 +198,7 @@ class ElasticRun:
             contract.ENV_SCRATCH: str(self.folder),
             contract.ENV_RUN_ID: "test",
             contract.ENV_RANK: str(number),
-            contract.ENV_ROLE: "worker",
+            contract.ENV_ROLE: self.role,
             "OMP_NUM_THREADS": "1",
         }
         with Path(self.folder / f"output-{number}").open("wb") as output:
@@ -205,12 +228,12 @@ class ElasticRun:
     def ask_to_leave(self, number):
         self._take(LeaveAsked(number))
 
-    def until(self, condition):
-        """Go on until `condition(self)` is true; fail after a while."""
+    def until(self, condition, *, may_strand=False):
+        """Go on until `condition(self)` is true; fail after a while, or when nobody has the state any more, unless that is expected."""
         deadline = time.monotonic() + SECONDS
         while not condition(self):
             assert time.monotonic() < deadline, self._story()
-            assert self.state.phase is not Phase.STRANDED, self._story()
+            assert may_strand or self.state.phase is not Phase.STRANDED, self._story()
             self._look()
             time.sleep(_LOOK_S)
 
@@ -286,10 +309,10 @@ class ElasticRun:
         return "\n".join([str(self.state), str(self.statuses), *map(str, last.items()), *map(str, outputs.items())])
 
 
-def in_one_process(folder, config):
+def in_one_process(folder, config, *, recipe=RECIPE):
     """Train in one process, and return the digest of the parameters, the loss of each step, and that of each validation."""
     folder.mkdir()
-    (folder / contract.PLAN_FILE).write_text(json.dumps(plan_of(RECIPE, config, roles=["trainer"])))
+    (folder / contract.PLAN_FILE).write_text(json.dumps(plan_of(recipe, config, roles=["trainer"])))
     variables = {
         contract.ENV_PLAN: str(folder / contract.PLAN_FILE),
         contract.ENV_RUN_DIR: str(folder),

@@ -81,7 +81,14 @@ class Membership:
             tell: Passes an order on to a worker; orders may be lost.
             hang_s: After how many seconds without progress a worker counts as hung; None: that follows from the steps.
         """
-        terms = Terms(limits.minimum, limits.maximum, limits.micro_batches, frozenset(range(limits.first)))
+        terms = Terms(
+            limits.minimum,
+            limits.maximum,
+            limits.micro_batches,
+            frozenset(range(limits.first)),
+            slots=limits.slots,
+            servers=limits.servers,
+        )
         self.changes: list[Change] = []
         self.left: dict[int, str] = {}
         self._state = Coordinator(terms)

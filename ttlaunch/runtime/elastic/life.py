@@ -7,7 +7,8 @@ from ttlaunch import contract
 from ttlaunch.membership.messages import Begin, Member, Seat
 from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer, Way, read_directory
-from ttlaunch.runtime.elastic.member import AbandonedError, ElasticMember, LeftError
+from ttlaunch.runtime.elastic.ends import AbandonedError, LeftError
+from ttlaunch.runtime.elastic.member import ElasticMember
 from ttlaunch.runtime.elastic.orders import OrdersSocket
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.telemetry.records import ProgressWriter

@@ -9,10 +9,10 @@ tensors while somebody computes with them.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,14 +21,15 @@ from ttlaunch.membership import worker
 from ttlaunch.membership.messages import Begin, Dismiss, Finish, Message, Prepare, Registered, Seat
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
+from ttlaunch.runtime.elastic.ends import AbandonedError, HasLast, LeftError, StoppedError
 from ttlaunch.runtime.elastic.giving import Giver, Mean, pull_mean, pull_state
+from ttlaunch.runtime.elastic.keeper import Keeper, after_update, with_slots
 from ttlaunch.runtime.elastic.reporter import Reporter
-from ttlaunch.runtime.elastic.state_transfer import LaterState, Puller, ReplicaState
+from ttlaunch.runtime.elastic.state_transfer import LaterState, OpenClients, Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
 
 if TYPE_CHECKING:  # ranks of every recipe import this file, also where gRPC is not installed
-    from ttlaunch.runtime.comm.grpc.client import PeerClient
     from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 
 INTERRUPTIONS = (EpochOverError, PeerLostError)
@@ -37,24 +38,6 @@ INTERRUPTIONS = (EpochOverError, PeerLostError)
 _LOOK_S = 0.5
 _AGAIN_S = 0.02  # until a member is asked again for what it does not give yet
 _PATIENCE_S = 60.0  # the coordinator notices a worker that is gone sooner than this
-
-
-class LeftError(Exception):
-    """This worker takes part no longer; its role ends, and that is no failure. The text says why."""
-
-
-class StoppedError(LeftError):
-    """The whole run ends early, and this worker has made the last step."""
-
-
-class AbandonedError(LeftError):
-    """The run has lost its coordinator: this worker saves its state, and ends."""
-
-
-class HasLast(Protocol):
-    """The order to stop the run; see `runtime/stop_order.py`."""
-
-    def has_ended(self, step: int) -> bool: ...
 
 
 class ElasticMember:
@@ -103,10 +86,11 @@ class ElasticMember:
         self._end: Dismiss | Finish | None = None
         self._is_abandoned = False
         self._save: Callable[[int], object] | None = None
-        self._clients: set[PeerClient] = set()
+        self._clients = OpenClients()
         self._followers: list[Callable[[Begin, int], object]] = []
         self._validate: Callable[[int], object] | None = None
         self._replica: ReplicaState | None = None
+        self._keeper: Keeper | None = None
         self._later: LaterState | None = None  # of the step that is being made, where nobody has its mean
         self._directory: Directory | None = None
         self._reporter = Reporter(write, traffic)
@@ -141,10 +125,14 @@ class ElasticMember:
 
     def _stop_transfers(self) -> None:
         self._transport.leave_epoch()
-        for client in self._clients:
-            client.close()
+        self._clients.close()
 
     # In the role's thread
+
+    @property
+    def parts(self) -> SharedParts:
+        """What other members pull from this worker."""
+        return self._giver.parts
 
     @property
     def begin(self) -> Begin:
@@ -204,6 +192,10 @@ class ElasticMember:
         if self._save is not None and applied is not None:
             self._save(applied)
 
+    def keep_in(self, keeper: Keeper) -> None:
+        """Leave it to this object what workers get from one another at the begin of an epoch; call it before `join`."""
+        self._keeper = keeper
+
     def join(self, replica: ReplicaState, *, applied: int | None) -> int:
         """Register, wait until an epoch begins with this worker, and get the state that it lacks.
 
@@ -218,6 +210,8 @@ class ElasticMember:
             LeftError: The run needs this worker no more.
         """
         self._replica = replica
+        if self._keeper is not None:
+            self._keeper.begin_with(applied)
         self._update(lambda state: replace(state, applied=applied))
         self._reporter.report(Registered(self._seat, applied))
         self.regroup()
@@ -299,7 +293,7 @@ class ElasticMember:
             into_N: Gets the mean, float32, on the CPU.
         """
         begin = self.begin
-        found = pull_mean(self._puller(begin), begin, step=step, into_N=into_N)
+        found = pull_mean(self.puller(begin), begin, step=step, into_N=into_N)
         if found is None:
             assert self._replica is not None  # noqa: S101 - `join` comes first
             later = LaterState(self._replica)
@@ -309,6 +303,14 @@ class ElasticMember:
         number, mean = found
         self._count_pulled(number, into_N.nbytes)
         return mean
+
+    def make_ready(self) -> None:
+        """Note that this worker has the mean gradient of all that it keeps, for the next step."""
+        self._update(worker.make_ready)
+
+    def claim(self, step: int) -> None:
+        """Note that the next step is in what this worker keeps; `apply` follows."""
+        self._update(lambda state: after_update(state, step))
 
     def apply(self, step: int, *, validation_is_due: bool) -> bool:
         """Note that a step is in the weights; returns whether this worker knows its loss and norms, and may report them."""
@@ -320,7 +322,7 @@ class ElasticMember:
             # The update may have been made while the members changed already; the answer then says that it was.
             is_made = state.begin is not None and state.begin.applied == step and not state.begin.validates
             validated = step if is_made or not validation_is_due else state.validated
-            return replace(state, applied=step, held=(), validated=validated)
+            return replace(after_update(state, step), validated=validated)
 
         self._update(applied)
         self._reporter.has_stepped = True
@@ -403,6 +405,9 @@ class ElasticMember:
         place, self._has_validated = begin.numbers.index(self.own.number), False
         for follower in self._followers:
             follower(begin, place)
+        if self._keeper is not None:
+            self._enter_with(self._keeper, begin)
+            return
         assert self._replica is not None  # noqa: S101 - `join` comes first
         self._giver.give(begin, self.own.number, self._replica)
         applied = self._state.applied
@@ -415,16 +420,28 @@ class ElasticMember:
             raise LeftError(f"the others are {begin.applied - applied} steps ahead")
         self._report_progress()
 
+    def _enter_with(self, keeper: Keeper, begin: Begin) -> None:
+        with self._reporter.long():
+            self._note_given(begin, keeper.enter(begin))
+        self._update(lambda state: with_slots(state, begin, slots=keeper.slots))
+        self._report_progress()
+
     def _pull_state(self, begin: Begin, replica: ReplicaState | LaterState) -> None:
         with self._reporter.long():
-            given = pull_state(self._puller(begin), begin, replica)
+            given = pull_state(self.puller(begin), begin, replica)
+        self._note_given(begin, given)
+
+    def _note_given(self, begin: Begin, given: Mapping[int, int]) -> None:
+        if not given:
+            return
         for number, size in given.items():
             self._count_pulled(number, size)
         givers = ", ".join(map(contract.worker_name, given))
         own, size = contract.worker_name(self.own.number), sum(given.values())
         self._note(f"{own} takes part from step {begin.applied + 1} on, with {size} bytes of state from {givers}")
 
-    def _puller(self, begin: Begin) -> Puller:
+    def puller(self, begin: Begin) -> Puller:
+        """Return what calls the members of an epoch for what they give."""
         assert self._directory is not None  # noqa: S101 - an epoch has begun
         own = Rank(begin.numbers.index(self.own.number))
         return Puller(
@@ -432,19 +449,8 @@ class ElasticMember:
             own=own,
             check=lambda: self.begin,
             pause=self._pause,
-            closed_at_end=self._closed_at_end,
+            closed_at_end=self._clients.closed_at_end,
         )
-
-    @contextmanager
-    def _closed_at_end(self, client: "PeerClient") -> "Iterator[PeerClient]":
-        with self._changed:
-            self._clients.add(client)
-        try:
-            yield client
-        finally:
-            with self._changed:
-                self._clients.discard(client)
-            client.close()
 
     def _pause(self) -> None:
         with self._changed:

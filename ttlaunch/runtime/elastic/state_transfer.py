@@ -9,9 +9,9 @@ Shapes: S = bytes of the state, n = members that give.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -154,6 +154,32 @@ class SharedParts:
         if content is None or key.start or key.size or not first <= key.first <= key.last <= first + len(content):
             raise NotHeldError(f"`{key.name}` of step {key.step} is not held in epoch {key.epoch}, or not these values")
         return bytes_of(content[key.first - first : key.last - first])
+
+
+class OpenClients:
+    """Clients that are closed when an epoch ends, so that no call outlives it. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[PeerClient] = set()
+
+    @contextmanager
+    def closed_at_end(self, client: "PeerClient") -> "Iterator[PeerClient]":
+        """Close a client when the block or the epoch ends, whatever comes first."""
+        with self._lock:
+            self._open.add(client)
+        try:
+            yield client
+        finally:
+            with self._lock:
+                self._open.discard(client)
+            client.close()
+
+    def close(self) -> None:
+        """Close all clients; their calls fail."""
+        with self._lock:
+            for client in self._open:
+                client.close()
 
 
 class Puller:

@@ -31,17 +31,25 @@ class Per:
     Attributes:
         key: The dotted key, such as `multihost_config.num_workers`.
         times: Further keys, whose numbers multiply that of `key`.
+        plus: A number, or a key with one, that is added.
     """
 
     key: str
     times: tuple[str, ...] = ()
+    plus: int | str = 0
 
     def __call__(self, config: ConfigFile) -> int:
         """Read the number; 0 if a key has no value."""
-        return prod(_number(config, key) for key in (self.key, *self.times))
+        more = _number(config, self.plus) if isinstance(self.plus, str) else self.plus
+        return prod(_number(config, key) for key in (self.key, *self.times)) + more
 
     def __str__(self) -> str:
-        return " × ".join((self.key, *self.times))
+        return " × ".join((self.key, *self.times)) + (f" + {self.plus}" if self.plus else "")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that decide the number."""
+        return (self.key, *self.times, *((self.plus,) if isinstance(self.plus, str) else ()))
 
 
 def _number(config: ConfigFile, key: str) -> int:
@@ -53,9 +61,15 @@ def _number(config: ConfigFile, key: str) -> int:
     return value if isinstance(value, int) else len(value)
 
 
-def per(key: str, *, times: str | Sequence[str] = ()) -> Per:
-    """Return the number of ranks that configuration key `key` gives, multiplied by those of the keys in `times`."""
-    return Per(key, (times,) if isinstance(times, str) else tuple(times))
+def per(key: str, *, times: str | Sequence[str] = (), plus: int | str = 0) -> Per:
+    """Return the number of ranks that configuration key `key` gives, multiplied by those of the keys in `times`, and `plus` more.
+
+    Args:
+        key: The key.
+        times: Further keys, whose numbers multiply that of `key`.
+        plus: A number, or a key with one, that is added.
+    """
+    return Per(key, (times,) if isinstance(times, str) else tuple(times), plus)
 
 
 class Layout:
@@ -227,12 +241,18 @@ class Elastic:
     """How a recipe trains while its workers come and go, with the bits of a run that nobody disturbs.
 
     Attributes:
-        layout: The layout that allows it; all of its ranks have one role.
+        layout: The layout that allows it, whose ranks all have one role: the name of one of the recipe's, or one that only elastic
+            runs have.
         only: Dotted keys, each with the only value that allows it.
+        slots: Into how many slots the state is cut that not every worker keeps: a number, or the key that gives it; 0 for as many as
+            there are workers; None: every worker has all of it.
+        servers: How many workers keep slots and differentiate no micro-batches: a number, or the key that gives it.
     """
 
-    layout: str
+    layout: str | Layout
     only: Mapping[str, Any] = field(default_factory=dict)
+    slots: int | Per | None = None
+    servers: int | Per = 0
 
 
 @dataclass(frozen=True)
@@ -311,6 +331,16 @@ class Recipe:
             return flows
         return tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))
 
+    def in_elastic_form(self) -> "Recipe":
+        """Return the declaration with nothing but the layout in which workers come and go; as it is if there is none."""
+        form = self.elastic
+        if not isinstance(form, Elastic):
+            return self
+        if isinstance(form.layout, Layout):
+            [role] = form.layout.roles
+            return replace(self, layouts=[form.layout], flows=[all_pairs(role)], traffic=None)
+        return replace(self, layouts=[layout for layout in self.layouts if layout.name == form.layout])
+
     def in_naive_form(self, naive: Naive) -> "Recipe":
         """Return the declaration of the naive form: its own layouts and flows, and no formula of its traffic."""
         roles = {role for layout in naive.layouts for role in layout.roles}
@@ -327,10 +357,11 @@ def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
         ValueError: A key is unknown, or the value of one cannot be a number of ranks.
     """
     types = key_types(recipe.config)
-    layouts = [*recipe.layouts, *(recipe.naive.layouts if recipe.naive else ())]
+    layouts = [*recipe.layouts, *(recipe.naive.layouts if recipe.naive else ()), *_only_elastic(recipe)]
     counts = [count for layout in layouts for count in layout.roles.values()]
     counts += [count for flow in flows for count in (flow.row, flow.stride)]
-    pers = [key for count in counts if isinstance(count, Per) for key in (count.key, *count.times)]
+    counts += [recipe.elastic.slots, recipe.elastic.servers] if isinstance(recipe.elastic, Elastic) else []
+    pers = [key for count in counts if isinstance(count, Per) for key in count.keys]
     named = [("unread", key) for key in recipe.unread] + [("same_on_resume", key) for key in recipe.same_on_resume]
     named += [("needs_processes", need.key) for need in recipe.needs_processes]
     forms = [form for form in (recipe.naive, recipe.elastic) if isinstance(form, Naive | Elastic)]
@@ -344,6 +375,11 @@ def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
             raise ValueError(
                 f"`per` cannot read a number of ranks from `{key}`, which is no whole number, list or mapping"
             )
+
+
+def _only_elastic(recipe: Recipe) -> list[Layout]:
+    """Return the layout that only elastic runs of a recipe have, if there is one."""
+    return [one.layout] if isinstance(one := recipe.elastic, Elastic) and isinstance(one.layout, Layout) else []
 
 
 def _is_property(config: type[ConfigFile], key: str) -> bool:

@@ -1,0 +1,21 @@
+"""Why a worker of an elastic run takes part no longer, and when the whole run ends."""
+
+from typing import Protocol
+
+
+class LeftError(Exception):
+    """This worker takes part no longer; its role ends, and that is no failure. The text says why."""
+
+
+class StoppedError(LeftError):
+    """The whole run ends early, and this worker has made the last step."""
+
+
+class AbandonedError(LeftError):
+    """The run has lost its coordinator: this worker saves its state, and ends."""
+
+
+class HasLast(Protocol):
+    """The order to stop the run; see `runtime/stop_order.py`."""
+
+    def has_ended(self, step: int) -> bool: ...

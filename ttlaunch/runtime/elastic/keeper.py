@@ -1,0 +1,42 @@
+"""Where the state of a run is cut into slots that not every member has: what a worker keeps, and what it answers about that."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from ttlaunch.membership import worker
+from ttlaunch.membership.messages import Begin
+from ttlaunch.membership.slots import divide_slots
+
+
+class Keeper(Protocol):
+    """The part of the state that this worker keeps."""
+
+    @property
+    def slots(self) -> int:
+        """Into how many slots the state is cut, as `divide_slots` takes it."""
+
+    def begin_with(self, applied: int | None) -> None:
+        """Note the step of the state with which this worker registers; None: it has none."""
+
+    def enter(self, begin: Begin) -> Mapping[int, int]:
+        """Give others what they lack at the begin of an epoch, and get what this worker lacks; return bytes by number of the giver.
+
+        Raises:
+            EpochOverError, CommunicationError: As for `Puller.pull`.
+        """
+
+
+def with_slots(state: worker.WorkerState, begin: Begin, *, slots: int) -> worker.WorkerState:
+    """Note that this worker has all that its place in an epoch needs, also if that epoch is over by now."""
+    place = begin.numbers.index(state.member.number)
+    share = divide_slots([seat.host for seat in begin.seats], slots=slots).of(place)
+    acting = replace(state, begin=begin)
+    if state.applied != begin.applied:
+        acting = worker.catch_up(acting)
+    return replace(worker.take_share(acting, share), begin=state.begin)
+
+
+def after_update(state: worker.WorkerState, step: int) -> worker.WorkerState:
+    """Note that a step is in what this worker keeps, also while the members change."""
+    return replace(state, applied=step, held=(), shares=state.shares[:1], is_ready=False)

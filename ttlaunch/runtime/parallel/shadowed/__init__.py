@@ -1,0 +1,1 @@
+"""Servers that may die: their state is at two members, and every gradient reaches both."""
