@@ -21,8 +21,6 @@ Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of 
 Here an average weighs each worker by its tokens; in the paper all workers have equally many.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -38,36 +36,37 @@ from .recipe import Config
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
     """One worker alone, whose average is itself; the outer optimizer still has its say."""
-    _train(cfg, ctx, workers=ctx.ranks("trainer"))
+    _train(cfg, ctx)
 
 
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Take steps on a contiguous block of each step's micro-batches, and an outer one with the others every H of them."""
-    _train(cfg, ctx, workers=ctx.ranks("worker"))
+    _train(cfg, ctx)
 
 
-def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
-    every, is_first = cfg.diloco_config.every, ctx.rank == workers[0]
-    replica = LocalReplica(cfg, ctx, among=workers, every=every, compression=cfg.compression_config)
+def _train(cfg: Config, ctx: RankContext) -> None:
+    every = cfg.diloco_config.every
+    is_first = ctx.position(ctx.role) == 0  # in an elastic run the loop knows who reports
+    replica = LocalReplica(cfg, ctx, among=ctx.ranks(ctx.role), every=every, compression=cfg.compression_config)
     momentum_N = replica.keep_shared("outer_momentum")
     replica.restore()
 
     def validate(step: int) -> None:
+        workers = ctx.ranks(ctx.role)  # in an elastic run the present ones
         share_validation(cfg, ctx, step, among=workers, evaluate=replica.validation_losses)
         if step > ctx.steps_done and ctx.early_stop.is_over and not replica.is_agreed:
-            replica.average()
+            replica.average(step)
             outer_step(cfg, replica, momentum_N)
 
     norms = replica.optimizer if is_first else None
-    loop = TrainingLoop(
-        cfg, ctx, validate=validate, norms=norms, saved=(replica, replica), owners=workers, held=replica.replicated
-    )
+    loop = TrainingLoop(cfg, ctx, validate=validate, norms=norms, saved=(replica, replica), held=replica.replicated)
     for step in loop.steps():
-        known = replica.step(step)._asdict()
+        known = replica.step(step)
         if step % every == 0 or step == ctx.data(cfg).total_steps:
-            loss, tokens = replica.average()
-            outer_step(cfg, replica, momentum_N)
-            known |= {"loss": loss, "tokens": tokens} if is_first else {}
+            mean = replica.average(step)
+            if not mean.is_given:  # else others have made the outer step, too
+                outer_step(cfg, replica, momentum_N)
+            known |= {"loss": mean.loss, "tokens": mean.tokens} if is_first else {}
         loop.end_step(step, **known)  # checkpoints have each worker's own state, and the agreed weights once
     ctx.report_parameters(replica.agreed_model().named_parameters())
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ttlaunch.recipe import (
     CompressionConfig,
+    Elastic,
     Layout,
     Naive,
     Recipe,
@@ -48,5 +49,10 @@ RECIPE = Recipe(
     naive=Naive(
         [Layout("naive", worker=per("multihost_config.num_workers"))], only={"compression_config.kind": "none"}
     ),
-    elastic="an average of weights depends on which workers take part",
+    # What a lossy codec still owes would be lost with its worker; an average at an early stop would have no step of its own.
+    elastic=Elastic(
+        "local_steps",
+        only={"compression_config.kind": "none", "training_config.early_stop_patience": None},
+        has_local_steps=True,
+    ),
 )

@@ -22,8 +22,6 @@ Source: S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 20
 average weighs each worker by its tokens since the last one; in the paper all workers weigh the same.
 """
 
-from collections.abc import Sequence
-
 from ttlaunch.train import (
     LocalReplica,
     RankContext,
@@ -36,35 +34,35 @@ from .recipe import Config
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
     """Train on one rank: the average of a single worker changes nothing, so H does not matter."""
-    _train(cfg, ctx, workers=ctx.ranks("trainer"))
+    _train(cfg, ctx)
 
 
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Take steps on a contiguous block of each step's micro-batches, and average with the others every H of them."""
-    _train(cfg, ctx, workers=ctx.ranks("worker"))
+    _train(cfg, ctx)
 
 
-def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
-    every, is_first = cfg.local_sgd_config.every, ctx.rank == workers[0]
-    replica = LocalReplica(cfg, ctx, among=workers, every=every, compression=cfg.compression_config)
+def _train(cfg: Config, ctx: RankContext) -> None:
+    every = cfg.local_sgd_config.every
+    is_first = ctx.position(ctx.role) == 0  # in an elastic run the loop knows who reports
+    replica = LocalReplica(cfg, ctx, among=ctx.ranks(ctx.role), every=every, compression=cfg.compression_config)
     replica.restore()
 
     def validate(step: int) -> None:
+        workers = ctx.ranks(ctx.role)  # in an elastic run the present ones
         share_validation(cfg, ctx, step, among=workers, evaluate=replica.validation_losses)
         # Early stopping ends the run here, perhaps between two averages: the final weights must be averaged, too.
         if step > ctx.steps_done and ctx.early_stop.is_over and not replica.is_agreed:
-            replica.average()
+            replica.average(step)
             replica.agree()
 
     norms = replica.optimizer if is_first else None
-    loop = TrainingLoop(
-        cfg, ctx, validate=validate, norms=norms, saved=(replica, replica), owners=workers, held=replica.replicated
-    )
+    loop = TrainingLoop(cfg, ctx, validate=validate, norms=norms, saved=(replica, replica), held=replica.replicated)
     for step in loop.steps():
-        known = replica.step(step)._asdict()
+        known = replica.step(step)
         if step % every == 0 or step == ctx.data(cfg).total_steps:
-            loss, tokens = replica.average()
+            mean = replica.average(step)
             replica.agree()
-            known |= {"loss": loss, "tokens": tokens} if is_first else {}
+            known |= {"loss": mean.loss, "tokens": mean.tokens} if is_first else {}
         loop.end_step(step, **known)  # checkpoints have each worker's own state, and the agreed weights once
     ctx.report_parameters(replica.agreed_model().named_parameters())

@@ -90,6 +90,14 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
             "classic_dp --elastic 1:2",
             "error[P074]: `classic_dp_config.staleness_bound` is `2`; workers of classic_dp come and go only with `0`",
         ),
+        (
+            "local_sgd --elastic 1:2 --set compression_config.kind=int8",
+            "error[P074]: `compression_config.kind` is `int8`; workers of local_sgd come and go only with `none`",
+        ),
+        (
+            "diloco --elastic 1:2 --set training_config.early_stop_patience=3",
+            "error[P074]: `training_config.early_stop_patience` is `3`; workers of diloco come and go only with `null`",
+        ),
         ("data_parallel --elastic 1:9", "error[P074]: `--elastic 1:9`: a step has 8 micro-batches, so at most as many"),
         (
             "hierarchical_parallel --elastic 1:4",

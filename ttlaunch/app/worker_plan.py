@@ -65,7 +65,12 @@ def plan_worker(
         program, _this_machine(working_folder), surroundings, command=command, roles=(run.role,), flows=()
     )
     limits = run.elastic
-    return replace(plan, elastic=ElasticLimits(limits.minimum, limits.maximum, limits.micro_batches, limits.first))
+    return replace(
+        plan,
+        elastic=ElasticLimits(
+            limits.minimum, limits.maximum, limits.micro_batches, limits.first, has_local_steps=limits.has_local_steps
+        ),
+    )
 
 
 def numbered(plan: LaunchPlan, number: int, *, host: str) -> LaunchPlan:

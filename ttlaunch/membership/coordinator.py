@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ttlaunch.membership.division import blocks_of, choose_kept, divide_missing, step_seconds
+from ttlaunch.membership.local_epochs import LocalEpoch, still_counting
 from ttlaunch.membership.messages import (
     Answered,
     Begin,
@@ -75,6 +76,7 @@ class Terms:
         slots: Into how many slots the state is cut, as `divide_slots` takes it; None: every member has all of it.
         servers: At how many places, the first ones, members compute no micro-batches. An epoch with too few members has fewer of
             them, so that one computes. Members that have slots get these places before others.
+        has_local_steps: Whether workers take steps of their own, so that the bits follow from the members; see `local_epochs.py`.
     """
 
     minimum: int
@@ -83,6 +85,7 @@ class Terms:
     first: frozenset[int] = frozenset()
     slots: int | None = None
     servers: int = 0
+    has_local_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ class Coordinator:
         acting: The members that have reported since.
         worth: At how many looks in a row the work was worth dividing anew.
         looked: The step that all members had made at the last look; None before the first.
+        epochs: The epochs that still count, where workers take steps of their own.
     """
 
     terms: Terms
@@ -148,6 +152,7 @@ class Coordinator:
     acting: frozenset[int] = frozenset()
     worth: int = 0
     looked: int | None = None
+    epochs: tuple[LocalEpoch, ...] = ()
 
     @property
     def missing(self) -> int:
@@ -344,10 +349,14 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
     terms, answers = state.terms, state.answers
     places, servers = _order_places(state, wanted), _servers_of(state, wanted)
     holders = tuple(number for number in places if answers[number].applied == applied)
-    paces = [state.workers[number].pace_s for number in places[servers:]]
+    # Where the bits follow from the members, so must the division.
+    paces = [None if terms.has_local_steps else state.workers[number].pace_s for number in places[servers:]]
     held = [answers[number].held if number in holders else () for number in places[servers:]]
-    # After the run's last step nothing is left to compute: members that lack the step only catch up.
-    count = 0 if any(answers[number].is_done for number in holders) else terms.micro_batches
+    # After the run's last step nothing is left to compute: members that lack the step only catch up. And nobody else computes
+    # what a worker that was lost would have done in a local step.
+    is_done = any(answers[number].is_done for number in holders)
+    count = 0 if is_done or terms.has_local_steps else terms.micro_batches
+    earlier = still_counting(state.epochs, begun=applied, made=[applied, *(answers[one].applied for one in wanted)])
     kept = choose_kept(held, micro_batches=count)
     todo = divide_missing(kept, micro_batches=count, paces=paces)
     order = Begin(
@@ -361,11 +370,14 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
         holders=holders,
         validates=any(answers[number].validated != applied for number in holders),
         shares=_shares_at_begin(state, places, applied) if terms.slots is not None else (),
+        earlier=earlier if terms.has_local_steps else (),
     )
     leavers = [number for number, one in state.workers.items() if one.leaves and number not in wanted]
     dismissed = _to_all(state, leavers, Dismiss("it was asked to leave"))
     workers = {number: one for number, one in state.workers.items() if number not in leavers}
     state = replace(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
+    if terms.has_local_steps:
+        state = replace(state, epochs=(*order.earlier, (applied, wanted)))
     waiting = [number for number in workers if number not in wanted]
     return state, [*dismissed, *_to_all(state, wanted, order), *_let_follow(state, waiting)]
 
@@ -449,7 +461,8 @@ def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
     paces = [worker.pace_s for worker in workers]
     known = {place: pace for place, pace in enumerate(paces) if pace}
     applied = min(worker.applied or 0 for worker in workers)
-    if len(known) < len(paces) or applied - begin.applied < _SETTLED_STEPS or applied == state.looked:
+    is_early = len(known) < len(paces) or applied - begin.applied < _SETTLED_STEPS or applied == state.looked
+    if is_early or state.terms.has_local_steps:
         return state
     best = step_seconds(blocks_of(state.terms.micro_batches, paces), known)
     is_worth = best <= _WORTH * step_seconds(begin.blocks[servers:], known)

@@ -168,6 +168,7 @@ class Begin:
         validates: Whether the validation after `applied` has to be done, by all members together.
         shares: Where the state is cut into slots, what each member has of it, all of one cut; a member that lacks `applied` but is
             ready for it counts as if it had made it. None for a member that has all of it. Empty where it is not cut.
+        earlier: Where workers take steps of their own, the epochs that still count of those before this one; see `local_epochs.py`.
     """
 
     epoch: Count
@@ -180,6 +181,7 @@ class Begin:
     holders: tuple[Rank, ...]
     validates: Flag
     shares: tuple[Share | None, ...] = ()
+    earlier: tuple[tuple[Step, tuple[Rank, ...]], ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -83,6 +83,7 @@ def plan_replacements(plan: LaunchPlan, bounds: Bounds, choice: RecipeChoice) ->
         first=plan.world_size,
         slots=None if form.slots is None else _number(form.slots, loaded),
         servers=_number(form.servers, loaded),
+        has_local_steps=form.has_local_steps,
     )
     if limits.first < limits.minimum:
         given = f"{_OPTION} {bounds.minimum}:{bounds.maximum}"
@@ -113,9 +114,10 @@ def _wrong_bounds(bounds: Bounds, *, micro_batches: int, servers: int, ranks: in
 
 
 def _wrong_value(name: str, key: str, loaded: LoadedConfig, *, only: object) -> Diagnostic:
-    message = f"`{key}` is `{value_of(loaded, key)}`; workers of {name} come and go only with `{only}`"
-    label = loaded.label(key, f"expected `{only}`")
-    hint = f"`--set {key}={only}`, or leave `{_OPTION}` out"
+    value = "null" if only is None else only
+    message = f"`{key}` is `{value_of(loaded, key)}`; workers of {name} come and go only with `{value}`"
+    label = loaded.label(key, f"expected `{value}`")
+    hint = f"`--set {key}={value}`, or leave `{_OPTION}` out"
     return Diagnostic("P074", message, label, hints=(hint,), blame=Blame.COMMAND_LINE)
 
 

@@ -175,6 +175,7 @@ class ElasticLimits:
         slots: Into how many slots the state is cut that not every worker keeps, 0 for as many as there are workers; None: every
             worker has all of it.
         servers: How many workers keep slots and differentiate no micro-batches.
+        has_local_steps: Whether workers take steps of their own, so that the bits follow from who takes part.
     """
 
     minimum: int
@@ -183,10 +184,12 @@ class ElasticLimits:
     first: int
     slots: int | None = None
     servers: int = 0
+    has_local_steps: bool = False
 
     def as_json(self) -> dict[str, int]:
-        """Return it as plans and other machines have it; slots and servers only where there are some."""
-        return {name: number for name, number in asdict(self).items() if number or name not in {"slots", "servers"}}
+        """Return it as plans and other machines have it; what few recipes have only where there is some."""
+        rare = {"slots", "servers", "has_local_steps"}
+        return {name: number for name, number in asdict(self).items() if number or name not in rare}
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ class GivenLimits:
     maximum: Count
     micro_batches: Count
     first: Count
+    has_local_steps: Flag = False
 
 
 @record

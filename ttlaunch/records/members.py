@@ -18,6 +18,7 @@ class MemberReport:
         waits: Whether it waits for other workers.
         limit_s: How long what it does now may take; None for a step.
         peers: The workers that it waits for, as far as it knows.
+        own_steps: How many steps only this worker's weights have, because no average was made since.
     """
 
     time: Time
@@ -38,3 +39,4 @@ class MemberReport:
     waits: Flag = False
     limit_s: Seconds | None = None
     peers: tuple[Rank, ...] = ()
+    own_steps: Count = 0

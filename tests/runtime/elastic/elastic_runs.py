@@ -26,17 +26,15 @@ from ttlaunch.running.report import combine_digests
 from ttlaunch.spec.recipe.data import default_path, read_data
 from ttlaunch.spec.recipe.importing import import_recipe_module
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "data_parallel"
+RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPE = RECIPES / "data_parallel"
 SECONDS = 120.0
 _LOOK_S, _TICK_S = 0.01, 0.2
 
-_FAULTS = """
+HAPPENING = """
 
 import os as _os, signal as _signal
-import ttlaunch.runtime.parallel.shared_validation as _shared
 from ttlaunch.runtime.elastic.giving import Giver as _Giver
-from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange as _Exchange
-from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange as _Plain
 from ttlaunch.runtime.training.loop import TrainingLoop as _Loop
 
 _number, _faults = int(_os.environ["TTLAUNCH_RANK"]), FAULTS
@@ -53,7 +51,7 @@ def _wrap(cls, name, place, *, after=False):
     inner = getattr(cls, name)
 
     def outer(self, *args, **named):
-        if name == "mean":
+        if name in {"mean", "step"}:
             _at["step"] = args[0]
         if not after:
             _happen(place, one=self)
@@ -65,12 +63,18 @@ def _wrap(cls, name, place, *, after=False):
     setattr(cls, name, outer)
 
 
-_wrap(_Exchange, "mean", "before the step")
-_wrap(_Exchange, "expect", "in a backward pass")
-_wrap(_Plain, "_gather", "while buckets are under way")
 _wrap(_Loop, "end_step", "after the update")
 _wrap(_Giver, "give", "when it should give", after=True)
 _wrap(_Giver, "give", "when it is about to give")
+"""
+_FAULTS = """
+import ttlaunch.runtime.parallel.shared_validation as _shared
+from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange as _Exchange
+from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange as _Plain
+
+_wrap(_Exchange, "mean", "before the step")
+_wrap(_Exchange, "expect", "in a backward pass")
+_wrap(_Plain, "_gather", "while buckets are under way")
 _validation_losses, _differentiate = _shared.validation_losses, differentiate
 
 
@@ -94,7 +98,7 @@ class Kind:
     """A recipe whose runs are elastic, and the code that injects faults into one of its modules.
 
     Attributes:
-        slots, servers: As in `Terms`.
+        slots, servers, has_local_steps: As in `Terms`.
     """
 
     folder: Path
@@ -103,9 +107,10 @@ class Kind:
     faults: str
     slots: int | None = None
     servers: int = 0
+    has_local_steps: bool = False
 
 
-DATA_PARALLEL = Kind(RECIPE, "worker", "trainer.py", _FAULTS)
+DATA_PARALLEL = Kind(RECIPE, "worker", "trainer.py", HAPPENING + _FAULTS)
 
 KILL = "_os.kill(_os.getpid(), _signal.SIGKILL)"
 KILL_BEFORE_THE_LAST_SHARD = """
@@ -178,7 +183,8 @@ class ElasticRun:
         (folder / contract.PLAN_FILE).write_text(json.dumps(plan))
         micro_batches = import_recipe_module(recipe, "recipe").RECIPE.config.model_validate(config)
         count = micro_batches.training_config.micro_batches
-        terms = Terms(minimum, maximum, count, frozenset(range(first)), slots=kind.slots, servers=kind.servers)
+        cut = {"slots": kind.slots, "servers": kind.servers, "has_local_steps": kind.has_local_steps}
+        terms = Terms(minimum, maximum, count, frozenset(range(first)), **cut)
         self.state = Coordinator(terms)
         self.epochs = []
         self.records = defaultdict(list)

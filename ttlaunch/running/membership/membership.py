@@ -88,6 +88,7 @@ class Membership:
             frozenset(range(limits.first)),
             slots=limits.slots,
             servers=limits.servers,
+            has_local_steps=limits.has_local_steps,
         )
         self.changes: list[Change] = []
         self.left: dict[int, str] = {}
@@ -199,7 +200,9 @@ class Membership:
         self._disturbed = self._disturbed if self.changes else now
         change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, time.time())
         self.changes.append(change)
-        self._journal.write("epoch", **{k: v for k, v in change.as_json().items() if k not in {"time", "pause_s"}})
+        joined = [number for number, applied in begin.behind if applied is None]
+        known = {k: v for k, v in change.as_json().items() if k not in {"time", "pause_s"}}
+        self._journal.write("epoch", **known, joined=joined)
         self._pulse.restart(begin.numbers, now)
 
     def _note_step(self, number: int, report: MemberReport, now: float) -> None:

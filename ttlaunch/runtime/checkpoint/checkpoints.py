@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -48,6 +48,13 @@ class HasState(Protocol):
     def restore_scaler(self, state: Mapping[str, Any] | None) -> None: ...
 
 
+@runtime_checkable
+class HasOwnState(Protocol):
+    """An optimizer with state that only this rank has, and that a checkpoint may lack."""
+
+    def names_that_may_be_missing(self) -> Collection[str]: ...
+
+
 class Checkpoints:
     """A rank's checkpoints.
 
@@ -80,7 +87,7 @@ class Checkpoints:
         self._lose = lose
         self._run_dir, self._writer = run_dir, ShardWriter(run_dir)
         self._image: ShardImage | None = None
-        self._imaged: HasParameters | None = None
+        self._imaged: tuple[HasParameters, Collection[str]] | None = None
         self._checked: tuple[object, object] | None = None
 
     def check_saveable(self, model: HasParameters, optimizer: HasState) -> None:
@@ -128,6 +135,8 @@ class Checkpoints:
             )
         known = None if self.steps_done else model.names_of_whole()
         optional = {name for name in wanted if name.startswith(contract.OPTIMIZER_PREFIX + CODEC_PREFIX)}
+        if isinstance(optimizer, HasOwnState):
+            optional |= {f"{contract.OPTIMIZER_PREFIX}{name}" for name in optimizer.names_that_may_be_missing()}
         read_tensors(self._start["files"], into=wanted, known=known, optional=optional)
         if stored is not None:
             optimizer.restore_scaler(stored.get("loss_scaler"))
@@ -143,8 +152,7 @@ class Checkpoints:
         # There is one image: its bytes must be on the disk before the next checkpoint overwrites them.
         self._writer.wait()
         self.check()
-        if self._image is None or self._imaged is not model:  # a pipeline's blocks may have moved to another model
-            self._image, self._imaged = ShardImage(_owned(model, optimizer)), model
+        self._image = self._image_of(model, optimizer)
         copied = self._writer.start(Shard(step, self._rank, owners, state), self._image)
         optimizer.wait_before_update(copied)
 
@@ -165,8 +173,17 @@ class Checkpoints:
         if step <= self.steps_done:
             return
         self._writer.wait()  # it writes from the memory that a second image would double
-        image = self._image if self._imaged is model and self._image else ShardImage(_owned(model, optimizer))
+        image = self._image_of(model, optimizer)
         save_last_state(self._run_dir, image, shard=Shard(step, number, (number,), state))
+
+    def _image_of(self, model: HasParameters, optimizer: HasState) -> ShardImage:
+        """Return the image of the last checkpoint, if it has the same tensors."""
+        # A pipeline's blocks may have moved to another model, and a worker of an elastic run may have another place.
+        owned = _owned(model, optimizer)
+        if self._image is not None and self._imaged == (model, owned.keys()):
+            return self._image
+        self._imaged = model, owned.keys()
+        return ShardImage(owned)
 
     def check(self) -> None:
         """Report that a shard could not be written, if so.

@@ -1,12 +1,13 @@
-"""Where the state of a run is cut into slots that not every member has: what a worker keeps, and what it answers about that."""
+"""State that members do not have in common: slots of a state that is cut, and what local steps have made of the weights."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ttlaunch.membership import worker
 from ttlaunch.membership.messages import Begin
 from ttlaunch.membership.slots import divide_slots
+from ttlaunch.runtime.elastic.state_transfer import ReplicaState
 
 
 class Keeper(Protocol):
@@ -25,6 +26,21 @@ class Keeper(Protocol):
         Raises:
             EpochOverError, CommunicationError: As for `Puller.pull`.
         """
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Steps that a worker takes without others, see `ttlaunch/membership/local_epochs.py`, and averages.
+
+    Attributes:
+        shared: What all workers have equal since an average; a worker that lacks the last one gets it.
+        last_average: Returns the last step that has an average, up to a step; 0 if there is none.
+        own_steps: Returns how many steps only this worker's weights have; any thread may call it.
+    """
+
+    shared: ReplicaState
+    last_average: Callable[[int], int]
+    own_steps: Callable[[], int]
 
 
 def with_slots(state: worker.WorkerState, begin: Begin, *, slots: int) -> worker.WorkerState:

@@ -23,7 +23,7 @@ from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.elastic.ends import AbandonedError, HasLast, LeftError, StoppedError
 from ttlaunch.runtime.elastic.giving import Giver, Mean, pull_mean, pull_state
-from ttlaunch.runtime.elastic.keeper import Keeper, after_update, with_slots
+from ttlaunch.runtime.elastic.keeper import Keeper, LocalSteps, after_update, with_slots
 from ttlaunch.runtime.elastic.reporter import Reporter
 from ttlaunch.runtime.elastic.state_transfer import LaterState, OpenClients, Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
@@ -91,6 +91,7 @@ class ElasticMember:
         self._validate: Callable[[int], object] | None = None
         self._replica: ReplicaState | None = None
         self._keeper: Keeper | None = None
+        self._local: LocalSteps | None = None
         self._later: LaterState | None = None  # of the step that is being made, where nobody has its mean
         self._directory: Directory | None = None
         self._reporter = Reporter(write, traffic)
@@ -196,11 +197,15 @@ class ElasticMember:
         """Leave it to this object what workers get from one another at the begin of an epoch; call it before `join`."""
         self._keeper = keeper
 
+    def take_local_steps(self, local: LocalSteps) -> None:
+        """Have steps of this worker's own between averages; call it before `join`."""
+        self._local, self._reporter.own_steps = local, local.own_steps
+
     def join(self, replica: ReplicaState, *, applied: int | None) -> int:
         """Register, wait until an epoch begins with this worker, and get the state that it lacks.
 
         Args:
-            replica: Weights and optimizer state.
+            replica: Weights and optimizer state; not used after `take_local_steps`.
             applied: The steps in them; None if they are not those of the run.
 
         Returns:
@@ -209,7 +214,7 @@ class ElasticMember:
         Raises:
             LeftError: The run needs this worker no more.
         """
-        self._replica = replica
+        self._replica = replica if self._local is None else self._local.shared
         if self._keeper is not None:
             self._keeper.begin_with(applied)
         self._update(lambda state: replace(state, applied=applied))
@@ -269,10 +274,10 @@ class ElasticMember:
         """Return, for each member, the leaves that it has in the step after `applied`, in rows; raises as `begin`."""
         return [[range(first, stop) for first, stop in sorted(rows)] for rows in worker.nodes_of_step(self._acting())]
 
-    def each(self, indices: Iterable[int]) -> Iterator[int]:
-        """Go through micro-batches, as long as the epoch lasts, and measure how long each takes."""
+    def each(self, indices: Iterable[int], *, to_the_end: bool = False) -> Iterator[int]:
+        """Go through micro-batches, as long as the epoch lasts or `to_the_end`, and measure how long each takes."""
         for index in indices:
-            self.begin  # noqa: B018 - it raises
+            _ = to_the_end or self.begin  # which raises
             began, waited = time.monotonic_ns(), self._traffic.waited_ns
             yield index
             spent = time.monotonic_ns() - began - (self._traffic.waited_ns - waited)
@@ -300,9 +305,8 @@ class ElasticMember:
             self._pull_state(begin, later)
             self._later = later
             return None
-        number, mean = found
-        self._count_pulled(number, into_N.nbytes)
-        return mean
+        self._count_pulled(found[0], into_N.nbytes)
+        return found[1]
 
     def make_ready(self) -> None:
         """Note that this worker has the mean gradient of all that it keeps, for the next step."""
@@ -325,7 +329,7 @@ class ElasticMember:
             return replace(after_update(state, step), validated=validated)
 
         self._update(applied)
-        self._reporter.has_stepped = True
+        self._reporter.has_stepped = self._reporter.micro_batches > 0  # the first that it computes takes longer
         self._report_progress()
         return later is None
 
@@ -410,12 +414,15 @@ class ElasticMember:
             return
         assert self._replica is not None  # noqa: S101 - `join` comes first
         self._giver.give(begin, self.own.number, self._replica)
-        applied = self._state.applied
-        if applied is None or (applied < begin.applied and not self._makes_steps):
+        applied, local = self._state.applied, self._local
+        if applied is None or (local is None and applied < begin.applied and not self._makes_steps):
             self._pull_state(begin, self._replica)
             validated = None if begin.validates else begin.applied
             self._update(lambda state: replace(state, applied=begin.applied, held=(), validated=validated))
-        elif applied < begin.applied - 1:
+        elif local is not None and applied < (average := local.last_average(begin.applied)):
+            self._pull_state(begin, self._replica)
+            self._update(lambda state: replace(state, applied=average, held=()))
+        elif local is None and applied < begin.applied - 1:
             # `catch_up` gets one step. Who lacks more had to wait while others went on, and is replaced.
             raise LeftError(f"the others are {begin.applied - applied} steps ahead")
         self._report_progress()

@@ -24,6 +24,7 @@ class Reporter:
     Attributes:
         micro_batches: How many it has differentiated.
         pulled_bytes: How many bytes of state it got from others.
+        own_steps: Returns how many steps only its own weights have.
         has_stepped: Whether it has made a step; the first one of a process may take long.
         pauses: Whether it waits for the coordinator.
     """
@@ -31,6 +32,7 @@ class Reporter:
     def __init__(self, write: Callable[..., object], traffic: TrafficCounter) -> None:
         """Report nothing yet; `write` writes a record, of the given fields."""
         self.micro_batches = self.pulled_bytes = 0
+        self.own_steps: Callable[[], int] = int
         self.has_stepped = self.pauses = False
         self._write, self._traffic = write, traffic
         self._lock = threading.Lock()
@@ -80,6 +82,7 @@ class Reporter:
         is_long = self._long > 0 or not self.has_stepped
         self._write(
             **self._last,
+            own_steps=self.own_steps(),
             counts=(self.micro_batches, self._traffic.sent_bytes, self.pulled_bytes),
             waits=self.pauses or self._traffic.is_waiting,
             limit_s=_LONG_S if is_long else None,

@@ -41,8 +41,21 @@ class ReplicaState:
         size: S.
     """
 
-    def __init__(self, model: HasParameters, optimizer: HasState, early_stop: EarlyStop) -> None:
+    def __init__(
+        self,
+        model: HasParameters,
+        optimizer: HasState,
+        early_stop: EarlyStop,
+        *,
+        only: Sequence[Tensor] | None = None,
+    ) -> None:
         """Refer to the tensors; nothing is copied.
+
+        Args:
+            model: The weights.
+            optimizer: Its state, and that of its loss scaler.
+            early_stop: Its numbers.
+            only: The tensors that others get, where these are not all of the weights and the optimizer's state.
 
         Raises:
             ValueError: A tensor is not contiguous.
@@ -50,7 +63,8 @@ class ReplicaState:
         self._optimizer, self._early_stop = optimizer, early_stop
         self._scaler_names = list(optimizer.scaler_state() or {})
         self._numbers = torch.zeros(len(self._read_numbers()), dtype=torch.float64)
-        tensors = [*(tensor for _, tensor in held_tensors(model, optimizer)), self._numbers]
+        held = [tensor for _, tensor in held_tensors(model, optimizer)] if only is None else only
+        tensors = [*held, self._numbers]
         if not all(tensor.is_contiguous() for tensor in tensors):
             raise ValueError("an elastic run needs weights and optimizer state in contiguous tensors")
         self._rows = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]

@@ -247,12 +247,15 @@ class Elastic:
         slots: Into how many slots the state is cut that not every worker keeps: a number, or the key that gives it; 0 for as many as
             there are workers; None: every worker has all of it.
         servers: How many workers keep slots and differentiate no micro-batches: a number, or the key that gives it.
+        has_local_steps: Whether workers take steps of their own between averages. The bits are then those of any run whose
+            members have changed after the same steps.
     """
 
     layout: str | Layout
     only: Mapping[str, Any] = field(default_factory=dict)
     slots: int | Per | None = None
     servers: int | Per = 0
+    has_local_steps: bool = False
 
 
 @dataclass(frozen=True)

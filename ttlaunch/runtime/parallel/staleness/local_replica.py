@@ -14,11 +14,13 @@ from ttlaunch.runtime.comm.collectives import all_gather, all_reduce
 from ttlaunch.runtime.comm.reduction import contiguous_blocks, mean_per_token
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import micro_batches
+from ttlaunch.runtime.elastic.state_transfer import ReplicaState
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
 from ttlaunch.runtime.parallel.compression.saved import OwedState
 from ttlaunch.runtime.parallel.compression.sums import CompressedSum
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
+from ttlaunch.runtime.parallel.staleness.local_members import LocalMembers
 from ttlaunch.runtime.telemetry.memory import BUFFERS
 from ttlaunch.runtime.telemetry.traffic_counter import operation, register_owner
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
@@ -29,11 +31,19 @@ from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
 
 
-class LocalStep(NamedTuple):
-    """What a worker reports of its own step."""
+class Average(NamedTuple):
+    """What an average says about the steps since the last one.
 
-    grad_norm: float
-    learning_rate: float
+    Attributes:
+        loss: Mean loss per token, of all workers.
+        tokens: Their tokens.
+        is_given: Whether others made this average, in an elastic run whose members changed, and gave what they agreed on then: the
+            agreed weights and every `keep_shared`.
+    """
+
+    loss: float
+    tokens: int
+    is_given: bool = False
 
 
 class LocalReplica:
@@ -52,6 +62,10 @@ class LocalReplica:
     Source: D. Basu, D. Data, C. Karakus, S. Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization,
         Sparsification, and Local Computations", NeurIPS 2019.
 
+    In an elastic run a worker that comes begins with the agreed weights of the last average, and with an optimizer that knows
+    no step. It makes no local step before the second one of the epoch, and has then made none that an average could count.
+    Steps that a worker has made since the last average are lost with it. Workers always average weights there.
+
     Attributes:
         model, optimizer: This worker's model and optimizer.
         agreed_N: The weights that all workers last agreed on, shape `(N,)`.
@@ -66,19 +80,20 @@ class LocalReplica:
         Args:
             cfg: The run's configuration.
             ctx: The context of this rank.
-            among: The workers, in the order of their blocks of micro-batches.
+            among: The workers, in the order of their blocks of micro-batches; in an elastic run the members of each epoch.
             every: The number of steps from one average to the next.
             compression: How differences or gradients are compressed; a sole worker sends nothing, and loses nothing.
         """
-        self._cfg, self._ctx, self._among = cfg, ctx, among
-        self._place = among.index(ctx.rank)
-        self._block = contiguous_blocks(cfg.training_config.micro_batches, len(among))[self._place]
+        self._cfg, self._ctx, self._fixed = cfg, ctx, among
+        self._members, self._every = self._make_members(every), every
         self.model = build_model(cfg, ctx)
         self.optimizer = build_optimizer(cfg, self.model, total_steps=ctx.data(cfg).total_steps)
         self.agreed_N = self.model.weights_N.clone()
         self.is_agreed = True
         self._tree = ctx.gradient_tree(self.model.weights_N)
         self._window = torch.zeros(2, dtype=torch.float64)  # tokens and summed loss since the last average
+        self._own_steps = 0  # since then
+        self._averaged = torch.zeros(2, dtype=torch.float64)  # mean loss and tokens of the last average
         self._shared: dict[str, Tensor] = {}
         register_owner(ctx, self, LocalReplica.held_tensors)
         self._last = 0.0, 0
@@ -87,11 +102,30 @@ class LocalReplica:
         self._sum: CompressedSum | None = None
         self._owed = OwedState({})
         is_lossy = compression.kind != "none" and len(among) > 1
-        if every == 1 and cfg.training_config.optimizer == "sgd":
+        if self._members is None and every == 1 and cfg.training_config.optimizer == "sgd":
             self._exchange = self._gradient_exchange(compression) if is_lossy else self._exact_exchange()
         elif is_lossy:
             self._sum = CompressedSum(self.model, cfg=compression, ctx=ctx, among=among)
             self._owed = OwedState({f"{self._place}of{len(among)}": self._sum.codec})
+
+    def _make_members(self, every: int) -> LocalMembers | None:
+        if self._ctx.elastic is None:
+            return None
+        return LocalMembers(
+            self._ctx.elastic,
+            every=every,
+            total_steps=self._ctx.data(self._cfg).total_steps,
+            micro_batches=self._cfg.training_config.micro_batches,
+        )
+
+    @property
+    def _among(self) -> Sequence[Rank]:
+        """The workers: in an elastic run the members of the present epoch."""
+        return self._fixed if self._members is None else self._ctx.ranks(self._ctx.role)
+
+    @property
+    def _place(self) -> int:
+        return self._among.index(self._ctx.rank)
 
     def _exact_exchange(self) -> GradientExchange:
         return GradientExchange(
@@ -120,32 +154,57 @@ class LocalReplica:
         yield from ((BUFFERS, tensor) for tensor in (self.agreed_N, *self._shared.values()))
 
     def restore(self) -> None:
-        """Continue from the run's checkpoint, with this worker's own weights and state, or begin with the configured weights."""
+        """Continue from the run's checkpoint, with this worker's own weights and state, or begin with the configured weights.
+
+        A worker that joins an elastic run begins with the agreed weights, and so does one whose state the checkpoint lacks, because it
+        is that of another number of workers.
+        """
+        own_N = self.model.weights_N.clone()
+        if self._members is not None:
+            shared = [self.agreed_N, *self._shared.values(), self._averaged]
+            self._members.share(
+                ReplicaState(self, self, self._ctx.early_stop, only=shared), own_steps=lambda: self._own_steps
+            )
         self._ctx.restore(self, self)
-        if self._ctx.steps_done == 0:
+        if torch.equal(self.model.weights_N, own_N):  # no checkpoint had any of its own
             self.model.weights_N.copy_(self.agreed_N)
         self.is_agreed = torch.equal(self.model.weights_N, self.agreed_N)
+        self._own_steps = 0 if self.is_agreed else self._ctx.steps_done % self._every
 
-    def step(self, step: int) -> LocalStep:
-        """Take a step with this worker's gradient; with SGD and an average after every step, with the mean of all workers'."""
+    def step(self, step: int) -> dict[str, float]:
+        """Take a step with this worker's gradient; with SGD and an average after every step, with the mean of all workers'.
+
+        Returns:
+            What this worker reports of it: gradient norm and learning rate. Nothing in the first step of an epoch of an elastic
+            run, if this worker has come with it.
+
+        Raises:
+            LeftError: This worker takes part in an elastic run no longer.
+        """
+        if self._members is not None:
+            self._members.await_turn(step)
+            if not self._members.block(step):
+                self.optimizer.squared_norms()  # which reports of this step may ask for: there is no gradient
+                return {}
         loss, tokens = self._own_gradient(step) if self._exchange is None else self._mean_gradient(self._exchange, step)
         norm = global_norm(self.optimizer.squared_norms())
         rate = self.optimizer.step(step, norm=norm)
         self._last = loss, tokens
         self._window += torch.tensor([tokens, loss * tokens], dtype=torch.float64)
         self.is_agreed = self._exchange is not None
-        return LocalStep(norm, rate)
+        self._own_steps += 1
+        return {"grad_norm": norm, "learning_rate": rate}
 
     @torch.no_grad()
-    def average(self) -> tuple[float, int]:
+    def average(self, step: int) -> Average:
         """Overwrite the model's weights with the average of all workers' weights.
 
         A worker's factor is its share of the tokens since the last average.
 
         Every worker must call, after the same step.
 
-        Returns:
-            Mean loss per token since the last average, and tokens, of all workers.
+        Raises:
+            LeftError: This worker takes part in an elastic run no longer.
 
         Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes (float32), and 16 bytes to every other
             worker; with a codec `W - 1` messages of a payload each way. With SGD and an average after every step none,
@@ -157,7 +216,23 @@ class LocalReplica:
         """
         if self._exchange is not None:  # every worker has made the same step
             self._window.zero_()
-            return self._last
+            return Average(*self._last)
+        if self._members is None:
+            found = self._average(self.model.weights_N)
+        else:
+            # What was interrupted is made anew from the same weights, so the sum needs its own memory.
+            made = self._members.together(step, partial(self._average, torch.empty_like(self.model.weights_N)))
+            if made is None:  # `agreed_N` is what the others have agreed on
+                self.model.weights_N.copy_(self.agreed_N)
+            loss, tokens = self._averaged.tolist()
+            found = made or Average(loss, int(tokens), is_given=True)
+        self._averaged.copy_(torch.tensor(found[:2], dtype=torch.float64))
+        self._window.zero_()
+        self._own_steps = 0
+        return found
+
+    def _average(self, sum_N: Tensor) -> Average:
+        """Make an average, whose sum may be added up in the memory of the weights themselves."""
         counts = torch.zeros(2 * len(self._among), dtype=torch.float64)
         counts[2 * self._place : 2 * self._place + 2] = self._window
         with operation(self._ctx, "counts"):
@@ -167,11 +242,11 @@ class LocalReplica:
         if self._sum is not None:
             self._add_up_differences(self._sum, share)
         else:
-            self.model.weights_N.mul_(share)
+            torch.mul(self.model.weights_N, share, out=sum_N)
             with operation(self._ctx, "weights"):
-                all_reduce(self._ctx, self.model.weights_N, among=self._among)
-        self._window.zero_()
-        return mean_per_token(loss, int(tokens)), int(tokens)
+                all_reduce(self._ctx, sum_N, among=self._among)
+            self.model.weights_N.copy_(sum_N)
+        return Average(mean_per_token(loss, int(tokens)), int(tokens))
 
     def _add_up_differences(self, total: CompressedSum, share: float) -> None:
         """Add to the agreed weights the mean of the workers' differences from them, as the codecs transmit it."""
@@ -207,12 +282,18 @@ class LocalReplica:
 
     def _own_gradient(self, step: int) -> tuple[float, int]:
         """Leave the gradient of the mean loss of this worker's block in the model, added along the tree over the block."""
-        model = self.model
-        for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, among=self._among):
+        model, block = self.model, self._block(step)
+        indices = block if self._members is None else self._members.each(block)
+        for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, indices=indices):
             loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
-            self._tree.add(index - self._block.start, model.take_gradients(), tokens=tokens, loss=loss)
+            self._tree.add(index - block.start, model.take_gradients(), tokens=tokens, loss=loss)
             model.zero_grad()
-        return self._tree.mean(model.grads_N, micro_batches=len(self._block))
+        return self._tree.mean(model.grads_N, micro_batches=len(block))
+
+    def _block(self, step: int) -> range:
+        if self._members is not None:
+            return self._members.block(step)
+        return contiguous_blocks(self._cfg.training_config.micro_batches, len(self._fixed))[self._place]
 
     def _mean_gradient(self, exchange: GradientExchange | CompressedExchange, step: int) -> tuple[float, int]:
         """Leave the gradient of the mean loss of all workers' blocks in the model, equal on every worker."""
@@ -259,6 +340,14 @@ class LocalReplica:
         yield from self._owed.named_state()
         for kind, flat_N in self._shared.items():
             yield from ((f"{kind}.{name}", view) for name, view in self._views(flat_N))
+
+    def names_that_may_be_missing(self) -> frozenset[str]:
+        """Return the names of this worker's own state, which a checkpoint of another number of workers lacks.
+
+        Only elastic runs have those: other runs keep their number of workers when they are resumed.
+        """
+        own = f"~{self._place}of{len(self._among)}"
+        return frozenset(name for name, _ in self.named_state() if name.endswith(own))
 
     def wait_before_update(self, ready: Callable[[], object]) -> None:
         self._copied = ready
