@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ttlaunch import contract
-from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.execute import RunOptions, group_id
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
 from ttlaunch.app.order import Target, checked_options, no_target, refuse_strangers, spec_of
-from ttlaunch.app.prepare_run import prepare
+from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.report import Report
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_handle import Run
@@ -194,7 +194,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
     with _readable():
         spec = _target_spec(target, given)
         asked = parse_sinks(given.get("sinks", ()), option="--sink")
-        prepared = prepare(spec, dialogue)
+        prepared = _prepare_with_states(spec, dialogue)
     how = RunOptions(
         runs_dir=spec.runs_dir,
         grace_s=given.get("grace", 30.0),
@@ -277,6 +277,15 @@ def runs(*, runs_dir: str | Path = "runs", every: bool = True) -> Runs:
     with _readable():
         found, _ = list_runs(Path.cwd() / place, registry)
     return Runs(one for one in found if every or not one.is_over)
+
+
+def _prepare_with_states(spec: RunSpec, dialogue: Dialogue) -> PreparedRun:
+    """Prepare a run to be started, after what the workers of a lost run saved was collected if the run resumes from it."""
+    if spec.resume is not None:
+        from ttlaunch.app.collect_states import collect_states
+
+        collect_states(spec, dialogue)
+    return prepare(spec, dialogue)
 
 
 @contextmanager

@@ -101,6 +101,10 @@ def run(
     options = execution.options(spec)
     asked = parse_sinks(execution.sinks or (), option="--sink")
     dialogue = TerminalDialogue(form, verbose=verbose)
+    if spec.resume is not None and not dry_run:
+        from ttlaunch.app.collect_states import collect_states
+
+        collect_states(spec, dialogue)
     prepared = prepare(spec, dialogue)
     if coordinator is not None:
         from ttlaunch.app.coordinator_network import check_coordinator

@@ -193,3 +193,29 @@ class LeftOver:
     processes: tuple[LeftProcess, ...]
     folders: tuple[Text, ...]
     clean_after_s: Seconds | None
+
+
+# Of `agent/last_states.py`
+
+
+@record
+class SavedState:
+    """A state that a worker has saved on this host; the frame's body is its record."""
+
+    step: Count
+    number: Count
+
+
+@record
+class SavedStates:
+    """The end of the list: steps whose state was not finished, and whether processes of the run are still alive."""
+
+    unfinished: tuple[Count, ...]
+    is_running: Flag
+
+
+@record
+class Unreadable:
+    """Why a file cannot be read."""
+
+    reason: Text
