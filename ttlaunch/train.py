@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.tiers.local_ranks import send_validation as send_validation
     from ttlaunch.runtime.parallel.tiers.local_ranks import worker_groups as worker_groups
     from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer as RemoteOptimizer
+    from ttlaunch.runtime.parallel.zero.elastic import ElasticShards as ElasticShards
     from ttlaunch.runtime.parallel.zero.gradients import ScatteredGradients as ScatteredGradients
     from ttlaunch.runtime.parallel.zero.layout import ShardLayout as ShardLayout
     from ttlaunch.runtime.parallel.zero.memory import report_memory as report_memory

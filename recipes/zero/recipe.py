@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    Elastic,
     Layout,
     Naive,
     Recipe,
@@ -44,5 +45,6 @@ RECIPE = Recipe(
     naive=Naive(
         [Layout("naive", worker=per("multihost_config.num_workers"))], only={"transformer_config.tie_embeddings": False}
     ),
-    elastic="each worker holds optimizer state that nobody else has",
+    # Each worker owns a part of the state and shadows that of another one; at stage 0 all have all of it.
+    elastic=Elastic("zero", slots=0),
 )

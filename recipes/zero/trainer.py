@@ -31,7 +31,6 @@ from functools import partial
 from ttlaunch.train import (
     GatheredWeights,
     LayerPasses,
-    Model,
     OwnedParameters,
     RankContext,
     ScatteredGradients,
@@ -49,6 +48,7 @@ from ttlaunch.train import (
     train_in_one_process,
 )
 
+from .elastic import come_and_go
 from .recipe import Config
 
 
@@ -59,6 +59,9 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Own a shard of each layer; compute with layers that are gathered from all owners."""
+    if ctx.elastic is not None:
+        come_and_go(cfg, ctx, _mean_gradient)
+        return
     workers, is_first = ctx.ranks("worker"), ctx.position("worker") == 0
     model = build_model(cfg, ctx)  # drawn from the seed; what others own is given up at once
     layout = ShardLayout(dict(model.named_parameters()), ranks=len(workers), second_use=place_of_second_use(model))
@@ -92,7 +95,9 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         held=weights.replicated if cfg.zero_config.stage else None,
     )
     for step in loop.steps():
-        loss, tokens = _mean_gradient(cfg, ctx, step, model=model, weights=weights, gradients=gradients)
+        weights.begin(step - 1)
+        passes = LayerPasses(model, list(micro_batches(cfg, ctx, step, among=workers)), step=step)
+        loss, tokens = _mean_gradient(passes, weights, gradients)
         norm = global_norm(list(norms.squares().values()))
         rate = optimizer.step(step, norm=norm)  # of the shards that this worker owns
         weights.publish(step)
@@ -104,19 +109,15 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     report_memory(ctx, model, owned, optimizer, buffer_bytes=weights.buffer_bytes + gradients.buffer_bytes)
 
 
-def _mean_gradient(
-    cfg: Config, ctx: RankContext, step: int, *, model: Model, weights: GatheredWeights, gradients: ScatteredGradients
-) -> tuple[float, int]:
+def _mean_gradient(passes: LayerPasses, weights: GatheredWeights, gradients: ScatteredGradients) -> tuple[float, int]:
     """Leave the gradient of the mean loss with its owners; layers come, compute and go."""
-    batches = list(micro_batches(cfg, ctx, step, among=ctx.ranks("worker")))
-    passes, layers = LayerPasses(model, batches, step=step), weights.layers
-    weights.begin(step - 1)
+    layers = weights.layers
     for before, layer in itertools.pairwise(layers):
         weights.fetch(before.index, then=layer.index)  # the next one comes while this one computes
         passes.forward(before.index)
     for layer in reversed(layers):
         weights.fetch(layer.index, then=layer.index - 1 if layer.index else None)
-        for at, (index, _, _) in enumerate(batches):
+        for at, (index, _, _) in enumerate(passes.batches):
             with gradients.of(layer, index):
                 passes.backward(layer.index, at)
         gradients.reduce(layer, passes.counts)  # its sums travel while the layer before it computes

@@ -45,17 +45,6 @@ def test_tools_see_every_name_as_offered_and_no_other(module):
     assert sum(len(node.names) for node in imports) == len(set(offered))
 
 
-def test_a_rank_needs_neither_grpc_nor_mpi_for_anything_that_a_trainer_imports():
-    """A rank imports its own transport, and no other: a machine need not have both, and gRPC takes its time."""
-    code = (
-        "import sys, ttlaunch.runtime.entry, ttlaunch.runtime.context, ttlaunch.train as train\n"
-        "[getattr(train, name) for name in train.__all__]\n"
-        "sys.exit(str({'grpc', 'mpi4py'} & {*sys.modules}) if {'grpc', 'mpi4py'} & {*sys.modules} else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (0, "") == (done.returncode, done.stderr)
-
-
 @pytest.mark.parametrize(("old", "new"), ttlaunch.train.OLD_NAMES.items())
 def test_a_trainer_that_imports_a_former_name_gets_what_it_is_called_now(old, new):
     now = getattr(ttlaunch.train, new)

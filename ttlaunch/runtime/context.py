@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch import contract
+from ttlaunch.membership.messages import Share
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState, held_tensors
 from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
 from ttlaunch.runtime.comm.counting import CountingCommunicator
@@ -234,6 +235,30 @@ class RankContext:
             applied = None if self.elastic.is_later else self.steps_done
             replica = ReplicaState(model, optimizer, self.early_stop)
             self.step = self.steps_done = self.elastic.join(replica, applied=applied)
+
+    def restore_slots(self, parts: Iterable[tuple[HasParameters, HasState]], share: Share | None) -> None:
+        """Take part in an elastic run with some slots of a state that no worker has as a whole; as `restore`, for such a state.
+
+        Args:
+            parts: Model and optimizer of each slot that this worker has at the start.
+            share: Which slots these are; None for a worker that comes later.
+
+        Raises:
+            CheckpointReadError: As for `restore`.
+            LeftError: The run needs this worker no more.
+        """
+        assert self.elastic is not None  # noqa: S101 - only an elastic run cuts its state
+        if self._checkpoints is not None and share is not None:
+            with self.announced("checkpoint"):
+                for model, optimizer in parts:
+                    self._checkpoints.restore(model, optimizer, state=self._state(self.steps_done))
+        applied, shares = (None, ()) if share is None else (self.steps_done, (share,))
+        self.step = self.steps_done = self.elastic.join(None, applied=applied, shares=shares)
+
+    def first_hosts(self) -> list[str]:
+        """Return the host of each worker that starts with the run, by its number."""
+        later = self._world.later or (False,) * self._world.size
+        return [host for host, is_later in zip(self._world.hosts, later, strict=True) if not is_later]
 
     def compare(self, step: int, held: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """Let the launcher compare tensors of this rank with those of other ranks that have the same names, if that is due.

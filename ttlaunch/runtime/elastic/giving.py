@@ -97,3 +97,9 @@ def pull_mean(puller: Puller, begin: Begin, *, step: int, into_N: Tensor) -> tup
             puller.pull(Key(_MEAN, step, 0, len(into_N), epoch=begin.epoch), into_N, source=source)
             return number, Mean(step, loss, int(tokens), into_N)
     return None
+
+
+def describe_given(given: Mapping[int, int], *, own: int, step: int) -> str:
+    """Return a line for the user that says what a worker has got from others, by number, of the state of a step."""
+    givers, size = ", ".join(map(contract.worker_name, given)), sum(given.values())
+    return f"{contract.worker_name(own)} takes part from step {step + 1} on, with {size} bytes of state from {givers}"

@@ -55,4 +55,6 @@ def with_slots(state: worker.WorkerState, begin: Begin, *, slots: int) -> worker
 
 def after_update(state: worker.WorkerState, step: int) -> worker.WorkerState:
     """Note that a step is in what this worker keeps, also while the members change."""
+    if state.applied == step:
+        return replace(state, held=())  # an epoch that has begun with this step may have given this worker other slots
     return replace(state, applied=step, held=(), shares=state.shares[:1], is_ready=False)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.membership import worker
-from ttlaunch.membership.messages import Begin, Dismiss, Finish, Message, Prepare, Registered, Seat
+from ttlaunch.membership.messages import Begin, Dismiss, Finish, Message, Prepare, Registered, Seat, Share
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.elastic.ends import AbandonedError, HasLast, LeftError, StoppedError
-from ttlaunch.runtime.elastic.giving import Giver, Mean, pull_mean, pull_state
+from ttlaunch.runtime.elastic.giving import Giver, Mean, describe_given, pull_mean, pull_state
 from ttlaunch.runtime.elastic.keeper import Keeper, LocalSteps, after_update, with_slots
 from ttlaunch.runtime.elastic.reporter import Reporter
 from ttlaunch.runtime.elastic.state_transfer import LaterState, OpenClients, Puller, ReplicaState, SharedParts
@@ -201,12 +201,13 @@ class ElasticMember:
         """Have steps of this worker's own between averages; call it before `join`."""
         self._local, self._reporter.own_steps = local, local.own_steps
 
-    def join(self, replica: ReplicaState, *, applied: int | None) -> int:
+    def join(self, replica: ReplicaState | None, *, applied: int | None, shares: tuple[Share, ...] = ()) -> int:
         """Register, wait until an epoch begins with this worker, and get the state that it lacks.
 
         Args:
-            replica: Weights and optimizer state; not used after `take_local_steps`.
+            replica: Weights and optimizer state; None if the keeper has them; not used after `take_local_steps`.
             applied: The steps in them; None if they are not those of the run.
+            shares: The slots of the state that this worker has, if it does not have all of it.
 
         Returns:
             The steps that they have now.
@@ -217,7 +218,7 @@ class ElasticMember:
         self._replica = replica if self._local is None else self._local.shared
         if self._keeper is not None:
             self._keeper.begin_with(applied)
-        self._update(lambda state: replace(state, applied=applied))
+        self._update(lambda state: replace(state, applied=applied, shares=shares))
         self._reporter.report(Registered(self._seat, applied))
         self.regroup()
         self._makes_steps = True
@@ -352,23 +353,27 @@ class ElasticMember:
                 self._report_progress()
                 return
 
-    def stay(self) -> None:
+    def stay(self, at_end: Callable[[], object] = lambda: None) -> None:
         """After the last step, give others what they need until all are done, or the run was ordered to stop and members change.
+
+        Args:
+            at_end: What all members do together before they are done, once in each epoch.
 
         Raises:
             LeftError: This worker takes part no longer.
         """
-        self._update(lambda state: replace(state, is_done=True))
         with suppress(StoppedError):  # then this worker has the parameters of the run's end, and reports them
-            self._stay()
+            self._stay(at_end)
 
-    def _stay(self) -> None:
+    def _stay(self, at_end: Callable[[], object]) -> None:
         while True:
             try:
                 self.begin  # noqa: B018 - it raises
-                self._report_progress()
                 if self.owes_validation:
                     self.validate(self.applied)
+                at_end()
+                self._update(lambda state: replace(state, is_done=True))
+                self._report_progress()
                 with self._waiting():
                     while self._state.begin is not None:
                         if isinstance(self._end, Finish):
@@ -443,9 +448,7 @@ class ElasticMember:
             return
         for number, size in given.items():
             self._count_pulled(number, size)
-        givers = ", ".join(map(contract.worker_name, given))
-        own, size = contract.worker_name(self.own.number), sum(given.values())
-        self._note(f"{own} takes part from step {begin.applied + 1} on, with {size} bytes of state from {givers}")
+        self._note(describe_given(given, own=self.own.number, step=begin.applied))
 
     def puller(self, begin: Begin) -> Puller:
         """Return what calls the members of an epoch for what they give."""
@@ -455,13 +458,9 @@ class ElasticMember:
             self._directory,
             own=own,
             check=lambda: self.begin,
-            pause=self._pause,
+            pause=lambda: time.sleep(_AGAIN_S),
             closed_at_end=self._clients.closed_at_end,
         )
-
-    def _pause(self) -> None:
-        with self._changed:
-            self._changed.wait(_AGAIN_S)
 
     def _count_pulled(self, number: int, size: int) -> None:
         self.pulled[number] = self.pulled.get(number, 0) + size

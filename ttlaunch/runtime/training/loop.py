@@ -35,6 +35,7 @@ class TrainingLoop:
         owners: Sequence[Rank] = (),
         held: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
         compares: bool = True,
+        at_end: Callable[[], object] = lambda: None,
     ) -> None:
         """Send and report nothing yet.
 
@@ -51,10 +52,12 @@ class TrainingLoop:
                 `saved`.
             compares: Whether all tensors have the updates of each step when it ends; if not, the recipe calls `ctx.compare`
                 itself, and only checkpoints compare here.
+            at_end: In an elastic run, what all members do together after the last step, as often as they change then.
         """
         self._cfg, self._ctx, self._validate = cfg, ctx, validate
         self._reports, self._norms, self._owners = reports, norms, owners
         self._saved, self._held, self._compares = saved, held, compares
+        self._at_end = at_end
         if ctx.elastic is not None:
             ctx.elastic.validate_with(validate)
             if saved is not None and len(owners) == 1:  # else nobody has the whole state
@@ -67,7 +70,7 @@ class TrainingLoop:
         (self._validate if elastic is None else elastic.validate)(self._ctx.steps_done)
         yield from self._ctx.steps(self._cfg)
         if elastic is not None:
-            elastic.stay()  # others may need what this worker has
+            elastic.stay(self._at_end)  # others may need what this worker has
 
     def end_step(self, step: int, **known: float) -> None:
         """Report a step; validate, report norms, compare replicas and save a checkpoint if each is due.

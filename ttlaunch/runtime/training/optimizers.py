@@ -113,6 +113,12 @@ class Optimizer:
         """Let the next update begin only when `ready()` has returned, because a copy for a checkpoint still reads what it changes."""
         self._ready = ready
 
+    def finish_copy(self) -> None:
+        """Wait for the copy for a checkpoint, if one is being made: its tensors may then change in another way than by an update."""
+        if self._ready is not None:
+            self._ready()
+            self._ready = None
+
     def squared_norms(self, parameters: range | None = None) -> list[float]:
         """The squared norm of each parameter's gradient, the loss scale divided out, in the order of the model's names.
 
@@ -191,9 +197,7 @@ class Optimizer:
         rate = rate_factor * learning_rate(self._cfg, step, total_steps=self._total_steps)
         if self._skips:
             return rate
-        if self._ready is not None:
-            self._ready()
-            self._ready = None
+        self.finish_copy()
         update = _adamw if self._cfg.training_config.optimizer == "adamw" else _sgd
         with phase(self._model, UPDATE):
             for group in self._groups if parameters is None else self._part(parameters):

@@ -30,7 +30,7 @@ Counts = Sequence[tuple[int, float]]
 
 
 @dataclass
-class _UnderWay:
+class UnderWay:
     """A layer whose sums are being scattered.
 
     Attributes:
@@ -64,6 +64,7 @@ class ScatteredGradients:
         ctx: Communicator,
         among: Sequence[Rank],
         micro_batches: int,
+        blocks: Sequence[range] = (),
     ) -> None:
         """Plan the messages for these parameters; nothing is sent.
 
@@ -73,9 +74,10 @@ class ScatteredGradients:
             ctx: The communicator of this rank.
             among: The ranks that share a step, in the order of their blocks, which are contiguous.
             micro_batches: M, the micro-batches of a step.
+            blocks: Those of each rank; empty: blocks of equal length.
         """
         self._parameters, self._owned, self._ctx, self._among = parameters, owned, ctx, among
-        blocks = contiguous_blocks(micro_batches, len(among))
+        blocks = blocks or contiguous_blocks(micro_batches, len(among))
         self._block = blocks[owned.place]
         self._others = next_around(owned.place, len(among))
         self._nodes = [list(aligned_subtrees(block)) for block in blocks]
@@ -86,7 +88,7 @@ class ScatteredGradients:
         self._sums: list[tuple[range, Tensor]] = []
         self._open: Tensor | None = None
         self._buffers: dict[tuple[int, int], Tensor] = {}
-        self._scattering: deque[_UnderWay] = deque()
+        self._scattering: deque[UnderWay] = deque()
         self._gathering: list[Pending] = []
         self._counts: CountsExchange | None = None
         self._tokens, self._loss = 0, 0.0
@@ -142,7 +144,7 @@ class ScatteredGradients:
                 if layer.shards[other]
                 for sum_N in sums
             ]
-        self._scattering.append(_UnderWay(layer, arriving, sends, sums))
+        self._scattering.append(UnderWay(layer, arriving, sends, sums))
         if len(self._scattering) > _LAG:
             self._finish(self._scattering.popleft())
 
@@ -184,7 +186,7 @@ class ScatteredGradients:
 
         return begin_receives(self._nodes, parts, place=self._owned.place, receive=receive if size else None)
 
-    def _finish(self, under_way: _UnderWay) -> None:
+    def _finish(self, under_way: UnderWay) -> None:
         """Add up this rank's shard, divide it, and at stage 0 send it to every rank."""
         if self._counts is not None:
             self._tokens, self._loss = self._counts.wait()

@@ -32,15 +32,27 @@ class OwnedParameters:
         copies: Names of state that another rank saves: the optimizer's step of each parameter whose first row is there.
     """
 
-    def __init__(self, model: Model, layout: ShardLayout, *, place: int, zero_stage: int) -> None:
-        """Keep the part of a flat model that this rank owns at this stage, and free the rest."""
+    def __init__(
+        self, model: Model, layout: ShardLayout, *, place: int, zero_stage: int, is_filled_later: bool = False
+    ) -> None:
+        """Keep the part of a flat model that this rank owns at this stage, and free the rest.
+
+        Args:
+            model: The model.
+            layout: Who owns what.
+            place: This rank's position among those that share the model.
+            zero_stage: See the module.
+            is_filled_later: Whether the model has no weights to keep, or not these: at stage 3 those of this rank are zeros then.
+        """
         self.layout, self.place = layout, place
         self.shares_state, self.shares_gradients, self.shares_parameters = (zero_stage >= least for least in (1, 2, 3))
         self.loss_scaler, self.traffic = model.loss_scaler, model.traffic
         self._model = model
         self._starts = _starts([layer.shards[place] for layer in layout.layers])
         self.weights_N, self.grads_N = model.weights_N, model.grads_N
-        if self.shares_parameters:
+        if self.shares_parameters and is_filled_later:
+            self.weights_N = model.weights_N.new_zeros(sum(len(layout.kept(layer, place)) for layer in layout.layers))
+        elif self.shares_parameters:
             self.weights_N = torch.cat([self.weights_N[_slice(layout.kept(layer, place))] for layer in layout.layers])
         if self.shares_gradients:
             self.grads_N = self.weights_N.new_zeros(self._starts[-1])
@@ -95,6 +107,10 @@ class OwnedParameters:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters, or rows of them, that this rank updates, with their gradients."""
         yield from ((fragment.name, parameter) for fragment, parameter in self._parameters)
+
+    def fragments(self) -> Sequence[tuple[Fragment, nn.Parameter]]:
+        """Return the rows of parameters that this rank updates, with these parameters."""
+        return self._parameters
 
     def names_of_whole(self) -> frozenset[str]:
         """Return the names of the whole model's parameters."""

@@ -69,7 +69,7 @@ class GatheredWeights:
         self._published: list[Pending] = []
         self._slots = self._share_memory(model) if owned.shares_parameters else []
         model.head_has_copy = owned.shares_parameters
-        model.register_forward_pre_hook(self._check, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(self._check, with_kwargs=True)
 
     def publish(self, version: int) -> None:
         """Announce the version of this rank's shards; at stages 1 and 2, also send the shards.
@@ -126,6 +126,10 @@ class GatheredWeights:
                     f"this step reads version {self._wanted}"
                 )
         self._has[index] = self._wanted
+
+    def close(self) -> None:
+        """Watch the model's passes no longer: another object gathers its layers."""
+        self._hook.remove()
 
     def wait(self) -> None:
         """Return when no message is under way, so that parameters may change."""
