@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from ttlaunch.recipe import (
     Bits,
     CompressionConfig,
+    Elastic,
     Layout,
     Naive,
     Recipe,
@@ -64,5 +65,15 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"), server=1)],
         only={"compression_config.kind": "none", "sync_ps_config.straggler": "wait"},
     ),
-    elastic="each server holds weights that nobody else has",
+    # One server has a worker as its shadow; two are each other's. What a lossy codec still owes would be lost with its rank.
+    elastic=Elastic(
+        Layout("members", member=per("multihost_config.num_workers", plus="sync_ps_config.num_servers")),
+        only={
+            "sync_ps_config.num_servers": (1, 2),
+            "sync_ps_config.straggler": "wait",
+            "compression_config.kind": "none",
+        },
+        slots=per("sync_ps_config.num_servers"),
+        servers=per("sync_ps_config.num_servers"),
+    ),
 )

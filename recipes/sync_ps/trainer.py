@@ -11,7 +11,6 @@ A late worker delays all others. With `straggler: drop` a step uses the gradient
 tokens, and the late worker gets the new weights. `straggler: fail` ends the run and names the worker. With `polyak_interval`
 servers also keep the average of the weights, which validations evaluate beside the weights.
 
-    ttlaunch run sync_ps
     ttlaunch run sync_ps --set sync_ps_config.num_servers=2 --set sync_ps_config.polyak_interval=10
 
 Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
@@ -42,6 +41,7 @@ from ttlaunch.train import (
     validation_is_due,
 )
 
+from .elastic import member  # noqa: F401 - the role of all ranks with `--elastic`
 from .recipe import Config
 from .validation import evaluate, make_average, receive_validation, send_validation
 

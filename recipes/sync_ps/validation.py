@@ -18,6 +18,9 @@ from ttlaunch.train import (
     ParameterShard,
     PolyakAverage,
     RankContext,
+    all_gather,
+    contiguous_blocks,
+    validate_together,
     validation_losses,
 )
 
@@ -60,6 +63,24 @@ def receive_validation(
         losses_RV = server.receive_losses(ctx.data(cfg).validation_micro_batches, times=1 if average is None else 2)
         _report(cfg, ctx, step, losses_RV=losses_RV)
     server.agree_to_go_on()
+
+
+def validate_among_members(
+    cfg: Config, ctx: RankContext, step: int, *, model: Model, average: PolyakAverage | None
+) -> None:
+    """In an elastic run all ranks evaluate the weights, and the two that have the average evaluate that."""
+    validate_together(cfg, ctx, step, model=model)
+    keepers, data = ctx.ranks("member")[:2], ctx.data(cfg)
+    if average is None or ctx.rank not in keepers:
+        return
+    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
+    mine = contiguous_blocks(len(losses_V), len(keepers))[keepers.index(ctx.rank)]
+    with average.in_place():
+        losses_V[mine.start : mine.stop] = validation_losses(cfg, ctx, model, among=keepers)
+    all_gather(ctx, losses_V, among=keepers)
+    if ctx.rank == keepers[0]:
+        values = data.validation_values(losses_V.tolist(), tokens=data.validation_tokens)
+        ctx.result("validation loss of averaged weights", values["loss"])
 
 
 def _report(cfg: Config, ctx: RankContext, step: int, *, losses_RV: Tensor) -> None:

@@ -41,6 +41,18 @@ def test_tiers_that_come_and_go_have_one_role_and_two_of_them_keep_the_state(ttl
     assert "three_tier" == fixed["layout"]
 
 
+@pytest.mark.parametrize(("servers", "least"), [(1, 2), (2, 3)])
+def test_parameter_servers_that_come_and_go_are_members_beside_the_workers(ttlaunch, servers, least):
+    given = f"sync_ps -n 4 --elastic {least}:4 --set sync_ps_config.num_servers={servers}"
+    plan = plan_of(ttlaunch, given)
+    limits = {"minimum": least, "maximum": 4, "micro_batches": 8, "first": 4, "slots": servers, "servers": servers}
+    assert limits == plan["elastic"]
+    assert ({"member"}, 4 - servers) == (
+        {row["role"] for row in plan["ranks"]},
+        plan["config"]["multihost_config"]["num_workers"],
+    )
+
+
 def test_workers_that_come_and_go_talk_over_grpc_and_the_engine_is_agents(ttlaunch):
     plan = plan_of(ttlaunch, "data_parallel -n 2 --elastic 1:2")
     assert ("grpc", "agents") == (plan["config"]["multihost_config"]["socket_type"], plan["engine"]["name"])
@@ -110,6 +122,18 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
         (
             "hierarchical_parallel --elastic 3:4 --set device_config.enable_ddp=true --set 'device_config.mesh_shape=[1, 2]'",
             "error[P074]: `device_config.enable_ddp` is `True`; workers of hierarchical_parallel come and go only with `False`",
+        ),
+        (
+            "sync_ps --elastic 1:4",
+            "error[P074]: `--elastic 1:4`: 1 worker of a step keeps the optimizer's state, so it needs one more at least",
+        ),
+        (
+            "sync_ps --elastic 4:5 --set sync_ps_config.num_servers=3 --set multihost_config.num_workers=2",
+            "error[P074]: `sync_ps_config.num_servers` is `3`; workers of sync_ps come and go only with `1` or `2`",
+        ),
+        (
+            "sync_ps --elastic 2:4 --set sync_ps_config.straggler=drop",
+            "error[P074]: `sync_ps_config.straggler` is `drop`; workers of sync_ps come and go only with `wait`",
         ),
         ("data_parallel -n 2 --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 workers"),
         ("data_parallel --elastic 3:4", "error[P074]: `--elastic 3:4`: the run starts with 2 of at least 3 workers"),

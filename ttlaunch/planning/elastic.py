@@ -1,11 +1,12 @@
 """`--elastic MIN:MAX`: which recipes let workers come and go, and the rows of the plan for workers that replace others."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ttlaunch.diagnostics import Blame, Diagnostic, shown, usage_mistake
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan
 from ttlaunch.planning.recipe_plan import RecipeChoice
 from ttlaunch.spec.recipe.config import LoadedConfig, override_config, value_of
@@ -63,7 +64,9 @@ def refuse(name: str, recipe: Recipe, loaded: LoadedConfig, *, bounds: Bounds, r
         return []
     only = {_SOCKET: "grpc", **recipe.elastic.only}
     found = [
-        _wrong_value(name, key, loaded, only=value) for key, value in only.items() if value_of(loaded, key) != value
+        _wrong_value(name, key, loaded, only=values)
+        for key, value in only.items()
+        if value_of(loaded, key) not in (values := value if isinstance(value, tuple) else (value,))
     ]
     servers = _number(recipe.elastic.servers, loaded)
     return [*found, *_wrong_bounds(bounds, micro_batches=_micro_batches(loaded), servers=servers, ranks=ranks)]
@@ -106,18 +109,19 @@ def _wrong_bounds(bounds: Bounds, *, micro_batches: int, servers: int, ranks: in
         accumulation = "`training_config.gradient_accumulation_steps` gives a step more of them"
         yield _mistake(message, f"`{_OPTION} {max(least, min(bounds.minimum, most))}:{most}`", accumulation)
     elif bounds.minimum < least:
-        message = f"`{given}`: {counted(servers, 'worker')} of a step keep the optimizer's state, so it needs one more at least"
+        keep = f"{counted(servers, 'worker')} of a step {'keeps' if servers == 1 else 'keep'}"
+        message = f"`{given}`: {keep} the optimizer's state, so it needs one more at least"
         yield _mistake(message, f"`{_OPTION} {least}:{max(least, bounds.maximum)}`")
     elif ranks is not None and ranks < bounds.minimum:
         message = f"`{given}`: the run starts with {counted(ranks, 'worker')}, fewer than MIN"
         yield _mistake(message, f"`--ranks {bounds.minimum}`, or a smaller MIN")
 
 
-def _wrong_value(name: str, key: str, loaded: LoadedConfig, *, only: object) -> Diagnostic:
-    value = "null" if only is None else only
-    message = f"`{key}` is `{value_of(loaded, key)}`; workers of {name} come and go only with `{value}`"
-    label = loaded.label(key, f"expected `{value}`")
-    hint = f"`--set {key}={value}`, or leave `{_OPTION}` out"
+def _wrong_value(name: str, key: str, loaded: LoadedConfig, *, only: Sequence[object]) -> Diagnostic:
+    values = ["null" if value is None else value for value in only]
+    message = f"`{key}` is `{value_of(loaded, key)}`; workers of {name} come and go only with {listed(values)}"
+    label = loaded.label(key, f"expected {listed(values)}")
+    hint = f"`--set {key}={values[0]}`, or leave `{_OPTION}` out"
     return Diagnostic("P074", message, label, hints=(hint,), blame=Blame.COMMAND_LINE)
 
 

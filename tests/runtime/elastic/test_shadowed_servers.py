@@ -68,6 +68,8 @@ def _validate(*args, **named):
 _shared.validation_losses = _validate
 """
 TIERS = Kind(HERE / "hierarchical_parallel", "member", "elastic.py", FAULTS, slots=1, servers=2)
+SERVER = Kind(HERE / "sync_ps", "member", "elastic.py", FAULTS, slots=1, servers=1)
+SERVERS = Kind(HERE / "sync_ps", "member", "elastic.py", FAULTS, slots=2, servers=2)
 CONFIG = {
     "training_config": {"steps": 10, "validation_interval": 4, "micro_batch_size": 2},
     "transformer_config": {"num_blocks": 1},
@@ -138,6 +140,27 @@ def test_whoever_is_killed_the_others_go_on_with_the_same_bits(begin, expected, 
     assert set(others) == set(run.epochs[-1].numbers)
     taken = WORKER if number in {OPTIMIZER, AGGREGATOR} else number
     assert number == taken or run.epochs[-1].numbers.index(taken) == number  # a worker has taken the place
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "place"),
+    [
+        (SERVER, 0, "with the mean"),
+        (SERVER, 0, "when the weights are sent"),
+        (SERVER, 1, "before the mean"),
+        (SERVERS, 0, "with the mean"),
+        (SERVERS, 1, "after the update"),
+    ],
+)
+def test_a_server_or_its_shadow_or_a_worker_is_killed(begin, expected, kind, number, place):
+    sections = {"sync_ps_config": {"num_servers": kind.servers, "polyak_interval": 2}}
+    run = begin(first=4, kind=kind, sections=sections, faults={(number, place, 5): KILL}).finish()
+    assert -9 == run.statuses[number]
+    others = [one for one in range(4) if one != number]
+    check(run, expected, finished=others)
+    last = run.epochs[-1]
+    assert set(others) == set(last.numbers)
+    assert [(0, 0)] * kind.servers == list(last.blocks[: kind.servers])
 
 
 def test_without_optimizer_and_aggregator_the_state_is_gone(begin):

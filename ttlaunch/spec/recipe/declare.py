@@ -243,7 +243,7 @@ class Elastic:
     Attributes:
         layout: The layout that allows it, whose ranks all have one role: the name of one of the recipe's, or one that only elastic
             runs have.
-        only: Dotted keys, each with the only value that allows it.
+        only: Dotted keys, each with the only value that allows it, or a tuple of such values.
         slots: Into how many slots the state is cut that not every worker keeps: a number, or the key that gives it; 0 for as many as
             there are workers; None: every worker has all of it.
         servers: How many workers keep slots and differentiate no micro-batches: a number, or the key that gives it.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from ttlaunch.membership.messages import Begin
+from ttlaunch.runtime.checkpoint.checkpoints import HasState
 from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.elastic.state_transfer import Puller, ReplicaState, SharedParts
@@ -26,9 +27,11 @@ class KeptState:
         weights_at: The last step in the weights; None while they are overwritten.
     """
 
-    def __init__(self, model: Model, optimizer: Optimizer, early_stop: EarlyStop) -> None:
-        """Refer to the tensors; nothing is copied."""
-        self._whole = ReplicaState(model, optimizer, early_stop)
+    def __init__(
+        self, model: Model, optimizer: Optimizer, early_stop: EarlyStop, *, state: HasState | None = None
+    ) -> None:
+        """Refer to the tensors; nothing is copied. `state` is what keepers have beside the weights, if it is more than the optimizer's."""
+        self._whole = ReplicaState(model, state or optimizer, early_stop)
         self._weights = ReplicaState(model, _Scaler(optimizer), early_stop)
         self.at: int | None = None
         self.weights_at: int | None = None

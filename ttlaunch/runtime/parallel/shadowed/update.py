@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ttlaunch.membership.messages import Begin
+from ttlaunch.runtime.checkpoint.checkpoints import HasState
 from ttlaunch.runtime.comm.agreement import agree
 from ttlaunch.runtime.comm.protocol import Pending
 from ttlaunch.runtime.comm.reduction import aligned_subtrees
@@ -61,7 +62,15 @@ class ShadowedUpdate:
     """
 
     def __init__(
-        self, ctx: RankContext, model: Model, optimizer: Optimizer, *, servers: int, owners: Sequence[int]
+        self,
+        ctx: RankContext,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        servers: int,
+        owners: Sequence[int],
+        state: HasState | None = None,
+        after_update: Callable[[int], object] | None = None,
     ) -> None:
         """Plan the messages; nothing is sent.
 
@@ -71,6 +80,8 @@ class ShadowedUpdate:
             optimizer: Its optimizer; its state is used while this member is a keeper.
             servers: The first so many places of an epoch differentiate no micro-batches.
             owners: The place of the keeper that adds up gradients, for each slot of the state.
+            state: What keepers have beside the weights; None: the optimizer's state.
+            after_update: Called on keepers with each step that is in the weights, such as an average's `update`.
 
         Raises:
             ValueError: The run is not elastic.
@@ -79,10 +90,11 @@ class ShadowedUpdate:
             raise ValueError("shadows of servers need a run that was started with `--elastic`")
         self._ctx, self._model, self._optimizer = ctx, model, optimizer
         self._member: ElasticMember = ctx.elastic
+        self._after_update = after_update
         self._flat = FlatParameters(model.parameters())
         self._servers, self.slots = servers, len(owners)
         self._parts: Sequence[Part] = cut_parts(self._flat, owners)
-        self._state = KeptState(model, optimizer, ctx.early_stop)
+        self._state = KeptState(model, optimizer, ctx.early_stop, state=state)
         self._sender, self._means = NodeSender(ctx, self._flat), MeanMaker(ctx, self._flat)
         self._places: Places | None = None
         self._ready: Made | None = None  # of which this keeper has the whole mean
@@ -192,6 +204,8 @@ class ShadowedUpdate:
     def _update(self, ready: Made) -> None:
         norm = global_norm(self._optimizer.squared_norms())
         rate = self._optimizer.step(ready.step, norm=norm)
+        if self._after_update is not None:
+            self._after_update(ready.step)
         self._state.begin_with(ready.step)
         self._made = Made(ready.step, {**ready.known, "grad_norm": norm, "learning_rate": rate})
 
