@@ -88,6 +88,12 @@ def test_a_worker_that_joins_changes_no_bit(run, tmp_path):
     assert listed["worker-0034"]["memory_bytes"] > 0
     journal = [json.loads(line) for line in (folder / "members.jsonl").read_text().splitlines()]
     assert [0, 1, 34] in [entry.get("members") for entry in journal]
+    metrics = [json.loads(line) for line in (folder / contract.METRICS_FILE).read_text().splitlines()]
+    steps = [event["step"] for event in metrics if event.get("rank") == 34 and event["kind"] == "step"]
+    [summary] = [row for row in json.loads(stdout)["ranks"] if row["rank"] == 34]
+    assert (max(steps), "worker") == (summary["step"], summary["role"])
+    assert any(event.get("rank") == 34 and event["kind"] == "usage" for event in metrics)
+    assert any(event.get("rank") == 0 and event["kind"] == "usage" for event in metrics)
     alone = answer("run", "data_parallel", "-n", "1", "--set", STEPS, "--format", "json", folder=elsewhere)
     assert json.loads(stdout)["parameters_sha256"] == alone["parameters_sha256"]
 

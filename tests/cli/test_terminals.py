@@ -9,7 +9,8 @@ import pytest
 
 from tests.records.written import progress
 from ttlaunch import contract
-from ttlaunch.cli.live import TableView, _engine_start, fitting_columns, make_view, slow_start
+from ttlaunch.cli.live import TableView, _engine_start, make_view, slow_start
+from ttlaunch.cli.live_cells import fitting_columns
 from ttlaunch.contract import START_STAGES
 from ttlaunch.diagnostics import render_duration
 from ttlaunch.planning.launch_plan import RankRow

@@ -18,7 +18,7 @@ from ttlaunch.cli.live import PlainView, TableView
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.readers.follow import FollowedRun
-from ttlaunch.running.runs.facts import RunFacts
+from ttlaunch.running.runs.facts import MEMBERS_FILE, RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Phase, RankState, Watch, fold
 
@@ -95,11 +95,12 @@ def test_plain_lines_of_ranks_go_to_the_stream_they_came_from(capfd):
     assert said.out.endswith(" bytes as they are\n")
 
 
-def drawn(ranks, *, is_program=False, began=None, width=100):
+def drawn(ranks, *, is_program=False, began=None, width=100, is_elastic=False):
     """The table for these states as text, with `T` for the times that have passed."""
     console = Console(file=io.StringIO(), width=width, height=40, color_system=None)
     with Live(console=console, auto_refresh=False) as live:
-        console.print(TableView(live, began=began or time.time(), reports_ready=not is_program)._draw(ranks))
+        view = TableView(live, began=began or time.time(), reports_ready=not is_program, is_elastic=is_elastic)
+        console.print(view._draw(ranks))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     text = "\n".join(line for line in lines if line)
     return re.sub(r"\b(start-up|training|running) \d+ \w+( \d+ \w+)?", r"\1 T", text)
@@ -395,3 +396,49 @@ def test_a_terminal_shows_the_last_line_the_metrics_and_the_use_of_two_ranks_of_
     assert re.search(r"processes/memory_bytes +0 +rank", found.stdout)
     report = subprocess.run([sys.executable, "-m", "ttlaunch", "report"], capture_output=True, text=True, check=True)
     assert "    1 rank  step=7 loss=0.1" in report.stdout
+
+
+def test_workers_that_come_and_go_have_names_their_ranks_of_the_epoch_and_those_that_joined(tmp_path):
+    """Worker 0 ended, 1 and 4, which joined from another machine, are the members; 2 and 3 never started."""
+
+    class View:
+        ticks = ()
+
+        def record(self, state, record):
+            pass
+
+        def output(self, stream, line):
+            pass
+
+        def tick(self, ranks):
+            self.ticks = [*ranks]
+
+    rows = tuple(RankRow(number, "box", number % 2, "worker", later=number > 1) for number in range(4))
+    folder = RunFolder("run", tmp_path)
+    (tmp_path / contract.RECORDS_DIR).mkdir()
+    entries = [
+        {"what": "epoch", "members": [0, 1]},
+        {"what": "joined", "worker": 7, "host": "10.0.0.7"},  # not the next number
+        {"what": "joined", "worker": 4, "host": "10.0.0.9", "name": "alice"},
+        {"what": "epoch", "members": [1, 4]},
+    ]
+    (tmp_path / MEMBERS_FILE).write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    records = [
+        {"kind": "step", "time": 1.0, "step": 3, "loss": 2.5},
+        {"kind": "usage", "time": 1.0, "cpu_percent": 90, "memory_bytes": 3_000_000, "count": 1},
+    ]
+    (tmp_path / contract.progress_file(4)).write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    view = View()
+    FollowedRun(folder, RunFacts("r", "lab", rows, is_recipe=True), view, only=()).poll()
+    assert [None, 0, None, None, 1] == [state.place for state in view.ticks]
+    table = drawn([state for state in view.ticks if state.phase is not Phase.ABSENT], is_elastic=True)
+    cells = [line.split() for line in table.splitlines()[1:4]]
+    assert [["worker-0000", "–"], ["worker-0001", "0"], ["worker-0004", "1"]] == [line[:2] for line in cells]
+    assert ["10.0.0.9", "3", "2.5000", "3.0", "MB"] == cells[2][3:8]
+
+
+def test_a_worker_that_comes_and_goes_is_named_in_lines(capsys):
+    worker = RankState(RankRow(3, "box", 0, "worker", later=True))
+    note = progress({"kind": "note", "time": 1.0, "text": "takes part"})
+    PlainView(began=time.time(), reports_ready=True, is_elastic=True).record(worker, note)
+    assert "worker-0003 | takes part\n" == capsys.readouterr().out

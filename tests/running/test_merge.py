@@ -240,7 +240,10 @@ def lines(*pairs):
 
 
 def shown(taken):
-    return [render_line(line, ranks, roles="wwwo").decode() for line, ranks in taken]
+    return [
+        render_line(line, ranks, names=[f"rank {rank} {role}" for rank, role in enumerate("wwwo")]).decode()
+        for line, ranks in taken
+    ]
 
 
 def test_the_same_line_of_all_ranks_is_one_at_once():
@@ -328,3 +331,10 @@ def test_notes_of_bytes_that_never_come_are_held_up_to_a_limit(ranks, monkeypatc
     assert 5 == len(outputs._held)
     ranks.prints(0, b"all the same\n", noted=False)
     assert [(0, 13)] == [(one.offset, one.length) for one in outputs.finish()]
+
+
+def test_lines_of_workers_that_come_and_go_have_their_names():
+    names = ["worker-0000", "worker-0001", "worker-0002"]
+    line = Line(2, "stdout", 0.0, b"text", 0, 4)
+    assert b"worker-0002 | text" == render_line(line, [2], names=names, is_elastic=True)
+    assert "×2 workers 0,2 | text".encode() == render_line(line, [0, 2], names=names, is_elastic=True)

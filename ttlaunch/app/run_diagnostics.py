@@ -79,7 +79,7 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     if failure.kind is Cause.DIFFERS:  # what the rank did last, and its log, show nothing about its tensors
         hints += _resume_hint(report, folder)
     elif failure.rank is not None:
-        last = report.ranks[failure.rank].get("last_operation")
+        last = next((one for one in report.ranks if one["rank"] == failure.rank), {}).get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
         is_complete = (
             failure.place or failure.kind is Cause.CHECKPOINT

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from ttlaunch.cli.console import (
     can_redraw,
@@ -14,11 +14,12 @@ from ttlaunch.cli.console import (
     print_output,
     rich_console,
 )
+from ttlaunch.cli.live_cells import TEXTS, cells_of_rank, cells_of_script, cells_of_worker, fitting_columns, folded
 from ttlaunch.contract import START_STAGES
-from ttlaunch.diagnostics import counted, listed, render_duration, render_size, shown
+from ttlaunch.diagnostics import counted, listed, render_duration, shown
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
-from ttlaunch.running.logs.fold import ShownOutput, render_ranks
+from ttlaunch.running.logs.fold import ShownOutput, name_of, render_ranks
 from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.overview import start_time
@@ -39,32 +40,6 @@ _BAR, _SHORTEST_BAR = 30, 8
 _WIDEST_PROGRESS = 80
 """Lines below the table are not wider, so that a wide terminal can become narrower without breaking lines that are drawn."""
 _LONGEST_NOTE = 1000
-_LAST = "last line"
-_COLUMNS = (
-    *("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "samples/s"),
-    *("metrics", "CPU", "memory", "GPU", "GPU mem", "state", _LAST),
-)
-_TEXTS = frozenset({"role", "host", "metrics", "state", _LAST})
-_LEAVE = (
-    "grad norm",
-    "ms/step",
-    "host",
-    "tokens/s",
-    "samples/s",
-    "GPU mem",
-    "memory",
-    "GPU",
-    "CPU",
-    "metrics",
-    "loss",
-    _LAST,
-)
-"""The columns that a narrow terminal does without, the first one first."""
-_LEAST_OF_LAST = 20
-"""The cells that the last line of a rank gets at least; it gets what the other columns leave."""
-_LONGEST_METRICS, _LONGEST_NAME, _WIDEST_PERCENT = 40, 16, 99_999
-_APART = (3, 2, 1)
-"""The numbers of cells between columns, tried in this order."""
 
 
 @contextmanager
@@ -92,9 +67,15 @@ def make_view(facts: RunFacts, folder: RunFolder, *, quiet: bool = False) -> Ite
             keeping_whole(sys.stdout),
             Live(console=rich_console(sys.stdout), auto_refresh=False, transient=False) as live,
         ):
-            yield TableView(live, began=began, engine_start=_engine_start(folder), reports_ready=facts.is_recipe)
+            yield TableView(
+                live,
+                began=began,
+                engine_start=_engine_start(folder),
+                reports_ready=facts.is_recipe,
+                is_elastic=facts.is_elastic,
+            )
     else:
-        yield PlainView(began=began, reports_ready=facts.is_recipe)
+        yield PlainView(began=began, reports_ready=facts.is_recipe, is_elastic=facts.is_elastic)
 
 
 def _engine_start(folder: RunFolder) -> Callable[[], float | None]:
@@ -155,13 +136,15 @@ class FollowingView:
 class PlainView:
     """Prints the lines of the ranks as they come, and every few seconds a line about the progress."""
 
-    def __init__(self, *, began: float, reports_ready: bool) -> None:
+    def __init__(self, *, began: float, reports_ready: bool, is_elastic: bool = False) -> None:
         """Prepare to print.
 
         Args:
             began: When the run began, seconds since the epoch.
             reports_ready: Whether ranks report when their role is called, see `RankState.condition`.
+            is_elastic: Whether ranks are workers that come and go.
         """
+        self._is_elastic = is_elastic
         self._began = began
         self._reports_ready = reports_ready
         self._last_line = 0.0
@@ -174,7 +157,7 @@ class PlainView:
     def record(self, state: RankState, record: AnyProgress) -> None:
         text = self._text(state, record)
         if text is not None:
-            self._write(sys.stdout, f"rank {state.row.rank} {clean(state.row.role)} | {text}".encode())
+            self._write(sys.stdout, f"{name_of(state.row, is_elastic=self._is_elastic)} | {text}".encode())
 
     def _write(self, stream: TextIO, line: bytes) -> None:
         """Write a line. If nobody reads any more (`| head`), the run continues silently; its folder has all output."""
@@ -225,6 +208,7 @@ class TableView:
         began: float,
         reports_ready: bool,
         engine_start: Callable[[], float | None] = lambda: None,
+        is_elastic: bool = False,
     ) -> None:
         """Make an empty table.
 
@@ -233,7 +217,9 @@ class TableView:
             began: When the run began, seconds since the epoch.
             reports_ready: Whether ranks report when their role is called, see `RankState.condition`.
             engine_start: Tells when the engine started the ranks, or None. The summary counts from there, so the table does too.
+            is_elastic: Whether ranks are workers that come and go.
         """
+        self._is_elastic = is_elastic
         self._live = live
         self._began = began
         self._engine_start = engine_start
@@ -248,7 +234,7 @@ class TableView:
     def record(self, state: RankState, record: AnyProgress) -> None:
         """Print a note above the table; the next tick draws all other changes."""
         if isinstance(record, Note):
-            self.output("stdout", f"rank {state.row.rank} {clean(state.row.role)} | {_note(record)}".encode())
+            self.output("stdout", f"{name_of(state.row, is_elastic=self._is_elastic)} | {_note(record)}".encode())
 
     def tick(self, ranks: list[RankState]) -> None:
         if not _are_over(ranks) and time.monotonic() - self._last_drawn < _REDRAW_S:
@@ -265,19 +251,21 @@ class TableView:
         console = self._live.console
         most = max(1, min(_MOST_ROWS, console.height - _ROWS_BESIDE))
         seen = ranks[:most]  # cells of all of a thousand ranks would take a twentieth of a core
-        rows = [_cells(state) | {"state": state.condition(reports_ready=self._reports_ready)} for state in seen]
+        rows = [cells_of_rank(state) | {"state": state.condition(reports_ready=self._reports_ready)} for state in seen]
         if not self._reports_ready:
-            rows = [cells | _cells_of_script(state) for cells, state in zip(rows, seen, strict=True)]
+            rows = [cells | cells_of_script(state) for cells, state in zip(rows, seen, strict=True)]
+        if self._is_elastic:
+            rows = [cells | cells_of_worker(state) for cells, state in zip(rows, seen, strict=True)]
         num_hosts = len({state.row.host for state in ranks})
         columns, apart = fitting_columns(rows, width=console.width, num_hosts=num_hosts)
         table = Table(box=None, pad_edge=False, padding=(0, apart, 0, 0))
         for heading in columns:
-            side: Literal["left", "right"] = "left" if heading in _TEXTS else "right"
+            side: Literal["left", "right"] = "left" if heading in TEXTS else "right"
             table.add_column(heading, justify=side, no_wrap=True)
         for state, cells in zip(seen, rows, strict=True):
             style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
             table.add_row(*(Text(cells[name], style=style if name == "state" else "") for name in columns))
-        more = [Text(_folded(ranks[most:]))] if ranks[most:] else []
+        more = [Text(folded(ranks[most:]))] if ranks[most:] else []
         return Group(table, *more, *self._progress(ranks, width=min(console.width, _WIDEST_PROGRESS)))
 
     def _progress(self, ranks: list[RankState], *, width: int) -> "list[RenderableType]":
@@ -343,49 +331,6 @@ def slow_start(ranks: Sequence[RankState], *, reports_ready: bool) -> str:
     return f"{what} (rank {render_ranks([state.row.rank for state in behind])}{on_host})"
 
 
-def fitting_columns(
-    rows: Sequence[dict[str, str]], *, width: int, num_hosts: int | None = None
-) -> tuple[list[str], int]:
-    """Choose the columns of the table of ranks, and how many cells apart they stand.
-
-    Columns that say nothing are left out first: those without values, and the host if all ranks are on one. Then the columns move
-    together, and on a narrow terminal those of `_LEAVE` go. The last lines of ranks are cut to the room that is left.
-
-    Args:
-        rows: The cells of each rank by column; the last lines are changed.
-        width: The width of the terminal.
-        num_hosts: On how many hosts all ranks are, also those without a row; None: those of the rows.
-    """
-    from rich.cells import cell_len
-
-    columns = [name for name in _COLUMNS if any(row.get(name) for row in rows)]
-    if (num_hosts or len({row["host"] for row in rows})) == 1:
-        columns.remove("host")
-    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in columns}
-    if _LAST in columns:
-        widths[_LAST] = min(widths[_LAST], _LEAST_OF_LAST)
-
-    def fits(apart: int) -> bool:
-        return sum(widths[name] + apart for name in columns) - apart <= width
-
-    apart = next((apart for apart in _APART if fits(apart)), _APART[-1])
-    for name in _LEAVE:
-        if name in columns and not fits(apart):
-            columns.remove(name)
-    if _LAST in columns:
-        room = width - sum(widths[name] + apart for name in columns if name != _LAST)
-        for row in rows:
-            row[_LAST] = _cut(row[_LAST], room)
-    return columns, apart
-
-
-def _cut(text: str, width: int) -> str:
-    """Cut a text to a number of cells of a terminal; an ellipsis stands for what is cut."""
-    from rich.cells import cell_len, set_cell_size
-
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
-
-
 def _filled(parts: Sequence[str], *, width: int) -> list[str]:
     """Put parts into lines of at most a width, two spaces apart; a part that is too wide has a line of its own."""
     lines = [parts[0]]
@@ -395,71 +340,6 @@ def _filled(parts: Sequence[str], *, width: int) -> list[str]:
         else:
             lines.append(part)
     return lines
-
-
-def _cells(state: RankState) -> dict[str, Any]:
-    """Return a rank's cells by column; empty where it has reported no value."""
-    row = state.row
-    return {
-        "rank": str(row.rank),
-        "role": clean(row.role),
-        "host": clean(row.host),
-        "step": str(state.step) if state.step else "",
-        "loss": "" if state.loss is None else f"{state.loss:.4f}",
-        "grad norm": "" if state.grad_norm is None else f"{state.grad_norm:.3g}",
-        "ms/step": "" if state.step_s is None else f"{state.step_s * 1e3:,.0f}",
-        "tokens/s": "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
-        "samples/s": "" if state.samples_per_s is None else f"{state.samples_per_s:,.0f}",
-    }
-
-
-def _cells_of_script(state: RankState) -> dict[str, str]:
-    """Return what a rank's row has besides if the rank runs a script: what it has printed or sent, and what it uses."""
-    usage = vars(state.usage) if state.usage and state.exit is None else {}
-    step = state.step or state.printed_step
-    metrics = ""
-    for name, value in state.metrics.items():
-        one = f"{_cut(clean(name), _LONGEST_NAME)}={value:.4g}"
-        if len(metrics) + 1 + len(one) <= _LONGEST_METRICS:
-            metrics += f" {one}" if metrics else one
-    last = clean_output(state.last_line, colour=False).decode()
-    return {
-        "step": str(step) if step else "",
-        "metrics": metrics,
-        "CPU": _percent(usage.get("cpu_percent")),
-        "memory": _size(usage.get("memory_bytes")),
-        "GPU": _percent(usage.get("gpu_percent")),
-        "GPU mem": _size(usage.get("gpu_memory_bytes")),
-        _LAST: clean(last.replace("\t", " ")).strip(),
-    }
-
-
-def _percent(share: int | None) -> str:
-    return "" if share is None else f"{min(share, _WIDEST_PERCENT)} %"
-
-
-def _size(size: int | None) -> str:
-    return "" if size is None else render_size(size)
-
-
-def _folded(ranks: Sequence[RankState]) -> str:
-    """Render the ranks for which the terminal has no row in one line, with the ranges of what they report."""
-    usages = [state.usage for state in ranks if state.usage is not None and state.exit is None]
-    steps = [step for state in ranks if (step := state.step or state.printed_step)]
-    parts = [
-        f"… and {counted(len(ranks), 'more rank')}",
-        _range("step", steps, str),
-        _range("CPU", [usage.cpu_percent for usage in usages], _percent),
-        _range("memory", [usage.memory_bytes for usage in usages], render_size),
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _range(name: str, values: Sequence[int], render: Callable[[int], str]) -> str:
-    if not values:
-        return ""
-    least, most = render(min(values)), render(max(values))
-    return f"{name} {least}" if least == most else f"{name} {least} to {most}"
 
 
 def _number(value: float | None, form: str) -> str:

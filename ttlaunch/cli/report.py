@@ -141,7 +141,7 @@ def _heading(recorded: "Recorded") -> list[str]:
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
     steps = max((state.step for state in recorded.ranks), default=0)
-    present = sum(not state.row.later or state.started is not None for state in recorded.ranks)
+    present = sum(not state.row.later or state.started is not None or state.step > 0 for state in recorded.ranks)
     lines = [f"{recorded.status}: {recorded.name}{layout}, {counted(present, 'rank')}, {steps} steps"]
     ended_by = _ended_by(recorded)
     lines += [f"  {'ended by' if recorded.report else 'state':12}{ended_by}"] if ended_by else []

@@ -156,10 +156,7 @@ class _Supervision:
         """Start the engine, supervise the run, end what is left, and write the report."""
         started, leftovers, ending = time.monotonic(), 0, self._ending
         plan, folder = self.plan, self.folder
-        with (
-            self._keeper() as checkpoints,
-            MergedWriter(folder.path, self.watch) as merged,
-        ):
+        with self._keeper() as checkpoints, MergedWriter(folder.path, self.watch) as merged:
             process = self.controller.start(
                 self.engine, plan.engine, folder=folder.path, environment=environment, rows=plan.ranks
             )
@@ -187,7 +184,8 @@ class _Supervision:
             leftovers=leftovers,
         )
         lost, end = self._lost_checkpoints(report), stopped(ending, folder, self.grace)
-        report = replace(report, lost_checkpoints=lost, stopped=end, epochs=self._epochs())
+        ranks = (*report.ranks, *(self._elastic.outside.summaries() if self._elastic else ()))
+        report = replace(report, lost_checkpoints=lost, stopped=end, epochs=self._epochs(), ranks=ranks)
         self.view.tick(self.watch.ranks)
         write_trace(folder.path, plan.ranks, complain=self.watch.bad.add)
         self._report_bad_records()

@@ -74,6 +74,7 @@ class RankState:
     """The state of one rank, as its records describe it.
 
     Attributes:
+        place: Of a worker of an elastic run, its rank in the present epoch, in processes that follow the journal; None if it is no member.
         stage: What the rank does in its start-up, one of `contract.START_STAGES`; empty before it reports and afterwards.
         stages: The first stages of its start that the rank has reported, with the times when they began.
         ready_time: When the rank's role was called, seconds since the epoch; None before, and for a program.
@@ -102,6 +103,7 @@ class RankState:
 
     row: RankRow
     phase: Phase = Phase.WAITING
+    place: int | None = None
     stage: str = ""
     stages: list[tuple[str, float]] = field(default_factory=list)
     ready_time: float | None = None
@@ -215,6 +217,12 @@ class Watch:
         self._folder = folder
         self._tails = [Tail(folder.file(contract.progress_file(state.row.rank))) for state in self.ranks]
         self._clocks: dict[str, float] = {}
+
+    def add(self, row: RankRow) -> None:
+        """Follow a further rank, whose number is the next one: a worker that has joined an elastic run."""
+        assert row.rank == len(self.ranks)  # noqa: S101 - ranks are found by their numbers
+        self.ranks.append(RankState(row))
+        self._tails.append(Tail(self._folder.file(contract.progress_file(row.rank))))
 
     def set_clock(self, host: str, offset_s: float) -> None:
         """Set by how much a host's clock is ahead of this machine's; its records are converted to this machine's clock from now on."""

@@ -1,19 +1,23 @@
 """Workers that join by themselves: numbers, incarnations, and orders that wait for a heartbeat."""
 
 import threading
+import time
 from random import Random
 
 import pytest
 
+from ttlaunch import contract
 from ttlaunch.planning.launch_plan import ElasticLimits, RankRow
 from ttlaunch.records.coordinator import Heartbeat
 from ttlaunch.records.members import MemberReport
+from ttlaunch.records.ranks import read_progress
 from ttlaunch.running.membership.journal import Journal
 from ttlaunch.running.membership.members import ENDED, NotAdmittedError, Order
 from ttlaunch.running.membership.membership import Membership
 from ttlaunch.running.membership.outside import OutsideWorkers
+from ttlaunch.running.runs.facts import RunFacts, with_joined
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import Phase, RankState
+from ttlaunch.running.watch import Phase, RankState, Watch
 
 ADDRESS = ("10.0.0.9", 7000)
 
@@ -24,8 +28,10 @@ class Joining:
     def __init__(self, folder):
         journal = Journal(RunFolder("run", folder))
         limits = ElasticLimits(1, 4, micro_batches=8, first=1)
+        (folder / contract.RECORDS_DIR).mkdir()
         self.members = Membership(limits, journal, tell=self.tell)
-        self.outside = OutsideWorkers(self.members, journal, planned=17, ranks=lambda: ())
+        run = RunFolder("run", folder)
+        self.outside = OutsideWorkers(self.members, journal, planned=17, ranks=lambda: (), folder=run)
         self.folder = folder
 
     def tell(self, member, message):
@@ -82,13 +88,56 @@ def test_eight_workers_have_the_ranks_of_their_numbers_in_whatever_order_they_co
     journal = Journal(RunFolder("run", tmp_path))
     rows = [RankState(RankRow(number, f"host{number}", 0, "worker"), Phase.RUNNING) for number in range(8)]
     members = Membership(ElasticLimits(1, 8, micro_batches=8, first=8), journal, tell=lambda *_: None)
-    outside = OutsideWorkers(members, journal, planned=8, ranks=lambda: rows)
+    folder = RunFolder("run", tmp_path)
+    outside = OutsideWorkers(members, journal, planned=8, ranks=lambda: rows, folder=folder)
     for what, fields in (("registered", {"applied": 0}), ("answered", {"epoch": 1, "applied": 0})):
         for number in order:
             address = {"address": f"10.0.0.{number}:7000"} if what == "registered" else {}
             members.take(number, MemberReport(time=0.0, what=what, incarnation=0, **fields, **address), 0.0)
     expected = [(number, number, f"10.0.0.{number}", 7000) for number in range(8)]
     assert expected == [(one.rank, one.number, one.ip_address, one.port) for one in outside.ready()]
+
+
+def test_what_a_worker_reports_is_the_same_in_views_metrics_and_the_report(run):
+    admitted, sent = run.join(), time.time() + 1000  # its clock is ahead
+    lines = [
+        contract.record_line({"kind": kind, "time": sent + number, **values}).strip()
+        for number, (kind, values) in enumerate(
+            [
+                ("ready", {"total_steps": 9}),
+                ("step", {"step": 1, "loss": 5.0, "tokens": 100}),
+                ("step", {"step": 2, "loss": 4.5, "tokens": 100}),
+                ("usage", {"cpu_percent": 80, "memory_bytes": 5000, "count": 1}),
+                ("parameters", {"digests": {"w": "0" * 64}}),
+            ]
+        )
+    ]
+    beat = Heartbeat(incarnation=1, step=7, loss=0.1, records=tuple(lines))
+    run.outside.heartbeat(17, beat, [read_progress(line.encode()) for line in lines], wait_s=0.0)
+    [shown] = run.outside.workers()
+    assert (2, 4.5, 100.0, 5000) == (shown.step, shown.loss, shown.tokens_per_s, shown.memory_bytes)
+    [summary] = run.outside.summaries()
+    assert (17, "10.0.0.9", 2, 100.0, 5000) == tuple(
+        summary[name] for name in ("rank", "host", "step", "tokens_per_s", "memory_bytes")
+    )
+    rows = tuple(RankRow(number, "here", 0, "worker", later=number > 0) for number in range(17))
+    facts = with_joined(RunFacts("x", "local", rows, is_recipe=True), run.folder)
+    watch = Watch(facts, RunFolder("run", run.folder))
+    kinds = [type(record).__name__ for state, record in watch.records() if state.row.rank == admitted.number]
+    assert ["Ready", "StepDone", "StepDone", "Usage"] == kinds
+    state = watch.ranks[17]
+    assert (2, 4.5, 100.0, 5000) == (state.step, state.loss, state.tokens_per_s, state.usage.memory_bytes)
+    assert abs(state.last_step_time - time.time()) < 500, "its clock was corrected"
+
+
+def test_records_of_all_workers_together_are_bounded(run):
+    run.outside._left_bytes = 500
+    run.join()
+    line = contract.record_line({"kind": "note", "time": 1.0, "text": "x" * 300}).strip()
+    for _ in range(3):
+        beat = Heartbeat(incarnation=1, records=(line,))
+        run.outside.heartbeat(17, beat, [read_progress(line.encode())], wait_s=0.0)
+    assert 1 == len((run.folder / contract.progress_file(17)).read_text().splitlines())
 
 
 def test_a_heartbeat_waits_for_an_order(run):

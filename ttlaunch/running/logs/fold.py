@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from ttlaunch import contract
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
@@ -121,11 +122,17 @@ def render_ranks(ranks: Sequence[int]) -> str:
     return ",".join("-".join(str(rank) for rank in part) for part in parts)
 
 
-def render_line(line: Line, ranks: Collection[int], *, roles: Sequence[str]) -> bytes:
-    """Render a line after its rank and role, or if several ranks printed it, after their number and a list of them."""
+def name_of(row: RankRow, *, is_elastic: bool) -> str:
+    """Return what views call a rank: by rank and role, or as a worker whose rank changes with the members of its run."""
+    return contract.worker_name(row.rank) if is_elastic else f"rank {row.rank} {clean(row.role)}"
+
+
+def render_line(line: Line, ranks: Collection[int], *, names: Sequence[str], is_elastic: bool = False) -> bytes:
+    """Render a line after its rank's name, or if several ranks printed it, after their number and a list of them."""
     if len(ranks) == 1:
-        return f"rank {line.rank} {roles[line.rank]} | ".encode() + line.text
-    return f"×{len(ranks)} ranks {render_ranks(sorted(ranks))} | ".encode() + line.text
+        return f"{names[line.rank]} | ".encode() + line.text
+    what = "workers" if is_elastic else "ranks"
+    return f"×{len(ranks)} {what} {render_ranks(sorted(ranks))} | ".encode() + line.text
 
 
 def _ranks(text: str) -> set[int]:
@@ -154,7 +161,8 @@ class ShownOutput:
         """
         self._last: dict[int, bytes] = {}
         self._log = MergedLog(folder, [row.rank for row in rows])
-        self._roles = [clean(row.role) for row in rows]
+        self._is_elastic = any(row.later for row in rows)
+        self._names = [name_of(row, is_elastic=self._is_elastic) for row in rows]
         self._only = only
         self._streams = streams
         self._fold = Fold(len(only))
@@ -189,4 +197,7 @@ class ShownOutput:
 
     def _take(self, *, everything: bool) -> list[tuple[str, bytes]]:
         taken = self._fold.take(everything=everything)
-        return [(line.stream, render_line(line, ranks, roles=self._roles)) for line, ranks in taken]
+        return [
+            (line.stream, render_line(line, ranks, names=self._names, is_elastic=self._is_elastic))
+            for line, ranks in taken
+        ]

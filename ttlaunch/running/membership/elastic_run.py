@@ -17,10 +17,11 @@ from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.name_cause import signal_name
 from ttlaunch.running.logs.output import View
-from ttlaunch.running.membership.journal import MEMBERS_FILE, Journal
+from ttlaunch.running.membership.journal import Journal
 from ttlaunch.running.membership.membership import Membership
 from ttlaunch.running.membership.outside import OutsideWorkers
 from ttlaunch.running.rank_controller import RankController
+from ttlaunch.running.runs.facts import MEMBERS_FILE
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Phase, RankState
 
@@ -53,7 +54,12 @@ class ElasticRun:
         self._planned = plan.world_size
         self._ranks: Sequence[RankState] = ()
         self.outside = OutsideWorkers(
-            self.membership, self._journal, planned=plan.world_size, ranks=lambda: self._ranks
+            self.membership,
+            self._journal,
+            planned=plan.world_size,
+            ranks=lambda: self._ranks,
+            folder=folder,
+            role=plan.ranks[0].role,
         )
         self._is_ending = False
         self._gone: set[int] = set()

@@ -8,10 +8,10 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.records.parser import load
+from ttlaunch.running.runs.facts import MEMBERS_FILE
 from ttlaunch.running.runs.files import Tail
 from ttlaunch.running.runs.run_folder import RunFolder
 
-MEMBERS_FILE = "members.jsonl"
 _MOST_BYTES = 64 * 1024 * 1024
 _KEPT_ENTRIES = 4096
 

@@ -28,6 +28,7 @@ FORWARDED = frozenset(
         contract.KIND_STEP,
         contract.KIND_VALIDATION,
         contract.KIND_NOTE,
+        contract.KIND_USAGE,
         contract.KIND_LOST_CHECKPOINT,
         contract.KIND_PARAMETERS,
         contract.KIND_RESULT,

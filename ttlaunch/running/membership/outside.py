@@ -8,21 +8,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.contract import worker_name
 from ttlaunch.membership.coordinator import Phase as MembersPhase
 from ttlaunch.membership.messages import Finish, Member, order_to_json
 from ttlaunch.membership.messages import Order as OrderTo
+from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.coordinator import Heartbeat
 from ttlaunch.records.members import MemberReport
-from ttlaunch.records.ranks import AnyProgress, StepDone
+from ttlaunch.records.ranks import (
+    AnyProgress,
+    Done,
+    LayerNorms,
+    Note,
+    Ready,
+    StepDone,
+    Usage,
+    Validation,
+    moved_back,
+)
 from ttlaunch.running.membership.journal import Journal
 from ttlaunch.running.membership.members import ENDED, Admitted, NotAdmittedError, Order, Orders, Worker
 from ttlaunch.running.membership.membership import Membership
-from ttlaunch.running.watch import Phase, RankState
+from ttlaunch.running.runs.facts import JOINED
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState, fold
 
 _MOST_WORKERS = 1024  # that may ever join a run
 _KEPT_ORDERS = 16
+_MOST_BYTES = 256 * 1024 * 1024  # of records that are kept of all workers that join a run
+_KEPT = (Ready, StepDone, Validation, LayerNorms, Note, Usage, Done)
+"""The records that are kept as those of a rank that runs here. A worker of another machine says nothing about parameters or checkpoints."""
 _ORDER_OF = {"prepare": Order.PREPARE, "dismiss": Order.LEAVE, "finish": Order.LEAVE}
 
 
@@ -31,6 +48,8 @@ class _Joined:
     """A worker that has joined by itself.
 
     Attributes:
+        state: What its rank has reported, in all of its incarnations.
+        ahead_s: By how much its clock is ahead of this machine's, with the way of its first record; None before that.
         orders: Those that it has not taken yet; an older one than the newest few was repeated since.
         has_ended: Whether its process has said that it ends.
         changed_at: When its progress last changed, on the monotonic clock.
@@ -41,10 +60,9 @@ class _Joined:
     address: tuple[str, int]
     name: str
     since: float
-    step: int | None = None
-    loss: float | None = None
-    tokens_per_s: float | None = None
+    state: RankState
     memory_bytes: int | None = None
+    ahead_s: float | None = None
     has_ended: bool = False
     changed_at: float = field(default_factory=time.monotonic)
     orders: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT_ORDERS))
@@ -54,7 +72,14 @@ class OutsideWorkers:
     """Lets workers join that the run does not start itself; implements `Members`. Any thread may call any method."""
 
     def __init__(
-        self, membership: Membership, journal: Journal, *, planned: int, ranks: Callable[[], Sequence[RankState]]
+        self,
+        membership: Membership,
+        journal: Journal,
+        *,
+        planned: int,
+        ranks: Callable[[], Sequence[RankState]],
+        folder: RunFolder,
+        role: str = "worker",
     ) -> None:
         """Know nobody yet.
 
@@ -63,7 +88,10 @@ class OutsideWorkers:
             journal: Its journal.
             planned: How many rows the plan has; workers that join have the numbers from there on.
             ranks: Returns the states of the workers that the run starts itself.
+            folder: Gets a file of records of each worker that joins, as if it ran here.
+            role: The role of all workers.
         """
+        self._folder, self._role, self._left_bytes = folder, role, _MOST_BYTES
         self._membership, self._journal, self._planned, self._ranks = membership, journal, planned, ranks
         self._joined: dict[int, _Joined] = {}
         self._is_closed = False
@@ -95,7 +123,10 @@ class OutsideWorkers:
                 number = max([self._planned - 1, *self._joined]) + 1
             before = self._joined.get(number)
             incarnation = before.incarnation + 1 if before else 1
-            self._joined[number] = _Joined(number, incarnation, address, name, time.time(), step=have_step or None)
+            state = before.state if before else RankState(RankRow(number, address[0], 0, self._role, later=True))
+            state.step = max(state.step, have_step)
+            self._joined[number] = _Joined(number, incarnation, address, name, time.time(), state)
+            self._journal.write(JOINED, worker=number, incarnation=incarnation, host=address[0], name=name)
             self._changed.notify_all()  # an earlier incarnation may wait for orders
         if before is not None:
             self._membership.lose(number, "was replaced by a newer process of the same worker", time.monotonic())
@@ -149,6 +180,28 @@ class OutsideWorkers:
         started = [self._of_rank(state) for state in self._ranks() if state.phase is not Phase.ABSENT]
         return [*started, *(self._of_joined(joined) for _, joined in sorted(self._joined.items()))]
 
+    def summaries(self) -> list[Mapping[str, Any]]:
+        """Return what the report says of each worker that has joined, in the form of its ranks."""
+        return [self._summary(joined) for _, joined in sorted(self._joined.items())]
+
+    def _summary(self, joined: _Joined) -> Mapping[str, Any]:
+        state, number = joined.state, joined.number
+        is_over = joined.has_ended or number in self._membership.left
+        return {
+            "rank": number,
+            "role": self._role,
+            "host": joined.address[0],
+            "state": str(Phase.DONE if is_over or self._membership.phase is MembersPhase.FINISHED else state.phase),
+            "step": state.step,
+            "name": joined.name,
+            "incarnation": joined.incarnation,
+            "tokens_per_s": state.tokens_per_s,
+            "loss": state.loss,
+            "memory_bytes": state.usage.memory_bytes if state.usage else joined.memory_bytes,
+            "left": self._left(number),
+            "last_operation": None,
+        }
+
     def epochs(self) -> Sequence[Mapping[str, Any]]:
         return self._journal.entries
 
@@ -165,15 +218,30 @@ class OutsideWorkers:
             raise NotAdmittedError(f"{_MOST_WORKERS} workers have joined this run, and it takes no more")
 
     def _note(self, joined: _Joined, beat: Heartbeat, records: Sequence[AnyProgress], *, now: float) -> None:
-        steps = [record for record in records if isinstance(record, StepDone)]
-        step = max([beat.step, joined.step or 0, *(record.step for record in steps)]) or None
-        if step != joined.step or records:
+        """Fold the records into the worker's state, and keep them where views, metrics and the report find those of ranks."""
+        if records:
             joined.changed_at = now
-        losses = [float(record.loss) for record in steps if record.loss is not None]
-        joined.step = step
-        joined.loss = losses[-1] if losses else beat.loss if beat.loss is not None else joined.loss
-        joined.tokens_per_s = beat.tokens_per_s if beat.tokens_per_s is not None else joined.tokens_per_s
         joined.memory_bytes = beat.rss if beat.rss is not None else joined.memory_bytes
+        kept = []
+        for line, record in zip(beat.records, records, strict=False):
+            if isinstance(record, _KEPT):
+                joined.ahead_s = record.time - time.time() if joined.ahead_s is None else joined.ahead_s
+                moved = moved_back(record, joined.ahead_s)
+                fold(joined.state, moved)
+                kept.append(contract.record_line({**(contract.read_record(line) or {}), "time": moved.time}).encode())
+        self._keep(joined.number, b"".join(kept))
+
+    def _keep(self, number: int, lines: bytes) -> None:
+        """Append records of a worker to its file; those of all workers together are bounded."""
+        if not lines or len(lines) > self._left_bytes:
+            return
+        self._left_bytes -= len(lines)
+        path = self._folder.file(contract.progress_file(number))
+        try:
+            with open(path, "ab", buffering=0, opener=contract.open_private) as file:
+                file.write(lines)
+        except OSError:
+            self._left_bytes = 0  # the run goes on; the journal says that a disk is full
 
     def _of_joined(self, joined: _Joined) -> Worker:
         number = joined.number
@@ -185,10 +253,10 @@ class OutsideWorkers:
             port=joined.address[1],
             state=self._state_of(number),
             name=joined.name,
-            step=joined.step,
-            loss=joined.loss,
-            tokens_per_s=joined.tokens_per_s,
-            memory_bytes=joined.memory_bytes,
+            step=joined.state.step or None,
+            loss=joined.state.loss,
+            tokens_per_s=joined.state.tokens_per_s,
+            memory_bytes=joined.state.usage.memory_bytes if joined.state.usage else joined.memory_bytes,
             since=joined.since,
             last_progress_s=round(time.monotonic() - joined.changed_at, 3),
             left=self._left(number),

@@ -25,7 +25,7 @@ from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import AnyProgress, Digests, Parameters, StepDone, kind_of, measured_values, step_of
 from ttlaunch.records.updates import Update
 from ttlaunch.running.metrics.telemetry import TelemetryReader, last_step_of
-from ttlaunch.running.runs.facts import read_facts
+from ttlaunch.running.runs.facts import read_facts, with_joined
 from ttlaunch.running.runs.files import Tail, read_object, read_object_if_any, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, read_event
 from ttlaunch.running.watch import RankState, Watch
@@ -109,7 +109,8 @@ def read_logged_run(path: Path) -> LoggedRun:
     """
     plan, facts = read_object(path / contract.PLAN_FILE), read_facts(path)
     config = plan.get("config") or {}
-    return LoggedRun(path.name, facts.name, plan.get("layout"), str(plan.get("hash", "")), facts.ranks, config)
+    ranks = with_joined(facts, path).ranks
+    return LoggedRun(path.name, facts.name, plan.get("layout"), str(plan.get("hash", "")), ranks, config)
 
 
 class EventLog:

@@ -12,7 +12,7 @@ from ttlaunch.running.logs.fold import ShownOutput
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.lost_hosts import connection_after
 from ttlaunch.running.report import Report
-from ttlaunch.running.runs.facts import RunFacts
+from ttlaunch.running.runs.facts import MEMBERS_FILE, RunFacts, joined_row
 from ttlaunch.running.runs.files import Tail
 from ttlaunch.running.runs.run_folder import RunFolder, clock_in, supervisor_file
 from ttlaunch.running.watch import Phase, Watch
@@ -37,6 +37,7 @@ class FollowedRun:
         self._printed = ShownOutput(folder.path, facts.ranks, only=only, streams=_STREAMS)
         self._supervisor = {stream: Tail(folder.file(supervisor_file(stream))) for stream in _STREAMS}
         self._events = Tail(folder.file(contract.EVENTS_FILE))
+        self._members = Tail(folder.file(MEMBERS_FILE)) if facts.is_elastic else None
         self._report = folder.file(contract.REPORT_FILE)
 
     @property
@@ -47,6 +48,7 @@ class FollowedRun:
     def poll(self) -> None:
         """Show what is new."""
         self._read_events()  # first: it corrects the clocks of the records that follow
+        self._read_members()
         for state, record in self._watch.look():
             self._view.record(state, record)
         for stream, line in chain(self._printed.poll(), self.messages()):
@@ -67,6 +69,20 @@ class FollowedRun:
                 if state.row.host == event.get("host"):
                     state.connection = connection
 
+    def _read_members(self) -> None:
+        """Follow the workers that join an elastic run, and the ranks that its epochs give to all."""
+        ranks = self._watch.ranks
+        for line in self._members.read() if self._members else ():
+            entry = contract.read_record(line) or {}
+            row = joined_row(entry, len(ranks), role=ranks[0].row.role)
+            if row is not None:
+                self._watch.add(row)
+            members = entry.get("members")
+            if isinstance(members, list):
+                places = {number: place for place, number in enumerate(members) if type(number) is int}
+                for state in ranks:
+                    state.place = places.get(state.row.rank)
+
     def messages(self) -> Iterator[tuple[str, bytes]]:
         """Yield new messages of the supervisor, each with its stream and without control sequences."""
         for stream, tail in self._supervisor.items():
@@ -75,6 +91,7 @@ class FollowedRun:
 
     def finish(self, report: Report | None) -> None:
         """Show what is left, and each rank's final state; without a report, also output whose order was not recorded."""
+        self._read_members()
         for state, record in self._watch.records():
             self._view.record(state, record)
         for stream, line in self._printed.finish(rest=report is None):

@@ -9,7 +9,7 @@ from ttlaunch import contract
 from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry, read_telemetry
 from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.report import check_parts
-from ttlaunch.running.runs.facts import facts_in
+from ttlaunch.running.runs.facts import facts_in, with_joined
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import is_running
 from ttlaunch.running.runs.registry import was_started_here
@@ -66,7 +66,8 @@ def read_run(path: Path) -> Recorded:
     report = read_object(path / contract.REPORT_FILE) if has_ended else None
     if report is not None:
         check_parts(report)
-    watch = Watch(facts, RunFolder(path.name, path))
+    planned = len(facts.ranks)
+    watch = Watch(with_joined(facts, path), RunFolder(path.name, path))
     for clock in filter(None, map(clock_in, read_events(path))):
         watch.set_clock(*clock)
     watch.read_all()
@@ -77,9 +78,11 @@ def read_run(path: Path) -> Recorded:
         report=report,
         is_running=not has_ended and is_running(path),
         ranks=watch.ranks,
-        telemetry=read_telemetry(path, world_size=len(facts.ranks)),
-        traffic=settle(path, plan, watch.ranks, is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))),
-        start=read_start_times(path, watch.ranks, plan),
+        telemetry=read_telemetry(path, world_size=planned),
+        traffic=settle(
+            path, plan, watch.ranks[:planned], is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))
+        ),
+        start=read_start_times(path, watch.ranks[:planned], plan),
     )
 
 

@@ -1,6 +1,7 @@
 """Find runs in a folder, and read a run's plan: its name, its ranks, the engine's processes."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -9,9 +10,14 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import checked
-from ttlaunch.running.runs.files import read_object
+from ttlaunch.running.runs.files import Tail, read_object
 
 LATEST = "latest"
+MEMBERS_FILE = "members.jsonl"
+"""The journal of an elastic run: every change of its workers, an entry a line."""
+JOINED = "joined"
+"""What the journal of an elastic run says of a worker that has joined from another machine."""
+_JOURNAL_BYTES = 64 * 1024 * 1024
 _STAMP = len("2026-08-23T10-14-07")
 
 
@@ -30,6 +36,11 @@ class RunFacts:
     topology: str
     ranks: tuple[RankRow, ...]
     is_recipe: bool
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers come and go: then the plan has rows for those that replace others."""
+        return any(row.later for row in self.ranks)
 
 
 def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | None:
@@ -78,6 +89,26 @@ def read_facts(path: Path) -> RunFacts:
         ValueError: The file is not a plan.
     """
     return facts_in(read_object(path / contract.PLAN_FILE))
+
+
+def joined_row(entry: object, number: int, *, role: str) -> RankRow | None:
+    """Return the row of the worker with the next number, if an entry of the journal says that it joined; else None."""
+    if not isinstance(entry, Mapping) or entry.get("what") != JOINED or entry.get("worker") != number:
+        return None
+    try:
+        return RankRow(number, checked("Word", entry.get("host")), 0, role, later=True)
+    except ValueError:
+        return None
+
+
+def with_joined(facts: RunFacts, path: Path) -> RunFacts:
+    """Return the facts with rows for the workers that have joined an elastic run from other machines; those of any other run."""
+    rows = list(facts.ranks)
+    if facts.is_elastic:
+        for line in Tail(path / MEMBERS_FILE).read(most=_JOURNAL_BYTES):
+            row = joined_row(contract.read_record(line), len(rows), role=rows[0].role)
+            rows += [row] if row is not None else []
+    return replace(facts, ranks=tuple(rows))
 
 
 def read_ranks(path: Path) -> list[RankRow]:

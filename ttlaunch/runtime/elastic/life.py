@@ -10,6 +10,7 @@ from ttlaunch.runtime.comm.grpc.directory import Directory, Peer, Way, read_dire
 from ttlaunch.runtime.elastic.ends import AbandonedError, LeftError
 from ttlaunch.runtime.elastic.member import ElasticMember
 from ttlaunch.runtime.elastic.orders import OrdersSocket
+from ttlaunch.runtime.elastic.usage import UsageReports
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.telemetry.records import ProgressWriter
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
@@ -58,6 +59,7 @@ class ElasticLife:
             is_later=bool(world.later) and world.later[number],
         )
         self._orders = OrdersSocket(address.socket.parent, own, take=self.member.take, abandon=self.member.abandon)
+        self._usage = UsageReports(lambda **fields: records.write(contract.KIND_USAGE, **fields))
 
     def run(self, role: Callable[[], object]) -> None:
         """Carry out the role until it ends, or this worker is to take part no longer; then say so, and take no further order."""
@@ -69,6 +71,7 @@ class ElasticLife:
                 self.member.save_state()
         finally:
             self._orders.close()
+            self._usage.close()
             self.member.close()
 
     def _directory_of(self, begin: Begin) -> Directory:
