@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.shared_validation import share_validation as share_validation
     from ttlaunch.runtime.parallel.shared_validation import validate_together as validate_together
     from ttlaunch.runtime.parallel.staleness.exchange import MeanGradients as MeanGradients
-    from ttlaunch.runtime.parallel.staleness.exchange import mean_gradients as mean_gradients
     from ttlaunch.runtime.parallel.staleness.local_replica import LocalReplica as LocalReplica
+    from ttlaunch.runtime.parallel.staleness.means import mean_gradients as mean_gradients
     from ttlaunch.runtime.parallel.tensor.grid import RankGrid as RankGrid
     from ttlaunch.runtime.parallel.tensor.grid import place_in_grid as place_in_grid
     from ttlaunch.runtime.parallel.tensor.norms import squared_norms as squared_norms

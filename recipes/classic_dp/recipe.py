@@ -48,6 +48,5 @@ RECIPE = Recipe(
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config"],
     naive=Naive([Layout("naive", worker=per("multihost_config.num_workers"))]),
-    # With a bound, gradients of several steps are under way, and would be lost with their worker.
-    elastic=Elastic("ring", only={"classic_dp_config.staleness_bound": 0}),
+    elastic=Elastic("ring"),
 )

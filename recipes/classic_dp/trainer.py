@@ -70,6 +70,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         bound=bound,
         damping=cfg.classic_dp_config.staleness_damping,
         bucket_megabytes=cfg.multihost_config.bucket_megabytes,
+        is_validated=partial(validation_is_due, cfg, ctx),
     )
     ctx.restore(model, optimizer)
     loop = TrainingLoop(
@@ -81,6 +82,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         saved=(model, optimizer),
         owners=workers[:1],  # all workers get the same
         compares=False,  # a worker may lead others by some updates; they are compared after the same update
+        applies=bound == 0,
     )
     compare = partial(ctx.compare, held=partial(held_tensors, model, optimizer))
     compare(ctx.steps_done)
@@ -90,7 +92,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         known = _update(means, optimizer, until=until, compare=compare)
         loop.end_step(step, **known)
     means.close()
-    if is_first and ctx.elastic is None:  # who comes and goes has not counted all, and there no gradient is stale
+    if is_first and ctx.elastic is None:  # who comes and goes has not counted all
         for name, value in means.staleness.results().items():
             ctx.result(name, value)
     ctx.report_parameters(model.named_parameters())

@@ -47,6 +47,7 @@ class ElasticMember:
         own: The number and the incarnation of this worker.
         is_later: Whether it has no state at its start, and gets one from others.
         pulled: How many bytes of state each other worker gave, by number.
+        takes_states: Whether it gets the whole state from others whenever it lacks a step; `catch_up` then has nothing to do.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ElasticMember:
         self._state = worker.WorkerState(seat.member)
         self._next: Begin | None = None
         self._has_answered = False
-        self._makes_steps = False
+        self._makes_steps = self.takes_states = False
         self._has_validated = False  # after the step from which this epoch starts
         self._end: Dismiss | Finish | None = None
         self._is_abandoned = False
@@ -221,7 +222,7 @@ class ElasticMember:
         self._update(lambda state: replace(state, applied=applied, shares=shares))
         self._reporter.report(Registered(self._seat, applied))
         self.regroup()
-        self._makes_steps = True
+        self._makes_steps = not self.takes_states
         return self.applied
 
     def regroup(self) -> None:

@@ -36,6 +36,7 @@ class TrainingLoop:
         held: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
         compares: bool = True,
         at_end: Callable[[], object] = lambda: None,
+        applies: bool = True,
     ) -> None:
         """Send and report nothing yet.
 
@@ -53,10 +54,12 @@ class TrainingLoop:
             compares: Whether all tensors have the updates of each step when it ends; if not, the recipe calls `ctx.compare`
                 itself, and only checkpoints compare here.
             at_end: In an elastic run, what all members do together after the last step, as often as they change then.
+            applies: Whether in an elastic run the update of each step is made when it ends; if not, the exchange of gradients
+                reports updates.
         """
         self._cfg, self._ctx, self._validate = cfg, ctx, validate
         self._reports, self._norms, self._owners = reports, norms, owners
-        self._saved, self._held, self._compares = saved, held, compares
+        self._saved, self._held, self._compares, self._applies = saved, held, compares, applies
         self._at_end = at_end
         if ctx.elastic is not None:
             ctx.elastic.validate_with(validate)
@@ -79,7 +82,7 @@ class TrainingLoop:
         """
         elastic, is_due = self._ctx.elastic, validation_is_due(self._cfg, self._ctx, step)
         is_reporter = elastic is None or self._ctx.rank == 0  # all members have the same numbers
-        if elastic is not None:
+        if elastic is not None and self._applies:
             is_reporter = elastic.apply(step, validation_is_due=is_due) and is_reporter
         self._ctx.report(step, **(known if self._reports and is_reporter else {}))
         if is_due:

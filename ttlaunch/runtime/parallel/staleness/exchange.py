@@ -11,10 +11,7 @@ import torch
 
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.reduction import mean_per_token
-from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
-from ttlaunch.runtime.parallel.gradients.elastic_exchange import ElasticExchange
-from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
 from ttlaunch.runtime.parallel.staleness.protocol import Clock, Staleness
 from ttlaunch.runtime.parallel.staleness.ring import RingBuffers
 from ttlaunch.runtime.world import Rank
@@ -78,67 +75,6 @@ class MeanGradients(Protocol):
         """Free the buffers of all steps; call this after the last mean. No message is under way afterwards."""
 
 
-def mean_gradients(
-    model: Model,
-    *,
-    ctx: RankContext,
-    among: Sequence[Rank],
-    blocks: Sequence[range],
-    bound: int,
-    damping: float,
-    bucket_megabytes: float | None = None,
-) -> MeanGradients:
-    """Build the exchange of mean gradients for the configured `staleness_bound`; in an elastic run, before `ctx.restore`.
-
-    Args:
-        model: The model whose gradients are averaged.
-        ctx: This rank.
-        among: The workers; in an elastic run those that are there at first.
-        blocks: The micro-batches of each worker.
-        bound: K, the most steps between a gradient's step and its update.
-        damping: How much less a stale gradient counts than a fresh one; see `BoundedMeans`.
-        bucket_megabytes: The size of a bucket where K is 0; None: the first steps decide.
-    """
-    if bound:
-        record = ctx.report_update if ctx.rank == among[0] else None
-        return BoundedMeans(model, ctx=ctx, among=among, blocks=blocks, bound=bound, damping=damping, record=record)
-    kind = GradientExchange if ctx.elastic is None else ElasticExchange
-    count = blocks[-1].stop
-    exchange = kind(model.parameters(), ctx=ctx, among=among, micro_batches=count, bucket_megabytes=bucket_megabytes)
-    return SynchronousMeans(exchange, ctx=ctx)
-
-
-class SynchronousMeans:
-    """For K = 0: each mean is applied in its own step, and added along the tree, in buckets during the backward pass.
-
-    Gradients are never stale, and nothing outlives a step, so workers may come and go between and during steps.
-    """
-
-    def __init__(self, exchange: GradientExchange | ElasticExchange, *, ctx: RankContext) -> None:
-        self.staleness = Staleness()
-        self._exchange, self._ctx = exchange, ctx
-        self._mean: Mean | None = None
-        self.expect, self.accumulate = exchange.expect, exchange.accumulate
-
-    def make(self, step: int, enter: Callable[[Iterable[int]], object]) -> None:
-        """Differentiate this worker's micro-batches, and wait for the mean."""
-        loss, tokens = self._exchange.mean(step, enter)
-        workers = len(self._ctx.ranks(self._ctx.role))  # as many as have ended the step
-        self._mean = Mean(step, loss, tokens, staleness=(0,) * workers)
-
-    def ready(self, *, until: int) -> Iterator[Mean]:
-        mean, self._mean = self._mean, None
-        if mean is None:
-            return
-        assert mean.step <= until  # noqa: S101  the caller counts the same steps
-        for one in mean.staleness:
-            self.staleness.count(one)
-        yield mean
-
-    def close(self) -> None:
-        """Do nothing: every step has freed its buffers."""
-
-
 class BoundedMeans:
     """For K > 0: a ring of workers adds up every step's mean, while they compute up to K further steps.
 
@@ -151,6 +87,9 @@ class BoundedMeans:
     Cost of a step: that of `RingBuffers`. Memory: `2 * (K + 1) * S`.
     Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016,
         where the learning rate falls with staleness; here the gradients of one mean have different weights.
+
+    Attributes:
+        block: This worker's micro-batches of each step.
     """
 
     def __init__(
@@ -163,11 +102,15 @@ class BoundedMeans:
         bound: int,
         damping: float,
         record: Callable[..., object] | None = None,
+        staleness: Staleness | None = None,
     ) -> None:
-        """Make room for K + 1 steps; nothing is sent. `record` is `RankContext.report_update`, on the ranks that record updates."""
-        self.staleness = Staleness()
+        """Make room for K + 1 steps; nothing is sent.
+
+        `record` is `RankContext.report_update`, on the ranks that record updates; `staleness` counts, if it is given.
+        """
+        self.staleness = staleness or Staleness()
         self._model = model
-        self._blocks, self._block = blocks, blocks[among.index(ctx.rank)]
+        self._blocks, self.block = blocks, blocks[among.index(ctx.rank)]
         self._clock = Clock(bound)
         self._rings = [RingBuffers(ctx, among=among, like_N=model.grads_N, tag=tag) for tag in range(bound + 1)]
         self._damping, self._record = damping, record
@@ -176,7 +119,7 @@ class BoundedMeans:
     def make(self, step: int, enter: Callable[[Iterable[int]], object]) -> None:
         """Differentiate this worker's micro-batches while the messages of earlier steps travel."""
         self.begin(step)
-        enter(self._block)
+        enter(self.block)
 
     def begin(self, step: int) -> None:
         """Wait until the buffers of a step are free, and begin the step."""
@@ -196,21 +139,28 @@ class BoundedMeans:
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
         """Leave the gradients in the model, where backward passes add those of all micro-batches in order."""
         self._tokens, self._loss = self._tokens + tokens, self._loss + loss
-        if index == self._block[-1]:
+        if index == self.block[-1]:
             self._give()
         self._advance()
 
     def ready(self, *, until: int) -> Iterator[Mean]:
         """Yield the means that are complete; each is valid until the caller requests the next one."""
-        for step in range(self._clock.applied + 1, until + 1):
-            self._advance()
-            if step not in self._clock.whole:
-                self._ring(step).advance(waits=True)
-                self._clock = self._clock.complete(step)
-            yield self._apply()
+        while (mean := self.next_ready(until=until)) is not None:
+            yield mean
+
+    def next_ready(self, *, until: int) -> Mean | None:
+        """Return the next mean, valid until the next call; wait for it if its step is at most `until`, else None if it is not there."""
+        step = self._clock.applied + 1
         self._advance()
-        while self._clock.due is not None:
-            yield self._apply()
+        if step <= until and step not in self._clock.whole:
+            self._ring(step).advance(waits=True)
+            self._clock = self._clock.complete(step)
+        return None if self._clock.due is None else self._apply()
+
+    @property
+    def given(self) -> int:
+        """The last step to which this worker has contributed; 0 before its first."""
+        return self._clock.given
 
     def close(self) -> None:
         """Free all buffers, after waiting until the other workers have received everything from this one."""

@@ -1,0 +1,98 @@
+"""Elastic runs whose gradients may be old: each task counts once, all workers end equal, and `repro` gets the same bits."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+
+import pytest
+
+from tests.running.test_elastic_runs import MOST_S, running, wait_for
+from ttlaunch import contract
+
+pytestmark = pytest.mark.mpi
+
+STEPS, LONG = 40, 1500
+SMALL = {"transformer_config.num_blocks": 1, "transformer_config.embedding_dim": 16, "training_config.batch_size": 4}
+SMALL |= {"training_config.micro_batch_size": 1, "training_config.validation_interval": LONG}
+
+
+def options(settings):
+    return [
+        word
+        for key, value in ({"training_config.steps": STEPS} | settings).items()
+        for word in ("--set", f"{key}={value}")
+    ]
+
+
+def updates_of(run):
+    """What was recorded of each update, with the ranks that recorded it; those that have recorded the same one agree."""
+    found = defaultdict(list)
+    for file in sorted(run.folder.glob("records/rank-*.progress.jsonl")):
+        for record in map(contract.read_record, file.read_text().splitlines()):
+            if record and record["kind"] == contract.KIND_UPDATE:
+                found[record["step"]].append((record["task"], record["parts"]))
+    assert all(one == others[0] for others in found.values() for one in others)
+    return {step: others[0] for step, others in found.items()}
+
+
+def assert_each_task_counts_once(run, *, steps=STEPS, bound=None):
+    updates = updates_of(run)
+    assert list(range(1, steps + 1)) == sorted(updates)
+    assert list(range(1, steps + 1)) == sorted(task for task, _ in updates.values())
+    for step, (_, parts) in updates.items():
+        covered = [index for first, stop, _ in parts for index in range(first, stop)]
+        assert list(range(len(covered))) == covered
+        assert all(0 <= version < step for _, _, version in parts)
+        assert bound is None or all(step - 1 - version <= bound for _, _, version in parts)
+    return updates
+
+
+def repeated(run):
+    """Repeat a run, and return whether its bits were the same."""
+    name = run.folder.name
+    command = [sys.executable, "-m", "ttlaunch", "repro", name]
+    done = subprocess.run(command, cwd=run.here, capture_output=True, text=True, timeout=MOST_S, check=False)
+    return done.returncode == 0 and f"same bits as     {name}" in done.stdout, done.stderr
+
+
+def kill(run, victim, *, step, chance):
+    """Kill a worker's process at a random instant soon after a step."""
+    wait_for(lambda: run.step() >= step)
+    time.sleep(chance.uniform(0, 0.1))
+    os.kill(run.pid(victim), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("bound", "kills"), [(1, {3: 0, 14: 2}), (3, {5: 1, 9: 0})])
+def test_workers_that_lead_by_some_steps_are_lost(tmp_path, bound, kills):
+    chance = random.Random(bound)  # noqa: S311 - the same instants every time
+    settings = {"classic_dp_config.staleness_bound": bound, "training_config.validation_interval": 10}
+    with running(tmp_path, *options(settings), recipe="classic_dp") as run:
+        for step, victim in kills.items():
+            kill(run, victim, step=step, chance=chance)
+        report = run.report()
+    assert ("done", True, STEPS) == (report["status"], report["parameters_agree"], report["steps"])
+    assert list(kills.values()) == [entry["worker"] for entry in run.journal("lost")]
+    assert len(report["epochs"]) > len(kills)
+    updates = assert_each_task_counts_once(run, bound=bound)
+    assert any(version < step - 1 for step, (_, parts) in updates.items() for _, _, version in parts)
+    assert (True, "") == repeated(run)
+
+
+def test_a_worker_that_comes_later_gets_the_weights_behind_old_gradients_and_takes_part(tmp_path):
+    settings = {"classic_dp_config.staleness_bound": 2, "training_config.steps": LONG, **SMALL}
+    with running(tmp_path, *options(settings), recipe="classic_dp", ranks=2, elastic="1:2") as run:
+        wait_for(lambda: run.step() >= 3)
+        os.kill(run.pid(1), signal.SIGKILL)
+        wait_for(lambda: any(3 in entry["members"] for entry in run.journal("epoch")))
+        first = run.step()
+        wait_for(lambda: run.step() > first + 5)
+        os.kill(run.pid(0), signal.SIGKILL)  # now the weights are nowhere but in the one that has come
+        report = run.report()
+    assert ("done", LONG) == (report["status"], report["steps"])
+    updates = assert_each_task_counts_once(run, steps=LONG, bound=2)
+    assert {1, 2} == {len(parts) for _, parts in updates.values()}
+    assert (True, "") == repeated(run)
