@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.elastic.local_replay import replay
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.running.checkpoints.complete import newest_step
@@ -124,6 +125,39 @@ def test_workers_that_wait_for_each_others_gradients_are_replaced_with_the_bits_
     assert [expected[key] for key in validations] == [report[key] for key in validations]
 
 
+def test_workers_with_steps_of_their_own_end_with_the_bits_of_the_journal(here):
+    """Worker 0 goes between two averages, its replacement comes between two others, and worker 2 is asked to leave."""
+    slow = "(step > 6 and not __import__('os').path.exists('quick')) and __import__('time').sleep(1.0)"
+    changed_recipe(here, "for step in loop.steps():", slow, recipe="diloco", indent=8)
+    more = ["--set", "training_config.steps=60", "--set", "checkpoint_config.interval=50"]
+    more += ["--set", "scheduler_config.type=constant"]
+    with running(here, *more, recipe="mine") as run:
+        wait_for(lambda: run.step() >= 3)
+        os.kill(run.pid(0), signal.SIGKILL)
+        wait_for(lambda: any(3 in entry["members"] for entry in run.journal("epoch")) or run.process.poll())
+        leave = [sys.executable, "-m", "ttlaunch", "workers", run.folder, "--remove", "worker-0002"]
+        subprocess.run(leave, cwd=here, capture_output=True, timeout=MOST_S, check=True)
+        (here / "quick").touch()
+        report = run.report()
+    assert ("done", True, 60) == (report["status"], report["parameters_agree"], report["steps"])
+    journal, config = run.journal("epoch"), json.loads((run.folder / contract.PLAN_FILE).read_text())["config"]
+    assert replay(here / "replay", config, journal, recipe="diloco") == report["parameters_sha256"]
+    assert [1, 3] == journal[-1]["members"]
+    assert [entry["lost_steps"] for entry in journal] == [epoch["lost_steps"] for epoch in report["epochs"]]
+    # Three workers go on, and the checkpoint has the state of two.
+    again = [*COMMAND, "mine", *more, "--set", "training_config.steps=64", "--elastic", "1:3"]
+    done = subprocess.run(
+        [*again, "-n", "3", "--resume", run.folder, "--format", "json"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=MOST_S,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert ("done", 64) == (json.loads(done.stdout)["status"], json.loads(done.stdout)["steps"])
+
+
 def test_a_worker_that_comes_late_gets_the_weights_from_the_others_and_takes_part(here):
     with running(here, "--set", "training_config.steps=400", ranks=2, elastic="1:2") as run:
         wait_for(lambda: run.step() >= 3)
@@ -172,13 +206,13 @@ def test_a_run_whose_last_worker_is_killed_names_it(here, victim, code):
     assert "stranded" == read_journal(run.folder)[-1]["what"]
 
 
-def changed_recipe(here, before, added):
-    """Write a copy of the recipe `data_parallel` with a line more; returns the place of the line."""
-    recipe = here / "mine"
-    shutil.copytree(ROOT / "recipes" / "data_parallel", recipe)
-    trainer = recipe / "trainer.py"
-    trainer.write_text(trainer.read_text().replace(before, f"{before}\n            {added}", 1))
-    return f"trainer.py:{1 + trainer.read_text().splitlines().index(f'            {added}')}"
+def changed_recipe(here, before, added, *, recipe="data_parallel", indent=12):
+    """Write a copy of a recipe with a line more; returns the place of the line."""
+    copy, line = here / "mine", f"{' ' * indent}{added}"
+    shutil.copytree(ROOT / "recipes" / recipe, copy)
+    trainer = copy / "trainer.py"
+    trainer.write_text(trainer.read_text().replace(before, f"{before}\n{line}", 1))
+    return f"trainer.py:{1 + trainer.read_text().splitlines().index(line)}"
 
 
 def test_a_last_checkpoint_whose_writer_is_killed_before_is_missing_and_the_report_says_so(here, expected):

@@ -51,6 +51,8 @@ def render_epochs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
         pause = epoch.get("pause_s")
         members = render_ranks(list(epoch["members"]))
         because = "; ".join(map(str, epoch["reasons"])) or "the run began"
+        lost = int(epoch.get("lost_steps", 0))
+        because += f"; {counted(lost, 'step')} lost" if lost else ""
         numbers = (str(epoch["epoch"]), str(epoch["step"]), members, str(epoch["computed_anew"]))
         rows.append((*numbers, "–" if pause is None else f"{pause:.2f}", clean(because)))
     return render_table(rows, right={0, 1, 3, 4}, indent="  ")
@@ -64,6 +66,7 @@ def epoch_lines(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
             *(epoch["epoch"], epoch["step"], render_ranks(list(epoch["members"])), epoch["computed_anew"]),
             epoch.get("pause_s"),
             clean("; ".join(map(str, epoch["reasons"]))),
+            epoch.get("lost_steps", 0),
         )
         for epoch in epochs
     ]

@@ -140,7 +140,9 @@ def _epochs(report: RecordedReport) -> list[str]:
         return []
     sizes = [len(epoch["members"]) for epoch in report.epochs]
     number = str(min(sizes)) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    return [f"  epochs           {len(report.epochs)}, with {number} workers"]
+    lost = sum(int(epoch.get("lost_steps", 0)) for epoch in report.epochs)
+    lines = [f"  steps lost       {lost} with workers that left between two averages"] if lost else []
+    return [f"  epochs           {len(report.epochs)}, with {number} workers", *lines]
 
 
 def _render_stop(report: RecordedReport) -> list[str]:

@@ -104,6 +104,13 @@ class ReplicaWatch:
             if is_new and len(record.digests) == _DIGITS * len(names):
                 self._waiting.setdefault(record.step, {})[rank] = _Table(names, record.digests)
 
+    def forget(self, ranks: Collection[int]) -> None:
+        """Compare what these ranks have reported with nothing that others report from now on."""
+        with self._lock:
+            for tables in self._waiting.values():
+                for rank in ranks:
+                    tables.pop(rank, None)
+
     def settle(self, reached: Mapping[int, int]) -> None:
         """Compare the digests of every step for which no further digests can come.
 

@@ -169,7 +169,7 @@ def check_parts(record: Mapping[str, Any]) -> None:
     """
     _check(record, {"status": "Word"}, optional=_KINDS)
     for epoch in record.get("epochs", ()):
-        _check(epoch, _EPOCH_KINDS, optional={"pause_s": "Seconds | None"})
+        _check(epoch, _EPOCH_KINDS, optional={"pause_s": "Seconds | None", "lost_steps": "Count"})
     for row in record.get("ranks", ()):
         _check(row, _RANK_KINDS, optional=_MORE_RANK_KINDS)
         if row.get("last_operation") is not None:

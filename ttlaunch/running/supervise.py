@@ -321,6 +321,9 @@ class _Supervision:
         ending.tolerate(self._elastic.tolerated, ranks)
         self._elastic.notice_hosts(ending.away, ranks, is_ending=ending.since is not None)
         ending.failure = ending.failure or self._elastic.failure
+        if self.plan.elastic is not None and self.plan.elastic.has_local_steps:
+            # Others make an average anew that only a lost worker had completed, and without that worker it is another one.
+            self.watch.replicas.forget(self._elastic.tolerated)
 
     def _notice_last_losses(self) -> None:
         """Notice losses after the end of the run; a folder that cannot be written then becomes the reported failure."""

@@ -40,6 +40,7 @@ class Change:
         step: The step after which it began.
         reasons: What led to it, such as "worker-0002 was lost".
         computed_anew: How many leaves of the interrupted step had to be computed again.
+        lost_steps: How many steps went with workers that take part no more, because no average was made since.
         time: When the epoch began, seconds since the epoch.
         pause_s: Seconds from the first reason to the first step of the epoch; None while none is done.
     """
@@ -49,6 +50,7 @@ class Change:
     step: int
     reasons: tuple[str, ...]
     computed_anew: int
+    lost_steps: int
     time: float
     pause_s: float | None = None
 
@@ -198,7 +200,9 @@ class Membership:
         reasons = tuple(self._reasons) or ("some members are faster than others",)
         reasons, self._reasons = reasons if self.changes else (), []
         self._disturbed = self._disturbed if self.changes else now
-        change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, time.time())
+        gone = set(self.changes[-1].members).difference(begin.numbers) if self.changes else ()
+        lost_steps = sum(self._reports[number].own_steps for number in gone)
+        change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, lost_steps, time.time())
         self.changes.append(change)
         joined = [number for number, applied in begin.behind if applied is None]
         known = {k: v for k, v in change.as_json().items() if k not in {"time", "pause_s"}}

@@ -346,6 +346,8 @@ class LocalReplica:
 
         Only elastic runs have those: other runs keep their number of workers when they are resumed.
         """
+        if self._members is None:
+            return frozenset()
         own = f"~{self._place}of{len(self._among)}"
         return frozenset(name for name, _ in self.named_state() if name.endswith(own))
 
