@@ -136,7 +136,7 @@ def test_a_program_that_is_no_python_is_not_refused_for_the_warm_process_that_an
 
 def test_a_plan_keeps_that_its_ranks_are_forked_from_a_warm_process(ttlaunch, written):
     plans = [json.loads(ttlaunch(f"plan -n 2 --format json {option} plain.py").stdout) for option in ("", "--warm")]
-    assert [None, True] == [plan["python"].get("warm") for plan in plans]
+    assert [None, True] == [plan.get("warm") for plan in plans]
 
 
 def test_a_machine_without_mpirun_plans_scripts_and_says_how_to_start_other_programs(

@@ -162,9 +162,7 @@ def test_forked_ranks_have_the_losses_of_others_to_the_bit(here, name):
         finally:
             run.close()
         losses.append(losses_in(run.stdout))
-        assert ("--warm" in options) == json.loads((run.run_folder / contract.PLAN_FILE).read_text())["python"].get(
-            "warm", False
-        )
+        assert ("--warm" in options) == json.loads((run.run_folder / contract.PLAN_FILE).read_text()).get("warm", False)
     assert losses[0].startswith("2 ")
     assert [losses[0]] * 3 == losses
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -57,6 +58,7 @@ def _start_ranks(descriptor: int) -> None:
     with open(descriptor, "rb") as file:
         file.seek(0)
         state = json.loads(file.read())
+    gc.disable()
     printed, reason = _import(state)
     os.environ.clear()
     os.environ.update(state["inherited"])
@@ -68,8 +70,8 @@ def _start_ranks(descriptor: int) -> None:
         orders = Orders(state["orders"][0], state["orders"][1].encode())
         descriptors.remove(str(orders.descriptor))  # it is no rank's
     kept = {int(number) for number in descriptors if os.path.exists(f"/proc/self/fd/{number}")}
-    gc.collect()
     gc.freeze()  # a collection in a shim or rank would otherwise touch, and so copy, all pages
+    gc.enable()
     fork = None if reason else RankForker(printed, kept, name).fork
     remarks = {
         int(rank): f"this rank starts by itself, because its {variable} differs from the first rank's"
@@ -90,8 +92,12 @@ def _import(state: Record) -> tuple[dict[int, bytes], str]:
         os.dup2(file, number)
     reason = ""
     try:
-        for module in _IMPORTED:
-            __import__(module)
+        if "import" in state:
+            module, function = state["import"]
+            getattr(importlib.import_module(module), function)(state["plan"])
+        else:
+            for module in _IMPORTED:
+                __import__(module)
     except Exception as error:  # noqa: BLE001 - each rank meets it at its own import
         reason = f"torch cannot be imported: {type(error).__name__}: {error}"
     sys.stdout.flush()

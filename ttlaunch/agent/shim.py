@@ -114,6 +114,8 @@ def rank_environment(
         environment.update(_with_exceptions_written(environment.pop("PYTHONPATH", None), exceptions))
         if not _keeps_mpi(plan) and plan["world_size"] > 1:
             environment[contract.ENV_NO_MPI] = "1"
+    elif plan.get("warm"):
+        environment.update(_with_at_start(environment.pop("PYTHONPATH", None)))
     environment.setdefault(
         "PYTHONFAULTHANDLER", "1"
     )  # a crash in compiled code then prints the Python line that led to it
@@ -160,8 +162,13 @@ def _keeps_mpi(plan: Record) -> bool:
 
 def _with_exceptions_written(path: str | None, file: str) -> dict[str, str]:
     """Return the variables that make a Python program write its exceptions to a file; `path` is its own PYTHONPATH."""
+    return {**_with_at_start(path), contract.ENV_EXCEPTIONS: file}
+
+
+def _with_at_start(path: str | None) -> dict[str, str]:
+    """Return the variables with which Python begins with `at_start`; `path` is the rank's own PYTHONPATH."""
     own = {} if path is None else {contract.ENV_PYTHONPATH: path}
-    return {**own, "PYTHONPATH": f"{_AT_START}{os.pathsep}{path}" if path else _AT_START, contract.ENV_EXCEPTIONS: file}
+    return {**own, "PYTHONPATH": f"{_AT_START}{os.pathsep}{path}" if path else _AT_START}
 
 
 def check_format(plan: Record) -> None:

@@ -80,7 +80,7 @@ def main() -> int:
         print(f"{NAME}: the plan has ranks on several hosts, which only `ttlaunch run` starts", file=sys.stderr)
         return shim.SHIM_FAILED
     cold = {}
-    if (plan.get("python") or {}).get("warm") and (rows or later):
+    if plan.get("warm") and (rows or later):
         from ttlaunch.agent.warm_start import replace_by_warm  # noqa: PLC0415 - other ranks do not pay for it
 
         pipe = None if orders is None else (orders.descriptor, orders.unread)

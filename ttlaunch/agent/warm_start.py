@@ -28,6 +28,8 @@ _OF_ONE_RANK = {
     *("TT_RUN_RANK", "TT_MESH_ID", "TT_MESH_HOST_RANK", "TT_MESH_GRAPH_DESC_PATH"),
 }
 """Variables that may differ between ranks: nothing reads them while torch is imported."""
+_OF_RECIPES = ("ttlaunch.runtime.import_ahead", "import_ahead")
+"""The module and the function that import what ranks of a recipe share; other ranks share torch."""
 _HARMLESS = re.compile(r"-[uOBbdqRPs]+")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
@@ -69,6 +71,11 @@ def replace_by_warm(
     room = max(len(environment_block(one)) for one in warm) - len(environment_block(common))
     state = {"inherited": inherited, "plan": plan_path, "ranks": [row["rank"] for row in rows], "cold": cold}
     state["first"] = next(iter(environments))
+    if plan["recipe"] is not None:
+        state["import"] = _OF_RECIPES
+        common.setdefault(
+            "OMP_NUM_THREADS", "1"
+        )  # more would be threads before the forks; a rank sets the number for torch itself
     state["program_folder"] = _program_folder(command, folder)
     if orders is not None and later:
         os.set_inheritable(orders[0], True)  # noqa: FBT003 - as Python has it

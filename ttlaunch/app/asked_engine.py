@@ -61,6 +61,10 @@ def refuse_warm(engine: "Engine", program: PythonProgram | None) -> Diagnostic |
         hints.append(f"{program.why}, so it gets MPI; `--engine agents` starts it without MPI")
     elif program is not None:
         hints.append("or leave `--engine` out: engine `agents` has it")
+    else:
+        hints.append(
+            "or `--set multihost_config.socket_type=grpc`: engine `agents` then starts the ranks of the recipe"
+        )
     return Diagnostic("P070", message, hints=tuple(hints), blame=Blame.COMMAND_LINE)
 
 

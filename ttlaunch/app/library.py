@@ -54,7 +54,7 @@ class ClusterOptions(TypedDict, total=False):
         nproc_per_node: The number of ranks on each host, as torchrun's option.
         nnodes: The number of hosts, as torchrun's option.
         standalone: Whether all ranks have to run on this machine, as torchrun's option.
-        warm: Whether torch is imported once on each host, by a process of which the script's ranks are forks.
+        warm: Whether torch is imported once on each host, by a process of which the ranks are forks.
     """
 
     on: str | Path

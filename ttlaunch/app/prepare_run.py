@@ -142,29 +142,20 @@ def make_plan(
     if not description.ok or description.topology is None:
         return None
     if description.command is not None:
-        if request.trace_steps is not None:
-            return usage_mistake(f"`--trace` was given, but {description.name} is a program and no recipe")
-        if request.profile_steps is not None:
-            message = f"`--profile-steps` was given, but {description.name} is a program and no recipe"
-            return usage_mistake(message)
-        python = description.python
-        program = CommandProgram(
-            description.name,
-            description.command,
-            is_python=python is not None,
-            uses_mpi=python is None or python.uses_mpi,
-            is_independent=request.independent,
-            warm=request.warm and python is not None,
-        )
-        plan = plan_command(program, description.topology, surroundings, ranks=description.ranks)
-        return plan if request.first is None or isinstance(plan, Diagnostic) else _with_later_ranks(plan, request.first)
+        return _plan_of_command(description.command, description, request, surroundings=surroundings)
     if description.choice is None or description.layout is None:
         return None
     from ttlaunch.planning.recipe_plan import plan_recipe
 
     choice, layout = description.choice, description.layout
     plan = plan_recipe(
-        choice, layout, description.topology, surroundings=surroundings, replay=request.replay, updates=request.updates
+        choice,
+        layout,
+        description.topology,
+        surroundings=surroundings,
+        replay=request.replay,
+        updates=request.updates,
+        warm=request.warm,
     )
     if description.elastic is not None:
         from ttlaunch.planning.elastic import plan_replacements
@@ -178,6 +169,28 @@ def make_plan(
     more = {name: str(value) for name, value in asked.items() if value is not None}
     more |= {"KINETO_LOG_LEVEL": _QUIET} if request.profile_steps is not None else {}
     return wrong or (replace(plan, environment={**plan.environment, **more}) if more else plan)
+
+
+def _plan_of_command(
+    command: tuple[str, ...], description: ResolvedSpec, request: RunSpec, *, surroundings: Surroundings
+) -> LaunchPlan | Diagnostic:
+    assert description.topology is not None  # noqa: S101 - the specification has no errors
+    if request.trace_steps is not None:
+        return usage_mistake(f"`--trace` was given, but {description.name} is a program and no recipe")
+    if request.profile_steps is not None:
+        message = f"`--profile-steps` was given, but {description.name} is a program and no recipe"
+        return usage_mistake(message)
+    python = description.python
+    program = CommandProgram(
+        description.name,
+        command,
+        is_python=python is not None,
+        uses_mpi=python is None or python.uses_mpi,
+        is_independent=request.independent,
+        warm=request.warm and python is not None,
+    )
+    plan = plan_command(program, description.topology, surroundings, ranks=description.ranks)
+    return plan if request.first is None or isinstance(plan, Diagnostic) else _with_later_ranks(plan, request.first)
 
 
 def _with_later_ranks(plan: LaunchPlan, first: int) -> LaunchPlan:

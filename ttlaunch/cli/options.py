@@ -131,7 +131,7 @@ Warm = Annotated[
     bool,
     typer.Option(
         "--warm",
-        help="Import torch and torch.distributed once on each host; each rank of the script is a fork of the process that has.",
+        help="Import torch and torch.distributed once on each host; each rank is a fork of the process that has.",
     ),
 ]
 HangTimeout = Annotated[

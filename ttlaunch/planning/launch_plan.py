@@ -52,6 +52,7 @@ class RecipeProgram:
         replay: For a repeated asynchronous run, the rank whose gradient made each update; otherwise empty.
         updates: For a run that is repeated in one process, what each of its updates was made of; otherwise empty.
         is_naive: Whether ranks run `naive.py` in place of `trainer.py`.
+        warm: Whether the ranks are forked from one process on each host, which has imported torch and the code of ttlaunch.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RecipeProgram:
     replay: tuple[int, ...] = ()
     updates: tuple[RecordedUpdate, ...] = ()
     is_naive: bool = False
+    warm: bool = False
 
     @property
     def uses_grpc(self) -> bool:
@@ -278,6 +280,7 @@ class LaunchPlan:
             **({"replay": list(recipe.replay)} if recipe and recipe.replay else {}),
             **({"updates": list(recipe.updates)} if recipe and recipe.updates else {}),
             **({"naive": True} if recipe and recipe.is_naive else {}),
+            **({"warm": True} if self.program.warm else {}),
             "rank_command": list(self.rank_command),
             "working_folder": self.working_folder,
             "environment": dict(self.environment),
@@ -303,7 +306,7 @@ def is_python(plan: LaunchPlan) -> bool:
 
 
 def _python(program: CommandProgram) -> dict[str, bool]:
-    return {"uses_mpi": program.uses_mpi, **({"warm": True} if program.warm else {})}
+    return {"uses_mpi": program.uses_mpi}
 
 
 def render_plan_json(plan: LaunchPlan) -> str:

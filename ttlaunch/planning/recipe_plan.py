@@ -64,8 +64,9 @@ def plan_recipe(
     surroundings: Surroundings,
     replay: tuple[int, ...] = (),
     updates: tuple[RecordedUpdate, ...] = (),
+    warm: bool = False,
 ) -> LaunchPlan:
-    """Plan a recipe whose checks have passed; see `RecipeProgram` for `replay` and `updates`."""
+    """Plan a recipe whose checks have passed; see `RecipeProgram` for `replay`, `updates` and `warm`."""
     program = RecipeProgram(
         name=choice.name,
         folder=str(choice.folder),
@@ -76,6 +77,7 @@ def plan_recipe(
         replay=replay,
         updates=updates,
         is_naive=choice.is_naive,
+        warm=warm,
     )
     flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
     command = (surroundings.python, *_RANK_MODULE)

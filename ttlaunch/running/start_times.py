@@ -103,10 +103,7 @@ def read_start_times(path: Path, ranks: Sequence[RankState], plan: Mapping[str, 
     is_recipe = plan.get("recipe") is not None
     printed = {} if is_recipe else dict(_first_outputs(path, ranks))
     lasted = dict(_first_durations(path, ranks)) if is_recipe else {}
-    python = plan.get("python")
-    return find_start_times(
-        marks, ranks, printed=printed, lasted=lasted, is_warm=isinstance(python, dict) and python.get("warm") is True
-    )
+    return find_start_times(marks, ranks, printed=printed, lasted=lasted, is_warm=plan.get("warm") is True)
 
 
 def marks_in(event: Mapping[str, Any]) -> dict[str, float]:

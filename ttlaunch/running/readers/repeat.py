@@ -116,7 +116,7 @@ def read_origin(path: Path) -> Origin:
             updates=updates,
             is_naive=bool(plan.get("naive")),
             is_independent=bool(plan.get("independent")),
-            warm=bool((plan.get("python") or {}).get("warm")),
+            warm=plan.get("warm") is True,
             folder=path,
             plan_hash=plan.get("hash"),
             kept=code.get("kept"),
