@@ -27,6 +27,7 @@ from ttlaunch.running.watch import Phase, RankState
 
 _FUTILE = 3  # replacements in a row at one place that end before they have taken part
 _QUIET_S, _REMINDER_S = 15.0, 60.0  # after which, and how often then, it is said who is awaited
+_RESUME = "`ttlaunch run RECIPE --resume {}` continues from the newest checkpoint of this run, if it has one"
 _OVER = {MembersPhase.FINISHED, MembersPhase.STRANDED}
 
 
@@ -218,13 +219,18 @@ class ElasticRun:
 
     def _too_few(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> Failure | None:
         """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
+        why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
+        if self.membership.state.lacks_slots:
+            cause = "a part of the state is gone: the worker that owned it and its shadow ended together"
+            return Failure(
+                code="R075", cause=cause, time=time.time(), evidence=why, next_step=_RESUME.format(self._folder.run_id)
+            )
         if any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in _present(ranks)):
             return None
         left = len(self.membership.state.workers)
         cause = (
             f"{counted(left, 'worker')} {'is' if left == 1 else 'are'} left, and a step needs {self._limits.minimum}"
         )
-        why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
         return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=time.time(), evidence=why)
 
     def _say_what_changed(self, now: float) -> None:
