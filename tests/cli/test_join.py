@@ -88,8 +88,9 @@ def reports(service, what):
     return [record for record in found if record.what == what]
 
 
-def dismiss(service):
-    service.coordinator.members.tell(2, json.loads(order_to_json(Order(Member(2, 1), Dismiss("the test is over")))))
+def dismiss(service, incarnation=1):
+    order = Order(Member(2, incarnation), Dismiss("the test is over"))
+    service.coordinator.members.tell(2, json.loads(order_to_json(order)))
 
 
 def test_a_worker_joins_and_says_where_others_reach_it_and_that_it_has_no_state(service, tmp_path):
@@ -109,6 +110,33 @@ def test_a_worker_joins_and_says_where_others_reach_it_and_that_it_has_no_state(
     assert stdout.startswith("worker-0002 has")
     (folder,) = [path for path in (tmp_path / "runs").iterdir() if (path / "plan.json").exists()]
     assert folder.name not in {run_id for _, run_id in processes_of_runs()}
+
+
+def test_a_worker_that_was_killed_comes_again_under_its_number_with_its_own_token(service, tmp_path):
+    with joining(url_of(service), a_token(service), folder=tmp_path) as process:
+        wait(lambda: reports(service, "registered") or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+    [kept] = (tmp_path / "runs").glob("*/worker.token")
+    assert 0o600 == kept.stat().st_mode & 0o777
+    options = ("--again", "worker-0002")
+    with joining(url_of(service), kept.read_text(), *options, folder=tmp_path) as process:
+        wait(lambda: any(one.incarnation == 2 for one in reports(service, "registered")) or process.poll() is not None)
+        dismiss(service, incarnation=2)
+        _, stderr = process.communicate(timeout=2 * SOON_S)
+    assert process.returncode == 0, stderr
+    assert "this machine takes part as worker-0002" in stderr
+    status, _, stderr = answer_of(url_of(service), kept.read_text(), *options, folder=tmp_path)
+    assert (4, "error[R081]: the run refuses: a newer incarnation of worker-0002 has registered") == (
+        status,
+        next(line for line in stderr.splitlines() if line.startswith("error")),
+    )
+
+
+def test_a_name_that_is_no_worker_is_refused_before_anybody_is_asked(ttlaunch, tmp_path):
+    (tmp_path / "token").write_text("abc")
+    url = f"https://127.0.0.1:9#{'0' * 64}"
+    answer = ttlaunch(f"join {url} --token-file {tmp_path}/token --again worker-34")
+    assert (2, "error[P009]: `--again worker-34` is no worker") == (answer.status, answer.stderr.splitlines()[0])
 
 
 def test_ctrl_c_leaves_after_the_step(service, tmp_path):

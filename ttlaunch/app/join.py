@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import re
 import signal
 import socket
 import ssl
@@ -41,6 +42,7 @@ from ttlaunch.running.membership.taking_part import Participation, Wish
 _LONGEST_NAME = 100
 _LONGEST_TOKEN = 200
 _MOST_NUMBER = 9999
+_WORKER = re.compile(r"worker-[0-9]{4}\Z", re.ASCII)
 _TO_LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -56,6 +58,7 @@ class JoinRequest:
         data: The training text on this machine; None for the path in the run's configuration.
         address: The IP address at which other workers reach this machine; None for the one from which it reaches the run.
         runs_dir: The folder in which the worker's own run folder is made.
+        again: The name of the worker that this machine was before, such as `worker-0034`; None for a new one.
     """
 
     url: str
@@ -65,6 +68,7 @@ class JoinRequest:
     data: str | None = None
     address: str | None = None
     runs_dir: Path = Path("runs")
+    again: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def join_run(
             own, wish = _compared(plan, run), Wish()
             with _held_port() as port, handled(dict.fromkeys(_TO_LEAVE, wish.note)):
                 address = request.address or _own_address(url)
-                welcome, key = _register(client, own, (address, port), name=request.name)
+                welcome, key = _register(client, own, request, place=(address, port))
                 report_progress(f"this machine takes part as {welcome.worker_id}; Ctrl-C leaves after the step")
                 link = CoordinatorLink(welcome, _opens(url, authority, welcome.token), report_progress)
                 # Another name than that of every other worker's host, even on one machine: their folders differ.
@@ -134,6 +138,8 @@ def _parsed(request: JoinRequest) -> InvitationUrl:
         raise usage_error(message, INVITES, code="P080")
     if len(request.name) > _LONGEST_NAME or not request.name.isprintable():
         raise usage_error(f"`--name {shown(request.name)}`: a name has at most {_LONGEST_NAME} printable characters")
+    if request.again is not None and not _WORKER.match(request.again):
+        raise usage_error(f"`--again {shown(request.again)}` is no worker", "`--again worker-0034`, for example")
     if request.address is not None and not _is_address(request.address):
         raise usage_error(f"`--address {shown(request.address)}` is no IP address", "`--address 10.0.0.2`, for example")
     return url
@@ -194,15 +200,18 @@ def _own_address(url: InvitationUrl) -> str:
         raise usage_error(message, "`--address IP` names the one at which other workers reach it") from error
 
 
-def _register(client: CoordinatorClient, own: Fingerprint, place: tuple[str, int], *, name: str) -> tuple[Welcome, str]:
+def _register(
+    client: CoordinatorClient, own: Fingerprint, request: JoinRequest, *, place: tuple[str, int]
+) -> tuple[Welcome, str]:
     """Register, and return the answer and the private key of the certificate in it, which never leaves this machine."""
     key, certificate_request = make_request()
     body = {
         "ip_address": place[0],
         "port": place[1],
         "fingerprint": vars(own),
-        "name": name,
+        "name": request.name,
         "certificate_request": certificate_request,
+        **({"worker_id": request.again} if request.again else {}),
     }
     return client.ask(Welcome, "POST", "/workers/register", body=body), key
 

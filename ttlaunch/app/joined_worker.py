@@ -21,6 +21,9 @@ from ttlaunch.running.runs.record_inputs import write_inputs
 from ttlaunch.running.runs.run_folder import RunFolder, create_run_folder, private_files, scratch_folder
 from ttlaunch.running.watch import Watch
 
+TOKEN_FILE = "worker.token"  # noqa: S105 - the name of a file
+"""In the worker's own run folder, for its user alone: the token with which it registers again under its number."""
+
 
 def run_worker(
     plan: LaunchPlan,
@@ -48,7 +51,7 @@ def run_worker(
     """
     link.start()
     try:
-        folder = _make_folder(plan, runs_dir, dialogue, config=config)
+        folder = _make_folder(plan, runs_dir, dialogue, config=config, token=link.welcome.token)
         daemons = plan.engine.names.daemons
         with (
             private_files(folder),
@@ -74,12 +77,18 @@ def run_worker(
         link.close()
 
 
-def _make_folder(plan: LaunchPlan, runs_dir: Path, dialogue: Dialogue, *, config: str) -> RunFolder:
+def _make_folder(plan: LaunchPlan, runs_dir: Path, dialogue: Dialogue, *, config: str, token: str) -> RunFolder:
     try:
         folder = create_run_folder(runs_dir)
         with private_files(folder):
             dialogue.warn(write_inputs(plan, folder, resolved_config=config, shell=os.environ))
-    except RunFolderError as error:
+        with open(folder.file(TOKEN_FILE), "w", encoding="ascii", opener=_open_for_user) as file:
+            file.write(f"{token}\n")
+    except (RunFolderError, OSError) as error:
         hint = "`--runs-dir DIR` makes run folders somewhere else"
         raise LaunchError([Diagnostic("H008", str(error), hints=(hint,), blame=Blame.HOSTS)]) from error
     return folder
+
+
+def _open_for_user(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

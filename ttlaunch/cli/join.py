@@ -47,6 +47,14 @@ def join(
         str | None,
         typer.Option("--address", metavar="IP", help="Where other workers reach this machine; found by itself."),
     ] = None,
+    again: Annotated[
+        str | None,
+        typer.Option(
+            "--again",
+            metavar="WORKER",
+            help="Take part again as this worker, with its own token, RUN/worker.token, or with a new one if it has ended.",
+        ),
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
@@ -58,7 +66,9 @@ def join(
         if form is not Format.JSON:
             print_lines([text], to=sys.stderr)
 
-    request = JoinRequest(url, token, name=name, recipe=recipe, data=data, address=address, runs_dir=runs_dir)
+    request = JoinRequest(
+        url, token, name=name, recipe=recipe, data=data, address=address, runs_dir=runs_dir, again=again
+    )
     joined = join_run(request, TerminalDialogue(form), report_progress=report_progress)
     exit_with(_report(joined, form=form))
 

@@ -69,6 +69,22 @@ def test_numbers_follow_the_rows_of_the_plan_and_a_worker_that_comes_again_has_i
     assert Order.FENCED != run.beat(again).order
 
 
+def test_a_worker_that_comes_again_starts_anew_and_is_lost_at_once_if_it_ends_again(run):
+    first = run.join()
+    run.beat(first, {"what": "registered", "applied": None})
+    run.own("answered", epoch=2, applied=3)
+    run.beat(first, {"what": "answered", "epoch": 2, "applied": None})
+    again = run.join(17)
+    assert ["starting"] == [one.state for one in run.outside.workers()]
+    assert Order.FENCED == run.beat(first).order
+    run.beat(again, {"what": "registered", "applied": None})
+    assert 17 in run.members.state.workers
+    ended = Heartbeat(incarnation=again.incarnation, phase=ENDED)
+    run.outside.heartbeat(17, ended, [], wait_s=0.0)
+    assert 17 not in run.members.state.workers
+    assert ["gone"] == [one.state for one in run.outside.workers()]
+
+
 def test_a_worker_takes_part_once_it_is_ready_and_all_have_answered(run):
     admitted = run.join()
     answer = run.beat(admitted, {"what": "registered", "applied": None, "host": "far", "address": "10.0.0.9:7000"})

@@ -152,6 +152,13 @@ class Membership:
             self._add_reason(f"{worker_name(number)} {reason}", now)
             self._handle(Lost(member), now)
 
+    def let_come_again(self, number: int, now: float) -> None:
+        """Forget why a worker has left, because a newer process has its number; an older one that still takes part is lost."""
+        with self._lock:
+            if number in self._state.workers:
+                self.lose(number, "was replaced by a newer process of the same worker", now)
+            self.left.pop(number, None)
+
     def let_leave(self, number: int, now: float) -> None:
         """Let a worker leave at the next boundary of a step."""
         with self._lock:

@@ -129,7 +129,7 @@ class OutsideWorkers:
             self._journal.write(JOINED, worker=number, incarnation=incarnation, host=address[0], name=name)
             self._changed.notify_all()  # an earlier incarnation may wait for orders
         if before is not None:
-            self._membership.lose(number, "was replaced by a newer process of the same worker", time.monotonic())
+            self._membership.let_come_again(number, time.monotonic())
         return Admitted(number, incarnation, None)
 
     def leave(self, number: int) -> int:
@@ -143,6 +143,8 @@ class OutsideWorkers:
         now = time.monotonic()
         with self._changed:
             joined = self._joined[number]
+            if beat.incarnation != joined.incarnation:
+                return Orders(self._membership.state.epoch, Order.FENCED)
             self._note(joined, beat, records, now=now)
         for record in records:
             if isinstance(record, MemberReport) and record.incarnation == joined.incarnation:
