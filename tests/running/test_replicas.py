@@ -48,6 +48,15 @@ def test_a_rank_that_has_gone_on_or_ended_without_a_report_is_not_waited_for(wat
     assert 10 == watch.agreed
 
 
+def test_what_a_rank_has_reported_that_others_go_on_without_is_compared_with_nothing(watch):
+    watch.take(0, record(10, w=3))
+    watch.forget({0})
+    for rank in (1, 2):
+        watch.take(rank, record(10, w=4))
+    watch.settle({1: 10, 2: 10})
+    assert (10, None) == (watch.agreed, watch.difference)
+
+
 def test_the_first_difference_stays_and_no_later_step_is_compared(watch):
     watch.take(0, record(10, w=3))
     watch.take(1, record(10, w=3))

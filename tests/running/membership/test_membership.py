@@ -62,6 +62,16 @@ def test_an_epoch_begins_when_all_that_start_with_the_run_are_ready_and_is_in_th
     assert {len(lines)} == {seen for order, seen in world.orders if isinstance(order.message, Begin)}
 
 
+def test_steps_that_only_a_lost_worker_had_made_are_counted_with_the_change(world):
+    world.begin()
+    world.report(1, "progressed", epoch=1, applied=7, own_steps=3)
+    world.report(2, "progressed", epoch=1, applied=6, own_steps=2)
+    world.members.lose(1, "was killed by SIGKILL", now=1.0)
+    world.answer_all(applied=7)
+    assert [0, 3] == [change.lost_steps for change in world.members.changes]
+    assert [0, 3] == [entry["lost_steps"] for entry in read_journal(world.folder.path) if entry["what"] == "epoch"]
+
+
 def test_a_lost_worker_begins_an_epoch_without_it_whose_reason_and_cost_are_known(world):
     world.begin(now=0.0)
     world.report(0, "progressed", now=9.0, epoch=1, applied=4)
