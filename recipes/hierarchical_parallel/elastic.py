@@ -38,6 +38,7 @@ def member(cfg: Config, ctx: RankContext) -> None:
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     update = ShadowedUpdate(ctx, model, optimizer, servers=_SERVERS, owners=[_AGGREGATOR])
     ctx.restore(model, optimizer)
+    ctx.save_if_abandoned(model, optimizer, has_all=update.has_state)
     validate = partial(validate_together, cfg, ctx, model=model)
     loop = TrainingLoop(cfg, ctx, validate=validate, held=model.named_parameters)
     for step in loop.steps():

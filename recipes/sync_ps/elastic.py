@@ -49,6 +49,7 @@ def member(cfg: Config, ctx: RankContext) -> None:
         ctx, model, optimizer, servers=servers, owners=owners, state=state, after_update=after_update
     )
     ctx.restore(model, state)
+    ctx.save_if_abandoned(model, state, has_all=update.has_state)
     if average is not None and not ctx.steps_done:
         average.begin()
     validate = partial(validate_among_members, cfg, ctx, model=model, average=average)

@@ -312,17 +312,26 @@ class RankContext:
                 numbers = owners if self.elastic is None else [Rank(self.elastic.numbers[rank]) for rank in owners]
                 self._checkpoints.save(step, model, optimizer, owners=numbers, state=state)
 
-    def save_if_abandoned(self, model: HasParameters, optimizer: HasState) -> None:
+    def save_if_abandoned(
+        self, model: HasParameters, optimizer: HasState, *, has_all: Callable[[int], bool] | None = None
+    ) -> None:
         """Save this rank's state on its host if an elastic run loses its coordinator; the rank has all weights and their state.
 
         A run that resumes from this run finds the state there. The rank that has the newest state of a host saves it, others do
         nothing.
+
+        Args:
+            model: The whole model.
+            optimizer: What belongs to it.
+            has_all: Whether this rank has all of them after a step, where not every rank has; None: every rank has.
         """
         if self.elastic is None or self._checkpoints is None:
             return
         checkpoints, number = self._checkpoints, Rank(self.elastic.own.number)
 
         def save(step: int) -> None:
+            if has_all is not None and not has_all(step):
+                return
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
             checkpoints.save_last_state(step, model, optimizer, number=number, state=state)
 

@@ -106,6 +106,10 @@ class ShadowedUpdate:
         """Whether this member keeps the optimizer's state now."""
         return self._at.is_keeper
 
+    def has_state(self, step: int) -> bool:
+        """Whether this member has the whole state after a step."""
+        return self._state.at == step
+
     def step(self, step: int, enter: Callable[[Iterable[int]], object]) -> Made:
         """Make a step, however often the members change meanwhile: the new weights are in the model.
 
