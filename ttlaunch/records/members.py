@@ -17,6 +17,8 @@ class MemberReport:
         counts: Numbers that grow while the worker makes progress.
         waits: Whether it waits for other workers.
         limit_s: How long what it does now may take; None for a step.
+        given: How many bytes of state and of means each other worker has given it, by number.
+        taken: How many whole states, and how many means, these were.
         peers: The workers that it waits for, as far as it knows.
         own_steps: How many steps only this worker's weights have, because no average was made since.
     """
@@ -38,5 +40,7 @@ class MemberReport:
     counts: tuple[Count, ...] = ()
     waits: Flag = False
     limit_s: Seconds | None = None
+    given: tuple[tuple[Rank, Count], ...] = ()
+    taken: tuple[Count, ...] = ()
     peers: tuple[Rank, ...] = ()
     own_steps: Count = 0

@@ -198,12 +198,15 @@ class RankContext:
         end; on all ranks after the same step.
         """
         self._counts_steps = True
-        for step in range(self.steps_done + 1, self.data(cfg).total_steps + 1):
+        step = self.steps_done
+        while step < self.data(cfg).total_steps:
             if self.early_stop.is_over or self.should_stop():
                 return
-            self.step = step
+            self.step = step = step + 1
             self.traffic.begin_step(step)
             yield step
+            if self.elastic is not None:  # it may have got the state of a later step
+                self.step = step = max(step, self.elastic.applied)
             if self._checkpoints is not None:
                 self._checkpoints.check()
 

@@ -34,6 +34,7 @@ _LOOK_S, _TICK_S = 0.01, 0.2
 HAPPENING = """
 
 import os as _os, signal as _signal
+from ttlaunch.runtime.elastic.feed import Feed as _Feed
 from ttlaunch.runtime.elastic.giving import Giver as _Giver
 from ttlaunch.runtime.training.loop import TrainingLoop as _Loop
 
@@ -66,6 +67,7 @@ def _wrap(cls, name, place, *, after=False):
 _wrap(_Loop, "end_step", "after the update")
 _wrap(_Giver, "give", "when it should give", after=True)
 _wrap(_Giver, "give", "when it is about to give")
+_wrap(_Feed, "_note", "when a follower asks")
 """
 _FAULTS = """
 import ttlaunch.runtime.parallel.shared_validation as _shared
@@ -127,6 +129,12 @@ if not hasattr(one._ctx, "_is_faulty"):
     one._ctx.isend = _isend
 """
 SLOW = "import time; time.sleep(0.1)"
+_CALM = """
+import time as _time
+_end = _time.monotonic() + {1}
+while not _os.path.exists({0!r}) and _time.monotonic() < _end:
+    _time.sleep(0.01)
+"""
 _GATE = """
 import time as _time
 while not _os.path.exists({0!r}):
@@ -137,6 +145,11 @@ while not _os.path.exists({0!r}):
 def gate(name):
     """A fault that waits until `ElasticRun.open(name)`."""
     return _GATE.format(name)
+
+
+def calm(name, seconds=1.0):
+    """A fault that makes a step last so long until `ElasticRun.open(name)`, so that others can join between steps."""
+    return _CALM.format(name, seconds)
 
 
 def plan_of(folder, config, *, roles, later=0):

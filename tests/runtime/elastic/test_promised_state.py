@@ -12,7 +12,8 @@ from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, bytes_of
 from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.grpc.shared_state import Snapshots
 from ttlaunch.runtime.early_stop import EarlyStop
-from ttlaunch.runtime.elastic.giving import Giver, Mean
+from ttlaunch.runtime.elastic.feed import Mean
+from ttlaunch.runtime.elastic.giving import Giver
 from ttlaunch.runtime.elastic.state_transfer import ReplicaState
 from ttlaunch.runtime.training.optimizers import build_optimizer
 from ttlaunch.runtime.training.rank_model import build_model

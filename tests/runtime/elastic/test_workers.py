@@ -12,6 +12,7 @@ from .elastic_runs import (
     KILL_BEFORE_THE_LAST_SHARD,
     SLOW,
     ElasticRun,
+    calm,
     gate,
     in_one_process,
     losses_of,
@@ -93,37 +94,114 @@ def test_when_a_worker_is_killed_the_others_go_on_with_the_same_bits(begin, expe
     assert (0, 2) == run.epochs[-1].numbers
 
 
-def test_a_worker_that_comes_later_gets_an_equal_part_of_the_state_from_each_member(begin, expected):
-    run = begin(first=2, later=1, faults={(0, "before the step", 4): gate("joined")})
-    run.until(lambda run: run.applied(0) == 3)
-    run.start_all(2)
+def given_to(run, number):
+    """What a worker says that others have given it, and as how many whole states and means."""
+    reports = [record for record in run.of_kind(number, contract.KIND_MEMBER) if "given" in record]
+    return dict(map(tuple, reports[-1]["given"])), tuple(reports[-1]["taken"])
+
+
+def is_even(given):
+    return max(given.values()) <= 1.05 * sum(given.values()) / len(given)
+
+
+def test_a_worker_that_comes_gets_the_state_while_the_others_go_on(begin, expected):
+    run = begin(first=2, later=1, faults={(0, "before the step", "every step"): calm("joined")})
+    run.until(lambda run: run.applied(0) == 2)
+    run.start(2)
+    run.until_members(0, 1, 2)
     run.open("joined")
     run.finish()
     check(run, expected, finished=[0, 1, 2])
-    assert (0, 1, 2) == run.epochs[-1].numbers
+    [joined] = [epoch for epoch in run.epochs if epoch.epoch == 2]
+    assert joined.behind in {(), ((2, joined.applied - 1),)}
+    given, (states, means) = given_to(run, 2)
+    assert ({0, 1}, 1, True) == (given.keys(), states, is_even(given))
+    assert joined.applied - 3 <= means + 3 <= joined.applied + 1
+    skipped = {step for step in losses_of(run.records[2]) if step <= joined.applied}
+    assert set() == skipped, "it reports no steps of others"
 
 
-def test_workers_leave_and_come_and_the_bits_stay(begin, expected):
-    """4 -> 2 -> 3 -> 1 -> 4."""
-    gates = {(0, 3): "two", (0, 6): "three", (4, 9): "one", (4, 11): "four"}
-    faults = {(number, "before the step", step): gate(name) for (number, step), name in gates.items()}
-    run = begin(first=4, later=4, faults=faults)
+def test_a_worker_that_comes_takes_part_at_once_where_too_few_are_left(begin, expected):
+    """Then it gets an equal part of the state from each member when the epoch begins."""
+    run = begin(first=3, later=1, minimum=3, faults={(1, "before the step", 4): KILL})
+    run.until(lambda run: 1 in run.statuses)
+    run.start(3)
+    run.finish()
+    check(run, expected, finished=[0, 2, 3])
+    assert [((3, None),)] == [epoch.behind for epoch in run.epochs if epoch.behind]
+    given, taken = given_to(run, 3)
+    assert ({0, 2}, (1, 0), True) == (given.keys(), taken, is_even(given))
+
+
+def test_a_giver_that_dies_while_a_worker_follows_holds_nobody_up(begin, expected):
+    faults = {(0, "before the step", "every step"): calm("joined"), (1, "when a follower asks", "every step"): KILL}
+    run = begin(first=3, later=1, faults=faults)
+    run.until(lambda run: run.applied(0) == 1)
+    run.start(3)
+    run.until_members(0, 2, 3)
+    run.open("joined")
+    run.finish()
+    assert -9 == run.statuses[1]
+    check(run, expected, finished=[0, 2, 3])
+
+
+def test_a_worker_that_comes_counts_the_validations_of_the_others(begin, tmp_path_factory):
+    """Otherwise it would not stop with them when validations no longer improve."""
+    never = {"early_stop_patience": 4, "early_stop_min_delta": 10.0, "steps": 60}
+    sections = {"training_config": CONFIG["training_config"] | never}
+    run = begin(first=1, later=1, faults={(0, "before the step", "every step"): calm("joined")}, sections=sections)
+    run.until(lambda run: run.applied(0) == 5)
+    run.start(1)
+    run.until_members(0, 1)
+    run.open("joined")
+    run.finish()
+    check(run, in_one_process(tmp_path_factory.mktemp("stopped") / "run", CONFIG | sections), finished=[0, 1])
+
+
+def test_a_worker_that_falls_too_far_behind_takes_the_state_again_and_then_takes_part(begin, tmp_path_factory):
+    """It is held up before its first step, of which the others keep the mean for only one step more."""
+    sections = {"training_config": CONFIG["training_config"] | {"steps": 40}}
+    few = "\nimport ttlaunch.runtime.elastic.feed as _feed\n_feed.LEAST_MEANS, _feed.MEANS_BYTES = 1, 0"
+    faults = {
+        (0, "before the step", "every step"): calm("joined", 0.5) + few,
+        (1, "before the step", "every step"): gate("far behind"),
+    }
+    run = begin(first=1, later=1, faults=faults, sections=sections)
+    run.until(lambda run: run.applied(0) == 2)
+    run.start(1)
+    run.until(lambda run: any("given" in record for record in run.records[1]))
+    reached = run.applied(0)
+    run.until(lambda run: run.applied(0) == reached + 5)
+    run.open("far behind")
+    run.until_members(0, 1)
+    run.open("joined")
+    run.finish()
+    check(run, in_one_process(tmp_path_factory.mktemp("far") / "run", CONFIG | sections), finished=[0, 1])
+    _, (states, _) = given_to(run, 1)
+    assert states > 1
+
+
+def test_workers_leave_and_come_and_the_bits_stay(begin, tmp_path_factory):
+    """4 -> 2 -> 3 -> 1 -> 4 in 60 steps."""
+    faults = {(number, "before the step", "every step"): calm("all are there", 0.5) for number in (0, 4)}
+    sections = {"training_config": CONFIG["training_config"] | {"steps": 60}}
+    run = begin(first=4, later=4, faults=faults, sections=sections)
     run.until(lambda run: run.applied(0) == 2)
     run.ask_to_leave(1)
     run.kill(2)
-    run.open("two")
     run.until_members(0, 3)
-    run.start_all(4)
-    run.open("three")
+    run.start(4)
     run.until_members(0, 3, 4)
     run.ask_to_leave(0)
     run.ask_to_leave(3)
-    run.open("one")
     run.until_members(4)
-    run.start_all(5, 6, 7)
-    run.open("four")
+    for number in (5, 6, 7):
+        run.start(number)
+    run.until_members(4, 5, 6, 7)
+    run.open("all are there")
     run.finish()
     assert {1: 0, 2: -9, 0: 0, 3: 0} == {number: run.statuses[number] for number in (1, 2, 0, 3)}
+    expected = in_one_process(tmp_path_factory.mktemp("sixty") / "run", CONFIG | sections)
     check(run, expected, finished=[4, 5, 6, 7])
 
 
@@ -156,15 +234,15 @@ def test_a_mean_that_the_next_step_has_begun_to_overwrite_is_given_to_nobody(beg
 
 
 def test_a_member_that_dies_while_a_joiner_needs_it_is_replaced_by_the_others(begin, expected):
-    faults = {(0, "before the step", 4): gate("joined"), (1, "when it should give", 4): KILL}
-    run = begin(first=3, later=1, faults=faults)
-    run.until(lambda run: run.applied(0) == 3)
-    run.start_all(3)
-    run.open("joined")
+    faults = {(0, "before the step", 4): KILL, (1, "when it should give", 4): KILL}
+    run = begin(first=3, later=2, minimum=3, faults=faults)
+    run.until(lambda run: 0 in run.statuses)
+    run.start(3)
+    run.until(lambda run: 1 in run.statuses)
+    run.start(4)
     run.finish()
-    assert -9 == run.statuses[1]
-    check(run, expected, finished=[0, 2, 3])
-    assert (0, 2, 3) == run.epochs[-1].numbers
+    assert {0: -9, 1: -9} == {number: run.statuses[number] for number in (0, 1)}
+    check(run, expected, finished=[2, 3, 4])
 
 
 def test_a_slow_worker_gets_fewer_micro_batches(begin, tmp_path_factory):

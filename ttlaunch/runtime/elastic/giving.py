@@ -1,6 +1,6 @@
 """What members give to others at the begin of an epoch: a mean gradient to workers that lack one step, the whole state to those that have none."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,40 +9,26 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.membership.messages import Begin
 from ttlaunch.runtime.comm.grpc.pieces import Key
-from ttlaunch.runtime.comm.protocol import CommunicationError
+from ttlaunch.runtime.elastic.feed import Feed, Mean, Sources, mean_of, numbers_of
 from ttlaunch.runtime.elastic.state_transfer import LaterState, Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.world import Rank
 
-_MOST_TOKENS = 2**53
-"""A float holds every smaller number of tokens exactly."""
-
 _STATE, _MEAN, _COUNTS = "state", "mean", "counts"
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The mean gradient of a step, with what the step's report needs.
-
-    Attributes:
-        mean_N: Shape `(N,)`, float32; the exchange overwrites it when all members make the next step.
-    """
-
-    step: int
-    loss: float
-    tokens: int
-    mean_N: Tensor
 
 
 class Giver:
     """What this worker gives away.
 
     Attributes:
-        parts: What others pull.
+        parts: What others pull that take part.
+        feed: What others pull that do not take part yet.
+        source: Both.
         mean: The last mean gradient; None when its memory holds values of another step.
     """
 
     def __init__(self) -> None:
-        self.parts = SharedParts()
+        self.parts, self.feed = SharedParts(), Feed()
+        self.source = Sources(self.feed, self.parts)
         self.mean: Mean | None = None
 
     def give(self, begin: Begin, own: int, replica: ReplicaState) -> None:
@@ -55,12 +41,11 @@ class Giver:
             return
         part = replica.parts(len(begin.holders))[begin.holders.index(own)]
         self.parts.hold(Key(_STATE, begin.applied, part.start, part.stop, epoch=begin.epoch), replica.copy(part))
-        if begin.applied - 1 not in {applied for _, applied in begin.behind}:
+        if all(applied is None for _, applied in begin.behind):
             return
         # A worker that has just got its state from others has no mean, and says so.
         mean = self.mean if self.mean is not None and self.mean.step == begin.applied else None
-        known = [0.0, 0.0, 0.0] if mean is None else [1.0, mean.loss, float(mean.tokens)]
-        counts = torch.tensor(known, dtype=torch.float64).view(torch.uint8)
+        counts = numbers_of(replica, mean).view(torch.uint8)
         self.parts.hold(Key(_COUNTS, begin.applied, 0, len(counts), epoch=begin.epoch), counts)
         if mean is not None:
             values_N = mean.mean_N.detach().cpu().clone()
@@ -78,25 +63,42 @@ def pull_state(puller: Puller, begin: Begin, replica: ReplicaState | LaterState)
     return dict(zip(begin.holders, puller.pull_parts(key, replica, sources=sources), strict=True))
 
 
-def pull_mean(puller: Puller, begin: Begin, *, step: int, into_N: Tensor) -> tuple[int, Mean] | None:
-    """Get the mean gradient of the step that others have applied, from the first that has it; return its number, too; None if nobody has it.
+@dataclass(frozen=True)
+class PulledMean:
+    """A mean gradient that others have given.
+
+    Attributes:
+        numbers: What belongs to the state after its step besides tensors.
+        bytes_of: How many bytes each has given, by number.
+    """
+
+    mean: Mean
+    numbers: Sequence[float]
+    bytes_of: Mapping[int, int]
+
+
+def pull_mean(puller: Puller, begin: Begin, replica: ReplicaState, *, into_N: Tensor) -> PulledMean | None:
+    """Get the mean gradient of the step that others have applied, an equal part from each that has it; None if nobody has it.
 
     Raises:
         EpochOverError: The members change meanwhile.
         CommunicationError: A member says what cannot be, or as for `Puller.pull`.
     """
+    step, found = begin.applied, []
     for number in begin.holders:
-        source = Rank(begin.numbers.index(number))
-        known = torch.zeros(3, dtype=torch.float64)
+        known = numbers_of(replica, None)
         counts = known.view(torch.uint8)
-        puller.pull(Key(_COUNTS, step, 0, len(counts), epoch=begin.epoch), counts, source=source)
-        has_mean, loss, tokens = known.tolist()
-        if has_mean and not 0 <= tokens < _MOST_TOKENS:
-            raise CommunicationError(f"{contract.worker_name(number)} says that step {step} had {tokens:g} tokens")
-        if has_mean:
-            puller.pull(Key(_MEAN, step, 0, len(into_N), epoch=begin.epoch), into_N, source=source)
-            return number, Mean(step, loss, int(tokens), into_N)
-    return None
+        key = Key(_COUNTS, step, 0, len(counts), epoch=begin.epoch)
+        puller.pull(key, counts, source=Rank(begin.numbers.index(number)))
+        if known[0]:
+            found.append((number, known))
+    if not found:
+        return None
+    givers, known = [number for number, _ in found], found[0][1]
+    mean, numbers = mean_of(step, known, into_N, giver=contract.worker_name(givers[0]))
+    sources = [Rank(begin.numbers.index(number)) for number in givers]
+    parts = puller.pull_vector(Key(_MEAN, step, 0, 0, epoch=begin.epoch), into_N, sources=sources)
+    return PulledMean(mean, numbers, dict(zip(givers, parts, strict=True)))
 
 
 def describe_given(given: Mapping[int, int], *, own: int, step: int) -> str:

@@ -1,10 +1,10 @@
 """The life of a rank as a worker of an elastic run: opens what it needs before its role is called, and closes it at the end."""
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.membership.messages import Begin, Member, Seat
+from ttlaunch.membership.messages import Member, Seat
 from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer, Way, read_directory
 from ttlaunch.runtime.elastic.ends import AbandonedError, LeftError
@@ -74,11 +74,10 @@ class ElasticLife:
             self._usage.close()
             self.member.close()
 
-    def _directory_of(self, begin: Begin) -> Directory:
-        seats = begin.seats
+    def _directory_of(self, seats: Sequence[Seat], epoch: int) -> Directory:
         peers = [Peer(seat.member.number, seat.member.incarnation) for seat in seats]
         members = [(peer, seat.host, seat.address) for peer, seat in zip(peers, seats, strict=True)]
-        return self._way.directory(members, epoch=begin.epoch)
+        return self._way.directory(members, epoch=epoch)
 
     def _note(self, text: str) -> None:
         self._records.write(contract.KIND_NOTE, text=text)

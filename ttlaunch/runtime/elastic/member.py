@@ -10,7 +10,7 @@ tensors while somebody computes with them.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,14 @@ from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.membership import worker
-from ttlaunch.membership.messages import Begin, Dismiss, Finish, Message, Prepare, Registered, Seat, Share
+from ttlaunch.membership.messages import Begin, Dismiss, Finish, Follow, Message, Prepare, Registered, Seat, Share
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
+from ttlaunch.runtime.elastic.catching_up import CatchingUp
 from ttlaunch.runtime.elastic.ends import AbandonedError, HasLast, LeftError, StoppedError
-from ttlaunch.runtime.elastic.giving import Giver, Mean, describe_given, pull_mean, pull_state
+from ttlaunch.runtime.elastic.feed import Mean
+from ttlaunch.runtime.elastic.following import FollowerWays
+from ttlaunch.runtime.elastic.giving import Giver, describe_given, pull_state
 from ttlaunch.runtime.elastic.keeper import Keeper, LocalSteps, after_update, with_slots
 from ttlaunch.runtime.elastic.reporter import Reporter
 from ttlaunch.runtime.elastic.state_transfer import LaterState, OpenClients, Puller, ReplicaState, SharedParts
@@ -46,8 +49,9 @@ class ElasticMember:
     Attributes:
         own: The number and the incarnation of this worker.
         is_later: Whether it has no state at its start, and gets one from others.
-        pulled: How many bytes of state each other worker gave, by number.
         takes_states: Whether it gets the whole state from others whenever it lacks a step; `catch_up` then has nothing to do.
+        count_taken: Counts a state, or a mean, that others have given.
+        past: What it takes over of steps that others have made.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class ElasticMember:
         seat: Seat,
         *,
         transport: "GrpcCommunicator",
-        place: Callable[[Begin], Directory],
+        place: Callable[[Sequence[Seat], int], Directory],
         write: Callable[..., object],
         traffic: TrafficCounter,
         note: Callable[[str], object],
@@ -67,37 +71,34 @@ class ElasticMember:
         Args:
             seat: Who this worker is and where it listens.
             transport: Its transport, opened with itself alone.
-            place: Returns the directory of an epoch.
+            place: Returns the directory of some workers in an epoch.
             write: Writes a record for the coordinator, of the given fields.
             note: Shows the user a line.
             traffic: Knows whether the role's thread waits.
             stop_order: Says when the whole run ends early.
-            is_later: See the class.
         """
         self.own, self.is_later = seat.member, is_later
-        self.pulled: dict[int, int] = {}
         self._seat, self._transport, self._place = seat, transport, place
-        self._traffic, self._stop_order, self._note = traffic, stop_order, note
+        self._stop_order, self._note = stop_order, note
         self._changed = threading.Condition()
         self._state = worker.WorkerState(seat.member)
         self._next: Begin | None = None
-        self._has_answered = False
-        self._makes_steps = self.takes_states = False
+        self._has_answered = self._makes_steps = self._is_abandoned = self.takes_states = False
         self._has_validated = False  # after the step from which this epoch starts
         self._end: Dismiss | Finish | None = None
-        self._is_abandoned = False
         self._save: Callable[[int], object] | None = None
         self._clients = OpenClients()
         self._followers: list[Callable[[Begin, int], object]] = []
         self._validate: Callable[[int], object] | None = None
-        self._replica: ReplicaState | None = None
         self._keeper: Keeper | None = None
         self._local: LocalSteps | None = None
-        self._later: LaterState | None = None  # of the step that is being made, where nobody has its mean
         self._directory: Directory | None = None
         self._reporter = Reporter(write, traffic)
         self._giver = Giver()
-        transport.share_state(self._giver.parts)
+        self._order: Follow | None = None
+        self.count_taken = self._reporter.note_taken
+        self.past = CatchingUp(count=self.count_taken, pull_state=self._pull_state)
+        transport.share_state(self._giver.source)
 
     # In the thread that takes orders
 
@@ -112,6 +113,8 @@ class ElasticMember:
                 case Begin() if message.epoch == self._state.epoch and self._has_answered and not self._state.begin:
                     if self.own.number in message.numbers:
                         self._next = message
+                case Follow() if self._order is None or message.epoch > self._order.epoch:
+                    self._order = message
                 case Dismiss() | Finish():
                     self._end = self._end or message
                     if isinstance(message, Dismiss):
@@ -203,25 +206,23 @@ class ElasticMember:
         self._local, self._reporter.own_steps = local, local.own_steps
 
     def join(self, replica: ReplicaState | None, *, applied: int | None, shares: tuple[Share, ...] = ()) -> int:
-        """Register, wait until an epoch begins with this worker, and get the state that it lacks.
+        """Register, and get the state that this worker lacks, before it takes part or when it does; return the steps in it.
 
         Args:
             replica: Weights and optimizer state; None if the keeper has them; not used after `take_local_steps`.
             applied: The steps in them; None if they are not those of the run.
             shares: The slots of the state that this worker has, if it does not have all of it.
 
-        Returns:
-            The steps that they have now.
-
         Raises:
             LeftError: The run needs this worker no more.
         """
-        self._replica = replica if self._local is None else self._local.shared
+        self.past.use(replica if self._local is None else self._local.shared)
         if self._keeper is not None:
             self._keeper.begin_with(applied)
-        self._update(lambda state: replace(state, applied=applied, shares=shares))
-        self._reporter.report(Registered(self._seat, applied))
-        self.regroup()
+        if applied is not None or self.past.values is None or not self._begin_to_follow():
+            self._update(lambda state: replace(state, applied=applied, shares=shares))
+            self._reporter.report(Registered(self._seat, applied))
+            self.regroup()
         self._makes_steps = not self.takes_states
         return self.applied
 
@@ -244,7 +245,7 @@ class ElasticMember:
 
     def await_change(self) -> None:
         """Wait until the coordinator has ended the epoch; then no transfer reads or writes tensors any more."""
-        with self._waiting():
+        with self._changed, self._reporter.waiting():
             is_first = self._directory is None
             deadline = time.monotonic() + _PATIENCE_S
             while self._state.begin is not None or not self._state.epoch:
@@ -278,37 +279,54 @@ class ElasticMember:
 
     def each(self, indices: Iterable[int], *, to_the_end: bool = False) -> Iterator[int]:
         """Go through micro-batches, as long as the epoch lasts or `to_the_end`, and measure how long each takes."""
-        for index in indices:
-            _ = to_the_end or self.begin  # which raises
-            began, waited = time.monotonic_ns(), self._traffic.waited_ns
-            yield index
-            spent = time.monotonic_ns() - began - (self._traffic.waited_ns - waited)
-            self._reporter.note_micro_batch(max(0, spent) / 1e9)
+        return self._reporter.timed(indices, check=lambda: to_the_end or self.begin)
 
     def keep_mean(self, mean: Mean | None) -> None:
         """Keep the mean of a step for members that lack it, all have the one of the step before; None: this worker has none."""
         self._giver.mean = mean
         self._giver.parts.forget()
 
+    @property
+    def follows(self) -> bool:
+        """Whether this worker makes the steps of others again and takes part in none."""
+        return self.past.follower is not None and self._state.begin is None
+
+    def _begin_to_follow(self) -> bool:
+        """Get the state while others go on; returns whether it is there."""
+        ways = FollowerWays(
+            order=lambda: self._order,
+            check=self._check_follows,
+            directory=self._place,
+            closed_at_end=self._clients.closed_at_end,
+            count=self.count_taken,
+            ready=lambda applied: self._reporter.report(Registered(self._seat, applied, follows=True)),
+        )
+        self._reporter.report(Registered(self._seat, None, follows=True))
+        with self._reporter.long():
+            applied = self.past.begin_to_follow(self._seat, ways)
+        self._update(lambda state: replace(state, applied=applied, validated=applied))
+        return applied is not None
+
+    def _check_follows(self) -> None:
+        with self._changed:
+            self._check_stays()
+            if self._state.epoch and self._state.begin is None:
+                raise EpochOverError(f"epoch {self._state.epoch} needs this worker")
+
+    def end_step(self, step: int) -> None:
+        """Give a step to those that follow: all of it is done, and the next one has not begun."""
+        begin = self._state.begin
+        if begin is not None and step >= begin.applied:
+            self.past.stop_following()
+        self._giver.feed.end_step(step, self.past.replica, self._giver.mean)
+
     def catch_up(self, step: int, into_N: Tensor) -> Mean | None:
-        """Get the mean gradient of the step that this worker lacks, or the whole state, if nobody has the mean any more.
+        """Get the mean gradient of a step that others have made, float32 on the CPU; None if the whole state came instead; see `past`.
 
-        The state is put in place by `apply`, in place of what an update without the mean has made. Then this returns None.
-
-        Args:
-            step: The step, which others have applied.
-            into_N: Gets the mean, float32, on the CPU.
+        `apply` puts the state in place, in place of what an update without the mean has made.
         """
         begin = self.begin
-        found = pull_mean(self.puller(begin), begin, step=step, into_N=into_N)
-        if found is None:
-            assert self._replica is not None  # noqa: S101 - `join` comes first
-            later = LaterState(self._replica)
-            self._pull_state(begin, later)
-            self._later = later
-            return None
-        self._count_pulled(found[0], into_N.nbytes)
-        return found[1]
+        return self.past.get(begin, self.puller(begin), step=step, into_N=into_N)
 
     def make_ready(self) -> None:
         """Note that this worker has the mean gradient of all that it keeps, for the next step."""
@@ -320,24 +338,23 @@ class ElasticMember:
 
     def apply(self, step: int, *, validation_is_due: bool) -> bool:
         """Note that a step is in the weights; returns whether this worker knows its loss and norms, and may report them."""
-        later, self._later = self._later, None
-        if later is not None:
-            later.put()
+        step, knows_step = self.past.put(step)
+        is_past = self.follows  # others have done all of the step, its validation too
 
         def applied(state: worker.WorkerState) -> worker.WorkerState:
             # The update may have been made while the members changed already; the answer then says that it was.
             is_made = state.begin is not None and state.begin.applied == step and not state.begin.validates
-            validated = step if is_made or not validation_is_due else state.validated
+            validated = step if is_past or is_made or not validation_is_due else state.validated
             return replace(after_update(state, step), validated=validated)
 
         self._update(applied)
         self._reporter.has_stepped = self._reporter.micro_batches > 0  # the first that it computes takes longer
         self._report_progress()
-        return later is None
+        return knows_step and not is_past
 
     def validate(self, step: int) -> None:
         """Make the validation after a step, which is in the weights, together with all members, unless they have made it."""
-        if self._validate is None:
+        if self._validate is None or self.follows:
             return
         while True:
             try:
@@ -375,7 +392,7 @@ class ElasticMember:
                 at_end()
                 self._update(lambda state: replace(state, is_done=True))
                 self._report_progress()
-                with self._waiting():
+                with self._changed, self._reporter.waiting():
                     while self._state.begin is not None:
                         if isinstance(self._end, Finish):
                             return
@@ -384,18 +401,16 @@ class ElasticMember:
             except INTERRUPTIONS:
                 self.regroup()
 
-    @contextmanager
-    def long(self, announced: AbstractContextManager[object]) -> Iterator[None]:
+    def long(self, announced: AbstractContextManager[object]) -> AbstractContextManager[None]:
         """Ask for patience during a block that may take long."""
-        with self._reporter.long(), announced:
-            yield
+        return self._reporter.long(announced)
 
     def close(self) -> None:
         """Report nothing any more."""
         self._reporter.close()
 
     def _await_begin(self) -> Begin:
-        with self._waiting():
+        with self._changed, self._reporter.waiting():
             while True:
                 self._check_stays()
                 if not self._has_answered:
@@ -404,7 +419,7 @@ class ElasticMember:
                 if self._next is not None:
                     begin, self._next = self._next, None
                     self._state = worker.begin(self._state, begin)
-                    self._directory = self._place(begin)
+                    self._directory = self._place(begin.seats, begin.epoch)
                     # Under the lock: an order that ends this epoch has to come after its begin.
                     self._transport.begin_epoch(self._directory, rank=Rank(self._state.place))
                     return begin
@@ -418,19 +433,20 @@ class ElasticMember:
         if self._keeper is not None:
             self._enter_with(self._keeper, begin)
             return
-        assert self._replica is not None  # noqa: S101 - `join` comes first
-        self._giver.give(begin, self.own.number, self._replica)
+        self._giver.give(begin, self.own.number, self.past.replica)
         applied, local = self._state.applied, self._local
         if applied is None or (local is None and applied < begin.applied and not self._makes_steps):
-            self._pull_state(begin, self._replica)
+            self._pull_state(begin, self.past.replica)
             validated = None if begin.validates else begin.applied
             self._update(lambda state: replace(state, applied=begin.applied, held=(), validated=validated))
         elif local is not None and applied < (average := local.last_average(begin.applied)):
-            self._pull_state(begin, self._replica)
+            self._pull_state(begin, self.past.replica)
             self._update(lambda state: replace(state, applied=average, held=()))
-        elif local is None and applied < begin.applied - 1:
+        elif local is None and applied < begin.applied - 1 and self.past.follower is None:
             # `catch_up` gets one step. Who lacks more had to wait while others went on, and is replaced.
             raise LeftError(f"the others are {begin.applied - applied} steps ahead")
+        elif self.past.follower is not None:
+            self._note(describe_given(self._reporter.given, own=self.own.number, step=begin.applied))
         self._report_progress()
 
     def _enter_with(self, keeper: Keeper, begin: Begin) -> None:
@@ -445,11 +461,9 @@ class ElasticMember:
         self._note_given(begin, given)
 
     def _note_given(self, begin: Begin, given: Mapping[int, int]) -> None:
-        if not given:
-            return
-        for number, size in given.items():
-            self._count_pulled(number, size)
-        self._note(describe_given(given, own=self.own.number, step=begin.applied))
+        if given:
+            self.count_taken(given, is_state=True)
+            self._note(describe_given(given, own=self.own.number, step=begin.applied))
 
     def puller(self, begin: Begin) -> Puller:
         """Return what calls the members of an epoch for what they give."""
@@ -462,10 +476,6 @@ class ElasticMember:
             pause=lambda: time.sleep(_AGAIN_S),
             closed_at_end=self._clients.closed_at_end,
         )
-
-    def _count_pulled(self, number: int, size: int) -> None:
-        self.pulled[number] = self.pulled.get(number, 0) + size
-        self._reporter.pulled_bytes += size
 
     def _report_progress(self) -> None:
         with self._changed:
@@ -488,13 +498,3 @@ class ElasticMember:
             raise LeftError("all steps of the run are made")
         if state.begin is None and state.applied is not None and self._stop_order.has_ended(state.applied):
             raise StoppedError("the run was ordered to stop")
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Wait for the coordinator in this block, under the lock."""
-        with self._changed:
-            self._reporter.pauses = True
-            try:
-                yield
-            finally:
-                self._reporter.pauses = False

@@ -4,9 +4,10 @@ The coordinator takes numbers that grow for progress, so a worker whose threads 
 """
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 
 from ttlaunch.membership.messages import Answered, Progressed, Registered
@@ -23,7 +24,8 @@ class Reporter:
 
     Attributes:
         micro_batches: How many it has differentiated.
-        pulled_bytes: How many bytes of state it got from others.
+        given: How many bytes of state and of means each other worker has given it, by number.
+        taken: How many whole states, and how many means, these were.
         own_steps: Returns how many steps only its own weights have.
         has_stepped: Whether it has made a step; the first one of a process may take long.
         pauses: Whether it waits for the coordinator.
@@ -31,7 +33,9 @@ class Reporter:
 
     def __init__(self, write: Callable[..., object], traffic: TrafficCounter) -> None:
         """Report nothing yet; `write` writes a record, of the given fields."""
-        self.micro_batches = self.pulled_bytes = 0
+        self.micro_batches = 0
+        self.given: Mapping[int, int] = {}
+        self.taken = (0, 0)
         self.own_steps: Callable[[], int] = int
         self.has_stepped = self.pauses = False
         self._write, self._traffic = write, traffic
@@ -59,12 +63,38 @@ class Reporter:
             self._paces.append(seconds)
         self.micro_batches += 1
 
+    def timed(self, indices: Iterable[int], *, check: Callable[[], object]) -> Iterator[int]:
+        """Go through micro-batches, calling `check` before each, and note how long each takes without waits."""
+        for index in indices:
+            check()
+            began, waited = time.monotonic_ns(), self._traffic.waited_ns
+            yield index
+            spent = time.monotonic_ns() - began - (self._traffic.waited_ns - waited)
+            self.note_micro_batch(max(0, spent) / 1e9)
+
     @contextmanager
-    def long(self) -> Iterator[None]:
-        """Ask for patience during a block that may take long."""
-        self._long += 1
+    def waiting(self) -> Iterator[None]:
+        """Say in this block that the worker waits for the coordinator."""
+        self.pauses = True
         try:
             yield
+        finally:
+            self.pauses = False
+
+    def note_taken(self, given: Mapping[int, int], *, is_state: bool) -> None:
+        """Note that a whole state or a mean has come, and how many bytes of it each other worker has given, by number."""
+        numbers = {*self.given, *given}
+        self.given = {number: self.given.get(number, 0) + given.get(number, 0) for number in numbers}
+        states, means = self.taken
+        self.taken = states + is_state, means + (not is_state)
+
+    @contextmanager
+    def long(self, announced: AbstractContextManager[object] | None = None) -> Iterator[None]:
+        """Ask for patience during a block that may take long, in a context that announces it elsewhere, too."""
+        self._long += 1
+        try:
+            with announced or nullcontext():
+                yield
         finally:
             self._long -= 1
 
@@ -80,10 +110,12 @@ class Reporter:
 
     def _write_last(self) -> None:
         is_long = self._long > 0 or not self.has_stepped
+        given = self.given  # the role's thread replaces it
         self._write(
             **self._last,
             own_steps=self.own_steps(),
-            counts=(self.micro_batches, self._traffic.sent_bytes, self.pulled_bytes),
+            **({"given": sorted(given.items()), "taken": self.taken} if given else {}),
+            counts=(self.micro_batches, self._traffic.sent_bytes, sum(given.values())),
             waits=self.pauses or self._traffic.is_waiting,
             limit_s=_LONG_S if is_long else None,
         )

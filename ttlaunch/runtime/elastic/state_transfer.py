@@ -62,7 +62,7 @@ class ReplicaState:
         """
         self._optimizer, self._early_stop = optimizer, early_stop
         self._scaler_names = list(optimizer.scaler_state() or {})
-        self._numbers = torch.zeros(len(self._read_numbers()), dtype=torch.float64)
+        self._numbers = torch.zeros(len(self.numbers()), dtype=torch.float64)
         held = [tensor for _, tensor in held_tensors(model, optimizer)] if only is None else only
         tensors = [*held, self._numbers]
         if not all(tensor.is_contiguous() for tensor in tensors):
@@ -78,7 +78,7 @@ class ReplicaState:
 
     def copy(self, part: range) -> Tensor:
         """Return a copy of some bytes, uint8, on the CPU."""
-        self._numbers.copy_(torch.tensor(self._read_numbers(), dtype=torch.float64))
+        self._numbers.copy_(torch.tensor(self.numbers(), dtype=torch.float64))
         content = torch.empty(len(part), dtype=torch.uint8)
         for row, inside, at in self._overlaps(part):
             content[at.start : at.stop].copy_(row[inside.start : inside.stop])
@@ -91,15 +91,19 @@ class ReplicaState:
 
     def accept(self) -> None:
         """Use the numbers that have been filled in."""
-        values = self._numbers.tolist()
+        self.take_numbers(self._numbers.tolist())
+
+    def numbers(self) -> list[float]:
+        """Return the numbers that belong to the state: those of the early stop and of the loss scaler."""
+        scaler = self._optimizer.scaler_state() or {}
+        return [*self._early_stop.values(), *(float(scaler[name]) for name in self._scaler_names)]
+
+    def take_numbers(self, values: Sequence[float]) -> None:
+        """Use the numbers of another worker, from its `numbers`."""
         count = len(self._early_stop.values())
         self._early_stop.take(values[:count])
         if self._scaler_names:
             self._optimizer.restore_scaler(dict(zip(self._scaler_names, values[count:], strict=True)))
-
-    def _read_numbers(self) -> list[float]:
-        scaler = self._optimizer.scaler_state() or {}
-        return [*self._early_stop.values(), *(float(scaler[name]) for name in self._scaler_names)]
 
     def _overlaps(self, part: range) -> list[tuple[Tensor, range, range]]:
         """Return the rows that a part touches: each with its bytes in it, and where these are in the part."""
@@ -252,15 +256,29 @@ class Puller:
         Memory: S bytes.
         """
         parts = state.parts(len(sources))
-
-        def pull_part(source: Rank, part: range) -> Tensor:
-            content = torch.empty(len(part), dtype=torch.uint8)
-            self.pull(key._replace(first=part.start, last=part.stop), content, source=source)
-            return content
-
-        with ThreadPoolExecutor(min(_MOST_CALLS, len(sources)), thread_name_prefix="pull") as pool:
-            contents = list(pool.map(pull_part, sources, parts))
+        contents = [torch.empty(len(part), dtype=torch.uint8) for part in parts]
+        self._pull_together(key, parts, contents, sources=sources)
         for part, content in zip(parts, contents, strict=True):
             state.fill(part, content)
         state.accept()
         return [len(part) for part in parts]
+
+    def pull_vector(self, key: Key, into: Tensor, *, sources: Sequence[Rank]) -> list[int]:
+        """Fill a vector with equal parts from several members that have all of it; return how many bytes each has given.
+
+        Raises:
+            EpochOverError, CommunicationError: As for `pull`; the vector is then undefined.
+        """
+        parts = contiguous_blocks(len(into), len(sources))
+        contents = [into[part.start : part.stop] for part in parts]
+        self._pull_together(key, parts, contents, sources=sources)
+        return [content.nbytes for content in contents]
+
+    def _pull_together(
+        self, key: Key, parts: Sequence[range], contents: Sequence[Tensor], *, sources: Sequence[Rank]
+    ) -> None:
+        def pull_part(source: Rank, part: range, content: Tensor) -> None:
+            self.pull(key._replace(first=part.start, last=part.stop), content, source=source)
+
+        with ThreadPoolExecutor(min(_MOST_CALLS, len(sources)), thread_name_prefix="pull") as pool:
+            list(pool.map(pull_part, sources, parts, contents))

@@ -84,6 +84,9 @@ class TrainingLoop:
         is_reporter = elastic is None or self._ctx.rank == 0  # all members have the same numbers
         if elastic is not None and self._applies:
             is_reporter = elastic.apply(step, validation_is_due=is_due) and is_reporter
+            if elastic.applied != step or elastic.follows:
+                self._ctx.report(elastic.applied)
+                return  # others have made the step, or several, and what follows it
         self._ctx.report(step, **(known if self._reports and is_reporter else {}))
         if is_due:
             (self._validate if elastic is None else elastic.validate)(step)

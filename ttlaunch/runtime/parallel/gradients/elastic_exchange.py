@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ttlaunch.membership.messages import Begin
 from ttlaunch.runtime.comm.reduction import Subtree, aligned_subtrees
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.elastic.giving import Mean
+from ttlaunch.runtime.elastic.feed import Mean
 from ttlaunch.runtime.elastic.member import INTERRUPTIONS, ElasticMember
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
 from ttlaunch.runtime.world import Rank
@@ -60,7 +60,9 @@ class ElasticExchange:
         )
         self._nodes: list[Subtree] = []  # of the step that was interrupted
         self._is_adding = False
+        self._is_warm = False
         self._member.follow(self._divide)
+        self._member.past.values = len(self._exchange.mean_N)  # it may get the state before it takes part
 
     def mean(self, step: int, enter: Callable[[Iterable[int]], object]) -> tuple[float, int]:
         """Make a step, however often the members change meanwhile: leave the mean gradient in the parameters' gradients.
@@ -76,11 +78,12 @@ class ElasticExchange:
         Raises:
             LeftError: This worker takes part no longer.
         """
+        self._member.end_step(step - 1)
         while True:
             try:
                 if self._member.owes_validation:
                     self._member.validate(step - 1)
-                mean = self._make(step, enter)
+                mean = self._follow(step, enter) if self._member.follows else self._make(step, enter)
             except INTERRUPTIONS:
                 self._stop()
                 self._member.regroup()
@@ -109,19 +112,33 @@ class ElasticExchange:
     def _make(self, step: int, enter: Callable[[Iterable[int]], object]) -> Mean | None:
         mean_N = self._exchange.mean_N
         self._drop_what_does_not_count()
-        if self._member.begin.applied == step:
-            pulled_N = torch.empty(mean_N.shape, dtype=mean_N.dtype)
-            mean = self._member.catch_up(step, pulled_N)
-            if mean is None:
-                return None
-            mean_N.copy_(pulled_N)
-            self._exchange.use_mean()
-            return Mean(step, mean.loss, mean.tokens, mean_N)
+        if self._member.begin.applied >= step:
+            return self._use(self._member.catch_up, step)
         if self._member.is_first_step():
             loss, tokens = self._go_on(enter)
         else:
             loss, tokens = self._exchange.mean(step, lambda indices: enter(self._member.each(indices)))
         return Mean(step, loss, tokens, mean_N)
+
+    def _follow(self, step: int, enter: Callable[[Iterable[int]], object]) -> Mean | None:
+        """Use the mean that members make while this worker is none."""
+        if not self._is_warm:  # the first backward pass of a process takes long: nobody has to wait for it here
+            self._is_warm = self._is_adding = True
+            enter([0])
+            self._is_adding = False
+            self._exchange.give_back(self._exchange.interrupt())
+        return self._use(self._member.past.follow, step)
+
+    def _use(self, pull: Callable[[int, Tensor], Mean | None], step: int) -> Mean | None:
+        """Take the mean of a step from others."""
+        mean_N = self._exchange.mean_N
+        pulled_N = torch.empty(mean_N.shape, dtype=mean_N.dtype)
+        mean = pull(step, pulled_N)
+        if mean is None:
+            return None
+        mean_N.copy_(pulled_N)
+        self._exchange.use_mean()
+        return Mean(step, mean.loss, mean.tokens, mean_N)
 
     def _go_on(self, enter: Callable[[Iterable[int]], object]) -> tuple[float, int]:
         """Compute this member's leaves of the epoch's first step, and add up the nodes of all members."""

@@ -155,8 +155,7 @@ class ElasticShards:
         self._applied = begin.applied
         if is_new:
             return exchange.received
-        for number, size in exchange.received.items():
-            member.pulled[number] = member.pulled.get(number, 0) + size
+        member.count_taken(exchange.received, is_state=True)
         return {}  # the user reads who takes part, and not what each member gets at every change
 
     def _make_up(self, exchange: SlotExchange) -> None:
