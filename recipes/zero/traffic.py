@@ -49,6 +49,12 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     return found
 
 
+def shadow_bytes(config: TrainingFile) -> int:
+    """Return how many bytes of each parameter all shadows of an elastic run keep: whatever of it the stage shares."""
+    zero_stage, moments = config.zero_config.stage, 2 if config.training_config.optimizer == "adamw" else 1
+    return VALUE_BYTES * (moments * (zero_stage >= 1) + (zero_stage >= 2) + (zero_stage >= 3))  # noqa: PLR2004
+
+
 def _shared(ranks: Ranks, source: int, dest: int, *, layers: int) -> list[Traffic]:
     """A version of each layer, and the nodes of the norm's tree that the source has."""
     versions = NUMBER_BYTES * layers

@@ -162,3 +162,18 @@ def test_every_recipe_says_how_workers_come_and_go_or_why_they_have_to_stay():
     for found in list_recipes(Path.cwd()):
         recipe = load_recipe(find_recipe(found.name, working_folder=Path.cwd()))
         assert isinstance(recipe.elastic, Elastic) or recipe.elastic, found.name
+
+
+@pytest.mark.parametrize(
+    ("stage", "optimizer", "expected"), [(1, "adamw", 8), (2, "adamw", 12), (3, "adamw", 16), (3, "sgd", 12)]
+)
+def test_the_plan_says_how_much_memory_shadows_need(ttlaunch, stage, optimizer, expected):
+    keys = f"--set zero_config.stage={stage} --set training_config.optimizer={optimizer}"
+    lines = ttlaunch(f"plan zero -n 4 --elastic 1:4 {keys}").stdout.splitlines()
+    [line] = [one for one in lines if "shadow" in one]
+    assert line.startswith(f"elastic  each worker keeps as a shadow {expected} / W bytes of each parameter")
+    assert f"{expected / 4:.1f} with 4 workers" in line
+
+
+def test_the_plan_names_no_shadows_where_every_worker_has_everything(ttlaunch):
+    assert "shadow" not in ttlaunch("plan zero -n 4 --elastic 1:4 --set zero_config.stage=0").stdout

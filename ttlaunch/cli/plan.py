@@ -93,6 +93,12 @@ def _elastic(plan: "LaunchPlan") -> list[str]:
     number = f"{limits.minimum} to {limits.maximum}" if limits.minimum < limits.maximum else str(limits.minimum)
     more = plan.world_size - limits.first
     lines = [f"elastic  {number} workers make a step; {more} more can start, each in place of one that has ended"]
+    if limits.shadow_bytes:
+        each = f", {limits.shadow_bytes / limits.first:.1f} with {counted(limits.first, 'worker')}"
+        each = each if limits.slots == 0 else ""
+        where = "each worker keeps as a shadow" if limits.slots == 0 else "shadows keep"
+        total = f"{limits.shadow_bytes} / W bytes" if limits.slots == 0 else f"{limits.shadow_bytes} bytes"
+        lines.append(f"elastic  {where} {total} of each parameter{each}; nothing is kept of the step before")
     if limits.first > limits.maximum:
         spares = counted(limits.first - limits.maximum, "spare")
         lines.append(

@@ -87,6 +87,7 @@ def plan_replacements(plan: LaunchPlan, bounds: Bounds, choice: RecipeChoice) ->
         slots=None if form.slots is None else _number(form.slots, loaded),
         servers=_number(form.servers, loaded),
         has_local_steps=form.has_local_steps,
+        shadow_bytes=0 if form.shadow_bytes is None else form.shadow_bytes(loaded.checked),
     )
     if limits.first < limits.minimum:
         given = f"{_OPTION} {bounds.minimum}:{bounds.maximum}"

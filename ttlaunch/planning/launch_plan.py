@@ -178,6 +178,7 @@ class ElasticLimits:
             worker has all of it.
         servers: How many workers keep slots and differentiate no micro-batches.
         has_local_steps: Whether workers take steps of their own, so that the bits follow from who takes part.
+        shadow_bytes: How many bytes of each parameter all shadows together keep; 0 if there are none, or it is not known.
     """
 
     minimum: int
@@ -187,11 +188,12 @@ class ElasticLimits:
     slots: int | None = None
     servers: int = 0
     has_local_steps: bool = False
+    shadow_bytes: int = 0
 
     def as_json(self) -> dict[str, int]:
         """Return it as plans and other machines have it; what few recipes have only where there is some."""
-        rare = {"slots", "servers", "has_local_steps"}
-        return {name: number for name, number in asdict(self).items() if number or name not in rare}
+        rare = {"slots": None, "servers": 0, "has_local_steps": False, "shadow_bytes": 0}
+        return {name: number for name, number in asdict(self).items() if name not in rare or number != rare[name]}
 
 
 @dataclass(frozen=True)

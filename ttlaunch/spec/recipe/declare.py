@@ -249,6 +249,7 @@ class Elastic:
         servers: How many workers keep slots and differentiate no micro-batches: a number, or the key that gives it.
         has_local_steps: Whether workers take steps of their own between averages. The bits are then those of any run whose
             members have changed after the same steps.
+        shadow_bytes: Returns how many bytes of each parameter all shadows together keep; None if there are no shadows.
     """
 
     layout: str | Layout
@@ -256,6 +257,7 @@ class Elastic:
     slots: int | Per | None = None
     servers: int | Per = 0
     has_local_steps: bool = False
+    shadow_bytes: Callable[[Any], int] | None = None
 
 
 @dataclass(frozen=True)
