@@ -557,3 +557,32 @@ def test_a_run_may_be_waited_for_from_several_threads(here):
     for thread in threads:
         thread.join()
     assert [run.id] * 3 == found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"elastic": "1:2", "coordinator": "10.0.0.1"}, "`--coordinator 10.0.0.1`: it is not HOST:PORT"),
+        (
+            {"coordinator": "127.0.0.1:0"},
+            "`--coordinator` takes workers of other machines, and the workers of this run",
+        ),
+        (
+            {"elastic": "1:2", "coordinator": "0.0.0.0:0"},
+            "`--coordinator 0.0.0.0:0` names every network of this machine",
+        ),
+    ],
+)
+def test_an_address_at_which_a_run_cannot_take_workers_is_refused_before_it_has_a_folder(here, options, message):
+    with pytest.raises(ttlaunch.LaunchError, match="P082") as error:
+        ttlaunch.start("data_parallel", ranks=2, **options)
+    assert error.value.diagnostics[0].message.startswith(message)
+    assert [] == list(here.iterdir())
+
+
+def test_a_run_that_python_starts_takes_workers_of_other_machines(here):
+    more = {"elastic": "1:2", "coordinator": "127.0.0.1:0", "set": SMALL | {"training_config.steps": 5000}}
+    with ttlaunch.start("data_parallel", ranks=1, **more) as run:
+        place = until(lambda: list(here.glob(f"runs/*/{contract.COORDINATOR_FILE}")))[0]
+        assert "https://127.0.0.1:" in place.read_text()
+        run.stop()

@@ -195,3 +195,10 @@ def test_jobs_are_read_back_and_damaged_ones_are_left_out(tmp_path):
         (tmp_path / name).mkdir()
         write_job(tmp_path / name, number=number, name="work", submitted=1.0)
     assert ["12"] == [job.number for job in read_jobs(tmp_path)]
+
+
+def test_an_address_for_workers_of_other_machines_is_refused_by_name(ttlaunch, here):
+    answer = ttlaunch("submit data_parallel --on slurm:gpu --nodes 2 --elastic 1:2 --coordinator 10.0.0.1:7000")
+    expected = "error[P082]: `--coordinator` names an address of the machine that starts the ranks, and Slurm chooses"
+    assert (2, expected) == (answer.status, answer.stderr[: len(expected)])
+    assert [] == list(here.iterdir())

@@ -87,6 +87,16 @@ def check_coordinator(text: str | None, prepared: "PreparedRun") -> None:
         _cannot_use(text, error)
 
 
+def refuse_in_job() -> NoReturn:
+    """Refuse `--coordinator` for a job of Slurm, which starts its launcher on a host that nobody knows before.
+
+    Raises:
+        LaunchError: Always.
+    """
+    message = f"`{_OPTION}` names an address of the machine that starts the ranks, and Slurm chooses that machine when the job begins"
+    _refuse(message, f"`ttlaunch run --on slurm:PARTITION … {_OPTION} HOST:PORT` starts the ranks from this machine")
+
+
 @contextmanager
 def open_network(text: str | None) -> "Iterator[OpenNetwork | None]":
     """Bind the address that `--coordinator` names, and make the authority of the run.

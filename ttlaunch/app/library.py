@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ttlaunch import contract
+from ttlaunch.app.coordinator_network import check_coordinator
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.execute import RunOptions, group_id
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
@@ -91,6 +92,8 @@ class StartOptions(ClusterOptions, total=False):
         share_with: A group whose members may read the run's folder; only the user can unless given.
         max_restarts: The most restarts from the newest checkpoint after a failure; 0 unless given.
         sinks: Sinks to which metrics are written besides the run's own log, such as `tensorboard=DIR`.
+        coordinator: With `elastic`, the address of this machine, `HOST:PORT`, at which the run takes workers of other machines;
+            `ttlaunch workers --invite` invites them.
     """
 
     runs_dir: str | Path
@@ -103,6 +106,7 @@ class StartOptions(ClusterOptions, total=False):
     share_with: str | None
     max_restarts: int
     sinks: Sequence[str]
+    coordinator: str | None
 
 
 _CLUSTER_OPTIONS = tuple(ClusterOptions.__annotations__)
@@ -195,6 +199,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
         spec = _target_spec(target, given)
         asked = parse_sinks(given.get("sinks", ()), option="--sink")
         prepared = _prepare_with_states(spec, dialogue)
+    check_coordinator(given.get("coordinator"), prepared)
     how = RunOptions(
         runs_dir=spec.runs_dir,
         grace_s=given.get("grace", 30.0),
@@ -202,6 +207,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
         lease_s=given.get("lease", contract.LEASE_S),
         share_with=group_id(given["share_with"]) if "share_with" in given else None,
         marks=marks,
+        coordinator=given.get("coordinator"),
     )
     most = given.get("max_restarts", 0)
     supervisor = spawn_supervisor(

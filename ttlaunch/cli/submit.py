@@ -37,6 +37,7 @@ def submit(
         ),
     ] = None,
     execution: Execution,
+    coordinator: Annotated[str | None, typer.Option("--coordinator", hidden=True)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and the batch script, and submit nothing.")
     ] = False,
@@ -50,6 +51,10 @@ def submit(
     from ttlaunch.app.submit import submit as hand_to_slurm
     from ttlaunch.cli.plan import show_plan
 
+    if coordinator is not None:
+        from ttlaunch.app.coordinator_network import refuse_in_job
+
+        refuse_in_job()
     dialogue = TerminalDialogue(form, verbose=verbose)
     submission = check_submission(
         spec,
