@@ -149,7 +149,11 @@ def test_a_run_that_had_broken_by_itself_is_no_fault_of_the_fault():
     assert ["overtaken"] == outcomes("kill mpirun at 5s", [(0, 5.0, [])], broken)
 
 
-ELASTIC = {**DONE, "epochs": [{"epoch": 1}, {"epoch": 2}]}
+def epoch(at_s, *members):
+    return {"time": START + at_s, "members": list(members)}
+
+
+ELASTIC = {**DONE, "epochs": [epoch(1, 0, 1, 2), epoch(5.2, 0, 2)]}
 
 
 def lost(number, at_s):
@@ -171,8 +175,17 @@ def test_a_worker_whose_end_was_not_noticed_is_not_replaced():
 
 
 def test_the_last_worker_of_an_elastic_run_is_named():
-    report = {**failed("killed", rank=1), "epochs": [{"epoch": 1}]}
+    report = {**failed("killed", rank=1), "epochs": [epoch(1, 1)]}
     assert ["named"] == outcomes("kill rank=1 at step=5", [(0, 5.0, [1])], report, extra=[lost(1, 5.1)])
+
+
+def test_a_worker_that_others_went_on_without_is_replaced_although_a_later_fault_ended_the_run():
+    plan, made = "term rank=1 at step=5; kill mpirun at step=9", [(0, 5.0, [1]), (1, 8.0, [])]
+    report = {**failed("other", code="R008", time=START + 8.1), "epochs": ELASTIC["epochs"]}
+    options = {"extra": [lost(1, 5.1)], "engine_failed": True, "end": START + 9}
+    assert ["replaced", "named"] == outcomes(plan, made, report, **options)
+    unchanged = {**report, "epochs": ELASTIC["epochs"][:1]}
+    assert ["misnamed", "overtaken"] == outcomes(plan, made, unchanged, **options)
 
 
 def test_workers_that_come_or_leave_break_nothing():

@@ -195,13 +195,17 @@ def _is_harmless(one: _Injected, injected: Sequence[_Injected]) -> bool:
 
 
 def _lost_at(one: _Injected, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
-    """Return when an elastic run that reached its end knew that all workers whom the fault hit were gone; None if it never did."""
-    if not report.get("epochs") or report["status"] != "done" or not one.ranks or one.fault.verb in ELASTIC:
+    """Return when an elastic run that went on knew that all workers whom the fault hit were gone; None if it never did."""
+    epochs = report.get("epochs")
+    if not epochs or not one.ranks or one.fault.verb in ELASTIC:
         return None
     lost = {event.get("worker"): event["time"] for event in events if event.get("event") == "worker_lost"}
     times = [lost.get(contract.worker_name(rank)) for rank in one.ranks]
     known = [time for time in times if time is not None and time >= one.time - _SAME_MOMENT_S]
-    return max(known) if len(known) == len(times) else None
+    if not known or len(known) < len(times):
+        return None
+    has_gone_on = any(epoch["time"] >= max(known) and one.ranks.isdisjoint(epoch["members"]) for epoch in epochs)
+    return max(known) if has_gone_on or report["status"] == "done" else None
 
 
 def _outcome(
