@@ -368,3 +368,17 @@ def test_the_keeper_says_that_the_disk_is_full(tmp_path, until, monkeypatch):
 
     with CheckpointKeeper(Planned(), folder) as keeper:
         assert "[Errno 28] No space left on device" == until(has_failed, within_s=20, what="the keeper notices")
+
+
+def test_a_step_that_another_worker_has_saved_again_is_one_checkpoint(make_run):
+    run = make_run("a", [])
+    write_shard(run, 10, 0, owners=[0])
+    assert [10] == complete(run)
+    write_shard(run, 10, 1, owners=[1])
+    assert [] == complete(run)
+    assert ["step-10"] == [path.name for path in (run / "checkpoints").iterdir()]
+    write_shard(run, 20, 1, owners=[1])
+    write_shard(run, 20, 0, owners=[0])
+    (run / "checkpoints/step-20.tmp/rank-2.safetensors.tmp").touch()  # its worker ended
+    assert [20] == complete(run)
+    assert {"manifest.json", "rank-0.safetensors"} == {path.name for path in (run / "checkpoints/step-20").iterdir()}

@@ -17,6 +17,7 @@ from tests.runtime.elastic.local_replay import replay
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.running.checkpoints.complete import newest_step
+from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.membership.journal import read_journal
 
 ROOT = Path(__file__).parents[2]
@@ -224,6 +225,40 @@ def test_a_last_checkpoint_whose_writer_is_killed_before_is_missing_and_the_repo
     assert STEPS == report["steps"]
     missing = [] if newest_step(run.folder) == STEPS else [STEPS]
     assert missing == [one["step"] for one in report["lost_checkpoints"]]
+
+
+SUICIDE_BEFORE_A_RENAME = """
+import os as _os
+from pathlib import Path as _Path
+
+_rename = _Path.replace
+
+
+def _replace(self, target):
+    if self.parent.name == "step-{step}.tmp" and target.suffix == "{suffix}" and _os.environ["TTLAUNCH_RANK"] == "0":
+        _os.kill(_os.getpid(), 9)
+    return _rename(self, target)
+
+
+_Path.replace = _replace
+"""
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+def test_a_last_checkpoint_whose_writer_is_killed_while_it_writes_is_made_again_by_another_worker(
+    here, expected, suffix
+):
+    """It is killed in its thread that writes: before the shard, or before the shard's record."""
+    changed_recipe(here, "for step in loop.steps():", "pass")
+    trainer = here / "mine" / "trainer.py"
+    trainer.write_text(trainer.read_text() + SUICIDE_BEFORE_A_RENAME.format(step=STEPS, suffix=suffix))
+    with running(here, "--set", "checkpoint_config.interval=10", recipe="mine") as run:
+        report = run.report()
+    assert ("done", expected, []) == (report["status"], report["parameters_sha256"], report["lost_checkpoints"])
+    assert [0] == [entry["worker"] for entry in run.journal("lost")]
+    checkpoint = verify(run.folder / f"checkpoints/step-{STEPS}")
+    assert [1] == [int(name.removeprefix("rank-").partition(".")[0]) for name in checkpoint.manifest["files"]]
+    assert {"manifest.json", "rank-1.safetensors"} == {path.name for path in checkpoint.path.iterdir()}
 
 
 def test_an_exception_that_every_worker_raises_ends_the_run_with_its_line(here):

@@ -286,7 +286,7 @@ class RankContext:
             with self.announced("comparison of replicas"):
                 self._digests.report(step, held())
 
-    def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> None:
+    def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> bool:
         """Keep weights and optimizer state of this step, if a checkpoint is due; they are written in the background.
 
         Call it after the step's validation, and after `agree` on whether training goes on: the last step has one. A rank that is
@@ -298,14 +298,17 @@ class RankContext:
             optimizer: The optimizer of this model; its next update waits until the state has been copied.
             owners: The ranks that save; together they hold the whole model. Empty: those of this rank's role.
 
+        Returns:
+            Whether this rank saves this step.
+
         Cost: no message; a copy of weights and state, which stays in host memory, and as much written to the disk.
         """
         owners = owners or self.ranks(self.role)
         if self._checkpoints is None:
-            return
+            return False
         self._checkpoints.check_saveable(model, optimizer)
         if not self._has_checkpoint(step):
-            return
+            return False
         # Digests come first: the launcher completes a checkpoint only when those of its step agree.
         self._report_digests(step, partial(held_tensors, model, optimizer))
         if self.rank in owners:
@@ -314,6 +317,7 @@ class RankContext:
                 # Launcher and files know members of an elastic run by their numbers.
                 numbers = owners if self.elastic is None else [Rank(self.elastic.numbers[rank]) for rank in owners]
                 self._checkpoints.save(step, model, optimizer, owners=numbers, state=state)
+        return self.rank in owners
 
     def save_if_abandoned(
         self, model: HasParameters, optimizer: HasState, *, has_all: Callable[[int], bool] | None = None
@@ -357,10 +361,14 @@ class RankContext:
 
     def finish(self) -> None:
         """Wait for what is still being written; the runtime calls it when the role's function has returned."""
+        self.finish_checkpoint()
+        self.traffic.close()
+
+    def finish_checkpoint(self) -> None:
+        """Wait until this rank writes nothing of a checkpoint any more."""
         if self._checkpoints is not None:
             with self.announced("checkpoint"):
                 self._checkpoints.finish()
-        self.traffic.close()
 
     def _state(self, step: int) -> dict[str, Any]:
         """Return the state besides tensors that a resumed run needs; learning rate and dropout masks follow from the step alone."""

@@ -169,6 +169,11 @@ def complete_checkpoints(
             continue
         if replicas is not None and not replicas.has_agreed(step, shards):
             continue
+        if (
+            run_folder / contract.checkpoint_dir(step)
+        ).exists():  # two workers have saved it, the second in place of the first
+            remove_unfinished(run_folder, steps=[step])
+            continue
         try:
             _complete(run_folder, folder, {"run": run_id, "step": step, **_about(plan), **_joined(shards)})
         except OSError as error:
@@ -265,6 +270,9 @@ def _missing(folder: Path, records: Mapping[int, ShardRecord]) -> list[int]:
 
 def _arrived(folder: Path, *, world_size: int, complain: Complain) -> dict[int, ShardRecord] | None:
     records = _records(folder, world_size=world_size, complain=complain)
+    whole = [rank for rank, record in records.items() if record.owners == (rank,) and _is_whole(folder, rank, record)]
+    if whole:  # of an elastic run, in which another worker may have saved the step, too, or ended while it did
+        return {min(whole): records[min(whole)]}
     return records if records and not _missing(folder, records) else None
 
 
@@ -343,9 +351,11 @@ def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
     _flush(folder)
     whole = folder.rename(run_folder / contract.checkpoint_dir(content["step"]))
     _flush(run_folder / contract.CHECKPOINTS_DIR)
-    # Remove the records only now: if the launcher is killed before the rename, a later run completes the folder from them.
-    for path in whole.glob("rank-*.json"):
-        path.unlink()
+    # Remove the records only now: if the launcher is killed before the rename, a later run completes the folder from them. Other
+    # files are those of a worker that ended while it wrote.
+    for path in whole.glob("rank-*"):
+        if path.name not in content["files"]:
+            path.unlink()
 
 
 def _flush(path: Path) -> None:

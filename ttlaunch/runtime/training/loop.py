@@ -61,9 +61,12 @@ class TrainingLoop:
         self._reports, self._norms, self._owners = reports, norms, owners
         self._saved, self._held, self._compares, self._applies = saved, held, compares, applies
         self._at_end = at_end
+        self._newest_saved: int | None = None  # by this rank
+        self._has_all = False
         if ctx.elastic is not None:
             ctx.elastic.validate_with(validate)
-            if saved is not None and len(owners) == 1:  # else nobody has the whole state
+            if saved is not None and len(owners) == 1 and applies:  # else nobody has the whole state of a step
+                self._has_all = True
                 ctx.save_if_abandoned(*saved)
 
     def steps(self) -> Iterator[int]:
@@ -73,7 +76,16 @@ class TrainingLoop:
         (self._validate if elastic is None else elastic.validate)(self._ctx.steps_done)
         yield from self._ctx.steps(self._cfg)
         if elastic is not None:
-            elastic.stay(self._at_end)  # others may need what this worker has
+            elastic.stay(self._end)  # others may need what this worker has
+
+    def _end(self) -> None:
+        """Do what follows the last step, once in each epoch; until the last checkpoint is written, nobody is done."""
+        self._at_end()
+        elastic = self._ctx.elastic
+        if elastic is not None and self._has_all and self._ctx.rank in self._owners:
+            if self._newest_saved != elastic.applied:  # the owner of the epoch before ended, perhaps while it wrote
+                self._save(elastic.applied)
+            self._ctx.finish_checkpoint()
 
     def end_step(self, step: int, **known: float) -> None:
         """Report a step; validate, report norms, compare replicas and save a checkpoint if each is due.
@@ -93,9 +105,13 @@ class TrainingLoop:
         if self._norms is not None and is_reporter:
             report_layer_norms(self._cfg, self._ctx, self._norms, step)
         self._compare(step)
+        self._save(step)
+
+    def _save(self, step: int) -> None:
         if self._saved is not None:
             model, optimizer = self._saved
-            self._ctx.checkpoint(step, model, optimizer, owners=self._owners)
+            if self._ctx.checkpoint(step, model, optimizer, owners=self._owners):
+                self._newest_saved = step
 
     def _compare(self, step: int) -> None:
         if self._compares:
