@@ -84,10 +84,6 @@ def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_st
             "error[P074]: `--elastic` lets workers come and go, and those of fully_sharded have to stay: torch shares",
         ),
         (
-            "zero --elastic 1:2",
-            "error[P074]: `--elastic` lets workers come and go, and those of zero have to stay: each worker holds",
-        ),
-        (
             "data_parallel --elastic 1:2 --set data_parallel_config.reduction=fast",
             "error[P074]: `data_parallel_config.reduction` is `fast`; workers of data_parallel come and go only with `canonical`",
         ),
