@@ -12,7 +12,7 @@ from ttlaunch.recipe import (
     per,
 )
 
-from .traffic import RANKS_OF_A_WORKER, traffic
+from .traffic import RANKS_OF_A_WORKER, shadow_bytes, traffic
 
 
 class Config(TrainingFile):
@@ -48,5 +48,6 @@ RECIPE = Recipe(
         only={"device_config.enable_ddp": False, "device_config.enable_tp": False},
         slots=1,
         servers=2,
+        shadow_bytes=shadow_bytes,
     ),
 )

@@ -2,6 +2,7 @@
 
 from ttlaunch.recipe import (
     NUMBER_BYTES,
+    VALUE_BYTES,
     Ranks,
     Traffic,
     TrainingFile,
@@ -58,3 +59,8 @@ def _of_worker(config: TrainingFile, ranks: Ranks, rows: list[list[int]], *, at:
         validation = NUMBER_BYTES * sum(validated[at : last + 1])
         found.append(Traffic("validation", worker, server, per_validation=validation))
     return found
+
+
+def shadow_bytes(config: TrainingFile) -> int:
+    """Return how many bytes of each parameter the optimizer's shadow keeps: the moments, since the aggregator has weights anyway."""
+    return VALUE_BYTES * (2 if config.training_config.optimizer == "adamw" else 1)

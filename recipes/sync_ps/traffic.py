@@ -96,3 +96,9 @@ def _norms(ranks: Ranks, servers: list[int]) -> list[tuple[int, int, int, int]]:
         so_far += ranks.facts[before]["shard_tensors"]
         found.append((before, after, NUMBER_BYTES * (1 + so_far), NUMBER_BYTES * (1 + total)))
     return found
+
+
+def shadow_bytes(config: TrainingFile) -> int:
+    """Return how many bytes of each parameter shadows keep: moments and average; weights, too, unless the shadow is a worker."""
+    keys, moments = config.sync_ps_config, 2 if config.training_config.optimizer == "adamw" else 1
+    return VALUE_BYTES * (moments + (keys.polyak_interval is not None) + (keys.num_servers > 1))

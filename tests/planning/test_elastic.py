@@ -35,18 +35,27 @@ def test_workers_of_a_ring_come_and_go_in_the_ring_also_if_one_begins(ttlaunch, 
 
 def test_tiers_that_come_and_go_have_one_role_and_two_of_them_keep_the_state(ttlaunch):
     plan = plan_of(ttlaunch, "hierarchical_parallel -n 5 --elastic 3:6")
-    assert {"minimum": 3, "maximum": 6, "micro_batches": 8, "first": 5, "slots": 1, "servers": 2} == plan["elastic"]
+    assert {
+        "minimum": 3,
+        "maximum": 6,
+        "micro_batches": 8,
+        "first": 5,
+        "slots": 1,
+        "servers": 2,
+        "shadow_bytes": 8,
+    } == plan["elastic"]
     assert ("members", {"member"}) == (plan["layout"], {row["role"] for row in plan["ranks"]})
     assert 3 == plan["config"]["multihost_config"]["num_workers"]
     fixed = plan_of(ttlaunch, "hierarchical_parallel -n 4")  # a layout of elastic runs is none of other runs
     assert "three_tier" == fixed["layout"]
 
 
-@pytest.mark.parametrize(("servers", "least"), [(1, 2), (2, 3)])
-def test_parameter_servers_that_come_and_go_are_members_beside_the_workers(ttlaunch, servers, least):
+@pytest.mark.parametrize(("servers", "least", "kept"), [(1, 2, 12), (2, 3, 16)])
+def test_parameter_servers_that_come_and_go_are_members_beside_the_workers(ttlaunch, servers, least, kept):
     given = f"sync_ps -n 4 --elastic {least}:4 --set sync_ps_config.num_servers={servers}"
     plan = plan_of(ttlaunch, given)
     limits = {"minimum": least, "maximum": 4, "micro_batches": 8, "first": 4, "slots": servers, "servers": servers}
+    limits["shadow_bytes"] = kept  # moments and average; with two servers the weights, too
     assert limits == plan["elastic"]
     assert ({"member"}, 4 - servers) == (
         {row["role"] for row in plan["ranks"]},

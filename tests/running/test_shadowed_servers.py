@@ -59,9 +59,8 @@ def test_without_the_optimizer_and_its_shadow_the_run_ends_and_goes_on_from_its_
     with running(here, "--set", "checkpoint_config.interval=4", recipe=TIERS, ranks=4, elastic="3:4") as run:
         wait_for(lambda: newest_step(run.folder) is not None)
         kill(run, OPTIMIZER, AGGREGATOR, after=5)
-        _, stderr = run.process.communicate(timeout=MOST_S)
-    assert 1 == run.process.returncode
-    assert "the worker that owned it and the one that was its shadow have both ended" in stderr
+        failure = run.report()["failure"]
+    assert ("R075", True) == (failure["code"], "the worker that owned it and its shadow" in failure["cause"])
     assert expected == resumed(here)["parameters_sha256"]
 
 

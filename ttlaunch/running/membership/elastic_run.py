@@ -68,7 +68,7 @@ class ElasticRun:
         self._futile: dict[int, int] = {}  # by place
         self._shown = 1  # changes; the first is the start
         self._next_reminder: float | None = None  # when to say again who is awaited
-        self._is_journal_reported = self._is_loss_reported = False
+        self._is_journal_reported = False
 
     @property
     def is_changing(self) -> bool:
@@ -108,7 +108,6 @@ class ElasticRun:
         if self.membership.phase is MembersPhase.STRANDED or self._nobody_can_come(ranks, is_ending=is_ending):
             self.tolerated = frozenset()  # the failure to name is that of the worker that failed first
             self.failure = self.failure or self._too_few(ranks, why_lost)
-            self._say_what_is_gone()
             return
         if self.is_over:
             self._end_starting(ranks)
@@ -252,14 +251,6 @@ class ElasticRun:
             self._is_journal_reported = True
             reason = self._journal.error.strerror or str(self._journal.error)
             self._say(f"{MEMBERS_FILE} cannot be written: {reason.lower()}; nobody joins this run any more")
-
-    def _say_what_is_gone(self) -> None:
-        if self.membership.state.lacks_slots and not self._is_loss_reported:
-            self._is_loss_reported = True
-            self._say(
-                "a part of the optimizer's state is gone: the worker that owned it and the one that was its shadow have both ended; "
-                "`--resume RUN` continues from the newest checkpoint"
-            )
 
     def _say_who_is_awaited(self, now: float) -> None:
         missing = self.membership.state.missing
