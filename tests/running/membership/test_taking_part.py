@@ -261,9 +261,13 @@ def test_records_that_are_not_for_the_run_stay_here(service):
         Welcome(worker_id="worker-0002", incarnation=1, run_id="r", lease_s=1.0, heartbeat_s=1.0, token=""),
         lambda: None,
     )
-    step, usage = (json.dumps({"kind": kind, "time": 1.0, "step": 1}) for kind in ("step", "usage"))
+    step, usage, started = (json.dumps({"kind": kind, "time": 1.0}) for kind in ("step", "usage", "started"))
     sent.report(
-        [step.encode(), usage.encode(), b"no json", json.dumps({"kind": "note", "text": "x" * 70_000}).encode()]
+        [
+            *(line.encode() for line in (step, usage, started)),
+            b"no json",
+            json.dumps({"kind": "note", "text": "x" * 70_000}).encode(),
+        ]
     )
-    assert list(sent._lines) == [step]
+    assert list(sent._lines) == [step, usage]
     assert sent.dropped == 1
