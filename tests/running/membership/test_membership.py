@@ -86,6 +86,25 @@ def test_a_lost_worker_begins_an_epoch_without_it_whose_reason_and_cost_are_know
     assert "resumed" == read_journal(world.folder.path)[-1]["what"]
 
 
+def test_a_worker_that_follows_disturbs_nobody_until_it_is_ready_and_the_journal_says_what_it_was_given(tmp_path):
+    world = World(tmp_path, maximum=4)
+    world.begin(now=0.0)
+    world.report(3, "registered", now=1.0, follows=True)
+    for number in range(3):
+        world.report(number, "progressed", now=9.0, epoch=1, applied=4)
+    world.report(3, "registered", now=10.0, applied=4, follows=True)
+    world.answer_all(now=10.1, applied=4)
+    change = world.members.changes[-1]
+    assert ((0, 1, 2, 3), ("worker-0003 joined",)) == (change.members, change.reasons)
+    taken = {"given": ((0, 40), (1, 40), (2, 40)), "taken": (1, 3)}
+    world.report(3, "progressed", now=10.5, epoch=change.epoch, applied=5, **taken)
+    assert 0.5 == change.pause_s
+    [given] = [entry for entry in read_journal(world.folder.path) if entry["what"] == "given"]
+    assert (3, {"0": 40, "1": 40, "2": 40}, 1, 3) == tuple(
+        given[name] for name in ("worker", "bytes", "states", "means")
+    )
+
+
 def test_a_worker_that_is_asked_to_leave_is_dismissed_and_the_others_go_on(world):
     world.begin()
     world.members.let_leave(2, now=1.0)

@@ -101,6 +101,7 @@ class Membership:
         self._disturbed: float | None = None  # since when no step has been made because of them
         self._reports: dict[int, MemberReport] = {}
         self._applied: dict[int, tuple[int, float]] = {}  # by number: the newest step, and when it was reported
+        self._came: set[int] = set()  # workers that have made no step since they joined
         self._ticked = 0.0
         self._lock = threading.RLock()
 
@@ -138,6 +139,7 @@ class Membership:
             self._pulse.note(number, beat_of(report), now)
             if isinstance(event, Registered) and number not in self._state.workers:
                 self._journal.write("registered", worker=number, incarnation=report.incarnation, applied=event.applied)
+            if isinstance(event, Registered) and self._is_ready_now(number, event):
                 self._add_reason(f"{worker_name(number)} joined", now)
             self._handle(event, now)
             self._note_step(number, report, now)
@@ -180,6 +182,12 @@ class Membership:
         with self._lock:
             return self._pulse.late(now) if self._state.phase in {Phase.COLLECTING, Phase.RUNNING} else {}
 
+    def _is_ready_now(self, number: int, event: Registered) -> bool:
+        """Whether a worker can take part from now on; until then, one that follows the others disturbs nobody."""
+        known = self._state.workers.get(number)
+        had_none = known is None or (known.lacks_state and number not in self._state.members)
+        return had_none and (event.applied is not None or not event.follows)
+
     def _add_reason(self, reason: str, now: float) -> None:
         self._reasons.append(reason)
         self._disturbed = now if self._disturbed is None else self._disturbed
@@ -204,6 +212,11 @@ class Membership:
 
     def _begin(self, begin: Begin, now: float) -> None:
         anew = sum(last - first for rows in begin.todo for first, last in rows) if self.changes else 0
+        before = self.changes[-1].members if self.changes else begin.numbers
+        came = [number for number in begin.numbers if number not in before]
+        self._came = {*self._came, *came} & {*begin.numbers}
+        late = [f"{worker_name(number)} joined" for number in came]  # had it waited, too few would have made steps
+        self._reasons += [reason for reason in late if reason not in self._reasons]
         reasons = tuple(self._reasons) or ("some members are faster than others",)
         reasons, self._reasons = reasons if self.changes else (), []
         self._disturbed = self._disturbed if self.changes else now
@@ -227,6 +240,11 @@ class Membership:
                 self._pulse.note_step(now - known[1])
             self._applied[number] = (report.applied, now)
         change = self.changes[-1]
+        if number in self._came and report.applied > change.step:
+            self._came.discard(number)
+            states, means = (*report.taken, 0, 0)[:2]
+            given = {str(giver): size for giver, size in report.given}
+            self._journal.write("given", worker=number, bytes=given, states=states, means=means)
         if change.pause_s is None and report.applied > change.step:
             change.pause_s = round(now - (now if self._disturbed is None else self._disturbed), 3)
             self._disturbed = None
