@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
 from ttlaunch.agent.stop_marker import leave_stop_marker
@@ -44,8 +44,6 @@ from ttlaunch.running.logs.merge import MergedWriter
 from ttlaunch.running.logs.output import EngineOutput, View
 from ttlaunch.running.lost_folders import FolderWatch
 from ttlaunch.running.lost_hosts import SilenceWatch
-from ttlaunch.running.membership.elastic_run import ElasticRun
-from ttlaunch.running.membership.outside import OutsideWorkers
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.rank_controller import RankController, engine_variables
@@ -54,6 +52,10 @@ from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.single_trainings import SingleTrainingWatch
 from ttlaunch.running.watch import Pace, Phase, RankState, Watch
+
+if TYPE_CHECKING:  # other runs start sooner without it
+    from ttlaunch.running.membership.elastic_run import ElasticRun
+    from ttlaunch.running.membership.outside import OutsideWorkers
 
 _STANDSTILL_S = 5.0
 _CHANGE_S = 0.01  # between two looks while the members of an elastic run wait for orders
@@ -72,7 +74,7 @@ def supervise(
     grace: Grace = USUAL_GRACE,
     hang_timeout_s: float | None = None,
     begun: Callable[[RunFolder], None] = lambda _: None,
-    serve: Callable[[OutsideWorkers], AbstractContextManager[None]] = lambda _: nullcontext(),
+    serve: "Callable[[OutsideWorkers], AbstractContextManager[None]]" = lambda _: nullcontext(),
     takes_others: bool = False,
 ) -> Report:
     """Run a plan until it ends in any way, write `report.json`, and return the report.
@@ -131,9 +133,7 @@ class _Supervision:
         self._folders = FolderWatch(self.folder, self.view)
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
         self._single = SingleTrainingWatch(self.plan, self.folder, self.view)
-        self._elastic = (
-            ElasticRun(self.plan, self.folder, self.view, controller=self.controller) if self.plan.elastic else None
-        )
+        self._elastic = self._open_elastic() if self.plan.elastic else None
         loses_ranks = Capability.LOSE_RANK in self.engine.can
         self.end = RunEnd(
             self._ending,
@@ -143,8 +143,13 @@ class _Supervision:
             stderr_tail=stderr_tails(self.folder),
         )
 
+    def _open_elastic(self) -> "ElasticRun":
+        from ttlaunch.running.membership.elastic_run import ElasticRun  # noqa: PLC0415  as above
+
+        return ElasticRun(self.plan, self.folder, self.view, controller=self.controller)
+
     def served(
-        self, serve: Callable[[OutsideWorkers], AbstractContextManager[None]], *, takes_others: bool
+        self, serve: "Callable[[OutsideWorkers], AbstractContextManager[None]]", *, takes_others: bool
     ) -> AbstractContextManager[None]:
         """Return the context in which the workers of an elastic run are served; for any other run, it does nothing."""
         if self._elastic is None:
