@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.pipeline.schedules import Action as Action
     from ttlaunch.runtime.parallel.pipeline.schedules import order_of_passes as order_of_passes
     from ttlaunch.runtime.parallel.pipeline.tuning import ScheduleChoice as ScheduleChoice
+    from ttlaunch.runtime.parallel.recorded_updates import MeanAlongTree as MeanAlongTree
     from ttlaunch.runtime.parallel.recorded_updates import MeanAroundRing as MeanAroundRing
     from ttlaunch.runtime.parallel.recorded_updates import repeat_updates as repeat_updates
     from ttlaunch.runtime.parallel.servers.async_parameter_server import AsyncParameterServer as AsyncParameterServer
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
         AsyncParameterServerClient as AsyncParameterServerClient,
     )
     from ttlaunch.runtime.parallel.servers.async_parameter_server_client import slowed as slowed
+    from ttlaunch.runtime.parallel.servers.elastic_tasks_client import ElasticTaskClient as ElasticTaskClient
+    from ttlaunch.runtime.parallel.servers.elastic_tasks_client import parts_of as parts_of
+    from ttlaunch.runtime.parallel.servers.elastic_tasks_server import ElasticTaskServer as ElasticTaskServer
     from ttlaunch.runtime.parallel.servers.parameter_server import ParameterServer as ParameterServer
     from ttlaunch.runtime.parallel.servers.parameter_server import Patience as Patience
     from ttlaunch.runtime.parallel.servers.parameter_server_client import ParameterServerClient as ParameterServerClient

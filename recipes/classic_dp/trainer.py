@@ -53,7 +53,7 @@ from .recipe import Config
 def trainer(cfg: Config, ctx: RankContext) -> None:
     """One process has all micro-batches, and nobody to lead; or it makes the updates of a recorded run again."""
     rule = MeanAroundRing(damping=cfg.classic_dp_config.staleness_damping)
-    repeat_updates(cfg, ctx, rule) if ctx.updates else train_in_one_process(cfg, ctx)
+    repeat_updates(cfg, ctx, lambda _: rule) if ctx.updates else train_in_one_process(cfg, ctx)
 
 
 def worker(cfg: Config, ctx: RankContext) -> None:

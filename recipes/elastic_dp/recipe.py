@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from ttlaunch.recipe import (
     Bits,
     CompressionConfig,
+    Elastic,
     Layout,
     Naive,
     Recipe,
@@ -59,5 +60,10 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"), server=1)],
         only={"compression_config.kind": "none", "elastic_dp_config.pull_interval": 1},
     ),
-    elastic="its server alone holds the weights",
+    # A server has the first place; what a lossy codec has not sent yet would be lost with its worker.
+    elastic=Elastic(
+        Layout("members", member=per("multihost_config.num_workers", plus=1)),
+        only={"compression_config.kind": "none"},
+        servers=1,
+    ),
 )

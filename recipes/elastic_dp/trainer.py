@@ -22,9 +22,12 @@ Source: J. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012 (Down
 et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
 """
 
+from functools import partial
+
 from ttlaunch.train import (
     AsyncParameterServer,
     AsyncParameterServerClient,
+    MeanAlongTree,
     RankContext,
     SnapshotValidation,
     StalenessCounts,
@@ -37,17 +40,23 @@ from ttlaunch.train import (
     differentiate,
     global_norm,
     micro_batches,
+    repeat_updates,
     slowed,
     step_size,
     train_in_one_process,
 )
 
+from .elastic import member  # noqa: F401 - the role of all ranks with `--elastic`
 from .recipe import Config
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
-    """One process: what a single worker that waits for each answer equals, bit for bit."""
-    train_in_one_process(cfg, ctx)
+    """One process: what a single worker that waits for each answer equals, bit for bit; or the updates of a recorded elastic run."""
+    factor = partial(step_size, rule=cfg.elastic_dp_config.staleness_rule)
+    if ctx.updates:
+        repeat_updates(cfg, ctx, lambda model: MeanAlongTree(ctx.gradient_tree(model.weights_N), step_size=factor))
+    else:
+        train_in_one_process(cfg, ctx)
 
 
 def worker(cfg: Config, ctx: RankContext) -> None:

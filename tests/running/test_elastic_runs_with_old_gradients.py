@@ -96,3 +96,45 @@ def test_a_worker_that_comes_later_gets_the_weights_behind_old_gradients_and_tak
     updates = assert_each_task_counts_once(run, steps=LONG, bound=2)
     assert {1, 2} == {len(parts) for _, parts in updates.values()}
     assert (True, "") == repeated(run)
+
+
+@pytest.mark.parametrize("kills", [{3: 2}, {4: 1, 12: 3}])
+def test_tasks_of_workers_that_are_killed_are_handed_out_again(tmp_path, kills):
+    chance = random.Random(len(kills))  # noqa: S311 - the same instants every time
+    with running(tmp_path, *options({}), recipe="elastic_dp", ranks=4, elastic="2:4") as run:
+        for step, victim in kills.items():
+            kill(run, victim, step=step, chance=chance)
+        report = run.report()
+    assert ("done", STEPS) == (report["status"], report["steps"])
+    assert list(kills.values()) == [entry["worker"] for entry in run.journal("lost")]
+    assert 1 <= report["results"]["tasks handed out again"] <= 2 * len(kills)
+    updates = assert_each_task_counts_once(run)
+    assert any(version < step - 1 for step, (_, parts) in updates.items() for _, _, version in parts)
+    assert (True, "") == repeated(run)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])  # with 2, the server waits alone
+def test_a_worker_that_comes_later_gets_weights_and_tasks_from_the_server(tmp_path, ranks):
+    settings, later = {"training_config.steps": LONG, **SMALL}, ranks + 1
+    with running(tmp_path, *options(settings), recipe="elastic_dp", ranks=ranks, elastic="2:3") as run:
+        wait_for(lambda: run.step() >= 3)
+        os.kill(run.pid(1), signal.SIGKILL)
+        came = lambda: any(later in entry["members"] for entry in run.journal("epoch"))  # noqa: E731
+        wait_for(lambda: came() or run.process.poll() is not None)
+        report = run.report()
+    assert ("done", LONG) == (report["status"], report["steps"])
+    assert any(later in epoch["members"] for epoch in report["epochs"])
+    lines = (run.folder / contract.progress_file(0)).read_text().splitlines()
+    assert later in {record.get("arrived_from") for record in map(contract.read_record, lines) if record}
+    assert_each_task_counts_once(run, steps=LONG)
+    assert (True, "") == repeated(run)
+
+
+def test_a_run_whose_server_is_killed_ends_and_names_it(tmp_path):
+    with running(tmp_path, *options({"training_config.steps": 4000}), recipe="elastic_dp", elastic="2:3") as run:
+        wait_for(lambda: run.step() >= 5)
+        os.kill(run.pid(0), signal.SIGKILL)
+        report = run.report()
+    failure = report["failure"]
+    assert ("failed", "R004", 0) == (report["status"], failure["code"], failure["rank"])
+    assert "stranded" == run.journal("stranded")[-1]["what"]

@@ -136,5 +136,4 @@ def end_step(state: WorkerState, *, is_done: bool) -> WorkerState:
 
 def progress(state: WorkerState, *, pace_s: float | None) -> Progressed:
     """Say how far this worker is."""
-    assert state.applied is not None  # noqa: S101 - it acts
-    return Progressed(state.member, state.epoch, state.applied, pace_s, state.is_done)
+    return Progressed(state.member, state.epoch, state.applied or 0, pace_s, state.is_done)

@@ -222,11 +222,16 @@ class RankContext:
             self.step += 1
         return self._stop_order.ends_after(self.step)
 
-    def restore(self, model: HasParameters, optimizer: HasState) -> None:
+    def restore(self, model: HasParameters, optimizer: HasState, *, is_given: bool = True) -> None:
         """Begin where the run's checkpoint left off, or with the weights it was given; without either, do nothing.
 
         Every rank that holds an optimizer calls it once, before it uses or sends the weights. What the rank holds is
         found by the names of its parameters, so the checkpoint of any layout fits any other.
+
+        Args:
+            model: This rank's part of it.
+            optimizer: The optimizer of this model.
+            is_given: Whether workers of an elastic run give this state to those that come.
 
         Raises:
             CheckpointReadError: The files are not what the launching machine found, or lack a tensor of this rank.
@@ -236,7 +241,7 @@ class RankContext:
                 self._checkpoints.restore(model, optimizer, state=self._state(self.steps_done))
         if self.elastic is not None:
             applied = None if self.elastic.is_later else self.steps_done
-            replica = ReplicaState(model, optimizer, self.early_stop)
+            replica = ReplicaState(model, optimizer, self.early_stop) if is_given else None
             self.step = self.steps_done = self.elastic.join(replica, applied=applied)
 
     def restore_slots(self, parts: Iterable[tuple[HasParameters, HasState]], share: Share | None) -> None:

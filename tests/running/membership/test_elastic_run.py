@@ -35,8 +35,8 @@ class Controller:
 
 
 class Supervised:
-    def __init__(self, folder):
-        plan = prepare(RunSpec("data_parallel", ranks=2, elastic="1:2"), Unattended()).plan
+    def __init__(self, folder, elastic="1:2"):
+        plan = prepare(RunSpec("data_parallel", ranks=2, elastic=elastic), Unattended()).plan
         self.controller = Controller()
         self.run = ElasticRun(plan, RunFolder("run", folder), SilentView(), controller=self.controller)
         self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.RUNNING) for row in plan.ranks]
@@ -70,6 +70,21 @@ def test_a_killed_worker_is_tolerated_and_the_next_row_of_its_place_starts_once(
     supervised.look()
     supervised.look()
     assert ({1}, [3]) == (supervised.run.tolerated, supervised.controller.added)
+
+
+def test_a_worker_without_which_too_few_are_left_is_replaced(tmp_path):
+    supervised = Supervised(tmp_path, elastic="2:2")
+    supervised.begin()
+    supervised.end(1, status=None, signal=9)
+    supervised.look()
+    assert ({1}, [3], None) == (supervised.run.tolerated, supervised.controller.added, supervised.run.failure)
+
+
+def test_too_few_workers_before_the_first_step_end_the_run(tmp_path):
+    supervised = Supervised(tmp_path, elastic="2:2")
+    supervised.end(1)
+    supervised.look()
+    assert (frozenset(), []) == (supervised.run.tolerated, supervised.controller.added)
 
 
 def test_a_worker_that_could_not_write_a_checkpoint_ends_the_run(supervised):

@@ -105,6 +105,9 @@ class ElasticRun:
             elif number not in self._gone:
                 self._end_hung(ranks[number], seconds, now)
         self.membership.tick(now)
+        has_begun = bool(self.membership.changes)  # until then, a worker that ends may well do so every time
+        if has_begun and not is_ending:
+            self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
         if self.membership.phase is MembersPhase.STRANDED or self._nobody_can_come(ranks, is_ending=is_ending):
             self.tolerated = frozenset()  # the failure to name is that of the worker that failed first
             self.failure = self.failure or self._too_few(ranks, why_lost)
@@ -112,7 +115,7 @@ class ElasticRun:
         if self.is_over:
             self._end_starting(ranks)
         self.tolerated = frozenset(number for number in self._gone if not _could_not_save(ranks[number]))
-        if not is_ending:
+        if not has_begun and not is_ending:
             self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
         self._say_what_changed(now)
 

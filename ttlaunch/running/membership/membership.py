@@ -211,7 +211,9 @@ class Membership:
         self._send(orders)
 
     def _begin(self, begin: Begin, now: float) -> None:
-        anew = sum(last - first for rows in begin.todo for first, last in rows) if self.changes else 0
+        # A server without slots hands out whole steps, and counts those that it hands out again.
+        has_tasks = self._state.terms.servers > 0 and self._state.terms.slots is None
+        anew = 0 if has_tasks or not self.changes else sum(last - first for rows in begin.todo for first, last in rows)
         before = self.changes[-1].members if self.changes else begin.numbers
         came = [number for number in begin.numbers if number not in before]
         self._came = {*self._came, *came} & {*begin.numbers}

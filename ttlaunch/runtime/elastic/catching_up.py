@@ -41,8 +41,13 @@ class CatchingUp:
         assert self._replica is not None  # noqa: S101 - `ElasticMember.join` comes first
         return self._replica
 
+    @property
+    def has_replica(self) -> bool:
+        """Whether steps change a state of this worker's own."""
+        return self._replica is not None
+
     def use(self, replica: ReplicaState | None) -> None:
-        """Let steps change this state; None: another object has it."""
+        """Let steps change this state; None: another object or another member has it."""
         self._replica = replica
 
     def begin_to_follow(self, own: Seat, ways: FollowerWays) -> int | None:

@@ -209,7 +209,7 @@ class ElasticMember:
         """Register, and get the state that this worker lacks, before it takes part or when it does; return the steps in it.
 
         Args:
-            replica: Weights and optimizer state; None if the keeper has them; not used after `take_local_steps`.
+            replica: Weights and optimizer state; None if the keeper or another member has them; not used after `take_local_steps`.
             applied: The steps in them; None if they are not those of the run.
             shares: The slots of the state that this worker has, if it does not have all of it.
 
@@ -431,8 +431,9 @@ class ElasticMember:
         for follower in self._followers:
             follower(begin, place)
         if self._keeper is not None:
-            self._enter_with(self._keeper, begin)
-            return
+            return self._enter_with(self._keeper, begin)
+        if not self.past.has_replica:
+            return self._report_progress()
         self._giver.give(begin, self.own.number, self.past.replica)
         applied, local = self._state.applied, self._local
         if applied is None or (local is None and applied < begin.applied and not self._makes_steps):
@@ -447,7 +448,7 @@ class ElasticMember:
             raise LeftError(f"the others are {begin.applied - applied} steps ahead")
         elif self.past.follower is not None:
             self._note(describe_given(self._reporter.given, own=self.own.number, step=begin.applied))
-        self._report_progress()
+        return self._report_progress()
 
     def _enter_with(self, keeper: Keeper, begin: Begin) -> None:
         with self._reporter.long():
@@ -478,9 +479,8 @@ class ElasticMember:
         )
 
     def _report_progress(self) -> None:
-        with self._changed:
-            state = self._state
-        if state.applied is not None and state.begin is not None:
+        state = self._state  # a state never changes; orders put another one in its place
+        if (state.applied is not None or not self.past.has_replica) and state.begin is not None:
             self._reporter.report(worker.progress(state, pace_s=self._reporter.pace_s))
 
     def _update(self, change: Callable[[worker.WorkerState], worker.WorkerState]) -> None:

@@ -6,14 +6,14 @@ An update depends on nothing else: it is a function of its task, of the weights 
 Shapes: N = values of all parameters in one flat vector, W = gradients of an update, each of a row of micro-batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.reduction import contiguous_blocks, mean_per_token
+from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.model.model import Model
@@ -52,20 +52,20 @@ class MeanRule(Protocol):
         """Leave the mean gradient in the model; return its loss, its tokens and the factor of the learning rate."""
 
 
-def repeat_updates(cfg: TrainingFile, ctx: RankContext, rule: MeanRule) -> None:
+def repeat_updates(cfg: TrainingFile, ctx: RankContext, rule: Callable[[Model], MeanRule]) -> None:
     """Train with the updates in `ctx.updates`, and report as `train_in_one_process` does.
 
     Args:
         cfg: The run's configuration.
         ctx: This rank; nothing is sent.
-        rule: Makes the mean of a task's gradients as the recorded run did.
+        rule: Returns what makes the mean of a task's gradients as the recorded run did.
 
     Cost: the work of all ranks, one after the other. Memory: S bytes for each version of the weights that a later gradient needs.
     """
     model, data = build_model(cfg, ctx), ctx.data(cfg)
     optimizer = build_optimizer(cfg, model, total_steps=data.total_steps)
     ctx.restore(model, optimizer)
-    history = _History(ctx.updates, done=ctx.steps_done)
+    means, history = rule(model), _History(ctx.updates, done=ctx.steps_done)
 
     def validate(step: int) -> None:
         ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
@@ -77,9 +77,9 @@ def repeat_updates(cfg: TrainingFile, ctx: RankContext, rule: MeanRule) -> None:
             break  # the recorded run was stopped here
         update = ctx.updates[step - first]
         history.keep(step - 1, model.weights_N)
-        _differentiate(cfg, ctx, update, model=model, means=rule, history=history)
+        _differentiate(cfg, ctx, update, model=model, means=means, history=history)
         history.put(step - 1, model.weights_N)
-        loss, tokens, factor = rule.finish(model, step, update)
+        loss, tokens, factor = means.finish(model, step, update)
         norm = global_norm(optimizer.squared_norms())
         rate = optimizer.step(step, norm=norm, rate_factor=factor)
         ctx.report_update(step, task=update.task, parts=update.parts)
@@ -117,6 +117,24 @@ class _History:
     def put(self, version: int, weights_N: Tensor) -> None:
         """Overwrite the model's weights with those of a version."""
         weights_N.copy_(self._kept[version])
+
+
+class MeanAlongTree:
+    """Adds the gradients of a task along the tree over its micro-batches, and lets the rate of an old one be smaller."""
+
+    def __init__(self, tree: GradientTree, *, step_size: Callable[[float], float]) -> None:
+        """Begin with no gradient; `step_size` returns the factor of the learning rate for a staleness."""
+        self._tree, self._step_size = tree, step_size
+
+    def add(self, model: Model, one: MicroBatchGradient) -> None:
+        """Take a micro-batch's gradient."""
+        self._tree.add(one.index, model.take_gradients(), tokens=one.tokens, loss=one.loss)
+        model.zero_grad()
+
+    def finish(self, model: Model, step: int, update: RecordedUpdate) -> tuple[float, int, float]:
+        """Leave the mean in the model's gradients; see `MeanRule`."""
+        loss, tokens = self._tree.mean(model.grads_N, micro_batches=update.parts[-1][1])
+        return loss, tokens, self._step_size(step - 1 - update.version)
 
 
 class MeanAroundRing:

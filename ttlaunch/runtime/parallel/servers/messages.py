@@ -16,7 +16,7 @@ from ttlaunch.runtime.world import Rank
 COUNTS, GRADIENTS, WEIGHTS, VERDICT, ORDER, AVERAGE, VALIDATION = range(30_100, 30_107)
 """Tags of a synchronous server."""
 
-REGISTER, PUSHES, ANSWERS, PULLED = range(30_110, 30_114)
+REGISTER, PUSHES, ANSWERS, PULLED, VERDICT_OF_PUSH = range(30_110, 30_115)
 """Tags of an asynchronous server."""
 
 TAKE, REFUSE, END = range(3)

@@ -24,6 +24,7 @@ class Push(NamedTuple):
         tokens: The number of tokens in the mean.
         loss: The mean loss per token.
         wants_weights: Whether the server's answer must include its weights.
+        first_version, later_version: In an elastic run, `version` of the first micro-batch and of all others.
     """
 
     task: int
@@ -31,6 +32,8 @@ class Push(NamedTuple):
     tokens: int
     loss: float
     wants_weights: bool
+    first_version: int = 0
+    later_version: int = 0
 
 
 def pack_push(push: Push, payload: Tensor) -> Tensor:
@@ -42,5 +45,5 @@ def pack_push(push: Push, payload: Tensor) -> Tensor:
 
 def read_push(message: Tensor) -> tuple[Push, Tensor]:
     """Unpack a message of `pack_push`; the payload is a view of it."""
-    task, version, tokens, loss, wants_weights = message[:HEADER_BYTES].cpu().view(torch.float64).tolist()[:5]
-    return Push(int(task), version, int(tokens), loss, bool(wants_weights)), message[HEADER_BYTES:]
+    task, version, tokens, loss, wants, first, later = message[:HEADER_BYTES].cpu().view(torch.float64).tolist()[:7]
+    return Push(int(task), version, int(tokens), loss, bool(wants), int(first), int(later)), message[HEADER_BYTES:]

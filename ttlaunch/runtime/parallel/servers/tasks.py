@@ -1,7 +1,7 @@
 """Hands out the data of steps to workers that do not wait for each other, in order and each step exactly once."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +39,16 @@ class TaskList:
     def close(self, step: int) -> None:
         """Note that the gradient of a step's data has been applied."""
         self._open.remove(step)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a step that no worker has."""
+        return bool(self._again) or self._next <= self._last
+
+    def take_back(self, steps: Iterable[int]) -> None:
+        """Hand out steps again that a worker had, before all others."""
+        self._open -= set(steps)
+        self._again = deque(sorted({*self._again, *steps}))
 
     def open_steps(self) -> list[int]:
         """Return the steps that this run or the one before has handed out and whose gradients have not been applied."""
