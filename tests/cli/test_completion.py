@@ -91,7 +91,7 @@ def test_what_a_recipe_prints_is_no_completion(here):
     (here / "recipes/mine").mkdir(parents=True)
     text = (Path(__file__).parents[2] / "recipes/zero/recipe.py").read_text()
     (here / "recipes/mine/recipe.py").write_text(
-        f"print('hello')\n{text}".replace("from .traffic import traffic", "traffic = None")
+        f"print('hello')\n{text}".replace("from .traffic import shadow_bytes, traffic", "shadow_bytes = traffic = None")
     )
     (here / "recipes/mine/trainer.py").write_text("def trainer(ctx): ...\ndef worker(ctx): ...\n")
     assert ["zero_config.stage=", "zero_config.stage=3"] == in_bash("ttlaunch run mine --set zero_")

@@ -10,7 +10,7 @@ from ttlaunch.contract import pack_frame
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.recipe import Section
-from ttlaunch.runtime.parallel.staleness import exchange
+from ttlaunch.runtime.parallel.staleness import means
 from ttlaunch.spec.recipe.importing import import_recipe_module
 
 from .judge import Judge
@@ -59,7 +59,7 @@ def test_two_streams_on_one_channel_are_caught(tmp_path, corpus, monkeypatch):
     ours, outcome = judge.train("classic_dp", ["worker"] * 3)
     assert ({}, []) == (outcome.errors, outcome.findings)
     assert ours.sha256
-    monkeypatch.setattr(exchange, "BoundedMeans", exhibit("bug_26_two_streams_on_one_channel").MEANS)
+    monkeypatch.setattr(means, "BoundedMeans", exhibit("bug_26_two_streams_on_one_channel").MEANS)
     wrong, outcome = judge.train("classic_dp", ["worker"] * 3)
     assert ({}, []) == (outcome.errors, [finding.code for finding in outcome.findings])
     with pytest.raises(AssertionError, match="ranks hold different parameters"):

@@ -11,6 +11,7 @@ from ttlaunch.runtime.comm.grpc.client import PeerClient
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, bytes_of
 from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.grpc.shared_state import Snapshots
+from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.elastic.feed import Mean
 from ttlaunch.runtime.elastic.giving import Giver
@@ -106,7 +107,10 @@ def test_what_is_pulled_while_the_rank_trains_on_is_of_one_step(tmp_path, weight
         communicators[0].share_state(Watched())
         rank = threading.Thread(target=train)
         rank.start()
-        pulled_N = torch.empty(VALUES)
-        assert STEP == client.pull(Key("mean", STEP, 0, VALUES), pulled_N)
+        pulled_N, damaged = torch.empty(VALUES), None
+        try:
+            assert STEP == client.pull(Key("mean", STEP, 0, VALUES), pulled_N)
+        except CommunicationError as error:  # memory that changes between its checksum and its journey is found out, too
+            damaged = error
         rank.join()
-    assert is_of_one_step == bool((pulled_N == STEP).all())
+    assert is_of_one_step == (damaged is None and bool((pulled_N == STEP).all())), damaged

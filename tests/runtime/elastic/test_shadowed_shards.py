@@ -168,7 +168,8 @@ def test_members_leave_and_come_and_the_bits_stay(begin, expected):
 
 
 def test_a_member_that_dies_while_slots_are_cut_anew_is_replaced_by_its_shadow(begin, expected):
-    faults = {(1, "before the step", 5): KILL, (0, "when it has its slots", 5): KILL}
+    """Member 0 has the slot that member 3 owned, and member 2 that of member 1: every slot is still at somebody."""
+    faults = {(1, "before the step", 5): KILL, (3, "when it has its slots", 5): KILL}
     run = begin(first=4, faults=faults).finish()
     alive = [number for number, status in run.statuses.items() if status == 0]
     assert len(alive) >= 2

@@ -62,7 +62,11 @@ class NodeSender:
         self._owner_of = {bucket.index: part.owner for part in places.parts for bucket in part.buckets}
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
-        """Announce the backward pass of a micro-batch; that of the last one sends each bucket as soon as it is complete."""
+        """Announce the backward pass of a micro-batch; that of the last one sends each bucket as soon as it is complete.
+
+        Cost: before the last one, a message of 32(k + 1) bytes to each owner; then k messages for each bucket, S bytes for each node.
+        Order: buckets leave in the order in which the backward pass completes them.
+        """
         if index != self._last or self._is_open:
             return
         self._tree.open_leaf(index, self._flat.grads_N, tokens=tokens, loss=loss)
@@ -88,6 +92,9 @@ class NodeSender:
 
         Raises:
             CommunicationError: A message of the last backward pass could not be sent.
+
+        Cost: as for `expect`, after a change; nothing where the backward pass has sent all.
+        Order: parts by owner, buckets as the parts have them, nodes from the first micro-batch on.
         """
         if self._is_open:
             self._watch.end()

@@ -119,6 +119,9 @@ class ShadowedUpdate:
 
         Raises:
             LeftError: This worker takes part no longer.
+
+        Cost: that of the class, and once more for each change meanwhile, less the nodes that were kept.
+        Order: that of the tree over micro-batches. Keepers update only when both have the mean.
         """
         while self._state.weights_at is None or self._state.weights_at < step:
             try:
