@@ -7,6 +7,8 @@ import pytest
 from .elastic_runs import HAPPENING, KILL, RECIPES, ElasticRun, Kind, gate, validations_of
 from .local_replay import replay
 
+pytestmark = pytest.mark.slow
+
 STEPS, EVERY = 12, 4
 FAULTS = """
 import ttlaunch.runtime.parallel.staleness.local_replica as _local

@@ -110,7 +110,9 @@ def test_what_is_pulled_while_the_rank_trains_on_is_of_one_step(tmp_path, weight
         pulled_N, damaged = torch.empty(VALUES), None
         try:
             assert STEP == client.pull(Key("mean", STEP, 0, VALUES), pulled_N)
-        except CommunicationError as error:  # memory that changes between its checksum and its journey is found out, too
+        except (
+            CommunicationError
+        ) as error:  # memory that changes between its checksum and its journey is found out, too
             damaged = error
         rank.join()
     assert is_of_one_step == (damaged is None and bool((pulled_N == STEP).all())), damaged

@@ -8,6 +8,8 @@ from ttlaunch.membership.coordinator import Phase
 
 from .elastic_runs import KILL, ElasticRun, Kind, gate, in_one_process, losses_of, validations_of
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parents[3] / "recipes"
 FAULTS = """
 

@@ -11,6 +11,8 @@ from ttlaunch.running.report import combine_digests
 
 from .elastic_runs import HAPPENING, KILL, ElasticRun, Kind, gate, in_one_process, losses_of, validations_of
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Path(__file__).parents[3] / "recipes" / "zero"
 FAULTS = """
 from ttlaunch.runtime.parallel.zero.elastic import ElasticShards as _Shards
