@@ -15,6 +15,7 @@ from ttlaunch import contract
 pytestmark = pytest.mark.cluster
 
 STEPS = "--set training_config.steps=250 --set training_config.validation_interval=100"
+MANY_STEPS = STEPS.replace("250", "1200")  # more than are made until a machine outside takes part
 
 
 def records(folder, number):
@@ -22,9 +23,9 @@ def records(folder, number):
     return [contract.read_record(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def sha256_of_one_process(folder):
+def sha256_of_one_process(folder, steps=STEPS):
     (folder / "here").mkdir()
-    command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", *STEPS.split(), "--format", "json"]
+    command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", *steps.split(), "--format", "json"]
     here = subprocess.run(command, cwd=folder / "here", capture_output=True, text=True, check=True)
     return json.loads(here.stdout)["parameters_sha256"]
 
@@ -60,7 +61,7 @@ def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_ch
     lab("".join(f"{host} slots=2\n" for host in cluster4.hosts[:hosts]))
     ttlaunch, place = ttlaunch_on(cluster4), f"{cluster4.ip('launcher')}:0"
     process = ttlaunch.start(
-        f"run data_parallel --on lab -n 2 --elastic 1:3 --coordinator {place} {STEPS} --format json"
+        f"run data_parallel --on lab -n 2 --elastic 1:3 --coordinator {place} {MANY_STEPS} --format json"
     )
 
     def is_joinable():
@@ -77,12 +78,12 @@ def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_ch
     joining = cluster4.popen("node2", words, cwd="/root", env=environment, **streams)
     joined, said = joining.communicate(invitation["token"], timeout=200)
     stdout, stderr = process.communicate(timeout=200)
-    assert (0, 0) == (process.returncode, joining.returncode), stderr + said
+    assert (0, 0) == (process.returncode, joining.returncode), stderr + said + joined
     assert "done" == json.loads(joined)["outcome"]
     epochs = [
         line.get("members") for line in map(json.loads, (place.parent / "members.jsonl").read_text().splitlines())
     ]
     number = int(json.loads(joined)["worker_id"].removeprefix("worker-"))
     assert [0, 1, number] in epochs
-    assert sha256_of_one_process(tmp_path) == json.loads(stdout)["parameters_sha256"]
+    assert sha256_of_one_process(tmp_path, MANY_STEPS) == json.loads(stdout)["parameters_sha256"]
     wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")

@@ -264,7 +264,7 @@ def test_a_rank_never_imports_the_compiler(run_ranks, tmp_path):
     folder = tmp_path / "lean"
     folder.mkdir()
     source = Path(__file__).parents[2] / "recipes" / "hierarchical_parallel"
-    for name in ("recipe.py", "traffic.py"):
+    for name in ("recipe.py", "traffic.py", "elastic.py"):
         (folder / name).write_text((source / name).read_text())
     check = "\n\n_trainer = trainer\ndef trainer(cfg, ctx):\n    import sys\n    _trainer(cfg, ctx)\n"
     check += "    assert 'torch._dynamo' not in sys.modules\n"
