@@ -1,4 +1,4 @@
-"""Who owns and who shadows the slots of a state that is cut, by place and host."""
+"""Choose the owners and shadows of the slots of a state that is cut, by place and host."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Who keeps which part of a run's state, where no member has to have all of it: owners, and shadows that take the same steps.
+"""Divide a run's state where no member has to have all of it: among owners, and shadows that take the same steps.
 
 The state is cut into *slots*. In an epoch each slot has an owner, which makes its updates, and a shadow, which gets the same
 gradients and makes the same updates, so that it has the same bits. Both follow from the places of the members and from their hosts
@@ -23,7 +23,7 @@ from ttlaunch.membership.messages import Share
 
 @dataclass(frozen=True)
 class Slots:
-    """Who owns and who shadows each slot in an epoch, by place.
+    """The owner and the shadow of each slot in an epoch, by place.
 
     Attributes:
         owners: For each slot, the place of the member that owns it.
