@@ -27,7 +27,7 @@ def layouts(model, *counts):
 
 
 def owner_by_value(layout):
-    """Of each value, the slot it is in: from the shards themselves, value by value."""
+    """Return the slot of each value, asked of the shards themselves, value by value."""
     found = {}
     for layer in layout.layers:
         for slot in range(len(layer.shards)):
