@@ -25,6 +25,10 @@ _SERVER = Rank(0)
 class ElasticTaskClient:
     """Has the calls of `AsyncParameterServerClient`; a task that has begun goes on whatever the members do.
 
+    Cost of a task: one message of a header and S = 4N bytes to the server, 24 bytes back, and every `pull_interval` tasks
+        S bytes more. A change of the members costs 40 bytes out and 8 back, and once more whatever was under way.
+    Order: what a worker computes depends on the order in which the server answers, but not on time.
+
     Attributes:
         version: The number of updates in the model's weights.
         waited_s: Seconds in which this worker could only wait for the server.
@@ -61,6 +65,8 @@ class ElasticTaskClient:
     def register(self) -> None:
         """Take part, and wait for the server's weights and the first tasks.
 
+        Cost: 40 bytes (int64) out; back 8 and 24 bytes (int64), and S bytes (float32).
+
         Raises:
             LeftError: The run needs this worker no more.
         """
@@ -69,14 +75,20 @@ class ElasticTaskClient:
         self._began, self.waited_s = time.monotonic(), 0.0
 
     def next_task(self) -> int:
-        """Return the step whose data this worker computes next; 0 when no step is left for it."""
+        """Return the step whose data this worker computes next; 0 when no step is left for it.
+
+        Cost: no message of its own; it may wait for the answer to the last push.
+        """
         while not self._tasks and self._brings_weights is not None:
             self._take_answer()
         self._versions, self._task = [], self._tasks.popleft() if self._tasks else 0
         return self._task
 
     def advance(self) -> None:
-        """Note that a micro-batch of the task is done; after the first one, wait for the answer to the last push."""
+        """Note that a micro-batch of the task is done; after the first one, wait for the answer to the last push.
+
+        Cost: no message, unless the members have changed.
+        """
         self._versions.append(self.version)
         if len(self._versions) == 1 and self._brings_weights is not None:
             self._take_answer()
@@ -84,7 +96,10 @@ class ElasticTaskClient:
             self._insist(lambda: None)
 
     def push(self, task: int, *, loss: float, tokens: int) -> None:
-        """Begin to send the gradient in `model.grads_N`, which is zeroed; the arguments are those of `AsyncParameterServerClient.push`."""
+        """Begin to send the gradient in `model.grads_N`, which is zeroed; the arguments are those of `AsyncParameterServerClient.push`.
+
+        Cost: one message of a header and S bytes (uint8); the client begins to receive the answer.
+        """
         self._pushes += 1
         wants_weights = self._pushes % self._pull_interval == 0
         version = sum(self._versions) / len(self._versions)
@@ -113,6 +128,8 @@ class ElasticTaskClient:
 
     def farewell(self) -> None:
         """Have the server know in every further epoch that this worker has no task any more.
+
+        Cost: 40 bytes (int64) out and 8 back, in each epoch.
 
         Raises:
             EpochOverError, PeerLostError: The members change.
