@@ -368,11 +368,11 @@ class Links:
         if is_taken:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{self._name(peer)} is connected already")
         assert channel.task is not None  # noqa: S101 - only this function ends it
-        await context.send_initial_metadata(((WORKER, str(peer.worker)),))
         answering = self._loop.create_task(self._answer(channel, context))
         try:
+            await context.send_initial_metadata(((WORKER, str(peer.worker)),))
             await asyncio.wait([channel.task])
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or the connection broke before the peer knew that it is accepted
             channel.task.cancel()
             self._lose(peer, channel, "its connection broke")
             raise
