@@ -1,13 +1,12 @@
 """A worker of an elastic run from its registration to its end: carries out the state machine of `ttlaunch/membership/worker.py`.
 
-    orders --> thread --> ElasticMember <-- the role's thread --> reports
+    orders --> thread --> Standing <-- ElasticMember <-- the role's thread --> reports
 
 The thread that takes orders only stops what is under way: it fails the transfers of an epoch that is over. The role's thread notices
 this at its next transfer or micro-batch, answers what the worker has, and goes on when the next epoch begins. So no order changes
 tensors while somebody computes with them.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -16,18 +15,18 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ttlaunch import contract
 from ttlaunch.membership import worker
-from ttlaunch.membership.messages import Begin, Dismiss, Finish, Follow, Message, Prepare, Registered, Seat, Share
+from ttlaunch.membership.messages import Begin, Message, Registered, Seat, Share
 from ttlaunch.runtime.comm.grpc.directory import Directory
-from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
+from ttlaunch.runtime.comm.protocol import EpochOverError, PeerLostError
 from ttlaunch.runtime.elastic.catching_up import CatchingUp
-from ttlaunch.runtime.elastic.ends import AbandonedError, HasLast, LeftError, StoppedError
+from ttlaunch.runtime.elastic.ends import HasLast, LeftError, StoppedError
 from ttlaunch.runtime.elastic.feed import Mean
 from ttlaunch.runtime.elastic.following import FollowerWays
 from ttlaunch.runtime.elastic.giving import Giver, describe_given, pull_state
 from ttlaunch.runtime.elastic.keeper import Keeper, LocalSteps, after_update, with_slots
 from ttlaunch.runtime.elastic.reporter import Reporter
+from ttlaunch.runtime.elastic.standing import Standing
 from ttlaunch.runtime.elastic.state_transfer import LaterState, OpenClients, Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
@@ -38,9 +37,7 @@ if TYPE_CHECKING:  # ranks of every recipe import this file, also where gRPC is 
 INTERRUPTIONS = (EpochOverError, PeerLostError)
 """What a transfer raises when the members of the run change, or are about to."""
 
-_LOOK_S = 0.5
 _AGAIN_S = 0.02  # until a member is asked again for what it does not give yet
-_PATIENCE_S = 60.0  # the coordinator notices a worker that is gone sooner than this
 
 
 class ElasticMember:
@@ -78,24 +75,20 @@ class ElasticMember:
             stop_order: Says when the whole run ends early.
         """
         self.own, self.is_later = seat.member, is_later
-        self._seat, self._transport, self._place = seat, transport, place
-        self._stop_order, self._note = stop_order, note
-        self._changed = threading.Condition()
-        self._state = worker.WorkerState(seat.member)
-        self._next: Begin | None = None
-        self._has_answered = self._makes_steps = self._is_abandoned = self.takes_states = False
+        self._seat, self._place, self._note = seat, place, note
+        self._makes_steps = self.takes_states = False
         self._has_validated = False  # after the step from which this epoch starts
-        self._end: Dismiss | Finish | None = None
         self._save: Callable[[int], object] | None = None
         self._clients = OpenClients()
+        self._standing = Standing(
+            seat.member, transport=transport, close_calls=self._clients.close, stop_order=stop_order
+        )
         self._followers: list[Callable[[Begin, int], object]] = []
         self._validate: Callable[[int], object] | None = None
         self._keeper: Keeper | None = None
         self._local: LocalSteps | None = None
-        self._directory: Directory | None = None
         self._reporter = Reporter(write, traffic)
         self._giver = Giver()
-        self._order: Follow | None = None
         self.count_taken = self._reporter.note_taken
         self.past = CatchingUp(count=self.count_taken, pull_state=self._pull_state)
         transport.share_state(self._giver.source)
@@ -104,33 +97,11 @@ class ElasticMember:
 
     def take(self, message: Message) -> None:
         """Obey an order; one that comes late or again changes nothing."""
-        with self._changed:
-            match message:
-                case Prepare() if message.epoch > self._state.epoch:
-                    self._state = worker.prepare(self._state, message)
-                    self._next, self._has_answered = None, False
-                    self._stop_transfers()
-                case Begin() if message.epoch == self._state.epoch and self._has_answered and not self._state.begin:
-                    if self.own.number in message.numbers:
-                        self._next = message
-                case Follow() if self._order is None or message.epoch > self._order.epoch:
-                    self._order = message
-                case Dismiss() | Finish():
-                    self._end = self._end or message
-                    if isinstance(message, Dismiss):
-                        self._stop_transfers()
-            self._changed.notify_all()
+        self._standing.take(message)
 
     def abandon(self) -> None:
         """Stop all transfers, since there is no coordinator any more; the role then ends with `AbandonedError`."""
-        with self._changed:
-            self._is_abandoned = True
-            self._stop_transfers()
-            self._changed.notify_all()
-
-    def _stop_transfers(self) -> None:
-        self._transport.leave_epoch()
-        self._clients.close()
+        self._standing.abandon()
 
     # In the role's thread
 
@@ -146,37 +117,25 @@ class ElasticMember:
         Raises:
             EpochOverError: The members change.
         """
-        begin = self._acting().begin
+        begin = self._standing.acting().begin
         assert begin is not None  # noqa: S101 - it acts
         return begin
-
-    def _acting(self) -> worker.WorkerState:
-        """Return the state of this worker, which acts in it: orders may change the next state at any time.
-
-        Raises:
-            EpochOverError: The members change.
-        """
-        with self._changed:
-            self._check_stays()
-            state = self._state
-        if state.begin is None:
-            raise EpochOverError(f"epoch {state.epoch} has not begun: the members of the run change")
-        return state
 
     @property
     def numbers(self) -> Sequence[int]:
         """The numbers of the members of the newest epoch in which this worker has acted, by rank."""
-        return (self.own.number,) if self._directory is None else [peer.worker for peer in self._directory.peers]
+        directory = self._standing.directory
+        return (self.own.number,) if directory is None else [peer.worker for peer in directory.peers]
 
     @property
     def applied(self) -> int:
         """The last step in the weights."""
-        return self._state.applied or 0
+        return self._standing.state.applied or 0
 
     @property
     def owes_validation(self) -> bool:
         """Whether all members have to make the validation after `applied` before they go on."""
-        state = self._state
+        state = self._standing.state
         return state.begin is not None and state.begin.validates and state.is_first_step and not self._has_validated
 
     def follow(self, follower: Callable[[Begin, int], object]) -> None:
@@ -193,7 +152,7 @@ class ElasticMember:
 
     def save_state(self) -> None:
         """Save the state of this worker, after `AbandonedError` has ended its role; without a state do nothing."""
-        applied = self._state.applied
+        applied = self._standing.state.applied
         if self._save is not None and applied is not None:
             self._save(applied)
 
@@ -245,16 +204,7 @@ class ElasticMember:
 
     def await_change(self) -> None:
         """Wait until the coordinator has ended the epoch; then no transfer reads or writes tensors any more."""
-        with self._changed, self._reporter.waiting():
-            is_first = self._directory is None
-            deadline = time.monotonic() + _PATIENCE_S
-            while self._state.begin is not None or not self._state.epoch:
-                self._check_stays()
-                if not is_first and time.monotonic() > deadline:
-                    raise CommunicationError(
-                        f"{contract.worker_name(self.own.number)} lost a member, and its orders do not come"
-                    )
-                self._changed.wait(_LOOK_S)
+        self._standing.await_change(self._reporter.waiting())
 
     def hold(self, nodes: Iterable[range]) -> None:
         """Note the nodes of the next step that this worker has."""
@@ -263,19 +213,22 @@ class ElasticMember:
 
     def held(self) -> list[range]:
         """Return those of them that count in this epoch."""
-        return [range(first, stop) for first, stop in self._state.held]
+        return [range(first, stop) for first, stop in self._standing.state.held]
 
     def is_first_step(self) -> bool:
         """Whether the step after `applied` is the epoch's first; raises as `begin`."""
-        return self._acting().is_first_step
+        return self._standing.acting().is_first_step
 
     def leaves_to_compute(self) -> list[range]:
         """Return the rows of leaves that this worker computes in the step after `applied`; raises as `begin`."""
-        return [range(first, stop) for first, stop in worker.leaves_to_compute(self._acting())]
+        return [range(first, stop) for first, stop in worker.leaves_to_compute(self._standing.acting())]
 
     def nodes_of_step(self) -> list[list[range]]:
         """Return, for each member, the leaves that it has in the step after `applied`, in rows; raises as `begin`."""
-        return [[range(first, stop) for first, stop in sorted(rows)] for rows in worker.nodes_of_step(self._acting())]
+        return [
+            [range(first, stop) for first, stop in sorted(rows)]
+            for rows in worker.nodes_of_step(self._standing.acting())
+        ]
 
     def each(self, indices: Iterable[int], *, to_the_end: bool = False) -> Iterator[int]:
         """Go through micro-batches, as long as the epoch lasts or `to_the_end`, and measure how long each takes."""
@@ -289,13 +242,13 @@ class ElasticMember:
     @property
     def follows(self) -> bool:
         """Whether this worker makes the steps of others again and takes part in none."""
-        return self.past.follower is not None and self._state.begin is None
+        return self.past.follower is not None and self._standing.state.begin is None
 
     def _begin_to_follow(self) -> bool:
         """Get the state while others go on; returns whether it is there."""
         ways = FollowerWays(
-            order=lambda: self._order,
-            check=self._check_follows,
+            order=lambda: self._standing.order,
+            check=self._standing.check_follows,
             directory=self._place,
             closed_at_end=self._clients.closed_at_end,
             count=self.count_taken,
@@ -307,15 +260,9 @@ class ElasticMember:
         self._update(lambda state: replace(state, applied=applied, validated=applied))
         return applied is not None
 
-    def _check_follows(self) -> None:
-        with self._changed:
-            self._check_stays()
-            if self._state.epoch and self._state.begin is None:
-                raise EpochOverError(f"epoch {self._state.epoch} needs this worker")
-
     def end_step(self, step: int) -> None:
         """Give a step to those that follow: all of it is done, and the next one has not begun."""
-        begin = self._state.begin
+        begin = self._standing.state.begin
         if begin is not None and step >= begin.applied:
             self.past.stop_following()
         self._giver.feed.end_step(step, self.past.replica, self._giver.mean)
@@ -392,12 +339,8 @@ class ElasticMember:
                 at_end()
                 self._update(lambda state: replace(state, is_done=True))
                 self._report_progress()
-                with self._changed, self._reporter.waiting():
-                    while self._state.begin is not None:
-                        if isinstance(self._end, Finish):
-                            return
-                        self._check_stays()
-                        self._changed.wait(_LOOK_S)
+                if self._standing.await_end(self._reporter.waiting()):
+                    return
             except INTERRUPTIONS:
                 self.regroup()
 
@@ -410,20 +353,11 @@ class ElasticMember:
         self._reporter.close()
 
     def _await_begin(self) -> Begin:
-        with self._changed, self._reporter.waiting():
-            while True:
-                self._check_stays()
-                if not self._has_answered:
-                    self._has_answered = True
-                    self._reporter.report(worker.answer(self._state))
-                if self._next is not None:
-                    begin, self._next = self._next, None
-                    self._state = worker.begin(self._state, begin)
-                    self._directory = self._place(begin.seats, begin.epoch)
-                    # Under the lock: an order that ends this epoch has to come after its begin.
-                    self._transport.begin_epoch(self._directory, rank=Rank(self._state.place))
-                    return begin
-                self._changed.wait(_LOOK_S)
+        return self._standing.await_begin(
+            self._reporter.waiting(),
+            report=lambda state: self._reporter.report(worker.answer(state)),
+            place=lambda begin: self._place(begin.seats, begin.epoch),
+        )
 
     def _enter(self, begin: Begin) -> None:
         """Follow the begin of an epoch: give others what they lack, and get what this worker lacks."""
@@ -435,7 +369,7 @@ class ElasticMember:
         if not self.past.has_replica:
             return self._report_progress()
         self._giver.give(begin, self.own.number, self.past.replica)
-        applied, local = self._state.applied, self._local
+        applied, local = self._standing.state.applied, self._local
         if applied is None or (local is None and applied < begin.applied and not self._makes_steps):
             self._pull_state(begin, self.past.replica)
             validated = None if begin.validates else begin.applied
@@ -468,10 +402,10 @@ class ElasticMember:
 
     def puller(self, begin: Begin) -> Puller:
         """Return what calls the members of an epoch for what they give."""
-        assert self._directory is not None  # noqa: S101 - an epoch has begun
+        assert self._standing.directory is not None  # noqa: S101 - an epoch has begun
         own = Rank(begin.numbers.index(self.own.number))
         return Puller(
-            self._directory,
+            self._standing.directory,
             own=own,
             check=lambda: self.begin,
             pause=lambda: time.sleep(_AGAIN_S),
@@ -479,22 +413,9 @@ class ElasticMember:
         )
 
     def _report_progress(self) -> None:
-        state = self._state  # a state never changes; orders put another one in its place
+        state = self._standing.state  # a state never changes; orders put another one in its place
         if (state.applied is not None or not self.past.has_replica) and state.begin is not None:
             self._reporter.report(worker.progress(state, pace_s=self._reporter.pace_s))
 
     def _update(self, change: Callable[[worker.WorkerState], worker.WorkerState]) -> None:
-        with self._changed:
-            self._state = change(self._state)
-
-    def _check_stays(self) -> None:
-        """Raise if this worker takes part no longer; called under the lock."""
-        if self._is_abandoned:
-            raise AbandonedError("the run has lost its coordinator")
-        if isinstance(self._end, Dismiss):
-            raise LeftError(self._end.reason)
-        state = self._state
-        if isinstance(self._end, Finish) and (state.begin is None or not state.is_done):
-            raise LeftError("all steps of the run are made")
-        if state.begin is None and state.applied is not None and self._stop_order.has_ended(state.applied):
-            raise StoppedError("the run was ordered to stop")
+        self._standing.update(change)
