@@ -48,6 +48,19 @@ def test_a_rank_sends_to_itself(tmp_path):
         assert torch.equal(torch.ones(50_000), box)
 
 
+def test_a_receive_that_was_there_before_its_stream_gets_its_message(tmp_path):
+    """Its grant is ready when the stream opens, and must not overtake the answer that the stream is accepted."""
+    for attempt in range(8):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        with world(folder, 2) as (first, second):
+            box = torch.empty(50_000)
+            waiting = first.irecv(box, source=1)
+            sending = second.isend(torch.ones(50_000), dest=0)
+            assert 0 == first.wait_any([waiting], timeout_s=60)
+            sending.wait()
+
+
 def test_a_peer_that_ends_is_named_by_whoever_waits_for_it(tmp_path):
     with world(tmp_path, 2) as (first, second):
         second.send(torch.ones(3), dest=0)

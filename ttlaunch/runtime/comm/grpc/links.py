@@ -368,9 +368,11 @@ class Links:
         if is_taken:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{self._name(peer)} is connected already")
         assert channel.task is not None  # noqa: S101 - only this function ends it
-        answering = self._loop.create_task(self._answer(channel, context))
+        answering: asyncio.Task[None] | None = None
         try:
+            # First, and alone: an answer that gRPC sends meanwhile would carry metadata of its own, which it refuses as the second.
             await context.send_initial_metadata(((WORKER, str(peer.worker)),))
+            answering = self._loop.create_task(self._answer(channel, context))
             await asyncio.wait([channel.task])
         except BaseException:  # cancelled, or the connection broke before the peer knew that it is accepted
             channel.task.cancel()
@@ -378,7 +380,8 @@ class Links:
             raise
         finally:
             reading, channel.task = channel.task, None
-            answering.cancel()
+            if answering is not None:
+                answering.cancel()
         if reading.cancelled():  # by another epoch; the cancellation of this function would not tell the peer
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {peer.worker} is no member any more")
         self._lose(peer, channel, "it has ended" if reading.exception() is None else "its connection broke")
