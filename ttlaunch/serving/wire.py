@@ -8,16 +8,29 @@ No function here blocks or knows a clock, so that threads, event loops and ranks
 """
 
 import json
-import math
 import os
-import re
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, get_type_hints
+from typing import Annotated, Any, Final, TypeAlias
+
+from ttlaunch.serving.checked import (
+    UnfitError,
+    build,
+    decimal,
+    list_of,
+    named_numbers,
+    object_of,
+    one_of,
+    or_none,
+    sha256,
+    string,
+    truth,
+    whole,
+)
 
 LONGEST_FRAME: Final = 1 << 20
 """Most bytes of a frame's JSON."""
@@ -30,132 +43,42 @@ LEAST_LOGPROB: Final = -9999.0
 """What stands for the logarithm of a probability of zero."""
 
 _LENGTH = struct.Struct(">I")
-_MOST = 2**53
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-Check: TypeAlias = Callable[[Any], Any]
 
 
 class WireError(Exception):
     """What the other side sent breaks the rules of these messages, or a message is too long to be sent."""
 
 
-def _whole(least: int, most: int = _MOST) -> Check:
-    def check(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"expected a whole number from {least} to {most}")
-        return value
-
-    return check
-
-
-def _number(least: float, most: float) -> Check:
-    def check(value: Any) -> float:
-        if type(value) not in {int, float} or not math.isfinite(value) or not least <= value <= most:
-            raise ValueError(f"expected a number from {least:g} to {most:g}")
-        return float(value)
-
-    return check
-
-
-def _text(longest: int = LONGEST_FRAME) -> Check:
-    def check(value: Any) -> str:
-        if type(value) is not str or len(value) > longest:
-            raise ValueError(f"expected a text of at most {longest} characters")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ValueError("expected a text without lone surrogates") from None
-        return value
-
-    return check
-
-
-def _one_of(*allowed: str) -> Check:
-    def check(value: Any) -> str:
-        if type(value) is not str or value not in allowed:
-            raise ValueError(f"expected one of {', '.join(allowed)}")
-        return value
-
-    return check
-
-
-def _truth(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("expected true or false")
-    return value
-
-
-def _sha256(value: Any) -> str:
-    if type(value) is not str or not _SHA256.fullmatch(value):
-        raise ValueError("expected 64 hexadecimal digits")
-    return value
-
-
-def _or_none(inner: Check) -> Check:
-    return lambda value: None if value is None else inner(value)
-
-
-def _list(inner: Check, most: int) -> Check:
-    def check(value: Any) -> tuple[Any, ...]:
-        if type(value) not in {list, tuple} or len(value) > most:
-            raise ValueError(f"expected a list of at most {most} values")
-        return tuple(inner(one) for one in value)
-
-    return check
-
-
-def _numbers(value: Any) -> dict[str, int]:
-    if type(value) is not dict or len(value) > _SHORT_LIST:
-        raise ValueError(f"expected at most {_SHORT_LIST} named numbers")
-    name, number = _text(_SHORT), _whole(-_MOST)
-    return {name(key): number(one) for key, one in value.items()}
-
-
-def _record(made: type) -> Check:
-    """Check a dataclass inside a message: an object with exactly its fields."""
-
-    def check(value: Any) -> Any:
-        if type(value) is made:
-            return value
-        if type(value) is not dict:
-            raise ValueError("expected an object")
-        return _build(made, value)
-
-    return check
-
-
 _SHORT: Final = 200
-_SHORT_LIST: Final = 16
 _MOST_RANKS: Final = 4096
 _LONGEST_MESSAGE: Final = 4000
-_stream = _whole(1)
-_tokens = _list(_whole(0, 2**31 - 1), MOST_TOKENS)
-_seed = _whole(0, 2**63 - 1)
+_stream = whole(1)
+_tokens = list_of(whole(0, 2**31 - 1), MOST_TOKENS)
+_seed = whole(0, 2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatMessage:
     """One turn of a chat."""
 
-    role: Annotated[str, _one_of("system", "user", "assistant")]
-    content: Annotated[str, _text()]
+    role: Annotated[str, one_of("system", "user", "assistant")]
+    content: Annotated[str, string()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Likely:
     """A token with the logarithm of its probability, at least `LEAST_LOGPROB`; `text` has U+FFFD for half a character."""
 
-    id: Annotated[int, _whole(0, 2**31 - 1)]
-    text: Annotated[str, _text(_SHORT * 8)]
-    logprob: Annotated[float, _number(LEAST_LOGPROB, 1e-3)]
+    id: Annotated[int, whole(0, 2**31 - 1)]
+    text: Annotated[str, string(_SHORT * 8)]
+    logprob: Annotated[float, decimal(LEAST_LOGPROB, 1e-3)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob(Likely):
     """A generated token, and the most probable ones in its place."""
 
-    top: Annotated[tuple[Likely, ...], _list(_record(Likely), MOST_LOGPROBS)] = ()
+    top: Annotated[tuple[Likely, ...], list_of(object_of(Likely), MOST_LOGPROBS)] = ()
 
 
 # What the head is asked.
@@ -172,24 +95,24 @@ class Ask:
     """
 
     stream: Annotated[int, _stream]
-    text: Annotated[str | None, _or_none(_text())] = None
-    messages: Annotated[tuple[ChatMessage, ...] | None, _or_none(_list(_record(ChatMessage), 4096))] = None
-    tokens: Annotated[tuple[int, ...] | None, _or_none(_tokens)] = None
-    max_tokens: Annotated[int, _whole(1, MOST_TOKENS)]
-    temperature: Annotated[float, _number(0.0, 100.0)] = 1.0
-    top_p: Annotated[float, _number(0.0, 1.0)] = 1.0
-    top_k: Annotated[int, _whole(0, 2**31 - 1)] = 0
-    seed: Annotated[int | None, _or_none(_seed)] = None
-    choice: Annotated[int, _whole(0, MOST_CHOICES - 1)] = 0
-    stop: Annotated[tuple[str, ...], _list(_text(_SHORT), MOST_STOPS)] = ()
-    logprobs: Annotated[int | None, _or_none(_whole(0, MOST_LOGPROBS))] = None
-    echo_tokens: Annotated[bool, _truth] = False
+    text: Annotated[str | None, or_none(string())] = None
+    messages: Annotated[tuple[ChatMessage, ...] | None, or_none(list_of(object_of(ChatMessage), 4096))] = None
+    tokens: Annotated[tuple[int, ...] | None, or_none(_tokens)] = None
+    max_tokens: Annotated[int, whole(1, MOST_TOKENS)]
+    temperature: Annotated[float, decimal(0.0, 100.0)] = 1.0
+    top_p: Annotated[float, decimal(0.0, 1.0)] = 1.0
+    top_k: Annotated[int, whole(0, 2**31 - 1)] = 0
+    seed: Annotated[int | None, or_none(_seed)] = None
+    choice: Annotated[int, whole(0, MOST_CHOICES - 1)] = 0
+    stop: Annotated[tuple[str, ...], list_of(string(_SHORT), MOST_STOPS)] = ()
+    logprobs: Annotated[int | None, or_none(whole(0, MOST_LOGPROBS))] = None
+    echo_tokens: Annotated[bool, truth] = False
     resumed: Annotated[tuple[int, ...], _tokens] = ()
-    resumed_characters: Annotated[int, _whole(0)] = 0
+    resumed_characters: Annotated[int, whole(0)] = 0
 
     def __post_init__(self) -> None:
         if sum(one is not None for one in (self.text, self.messages, self.tokens)) != 1:
-            raise ValueError("expected exactly one of text, messages and tokens")
+            raise UnfitError("expected exactly one of text, messages and tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +140,7 @@ class Resume:
 class Ping:
     """Send a token through every stage, then answer with a `Pong` of the same number."""
 
-    number: Annotated[int, _whole(1)]
+    number: Annotated[int, whole(1)]
 
 
 # What the head answers.
@@ -227,24 +150,24 @@ class Ping:
 class Hello:
     """What is served: the head's first message, repeated after it has loaded newer weights."""
 
-    model: Annotated[str, _text(_SHORT)]
-    weights_sha256: Annotated[str, _sha256]
-    step: Annotated[int, _whole(0)]
-    recipe: Annotated[str, _text(_SHORT)]
-    vocabulary: Annotated[int, _whole(1, 2**31)]
-    context: Annotated[int, _whole(1, MOST_TOKENS)]
-    split: Annotated[str, _one_of("none", "stages", "columns")]
-    ranks: Annotated[int, _whole(1, _MOST_RANKS)]
-    precision: Annotated[str, _text(_SHORT)]
-    torch: Annotated[str, _text(_SHORT)]
-    cpu: Annotated[str, _text(_SHORT)]
-    threads: Annotated[int, _whole(1, _MOST_RANKS)]
-    exact: Annotated[bool, _truth]
-    why_not_exact: Annotated[str | None, _or_none(_text(_LONGEST_MESSAGE))] = None
-    tokenizer_sha256: Annotated[str, _sha256]
-    template_sha256: Annotated[str, _sha256]
-    max_streams: Annotated[int, _whole(1, 64)]
-    max_waiting: Annotated[int, _whole(0, 4096)] = 32
+    model: Annotated[str, string(_SHORT)]
+    weights_sha256: Annotated[str, sha256]
+    step: Annotated[int, whole(0)]
+    recipe: Annotated[str, string(_SHORT)]
+    vocabulary: Annotated[int, whole(1, 2**31)]
+    context: Annotated[int, whole(1, MOST_TOKENS)]
+    split: Annotated[str, one_of("none", "stages", "columns")]
+    ranks: Annotated[int, whole(1, _MOST_RANKS)]
+    precision: Annotated[str, string(_SHORT)]
+    torch: Annotated[str, string(_SHORT)]
+    cpu: Annotated[str, string(_SHORT)]
+    threads: Annotated[int, whole(1, _MOST_RANKS)]
+    exact: Annotated[bool, truth]
+    why_not_exact: Annotated[str | None, or_none(string(_LONGEST_MESSAGE))] = None
+    tokenizer_sha256: Annotated[str, sha256]
+    template_sha256: Annotated[str, sha256]
+    max_streams: Annotated[int, whole(1, 64)]
+    max_waiting: Annotated[int, whole(0, 4096)] = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +177,7 @@ class Accepted:
     stream: Annotated[int, _stream]
     seed: Annotated[int, _seed]
     prompt_tokens: Annotated[tuple[int, ...], _tokens]
-    weights_sha256: Annotated[str, _sha256]
+    weights_sha256: Annotated[str, sha256]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,9 +185,9 @@ class Refused:
     """The stream never began: why, in a sentence, with the numbers that it is about."""
 
     stream: Annotated[int, _stream]
-    code: Annotated[str, _one_of("context_too_long", "too_many", "bad_text", "bad_request", "stopping")]
-    message: Annotated[str, _text(_LONGEST_MESSAGE)]
-    numbers: Annotated[Mapping[str, int], _numbers]
+    code: Annotated[str, one_of("context_too_long", "too_many", "bad_text", "bad_request", "stopping")]
+    message: Annotated[str, string(_LONGEST_MESSAGE)]
+    numbers: Annotated[Mapping[str, int], named_numbers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +196,8 @@ class Tokens:
 
     stream: Annotated[int, _stream]
     ids: Annotated[tuple[int, ...], _tokens]
-    text: Annotated[str, _text()]
-    logprobs: Annotated[tuple[TokenLogprob, ...], _list(_record(TokenLogprob), MOST_TOKENS)] = ()
+    text: Annotated[str, string()]
+    logprobs: Annotated[tuple[TokenLogprob, ...], list_of(object_of(TokenLogprob), MOST_TOKENS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,44 +205,55 @@ class Done:
     """The end of an accepted stream. `computed_after_cancel` counts the tokens computed for it after its `Cancel` arrived."""
 
     stream: Annotated[int, _stream]
-    reason: Annotated[str, _one_of("stop", "length", "cancelled", "error")]
-    message: Annotated[str | None, _or_none(_text(_LONGEST_MESSAGE))] = None
-    prompt_tokens: Annotated[int, _whole(0)]
-    reused: Annotated[int, _whole(0)] = 0
-    generated: Annotated[int, _whole(0)]
-    computed_after_cancel: Annotated[int, _whole(0)] = 0
+    reason: Annotated[str, one_of("stop", "length", "cancelled", "error")]
+    message: Annotated[str | None, or_none(string(_LONGEST_MESSAGE))] = None
+    prompt_tokens: Annotated[int, whole(0)]
+    reused: Annotated[int, whole(0)] = 0
+    generated: Annotated[int, whole(0)]
+    computed_after_cancel: Annotated[int, whole(0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pong:
     """A token has passed every stage since the `Ping` of this number."""
 
-    number: Annotated[int, _whole(1)]
+    number: Annotated[int, whole(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentBytes:
     """Bytes that one rank has sent to another since the head's start."""
 
-    source: Annotated[int, _whole(0, _MOST_RANKS)]
-    target: Annotated[int, _whole(0, _MOST_RANKS)]
-    count: Annotated[int, _whole(0)]
+    source: Annotated[int, whole(0, _MOST_RANKS)]
+    target: Annotated[int, whole(0, _MOST_RANKS)]
+    count: Annotated[int, whole(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
     """Counters of the head since its start, about once a second while it works: seconds of computing by rank, bytes by edge."""
 
-    streams: Annotated[int, _whole(0)]
-    waiting: Annotated[int, _whole(0)]
-    steps: Annotated[int, _whole(0)]
-    rows: Annotated[int, _whole(0)]
-    kv_bytes_used: Annotated[int, _whole(0)]
-    kv_bytes_limit: Annotated[int, _whole(0)]
-    guesses_right: Annotated[int, _whole(0)] = 0
-    guesses_wrong: Annotated[int, _whole(0)] = 0
-    busy_seconds: Annotated[tuple[float, ...], _list(_number(0.0, 1e12), _MOST_RANKS)] = ()
-    sent_bytes: Annotated[tuple[SentBytes, ...], _list(_record(SentBytes), _MOST_RANKS)] = ()
+    streams: Annotated[int, whole(0)]
+    waiting: Annotated[int, whole(0)]
+    steps: Annotated[int, whole(0)]
+    rows: Annotated[int, whole(0)]
+    kv_bytes_used: Annotated[int, whole(0)]
+    kv_bytes_limit: Annotated[int, whole(0)]
+    guesses_right: Annotated[int, whole(0)] = 0
+    guesses_wrong: Annotated[int, whole(0)] = 0
+    busy_seconds: Annotated[tuple[float, ...], list_of(decimal(0.0, 1e12), _MOST_RANKS)] = ()
+    sent_bytes: Annotated[tuple[SentBytes, ...], list_of(object_of(SentBytes), _MOST_RANKS)] = ()
+
+
+# What the supervisor tells the HTTP process.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """How the ranks of the run are: `failed` is the end, after `restarting` comes `running` again; the reason names the rank."""
+
+    state: Annotated[str, one_of("loading", "running", "restarting", "failed")]
+    reason: Annotated[str | None, or_none(string(_LONGEST_MESSAGE))] = None
 
 
 ToHead: TypeAlias = Ask | Cancel | Pause | Resume | Ping
@@ -331,34 +265,14 @@ FROM_HEAD: Final[dict[str, type]] = {
 }
 
 
-def _checks(made: type) -> dict[str, Check]:
-    return {name: hint.__metadata__[0] for name, hint in get_type_hints(made, include_extras=True).items()}
+FROM_SUPERVISOR: Final[dict[str, type]] = {"runstate": RunState}
+
+_RECORDS: Final = frozenset(
+    {*TO_HEAD.values(), *FROM_HEAD.values(), RunState, ChatMessage, Likely, TokenLogprob, SentBytes}
+)
 
 
-_CHECKS: Final = {
-    made: _checks(made)
-    for made in (*TO_HEAD.values(), *FROM_HEAD.values(), ChatMessage, Likely, TokenLogprob, SentBytes)
-}
-_REQUIRED: Final = {made: {one.name for one in fields(made) if one.default is MISSING} for made in _CHECKS}
-
-
-def _build(made: type, values: dict[str, Any]) -> Any:
-    """Make a dataclass of what was sent, or raise a `ValueError` that names the field and what was expected of it."""
-    checks = _CHECKS[made]
-    if unknown := sorted(values.keys() - checks.keys()):
-        raise ValueError(f"`{unknown[0][:_SHORT]}` is not one of its fields")
-    if missing := sorted(_REQUIRED[made] - values.keys()):
-        raise ValueError(f"`{missing[0]}` is missing")
-    checked = {}
-    for name, value in values.items():
-        try:
-            checked[name] = checks[name](value)
-        except ValueError as error:
-            raise ValueError(f"`{name}`: {error}") from None
-    return made(**checked)
-
-
-def encode(message: ToHead | FromHead) -> bytes:
+def encode(message: ToHead | FromHead | RunState) -> bytes:
     """Turn a message into its frame.
 
     Raises:
@@ -373,7 +287,7 @@ def encode(message: ToHead | FromHead) -> bytes:
 
 def _plain(value: Any) -> Any:
     """What JSON can hold of a message: its fields without those that have their defaults."""
-    if type(value) in _CHECKS:
+    if type(value) in _RECORDS:
         return {one.name: _plain(own) for one in fields(value) if (own := getattr(value, one.name)) != one.default}
     return [_plain(one) for one in value] if type(value) is tuple else value
 
@@ -432,9 +346,9 @@ class Decoder:
         if kind not in self._kinds:
             raise WireError(f"{self._sender} sent a message of the unknown kind {kind[:_SHORT]!r}")
         try:
-            return _build(self._kinds[kind], values)
-        except ValueError as error:
-            raise WireError(f"{self._sender} sent a wrong `{kind}`: {error}") from None
+            return build(self._kinds[kind], values)
+        except UnfitError as unfit:
+            raise WireError(f"{self._sender} sent a wrong `{kind}`: {unfit}") from None
 
 
 @contextmanager
