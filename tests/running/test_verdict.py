@@ -94,6 +94,14 @@ def test_two_that_receive_from_each_other(ranks):
     assert ("R015", said) == verdict(seen)
 
 
+def test_ranks_of_an_elastic_run_are_known_by_their_numbers_although_some_never_started(ranks):
+    """Worker 4 came in place of worker 1, and 3 was never needed."""
+    scripts = [[], [], [(RECV, 4, 7, "sums", ...)], [], [(RECV, 2, 7, "sums", ...)]]
+    seen = [one for one in ranks(*scripts) if one.rank in {2, 4}]
+    said = "rank 2 (worker, box) waits in a circle, 2 → 4 → 2: all of them receive and none sends in step 3"
+    assert ("R015", said) == verdict(seen)
+
+
 def test_two_that_send_to_each_other(ranks):
     seen = ranks([(SEND, 1, 0, "a", ...)], [(WAIT_SEND, 0, 0, "a", ...)], idle_s={0: 5.0, 1: 4.0})
     said = "rank 0 (worker, box) waits in a circle, 0 → 1 → 0: all of them send and none receives in step 3"

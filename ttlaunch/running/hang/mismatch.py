@@ -10,7 +10,16 @@ from collections.abc import Sequence
 
 from ttlaunch.flight_recorder import Operation
 from ttlaunch.running.flight_recorders import describe_collective
-from ttlaunch.running.hang.waits import Seen, is_in, is_under_way, other_senders, other_tags, peers_of, peers_that_sent
+from ttlaunch.running.hang.waits import (
+    Seen,
+    is_in,
+    is_under_way,
+    other_senders,
+    other_tags,
+    peers_of,
+    peers_that_sent,
+    seen_of,
+)
 
 _MOST_NAMED = 3
 
@@ -25,7 +34,7 @@ def find_mismatch(ranks: Sequence[Seen], circle: Sequence[int]) -> Mismatch:
         ranks: All ranks of a run.
         circle: The ranks of which each waits for the next one, and the last for the first; not empty.
     """
-    cycle = [ranks[rank] for rank in circle]
+    cycle = [seen_of(rank, ranks) for rank in circle]
     by_age = sorted((one for one in cycle if one.waiting), key=lambda one: -(one.idle_s or 0.0))
     odd = _odd_one_out(by_age, ranks)
     for find in (_left_out, _wrong_sender, _wrong_message, _other_meeting):
@@ -39,7 +48,7 @@ def find_mismatch(ranks: Sequence[Seen], circle: Sequence[int]) -> Mismatch:
 
 def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
     """Report a rank that waits for another tag than its peer has sent, or for a peer whose role has returned."""
-    peer = ranks[peers_of(one, ranks)[0]]
+    peer = seen_of(peers_of(one, ranks)[0], ranks)
     wait, tags = one.waiting, other_tags(one, peer)
     assert wait is not None  # noqa: S101 - `find_mismatch` chooses ranks that wait
     if tags:
@@ -57,7 +66,7 @@ def _left_out(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
     """Report a peer that has not sent a rank the message that all other ranks of the peer's role have sent."""
     wait = one.waiting
     assert wait is not None  # noqa: S101 - `find_mismatch` chooses ranks that wait
-    peer = ranks[peers_of(one, ranks)[0]]
+    peer = seen_of(peers_of(one, ranks)[0], ranks)
     others = peers_that_sent(one, peer, ranks)
     if not others:
         return None
@@ -72,7 +81,7 @@ def _wrong_sender(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
     others, wait = other_senders(one, ranks), one.waiting
     if not others or wait is None:
         return None
-    other, peer = ranks[others[0]], ranks[wait.peer]
+    other, peer = seen_of(others[0], ranks), seen_of(wait.peer, ranks)
     return "R016", one, f"waits for tag {wait.tag} of {peer.name}, and {other.name} has sent it instead"
 
 

@@ -31,7 +31,7 @@ def _stopped(host: str, helper: StoppedHelper, ranks: Sequence[RankState], *, qu
     hint = f"`kill -CONT {helper.pid}` {f'on {host} ' if host else ''}continues a stopped process"
     if helper.rank is not None:
         what = f"its shim (process {helper.pid})" if helper.is_shim else f"its child {_named(helper)}"
-        row = ranks[helper.rank].row
+        row = next(state.row for state in ranks if state.row.rank == helper.rank)
         cause = f"cannot go on: {what} {since}"
         return rank_failure(row, code="R013", kind=Cause.HUNG, cause=cause, time=time.time(), next_step=hint)
     hosts = {state.row.host for state in ranks}

@@ -17,7 +17,7 @@ from ttlaunch.running.hang.departure import Departure
 from ttlaunch.running.hang.mismatch import find_mismatch
 from ttlaunch.running.hang.odd_one import describe_place, find_odd_one
 from ttlaunch.running.hang.stacks import frame_to_report
-from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, waiters
+from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, seen_of, waiters
 
 _MOST_ROWS = 24
 _MOST_PEERS = 4
@@ -58,7 +58,7 @@ def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
 
 def departed(departure: Departure, ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
     """Make the failure of ranks that wait for each other because one of them has called another collective operation."""
-    one = ranks[departure.rank]
+    one = seen_of(departure.rank, ranks)
     return Failure(
         code="R037",
         rank=one.rank,

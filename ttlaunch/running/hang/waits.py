@@ -62,6 +62,11 @@ class Seen:
         return (self.waiting.place or None) if self.waiting else None
 
 
+def seen_of(rank: int, ranks: Sequence[Seen]) -> Seen:
+    """Return what is known of a rank; its place may be another one, since ranks of an elastic run that never started are left out."""
+    return next(one for one in ranks if one.rank == rank)
+
+
 def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """Return the ranks that a rank waits for; a rank whose role has returned waits for all running ranks."""
     if one.is_done:
@@ -73,7 +78,7 @@ def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
         return _missing(one, wait, ranks)
     if wait.is_for_any:
         return _owing(one, wait, ranks)
-    return (wait.peer,) if 0 <= wait.peer < len(ranks) else ()
+    return (wait.peer,) if any(other.rank == wait.peer for other in ranks) else ()
 
 
 def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
@@ -120,7 +125,7 @@ def find_cycle(ranks: Sequence[Seen]) -> tuple[int, ...]:
         path, rank = [], start.rank
         while rank not in path:
             path.append(rank)
-            peers = peers_of(ranks[rank], ranks)
+            peers = peers_of(seen_of(rank, ranks), ranks)
             if not peers:
                 break
             rank = peers[0]
@@ -147,7 +152,7 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
 def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """Return the ranks that have sent a rank the awaited tag, if the rank waits for another peer, which has not sent it."""
     wait = one.waiting
-    if wait is None or wait.is_collective or wait.is_for_any or not _waits_in_vain(one, ranks[wait.peer]):
+    if wait is None or wait.is_collective or wait.is_for_any or not _waits_in_vain(one, seen_of(wait.peer, ranks)):
         return ()
     asked = {peer for peer, tag, is_send in one.channels if tag == wait.tag and not is_send}
     sent = (other.rank for other in ranks if other.channels.get((one.rank, wait.tag, True), 0))
