@@ -1,0 +1,275 @@
+"""Rows of many streams through a part of the model, with keys and values of earlier tokens in a cache.
+
+A row gets the bits that `Model.forward` gives it in a sequence of the training's length: alone or beside others, as part
+of a prompt or one by one, and whichever rank has which part. `rules.py` says why.
+
+Shapes: R = rows of a step, at least 4 after padding; B = streams that attend together, n = rows of each, padded; L = blocks
+here, S = slots, H = heads here, C = keys of a slot, W = width of a head; D = embedding_dim, V = vocabulary.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS, ContextEmbedding
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving.products import Products
+from ttlaunch.runtime.serving.step_plan import Copy, Span, StepPlan
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+class KvCache:
+    """Keys and values of all slots, allocated once.
+
+    Attributes:
+        keys_LSHCW: Keys, in the format of attention.
+        values_LSHCW: Values.
+        tokens_SC: Tokens of each slot, int64; only read by a model whose embedding looks back.
+        context: Tokens that a slot can hold.
+    """
+
+    def __init__(self, cfg: TrainingFile, *, blocks: int, slots: int, context: int, products: Products) -> None:
+        """Allocate zeros.
+
+        Args:
+            cfg: The width of a head and the training's length.
+            blocks: Blocks of this part.
+            slots: Streams at the same time.
+            context: Tokens of each, at most the training's `max_sequence_length`.
+            products: Which heads this rank has, and the format.
+
+        Raises:
+            ValueError: The context is longer than what the model was trained with.
+        """
+        sizes = cfg.transformer_config
+        if not 0 < context <= sizes.max_sequence_length:
+            raise ValueError(
+                f"a context of {context} tokens, but the model was trained with {sizes.max_sequence_length}"
+            )
+        self.context, self.length = context, sizes.max_sequence_length
+        heads, width = len(products.heads), sizes.embedding_dim // sizes.num_heads
+        keys = rules.key_count(context, self.length)
+        shape = (blocks if heads else 0, slots, heads, keys, width)
+        self.keys_LSHCW = torch.zeros(shape, dtype=products.format)
+        self.values_LSHCW = torch.zeros(shape, dtype=products.format)
+        self.tokens_SC = torch.zeros(slots, context, dtype=torch.int64)
+
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        return len(self.tokens_SC)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return 2 * self.keys_LSHCW.nbytes
+
+    def copy(self, copy: Copy) -> None:
+        """Copy the beginning of a slot to another one."""
+        for kept_LSHCW in (self.keys_LSHCW, self.values_LSHCW):
+            kept_LSHCW[:, copy.target, :, : copy.count] = kept_LSHCW[:, copy.source, :, : copy.count]
+        self.tokens_SC[copy.target, : copy.count] = self.tokens_SC[copy.source, : copy.count]
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Streams in adjacent slots that attend in one call.
+
+    Attributes:
+        slots: Their slots.
+        keys: The number of keys that attention is handed.
+        rows_Bn: The row of each query; padding repeats the last one.
+        bias_B1nT: What each query must not see.
+    """
+
+    slots: slice
+    keys: int
+    rows_Bn: Tensor
+    bias_B1nT: Tensor
+
+
+class _Layout:
+    """Where the rows of one step go: computed once, used by every block."""
+
+    def __init__(self, plan: StepPlan, cache: KvCache, *, dtype: torch.dtype) -> None:
+        spans = plan.spans
+        self.rows = plan.rows
+        self.slots_R = torch.tensor([span.slot for span in spans for _ in range(span.count)])
+        positions = [place for span in spans for place in range(span.start, span.start + span.count)]
+        self.positions_R = torch.tensor(positions)
+        self.padded_R = torch.arange(max(rules.ROWS, self.rows)).clamp_(max=self.rows - 1)
+        ends = [sum(span.count for span in spans[: place + 1]) for place in range(len(spans))]
+        firsts = dict(zip([span.slot for span in spans], [0, *ends], strict=False))
+        self.wanted = plan.wanted
+        wanted = [row for span, end in zip(spans, ends, strict=True) for row in range(end - span.wanted, end)]
+        self.wanted_padded_R = torch.tensor(wanted + wanted[-1:] * (rules.ROWS - len(wanted)), dtype=torch.int64)
+        # Adjacent slots with equally many rows and keys take one call; each stream's bits are those of a call of its own.
+        self.groups: list[_Together] = []
+        by_shape = groupby(enumerate(spans), lambda item: (item[1].slot - item[0], *_shape_of(item[1], cache)))
+        for (_, count, keys), members in by_shape:
+            group = [span for _, span in members]
+            self.groups.append(self._together(group, count, keys=keys, firsts=firsts, dtype=dtype))
+        places = torch.empty(self.rows, dtype=torch.int64)
+        start = 0
+        for together in self.groups:  # of a repeated row, any place will do: all have equal bits
+            flat = together.rows_Bn.reshape(-1)
+            places[flat] = torch.arange(start, start + len(flat))
+            start += len(flat)
+        self.places_R = rules.padded_rows(places, self.padded_R)
+
+    def _together(
+        self, spans: list[Span], count: int, *, keys: int, firsts: dict[int, int], dtype: torch.dtype
+    ) -> _Together:
+        rows_Bn = torch.tensor(
+            [[firsts[span.slot] + min(row, span.count - 1) for row in range(count)] for span in spans]
+        )
+        bias = rules.causal_bias(self.positions_R[rows_Bn], keys=keys, dtype=dtype)
+        return _Together(slice(spans[0].slot, spans[-1].slot + 1), keys, rows_Bn, bias)
+
+
+def _shape_of(span: Span, cache: KvCache) -> tuple[int, int]:
+    """The padded rows of a stream, and the keys that they are handed."""
+    return rules.padded_count(span.count), rules.key_count(span.start + span.count, cache.length)
+
+
+class CachedPart:
+    """A part of a model with its cache: embedding, blocks and head, or those of them that this rank has.
+
+    Attributes:
+        cache: Keys and values of this part.
+        products: Its linear layers.
+    """
+
+    def __init__(
+        self, cfg: TrainingFile, model: Model, *, slots: int, context: int, products: Products | None = None
+    ) -> None:
+        """Allocate the cache.
+
+        Args:
+            cfg: The model's configuration.
+            model: The part, with its weights; they must not change while this object is in use.
+            slots: Streams at the same time.
+            context: Tokens of each.
+            products: Its linear layers; None: all columns, in this process.
+
+        Raises:
+            ValueError: The model has no tokens (`conv`), or its precision or this context is not served.
+        """
+        if cfg.training_config.model_type == "conv":
+            raise ValueError("a model of images generates no text")
+        self._model = model
+        self.products = products or Products(cfg, model)
+        self.cache = KvCache(cfg, blocks=len(model.blocks), slots=slots, context=context, products=self.products)
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the part begins with tokens."""
+        return self._model.embedding is not None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the part ends with logits."""
+        return self._model.head is not None
+
+    @torch.no_grad()
+    def run(self, plan: StepPlan, x: Tensor) -> Tensor:
+        """Execute a plan on this part; plans come in the order of their steps.
+
+        Args:
+            plan: Rows of streams.
+            x: Where the part has the embedding, tokens, shape (plan.rows,), int64, below the vocabulary; otherwise what
+                the part before returned.
+
+        Returns:
+            Where the part has the head, logits, shape (plan.wanted, V), float32; otherwise rows, shape (plan.rows, D),
+            float32.
+
+        Cost: without shares no message; with shares each block gathers four times, 7 D values a row, and the head once.
+        """
+        for copy in plan.copies:
+            self.cache.copy(copy)
+        layout = _Layout(plan, self.cache, dtype=self.products.format)
+        if self.has_embedding:
+            self.cache.tokens_SC[layout.slots_R, layout.positions_R] = x
+        padded_RD = rules.padded_rows(x, layout.padded_R)
+        if self._model.embedding is not None:
+            padded_RD = self._embed(self._model.embedding, padded_RD, layout).float()
+        for place, (index, block) in enumerate(self._model.blocks.items()):
+            padded_RD = self._run_block(block, padded_RD, name=f"blocks.{index}", place=place, layout=layout)
+        if self._model.head is None:
+            return padded_RD[: layout.rows]
+        if not layout.wanted:
+            return padded_RD.new_empty(0, self._model.vocabulary)
+        last_RD = self._model.head.norm(rules.padded_rows(padded_RD, layout.wanted_padded_R))
+        return self.products.whole("head", last_RD)[: layout.wanted].float()
+
+    def _embed(self, embedding: Any, tokens_R: Tensor, layout: _Layout) -> Tensor:
+        positions_R = rules.padded_rows(layout.positions_R, layout.padded_R)
+        if not isinstance(embedding, ContextEmbedding):
+            rows_RD: Tensor = embedding.token(tokens_R) + embedding.position(positions_R)
+            return rows_RD
+        slots_R = rules.padded_rows(layout.slots_R, layout.padded_R)
+        seen_RC = positions_R[:, None] + torch.arange(1 - CONTEXT_TOKENS, 1)
+        vectors_RCD = embedding.token(self.cache.tokens_SC[slots_R[:, None], seen_RC.clamp(min=0)])
+        vectors_RCD[seen_RC < 0] = 0
+        return self.products.whole("embedding.context", vectors_RCD.transpose(1, 2).reshape(len(tokens_R), -1))
+
+    def _run_block(self, block: Any, x_RD: Tensor, *, name: str, place: int, layout: _Layout) -> Tensor:
+        """As `forward` of the models' blocks, row by row."""
+        products = self.products
+        if products.heads:
+            mixed_RD = self._attend(products.own(f"{name}.attention_in", block.attention_norm(x_RD)), place, layout)
+            x_RD = x_RD + products.whole(f"{name}.attention_out", products.gathered_heads(mixed_RD))
+        inner = functional.gelu(products.own(f"{name}.feed_forward_in", block.feed_forward_norm(x_RD)))
+        hidden = products.gathered_as(f"{name}.feed_forward_in", inner)
+        return x_RD + products.whole(f"{name}.feed_forward_out", hidden)
+
+    def _attend(self, projected_RN: Tensor, place: int, layout: _Layout) -> Tensor:
+        """Keep the rows' keys and values, and mix for each row the values that it sees, shape (R, H W)."""
+        cache = self.cache
+        q_RHW, k_RHW, v_RHW = projected_RN.view(len(projected_RN), 3, len(self.products.heads), -1).unbind(1)
+        keys_SHCW, values_SHCW = cache.keys_LSHCW[place], cache.values_LSHCW[place]
+        keys_SHCW[layout.slots_R, :, layout.positions_R] = k_RHW[: layout.rows]
+        values_SHCW[layout.slots_R, :, layout.positions_R] = v_RHW[: layout.rows]
+        mixed = []
+        for group in layout.groups:
+            q_BHnW = rules.padded_rows(q_RHW, group.rows_Bn).transpose(1, 2)
+            seen = (keys_SHCW[group.slots, :, : group.keys], values_SHCW[group.slots, :, : group.keys])
+            out_BHnW = rules.attend(q_BHnW, *seen, bias_B1nT=group.bias_B1nT)
+            mixed.append(out_BHnW.transpose(1, 2).reshape(group.rows_Bn.numel(), -1))
+        return rules.padded_rows(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layout.places_R)
+
+
+class WholeModel:
+    """A model in this process, as the engine drives it (`Parts`).
+
+    Attributes:
+        depth: 1: a plan is computed when it is begun.
+        part: The model with its cache.
+    """
+
+    depth = 1
+
+    def __init__(self, part: CachedPart) -> None:
+        """Take a part that has both embedding and head.
+
+        Raises:
+            ValueError: It lacks one of them.
+        """
+        if not (part.has_embedding and part.has_head):
+            raise ValueError("a whole model has embedding and head")
+        self.part = part
+        self._logits: list[Tensor] = []
+
+    def begin(self, plan: StepPlan, tokens_R: Tensor) -> None:
+        """Compute a plan."""
+        self._logits.append(self.part.run(plan, tokens_R))
+
+    def finish(self) -> Tensor:
+        """Return the logits of the oldest plan that was begun."""
+        return self._logits.pop(0)

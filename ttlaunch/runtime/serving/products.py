@@ -1,0 +1,140 @@
+"""The linear layers of a served model: whole, or a rank's columns of each.
+
+Ranks that share matrices by output columns gather what each has computed. Nothing is summed, so a row has the bits of the
+whole product, which a split by input rows with its sum of partial products would not have.
+
+Shapes: R = rows, at least 4; K = inputs, N = outputs of a layer; n = outputs that this rank computes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.serving import rules
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+Gather = Callable[[Tensor, Sequence[int]], Tensor]
+"""Puts together what all shares have: from this rank's columns, shape (R, n), and the number of columns of every share in
+order, to all of them, shape (R, N). Every share calls it, in the same order."""
+
+_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def compute_format(cfg: TrainingFile) -> torch.dtype:
+    """Return the format in which a served model computes products and attention.
+
+    Raises:
+        ValueError: No served model computes in `training_config.precision`.
+    """
+    precision = cfg.training_config.precision
+    if precision not in _FORMATS:
+        raise ValueError(f"no model is served in {precision} on a CPU")
+    return _FORMATS[precision]
+
+
+class Products:
+    """Computes linear layers by name: `blocks.3.feed_forward_in`, `head`, `embedding.context`.
+
+    Attributes:
+        heads: The heads of every block that this rank attends with; empty if the model has none.
+        format: The number format of products and attention.
+    """
+
+    def __init__(
+        self, cfg: TrainingFile, model: Model, *, place: int = 0, count: int = 1, gather: Gather | None = None
+    ) -> None:
+        """Take the layers of a model, or copies of a share's columns.
+
+        Args:
+            cfg: The precision and the heads.
+            model: All blocks or those of a stage, with whole matrices.
+            place: This rank's position among those that share the matrices.
+            count: The number of ranks that share them.
+            gather: Gathers columns; required if `count` is above 1.
+
+        Raises:
+            ValueError: The matrices are too narrow for so many shares, or the precision is not served.
+        """
+        if count > 1 and gather is None:
+            raise ValueError("shares of matrices need a way to gather columns")
+        self.format = compute_format(cfg)
+        self._gather, self._place, self._count = gather, place, count
+        self._num_heads = cfg.transformer_config.num_heads if cfg.training_config.model_type == "gpt" else 0
+        self.heads = _cut_evenly(self._num_heads, count)[place]
+        self._widths: dict[str, list[int]] = {}
+        self._layers: dict[str, tuple[Tensor, Tensor | None]] = {}
+        for name, (weight_NK, bias_N) in _linear_layers(model).items():
+            self._add(name, weight_NK, bias_N)
+
+    def _add(self, name: str, weight_NK: Tensor, bias_N: Tensor | None) -> None:
+        outputs = len(weight_NK)
+        if self._count == 1:
+            self._layers[name] = weight_NK.to(self.format), None if bias_N is None else bias_N.to(self.format)
+            return
+        parts = self._head_columns(outputs) if name.endswith("attention_in") else _whole_ranges(outputs, self._count)
+        self._widths[name] = [sum(map(len, part)) for part in parts]
+        if min(self._widths[name]) < rules.LEAST_SHARE:
+            few = f"{min(self._widths[name])} columns of {name}; each rank needs at least {rules.LEAST_SHARE}"
+            raise ValueError(f"{self._count} ranks would leave one of them {few}")
+        own = parts[self._place]
+        cut = [
+            torch.cat([whole[each.start : each.stop] for each in own])
+            for whole in (weight_NK, bias_N)
+            if whole is not None
+        ]
+        self._layers[name] = cut[0].to(self.format), cut[1].to(self.format) if bias_N is not None else None
+
+    def _head_columns(self, outputs: int) -> list[list[range]]:
+        """For each share, the columns of its heads' queries, keys and values."""
+        each, width = outputs // 3, outputs // 3 // self._num_heads
+        return [
+            [range(each * matrix + width * part.start, each * matrix + width * part.stop) for matrix in range(3)]
+            for part in _cut_evenly(self._num_heads, self._count)
+        ]
+
+    def own(self, name: str, rows_RK: Tensor) -> Tensor:
+        """Compute this rank's columns of a layer, shape (R, n), in `format`; no message."""
+        weight_nK, bias_n = self._layers[name]
+        return functional.linear(rows_RK.to(self.format), weight_nK, bias_n)
+
+    def gathered_as(self, name: str, own_Rn: Tensor) -> Tensor:
+        """Put together the columns that all shares have of the outputs of layer `name`, shape (R, N)."""
+        return self._gathered(own_Rn, self._widths.get(name, ()))
+
+    def gathered_heads(self, mixed_Rn: Tensor) -> Tensor:
+        """Put together what the heads of all shares have mixed, shape (R, D)."""
+        width = mixed_Rn.shape[1] // max(1, len(self.heads))
+        return self._gathered(mixed_Rn, [len(part) * width for part in _cut_evenly(self._num_heads, self._count)])
+
+    def whole(self, name: str, rows_RK: Tensor) -> Tensor:
+        """Compute a layer, shape (R, N), in `format`: this rank's columns, gathered with those of the others."""
+        return self.gathered_as(name, self.own(name, rows_RK))
+
+    def _gathered(self, own_Rn: Tensor, widths: Sequence[int]) -> Tensor:
+        return own_Rn if self._gather is None or self._count == 1 else self._gather(own_Rn, widths)
+
+
+def _linear_layers(model: Model) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Each linear layer's matrix and bias; the head's matrix may be the embedding's."""
+    found: dict[str, tuple[Tensor, Tensor | None]] = {
+        name: (layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and name != "head.output"
+    }
+    if model.head is not None:
+        is_shared = model.is_tied and model.embedding is not None and not model.head_has_copy
+        source = model.embedding.token if is_shared and model.embedding is not None else model.head.output
+        found["head"] = cast("Tensor", source.weight).detach(), None
+    return found
+
+
+def _whole_ranges(columns: int, count: int) -> list[list[range]]:
+    return [[part] for part in rules.cut_columns(columns, count)]
+
+
+def _cut_evenly(items: int, count: int) -> list[range]:
+    return [range(place * items // count, (place + 1) * items // count) for place in range(count)]

@@ -1,0 +1,107 @@
+"""The rules that give cached rows the bits of the training's forward pass on CPUs, and a probe of them on this machine.
+
+All were found by measurement, with torch's products (MKL, oneDNN) and its attention kernel for CPUs:
+
+- Products of 1, of 2 or 3, and of 4 or more rows round differently; with 4 or more, a row does not depend on the others.
+- Attention depends on how many keys it is handed, masked ones included, and on whether the last block of query rows has 1, 2
+  or 3 rows. So queries are padded to a multiple of 4, and keys reach to the next multiple of 512 or the end of a sequence.
+- Padding must be real rows: a row that is repeated with a stride of 0 takes another path through these kernels.
+- The training's own last block of query rows can have 1 to 3 rows, at some sequence lengths; no cached row has these bits.
+- Columns of a matrix can be shared among ranks, if no rank has fewer than 16.
+
+Shapes: R = rows, n = rows of one sequence, T = tokens of a sequence, K = inputs of a product, H = heads, W = width of a head.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ROWS = 4
+"""The fewest rows of a product; the number of query rows is a multiple of it."""
+
+KEYS = 512
+"""Attention is handed a multiple of so many keys, or those of a whole sequence if that is shorter."""
+
+LEAST_SHARE = 16
+"""The fewest columns of a matrix that a rank computes."""
+
+
+_BLOCKS = ((192, 32), (768, 64), (float("inf"), 256))
+"""Sequences of fewer tokens than the first number are attended to in blocks of so many query rows."""
+
+
+def padded_count(rows: int) -> int:
+    """Return to how many rows the queries of one sequence are padded.
+
+    >>> [padded_count(rows) for rows in (1, 4, 98)]
+    [4, 4, 100]
+    """
+    return -(-rows // ROWS) * ROWS
+
+
+def key_count(end: int, length: int) -> int:
+    """Return how many keys attention is handed for a row at position `end - 1` of a sequence of `length` tokens.
+
+    >>> key_count(1, 160), key_count(513, 2048)
+    (160, 1024)
+    """
+    return min(length, -(-end // KEYS) * KEYS)
+
+
+def padded_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Return the rows with these indices, in new memory; padding repeats an index.
+
+    Args:
+        rows: Shape (R, ...).
+        index: Any shape, int64.
+    """
+    return rows[index]
+
+
+def last_block_rows(length: int) -> int:
+    """Return the number of query rows in the last block of the causal attention of a whole sequence.
+
+    >>> last_block_rows(513), last_block_rows(160)
+    (1, 32)
+    """
+    block = next(rows for below, rows in _BLOCKS if length < below)
+    return (length - 1) % block + 1
+
+
+def attend(q_BHnW: Tensor, k_BHTW: Tensor, v_BHTW: Tensor, *, bias_B1nT: Tensor) -> Tensor:
+    """Attend to cached keys.
+
+    Args:
+        q_BHnW: Queries, of a number of rows from `padded_count`.
+        k_BHTW: Keys, as many as `key_count` says.
+        v_BHTW: Their values.
+        bias_B1nT: 0 where a query sees a key, otherwise minus infinity; in the queries' format.
+
+    Returns:
+        Shape (B, H, n, W).
+    """
+    return functional.scaled_dot_product_attention(q_BHnW, k_BHTW, v_BHTW, attn_mask=bias_B1nT)
+
+
+def causal_bias(positions_Bn: Tensor, *, keys: int, dtype: torch.dtype) -> Tensor:
+    """Return what hides from queries at these positions the keys behind them, shape (B, 1, n, keys)."""
+    hidden_BnT = torch.arange(keys) > positions_Bn[..., None]
+    return torch.zeros(hidden_BnT.shape, dtype=dtype).masked_fill_(hidden_BnT, float("-inf"))[:, None]
+
+
+def cut_columns(columns: int, count: int) -> list[range]:
+    """Divide the columns of a matrix among ranks at multiples of 16; the last part also has the rest.
+
+    >>> cut_columns(70, 3)
+    [range(0, 16), range(16, 32), range(32, 70)]
+
+    Raises:
+        ValueError: A rank would have fewer than `LEAST_SHARE` columns.
+    """
+    units = columns // LEAST_SHARE
+    if units < count:
+        raise ValueError(f"{count} ranks cannot share {columns} columns: each needs at least {LEAST_SHARE}")
+    borders = [place * units // count * LEAST_SHARE for place in range(count)] + [columns]
+    return [range(first, end) for first, end in pairwise(borders)]
