@@ -106,6 +106,9 @@ def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process
     command = [sys.executable, "-m", "ttlaunch", "report", "latest"]
     shown = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True).stdout
     assert re.search(r"because\n +1 +0 +0-3 +0 +[0-9.]+ +the run began\n +2 ", shown)
+    assert (0, "same bits") == repeated(
+        here, run.folder.name
+    )  # in one process, although the plan has rows for many workers
 
 
 def test_workers_that_wait_for_each_others_gradients_are_replaced_with_the_bits_of_one_process(here):
@@ -124,6 +127,13 @@ def test_workers_that_wait_for_each_others_gradients_are_replaced_with_the_bits_
     assert [0, 2] == [entry["worker"] for entry in run.journal("lost")]
     validations = ("first_validation", "last_validation")
     assert [expected[key] for key in validations] == [report[key] for key in validations]
+
+
+def repeated(here, name):
+    """Repeat a run; return the exit status, and whether the bits were the same, or why not."""
+    command = [sys.executable, "-m", "ttlaunch", "repro", name]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
+    return done.returncode, "same bits" if f"same bits as     {name}" in done.stdout else done.stderr
 
 
 def test_workers_with_steps_of_their_own_end_with_the_bits_of_the_journal(here):
@@ -145,10 +155,12 @@ def test_workers_with_steps_of_their_own_end_with_the_bits_of_the_journal(here):
     assert replay(here / "replay", config, journal, recipe="diloco") == report["parameters_sha256"]
     assert [1, 3] == journal[-1]["members"]
     assert [entry["lost_steps"] for entry in journal] == [epoch["lost_steps"] for epoch in report["epochs"]]
+    folder = run.folder
+    assert (0, "same bits") == repeated(here, folder.name)
     # Three workers go on, and the checkpoint has the state of two.
     again = [*COMMAND, "mine", *more, "--set", "training_config.steps=64", "--elastic", "1:3"]
     done = subprocess.run(
-        [*again, "-n", "3", "--resume", run.folder, "--format", "json"],
+        [*again, "-n", "3", "--resume", folder, "--format", "json"],
         cwd=here,
         capture_output=True,
         text=True,
@@ -157,6 +169,7 @@ def test_workers_with_steps_of_their_own_end_with_the_bits_of_the_journal(here):
     )
     assert 0 == done.returncode, done.stdout + done.stderr
     assert ("done", 64) == (json.loads(done.stdout)["status"], json.loads(done.stdout)["steps"])
+    assert (0, "same bits") == repeated(here, json.loads(done.stdout)["run_id"])
 
 
 def test_a_worker_that_comes_late_gets_the_weights_from_the_others_and_takes_part(here):

@@ -155,6 +155,7 @@ def make_plan(
         surroundings=surroundings,
         replay=request.replay,
         updates=request.updates,
+        epochs=request.epochs,
         warm=request.warm,
     )
     if description.elastic is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.spec.recipe.recorded_epochs import RecordedEpoch
 from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
 LOCAL = "local"
@@ -33,6 +34,7 @@ class RunSpec:
         excluded: Hosts of the hostfile that are not used, because they were lost or do not answer.
         replay: For each update of an asynchronous run that is repeated, the rank whose gradient made it.
         updates: For a run that is repeated in one process, what each of its updates was made of.
+        epochs: For an elastic run with local steps that is repeated in one process, who took part from which step on.
         naive: Whether ranks run the recipe's `naive.py`.
         independent: Whether each rank of a script is meant to train by itself.
         env: Variables for all ranks as `NAME=VALUE`, or `NAME` for the value of the launching shell; may hold secrets.
@@ -68,6 +70,7 @@ class RunSpec:
     excluded: Collection[str] = ()
     replay: tuple[int, ...] = ()
     updates: tuple[RecordedUpdate, ...] = ()
+    epochs: tuple[RecordedEpoch, ...] = ()
     naive: bool = False
     independent: bool = False
     env: Sequence[str] = field(default=(), repr=False)
@@ -97,7 +100,10 @@ class RunSpec:
             RecordedUpdate(task, tuple((first, stop, version) for first, stop, version in parts))
             for task, parts in record.get("updates", ())
         )
-        return cls(**{**record, **paths, **tuples, "updates": updates})
+        epochs = tuple(
+            RecordedEpoch(step, tuple(members), tuple(came)) for step, members, came in record.get("epochs", ())
+        )
+        return cls(**{**record, **paths, **tuples, "updates": updates, "epochs": epochs})
 
 
 def path_in(text: str, working_folder: Path) -> Path:

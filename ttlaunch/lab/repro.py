@@ -9,6 +9,7 @@ from ttlaunch.app.named_run import unreadable_run
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, has_errors, listed, shown
+from ttlaunch.running.membership.journal import read_journal
 from ttlaunch.running.readers.repeat import (
     Origin,
     changed_code,
@@ -21,6 +22,7 @@ from ttlaunch.running.readers.repeat import (
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.kept_code import KeptCodeError
+from ttlaunch.spec.recipe.recorded_epochs import RecordedEpoch, epochs_of
 from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate, in_order
 from ttlaunch.spec.recipe.sections import TrainingConfig
 from ttlaunch.spec.topology.variables import variables_named
@@ -44,21 +46,20 @@ def prepare_again(
     """
     found = [*_secret_arguments(origin), *_other_versions(origin), *_other_variables(origin, env)]
     origin, changes = _with_its_code(origin, with_changes=with_changes)
-    found += changes
-    if has_errors(found):
-        raise LaunchError(found)
+    _stop_if_wrong(found := [*found, *changes])
     folder = origin.working_folder if origin.working_folder.is_dir() else None
-    updates = _updates_in_order(origin)
+    updates, (ranks, epochs) = _updates_in_order(origin), _ranks_and_epochs(origin)
     request = RunSpec(
         target=origin.target,
         config_file=str(origin.config_file) if origin.config_file else None,
-        ranks=1 if updates else origin.world_size,
+        ranks=1 if updates else ranks,
         arguments=origin.arguments,
         is_command=origin.is_command,
         engine=origin.engine,
         resume=origin.resume,
         replay=() if updates else origin.arrivals,
         updates=updates,
+        epochs=epochs,
         naive=origin.is_naive,
         independent=origin.is_independent,
         warm=origin.warm,
@@ -68,10 +69,14 @@ def prepare_again(
     prepared = prepare(request, dialogue, working_folder=folder)
     choice = prepared.description.choice
     found += _other_text(origin, (choice.data or {}).get("sha256") if choice else None, with_changes=with_changes)
-    if has_errors(found):
-        raise LaunchError(found)
+    _stop_if_wrong(found)
     dialogue.warn(found)
     return prepared
+
+
+def _stop_if_wrong(found: list[Diagnostic]) -> None:
+    if has_errors(found):
+        raise LaunchError(found)
 
 
 def _updates_in_order(origin: "Origin") -> tuple[RecordedUpdate, ...]:
@@ -83,14 +88,41 @@ def _updates_in_order(origin: "Origin") -> tuple[RecordedUpdate, ...]:
     if not origin.updates or origin.config_file is None:
         return ()
     try:
-        plan = read_object(origin.folder / contract.PLAN_FILE)
-        done = int(plan["start"]["step"]) if plan.get("start") else 0
-        count = TrainingConfig.model_validate(plan["config"]["training_config"]).micro_batches
-        return in_order(origin.updates, done=done, micro_batches=count)
+        done, training = _begun_from(origin)
+        return in_order(origin.updates, done=done, micro_batches=training.micro_batches)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LaunchError(
-            [Diagnostic("P033", f"{origin.run_id} cannot be repeated: {shown(error, longest=_LONGEST)}")]
-        ) from error
+        raise _not_again(origin, error) from error
+
+
+def _ranks_and_epochs(origin: "Origin") -> tuple[int, tuple[RecordedEpoch, ...]]:
+    """Return with how many ranks a run is repeated, and who took part in it if its workers took steps of their own and could come and go.
+
+    An elastic run is repeated in one process, whose bits are those of any members.
+
+    Raises:
+        LaunchError: The journal of the run does not say who took part.
+    """
+    try:
+        elastic = read_object(origin.folder / contract.PLAN_FILE).get("elastic")
+        if not isinstance(elastic, dict):
+            return origin.world_size, ()
+        if elastic.get("has_local_steps") is not True:
+            return 1, ()
+        done, training = _begun_from(origin)
+        return 1, epochs_of(read_journal(origin.folder), done=done, total=training.steps)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _not_again(origin, error) from error
+
+
+def _begun_from(origin: "Origin") -> tuple[int, TrainingConfig]:
+    """Return the steps that were done before a run began, and what its training file says about training."""
+    plan = read_object(origin.folder / contract.PLAN_FILE)
+    done = int(plan["start"]["step"]) if plan.get("start") else 0
+    return done, TrainingConfig.model_validate(plan["config"]["training_config"])
+
+
+def _not_again(origin: "Origin", error: Exception) -> LaunchError:
+    return LaunchError([Diagnostic("P033", f"{origin.run_id} cannot be repeated: {shown(error, longest=_LONGEST)}")])
 
 
 def read_origin_of(path: Path) -> "Origin":

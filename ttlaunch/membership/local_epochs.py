@@ -39,5 +39,11 @@ def makers_of(epochs: Sequence[LocalEpoch], step: int) -> tuple[int, ...]:
     return numbers
 
 
+def averagers_of(epochs: Sequence[LocalEpoch], step: int) -> tuple[int, ...]:
+    """Return the numbers of the workers whose weights the average after a step is made of, sorted."""
+    _, numbers = [epochs[0], *(epoch for epoch in epochs[1:] if epoch[0] < step)][-1]
+    return numbers
+
+
 def _makes(epoch: LocalEpoch, step: int) -> bool:
     return epoch[0] <= step - 2

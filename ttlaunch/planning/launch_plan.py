@@ -12,6 +12,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.spec.recipe.recorded_epochs import RecordedEpoch
 from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
 
@@ -51,6 +52,7 @@ class RecipeProgram:
             a checkpoint, its `state` and the reasons why newer ones are not used. None if weights are drawn from the seed.
         replay: For a repeated asynchronous run, the rank whose gradient made each update; otherwise empty.
         updates: For a run that is repeated in one process, what each of its updates was made of; otherwise empty.
+        epochs: For an elastic run with local steps that is repeated in one process, who took part from which step on; otherwise empty.
         is_naive: Whether ranks run `naive.py` in place of `trainer.py`.
         warm: Whether the ranks are forked from one process on each host, which has imported torch and the code of ttlaunch.
     """
@@ -63,6 +65,7 @@ class RecipeProgram:
     start: Mapping[str, Any] | None = None
     replay: tuple[int, ...] = ()
     updates: tuple[RecordedUpdate, ...] = ()
+    epochs: tuple[RecordedEpoch, ...] = ()
     is_naive: bool = False
     warm: bool = False
 
@@ -281,6 +284,7 @@ class LaunchPlan:
             "start": recipe.start if recipe else None,
             **({"replay": list(recipe.replay)} if recipe and recipe.replay else {}),
             **({"updates": list(recipe.updates)} if recipe and recipe.updates else {}),
+            **({"epochs": list(recipe.epochs)} if recipe and recipe.epochs else {}),
             **({"naive": True} if recipe and recipe.is_naive else {}),
             **({"warm": True} if self.program.warm else {}),
             "rank_command": list(self.rank_command),

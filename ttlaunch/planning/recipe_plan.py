@@ -13,6 +13,7 @@ from ttlaunch.planning.make import Surroundings, plan_program
 from ttlaunch.planning.roles import RoleLayout, plan_roles
 from ttlaunch.spec.recipe.config import LoadedConfig, check_config
 from ttlaunch.spec.recipe.declare import Recipe
+from ttlaunch.spec.recipe.recorded_epochs import RecordedEpoch
 from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 from ttlaunch.spec.topology.model import Topology
 
@@ -64,9 +65,10 @@ def plan_recipe(
     surroundings: Surroundings,
     replay: tuple[int, ...] = (),
     updates: tuple[RecordedUpdate, ...] = (),
+    epochs: tuple[RecordedEpoch, ...] = (),
     warm: bool = False,
 ) -> LaunchPlan:
-    """Plan a recipe whose checks have passed; see `RecipeProgram` for `replay`, `updates` and `warm`."""
+    """Plan a recipe whose checks have passed; see `RecipeProgram` for `replay`, `updates`, `epochs` and `warm`."""
     program = RecipeProgram(
         name=choice.name,
         folder=str(choice.folder),
@@ -76,6 +78,7 @@ def plan_recipe(
         start=choice.start,
         replay=replay,
         updates=updates,
+        epochs=epochs,
         is_naive=choice.is_naive,
         warm=warm,
     )

@@ -48,6 +48,7 @@ class RankContext:
         step: The step it is in; 0 before the first.
         replay: For a repeated run, the rank whose gradient made each update; see `World`.
         updates: For a run that is repeated in one process, what each update was made of; see `World`.
+        epochs: For an elastic run with local steps that is repeated in one process, who took part; see `World`.
         early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
         traffic: What this rank has sent and how long it has waited; the verbs below enter it.
@@ -73,7 +74,8 @@ class RankContext:
         self.rank = rank
         self.world_size = world.size
         self.role = world.roles[rank]
-        self.host, self.replay, self.updates = world.hosts[rank], world.replay, world.updates
+        self.host, self.replay = world.hosts[rank], world.replay
+        self.updates, self.epochs = world.updates, world.epochs
         self.device = device
         self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
         self._world = world

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NewType
 
 from ttlaunch import contract
+from ttlaunch.spec.recipe.recorded_epochs import RecordedEpoch
 from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
 Rank = NewType("Rank", int)
@@ -29,6 +30,7 @@ class World:
             checkpoint, its `state`; None: weights are drawn from the seed.
         replay: For a repeated asynchronous run, the rank whose gradient made each update; else empty.
         updates: For a run that is repeated in one process, what each of its updates was made of, in order; else empty.
+        epochs: For an elastic run with local steps that is repeated in one process, who took part from which step on; else empty.
         trainer: The file of the recipe's folder that has the roles' functions, without `.py`.
         is_elastic: Whether workers come and go; ranks are then their numbers for life, see `ttlaunch/membership`.
         later: For each rank, whether it starts only when it is added to the run.
@@ -45,6 +47,7 @@ class World:
     start: Mapping[str, Any] | None = None
     replay: tuple[int, ...] = ()
     updates: tuple[RecordedUpdate, ...] = ()
+    epochs: tuple[RecordedEpoch, ...] = ()
     trainer: str = "trainer"
     is_elastic: bool = False
     later: tuple[bool, ...] = ()
@@ -71,6 +74,10 @@ def _update(task: int, parts: list[list[int]]) -> RecordedUpdate:
     return RecordedUpdate(task, tuple((first, stop, version) for first, stop, version in parts))
 
 
+def _epoch(step: int, members: list[int], came: list[int]) -> RecordedEpoch:
+    return RecordedEpoch(step, tuple(members), tuple(came))
+
+
 def read_world(path: Path) -> World:
     """Read the plan that the launcher wrote.
 
@@ -94,6 +101,7 @@ def read_world(path: Path) -> World:
         start=plan.get("start"),
         replay=tuple(plan.get("replay") or ()),
         updates=tuple(_update(*one) for one in plan.get("updates") or ()),
+        epochs=tuple(_epoch(*one) for one in plan.get("epochs") or ()),
         trainer="naive" if plan.get("naive") else "trainer",
         is_elastic=bool(plan.get("elastic")),
         later=tuple(bool(row.get("later")) for row in rows),

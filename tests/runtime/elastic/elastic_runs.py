@@ -328,10 +328,15 @@ class ElasticRun:
         return "\n".join([str(self.state), str(self.statuses), *map(str, last.items()), *map(str, outputs.items())])
 
 
-def in_one_process(folder, config, *, recipe=RECIPE):
-    """Train in one process, and return the digest of the parameters, the loss of each step, and that of each validation."""
+def in_one_process(folder, config, *, recipe=RECIPE, epochs=()):
+    """Train in one process, and return the digest of the parameters, the loss of each step, and that of each validation.
+
+    With `epochs`, repeat a run in which these workers took steps of their own, as `ttlaunch repro` does.
+    """
     folder.mkdir()
-    (folder / contract.PLAN_FILE).write_text(json.dumps(plan_of(recipe, config, roles=["trainer"])))
+    (folder / contract.PLAN_FILE).write_text(
+        json.dumps(plan_of(recipe, config, roles=["trainer"]) | {"epochs": epochs})
+    )
     variables = {
         contract.ENV_PLAN: str(folder / contract.PLAN_FILE),
         contract.ENV_RUN_DIR: str(folder),

@@ -1,10 +1,15 @@
-"""Workers that take steps of their own come and go: the bits are those of a replay of the journal, in one process."""
+"""Workers that take steps of their own come and go: the bits are those of a replay of the journal, in one process.
+
+There are two replays: that of these tests, which shares no code with the run, and the one of `ttlaunch repro`.
+"""
 
 from collections import defaultdict
 
 import pytest
 
-from .elastic_runs import HAPPENING, KILL, RECIPES, ElasticRun, Kind, gate, validations_of
+from ttlaunch.spec.recipe.recorded_epochs import epochs_of
+
+from .elastic_runs import HAPPENING, KILL, RECIPES, ElasticRun, Kind, gate, in_one_process, validations_of
 from .local_replay import replay
 
 pytestmark = pytest.mark.slow
@@ -12,12 +17,13 @@ pytestmark = pytest.mark.slow
 STEPS, EVERY = 12, 4
 FAULTS = """
 import ttlaunch.runtime.parallel.staleness.local_replica as _local
+import ttlaunch.runtime.parallel.staleness.recorded_workers as _steps
 from ttlaunch.runtime.elastic.member import ElasticMember as _Member
 
 _wrap(_local.LocalReplica, "step", "before the step")
 _wrap(_local.LocalReplica, "agree", "when it has the average")
 _wrap(_Member, "regroup", "when members change")
-_differentiate, _all_gather, _all_reduce = _local.differentiate, _local.all_gather, _local.all_reduce
+_differentiate, _all_gather, _all_reduce = _steps.differentiate, _local.all_gather, _local.all_reduce
 
 
 def _in_a_micro_batch(*args, **named):
@@ -36,7 +42,7 @@ def _in_a_sum(*args, **named):
     _happen("after a sum")
 
 
-_local.differentiate, _local.all_gather, _local.all_reduce = _in_a_micro_batch, _in_an_average, _in_a_sum
+_steps.differentiate, _local.all_gather, _local.all_reduce = _in_a_micro_batch, _in_an_average, _in_a_sum
 _validation_losses = _local.validation_losses
 
 
@@ -78,6 +84,7 @@ def begin(tmp_path):
 def journal_of(run):
     return [
         {
+            "what": "epoch",
             "step": begin.applied,
             "members": list(begin.numbers),
             "joined": [number for number, applied in begin.behind if applied is None],
@@ -92,6 +99,8 @@ def check(run, *, finished):
     [digest] = {run.digest(number) for number in finished}
     journal = journal_of(run)
     assert replay(run.folder.parent / "replay", run.config, journal, recipe=run.recipe) == digest, journal
+    epochs, again = epochs_of(journal, done=0, total=STEPS), run.folder.parent / "again"
+    assert in_one_process(again, run.config, recipe=RECIPES / run.recipe, epochs=epochs)[0] == digest, journal
     losses = defaultdict(set)
     for records in run.records.values():
         for step, loss in validations_of(records).items():

@@ -21,6 +21,7 @@ from ttlaunch.runtime.parallel.compression.saved import OwedState
 from ttlaunch.runtime.parallel.compression.sums import CompressedSum
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
 from ttlaunch.runtime.parallel.staleness.local_members import LocalMembers
+from ttlaunch.runtime.parallel.staleness.recorded_workers import LocalState, RecordedWorkers, block_gradient
 from ttlaunch.runtime.telemetry.memory import BUFFERS
 from ttlaunch.runtime.telemetry.traffic_counter import operation, register_owner
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
@@ -65,6 +66,7 @@ class LocalReplica:
     In an elastic run a worker that comes begins with the agreed weights of the last average, and with an optimizer that knows
     no step. It makes no local step before the second one of the epoch, and has then made none that an average could count.
     Steps that a worker has made since the last average are lost with it. Workers always average weights there.
+    When such a run is repeated in one process, this object makes the local steps of all workers; see `RecordedWorkers`.
 
     Attributes:
         model, optimizer: This worker's model and optimizer.
@@ -101,8 +103,9 @@ class LocalReplica:
         self._exchange: GradientExchange | CompressedExchange | None = None
         self._sum: CompressedSum | None = None
         self._owed = OwedState({})
+        self._recorded: RecordedWorkers | None = None
         is_lossy = compression.kind != "none" and len(among) > 1
-        if self._members is None and every == 1 and cfg.training_config.optimizer == "sgd":
+        if self._members is None and not ctx.epochs and every == 1 and cfg.training_config.optimizer == "sgd":
             self._exchange = self._gradient_exchange(compression) if is_lossy else self._exact_exchange()
         elif is_lossy:
             self._sum = CompressedSum(self.model, cfg=compression, ctx=ctx, among=among)
@@ -170,6 +173,9 @@ class LocalReplica:
             self.model.weights_N.copy_(self.agreed_N)
         self.is_agreed = torch.equal(self.model.weights_N, self.agreed_N)
         self._own_steps = 0 if self.is_agreed else self._ctx.steps_done % self._every
+        if self._ctx.epochs:
+            first = LocalState(self.model, self.optimizer, self._window)
+            self._recorded = RecordedWorkers(self._cfg, self._ctx, first)
 
     def step(self, step: int) -> dict[str, float]:
         """Take a step with this worker's gradient; with SGD and an average after every step, with the mean of all workers'.
@@ -186,6 +192,9 @@ class LocalReplica:
             if not self._members.block(step):
                 self.optimizer.squared_norms()  # which reports of this step may ask for: there is no gradient
                 return {}
+        if self._recorded is not None:
+            self.is_agreed = False
+            return self._recorded.step(step, self.agreed_N)
         loss, tokens = self._own_gradient(step) if self._exchange is None else self._mean_gradient(self._exchange, step)
         norm = global_norm(self.optimizer.squared_norms())
         rate = self.optimizer.step(step, norm=norm)
@@ -217,7 +226,9 @@ class LocalReplica:
         if self._exchange is not None:  # every worker has made the same step
             self._window.zero_()
             return Average(*self._last)
-        if self._members is None:
+        if self._recorded is not None:
+            found = Average(*self._recorded.average(step, self.model.weights_N))
+        elif self._members is None:
             found = self._average(self.model.weights_N)
         else:
             # What was interrupted is made anew from the same weights, so the sum needs its own memory.
@@ -262,6 +273,8 @@ class LocalReplica:
         """Take the model's weights, which are now equal on all workers, as the agreed weights."""
         self.agreed_N.copy_(self.model.weights_N)
         self.is_agreed = True
+        if self._recorded is not None:
+            self._recorded.agree(self.agreed_N)
 
     @torch.no_grad()
     def validation_losses(self) -> Tensor:
@@ -282,13 +295,9 @@ class LocalReplica:
 
     def _own_gradient(self, step: int) -> tuple[float, int]:
         """Leave the gradient of the mean loss of this worker's block in the model, added along the tree over the block."""
-        model, block = self.model, self._block(step)
-        indices = block if self._members is None else self._members.each(block)
-        for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, indices=indices):
-            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
-            self._tree.add(index - block.start, model.take_gradients(), tokens=tokens, loss=loss)
-            model.zero_grad()
-        return self._tree.mean(model.grads_N, micro_batches=len(block))
+        each = iter if self._members is None else self._members.each
+        block = self._block(step)
+        return block_gradient(self._cfg, self._ctx, self.model, tree=self._tree, step=step, block=block, each=each)
 
     def _block(self, step: int) -> range:
         if self._members is not None:
@@ -333,26 +342,35 @@ class LocalReplica:
         return self.model.names_of_whole()
 
     def named_state(self) -> Iterator[tuple[str, Tensor]]:
-        own = f"~{self._place}of{len(self._among)}"
-        yield from ((f"weights.{name}{own}", view) for name, view in self._views(self.model.weights_N))
-        yield from ((f"{name}{own}", tensor) for name, tensor in self.optimizer.named_state())
-        yield f"window{own}", self._window
+        for place, (model, optimizer, window) in self._states():
+            yield from ((f"weights.{name}~{place}", view) for name, view in self._views(model.weights_N))
+            yield from ((f"{name}~{place}", tensor) for name, tensor in optimizer.named_state())
+            yield f"window~{place}", window
         yield from self._owed.named_state()
         for kind, flat_N in self._shared.items():
             yield from ((f"{kind}.{name}", view) for name, view in self._views(flat_N))
 
+    def _states(self) -> Iterator[tuple[str, LocalState]]:
+        """Yield the states of which checkpoints have a copy each, with the place that their names end with."""
+        if self._recorded is not None:
+            yield from self._recorded.states()
+        else:
+            yield f"{self._place}of{len(self._among)}", LocalState(self.model, self.optimizer, self._window)
+
     def names_that_may_be_missing(self) -> frozenset[str]:
         """Return the names of this worker's own state, which a checkpoint of another number of workers lacks.
 
-        Only elastic runs have those: other runs keep their number of workers when they are resumed.
+        Only elastic runs, also repeated ones, have those: other runs keep their number of workers when they are resumed.
         """
-        if self._members is None:
+        if self._members is None and not self._ctx.epochs:
             return frozenset()
         own = f"~{self._place}of{len(self._among)}"
         return frozenset(name for name, _ in self.named_state() if name.endswith(own))
 
     def wait_before_update(self, ready: Callable[[], object]) -> None:
         self._copied = ready
+        if self._recorded is not None:
+            self._recorded.wait_before_update(ready)
         self.optimizer.wait_before_update(ready)
         self._owed.wait_before_update(ready)
 
