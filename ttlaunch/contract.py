@@ -41,9 +41,7 @@ ENV_EXCEPTIONS = (
 )
 ENV_NO_MPI = "TTLAUNCH_NO_MPI"  # set while Python starts in a rank that cannot use MPI; likewise
 ENV_WARM = "TTLAUNCH_WARM"  # set where Python starts to become the process that forks ranks, see `agent/forked_rank.py`
-ENV_MASTER_ADDR = (
-    "TTLAUNCH_MASTER_ADDR"  # where rank 0 of a Python program listens; only shims get it, as the next three
-)
+ENV_MASTER_ADDR = "TTLAUNCH_MASTER_ADDR"  # where rank 0 of a program listens; only shims get it, as the next three
 ENV_MASTER_PORT = "TTLAUNCH_MASTER_PORT"
 ENV_PEERS = "TTLAUNCH_PEERS"  # a JSON list: where each rank listens for the ranks of other hosts, `address:port`
 ENV_CERTIFICATES = "TTLAUNCH_CERTIFICATES"  # a JSON object of texts in PEM: `authority`, `own`, `key`
@@ -51,6 +49,7 @@ ENV_WORLD = "TTLAUNCH_WORLD"  # the run whose ranks a rank takes part with, wher
 ENV_INCARNATION = (
     "TTLAUNCH_INCARNATION"  # the incarnation that its coordinator has given to a worker that joins by itself
 )
+ENV_ANSWERS_AT = "TTLAUNCH_ANSWERS_AT"  # the path of the socket on which the head of a serving run takes asks
 ENV_RESTARTS = "TTLAUNCH_RESTARTS"  # how often the run has been restarted
 ENV_MOST_RESTARTS = "TTLAUNCH_MOST_RESTARTS"
 PREFIX = "TTLAUNCH_"

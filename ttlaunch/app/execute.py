@@ -66,6 +66,7 @@ class RunOptions:
         restarts: How often the run has been restarted.
         most_restarts: How often it may be restarted.
         coordinator: Where an elastic run takes workers of other machines, `HOST:PORT`; None: nowhere.
+        answers_at: The path of the socket on which the head of a serving run takes asks; None for any other run.
         marks: Parts of the preparation with the times when they began, see `running/start_times.py`; empty if nobody measures it.
     """
 
@@ -79,11 +80,14 @@ class RunOptions:
     most_restarts: int = 0
     marks: Sequence[tuple[str, float]] = ()
     coordinator: str | None = None
+    answers_at: str | None = None
 
     @property
     def variables(self) -> dict[str, str]:
         """Return what shims read from their environment: it may differ between runs of one plan."""
-        return {contract.ENV_RESTARTS: str(self.restarts), contract.ENV_MOST_RESTARTS: str(self.most_restarts)}
+        more = {} if self.answers_at is None else {contract.ENV_ANSWERS_AT: self.answers_at}
+        restarts = {contract.ENV_RESTARTS: str(self.restarts), contract.ENV_MOST_RESTARTS: str(self.most_restarts)}
+        return restarts | more
 
     @property
     def grace(self) -> "Grace":

@@ -38,6 +38,9 @@ def find_start(
     config = choice.loaded.config
     if not isinstance(config, TrainingFile):
         return None, [refuse_resume(choice.name)] if resume is not None else []
+    if resume is None and choice.recipe.only_weights:
+        hint = "`--resume RUN` names a run with a checkpoint, or a checkpoint"
+        return None, [usage_mistake(f"{choice.name} trains nothing and needs the weights of a checkpoint", hint)]
     if resume is not None and choice.is_naive:
         place = Label(Source("--resume", resume).span(1, 1, max(1, len(resume))), "no checkpoint to resume from here")
         hints = ("leave `--resume` out to train from step 1, or leave `--naive` out to resume from a checkpoint",)
@@ -130,17 +133,20 @@ def _no_checkpoint(
 def _resumed(
     choice: "RecipeChoice", where: str, *, runs_dir: Path, working_folder: Path
 ) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    from ttlaunch.planning.resume import check_same_training
+    from ttlaunch.planning.resume import check_same_model, check_same_training
 
     checkpoint, found = search_checkpoint(where, runs_dir=runs_dir, working_folder=working_folder)
     if checkpoint is None:
         return None, found
     passed_over = [reason for warning in found for reason in warning.notes]
     found += _after_a_difference(checkpoint, working_folder) + _from_memory(checkpoint)
-    text_sha256 = choice.data["sha256"] if choice.data else None
-    found += check_same_training(
-        checkpoint.manifest, choice.loaded, text_sha256=text_sha256, fixed=choice.recipe.same_on_resume
-    )
+    if choice.recipe.only_weights:
+        found += check_same_model(checkpoint.manifest, choice.loaded)
+    else:
+        text_sha256 = choice.data["sha256"] if choice.data else None
+        found += check_same_training(
+            checkpoint.manifest, choice.loaded, text_sha256=text_sha256, fixed=choice.recipe.same_on_resume
+        )
     folder, manifest = checkpoint.path.resolve(), checkpoint.manifest
     files = [
         {"path": str(folder / name), "sha256": entry["sha256"], "bytes": entry["size"]}

@@ -71,6 +71,15 @@ def check_same_training(
     return found or list(_other_senders(manifest["config"], now, loaded))
 
 
+def check_same_model(manifest: Mapping[str, Any], loaded: LoadedConfig) -> list[Diagnostic]:
+    """Report every key by which this configuration describes another model than the checkpoint's."""
+    now, model = loaded.checked.model_dump(mode="json"), type(loaded.checked)
+    shape = marked(model, Bits.SHAPE)
+    changes = [one for one in _changes(manifest["config"], now, model=model, fixed=()) if _is_in(one.key, shape)]
+    what = "the checkpoint is of another model"
+    return [_diagnose("C041", what, changes, loaded=loaded, hints=_as_before(changes))] if changes else []
+
+
 def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: LoadedConfig) -> Iterator[Diagnostic]:
     """Warn if gradients are compressed, because the bits then depend on the number of ranks."""
     old, new = dict(_flat(before)), dict(_flat(now))

@@ -246,6 +246,21 @@ class RankContext:
             replica = ReplicaState(model, optimizer, self.early_stop) if is_given else None
             self.step = self.steps_done = self.elastic.join(replica, applied=applied)
 
+    def restore_weights(self, model: HasParameters) -> None:
+        """Fill the weights of a model that is used and not trained from the checkpoint that the run was given.
+
+        Args:
+            model: This rank's part of it.
+
+        Raises:
+            CheckpointReadError: The files are not what the launching machine found, or lack a tensor of this rank.
+            ValueError: The run was given no checkpoint.
+        """
+        if self._checkpoints is None:
+            raise ValueError("this run was given no checkpoint, so there are no weights")
+        with self.announced("checkpoint"):
+            self._checkpoints.restore_weights(model)
+
     def restore_slots(self, parts: Iterable[tuple[HasParameters, HasState]], share: Share | None) -> None:
         """Take part in an elastic run with some slots of a state that no worker has as a whole; as `restore`, for such a state.
 

@@ -141,6 +141,12 @@ class Checkpoints:
         if stored is not None:
             optimizer.restore_scaler(stored.get("loss_scaler"))
 
+    def restore_weights(self, model: HasParameters) -> None:
+        """Overwrite the weights of a model with those of the checkpoint; see `RankContext.restore_weights`."""
+        if self._start is None:
+            raise ValueError("this run was given no checkpoint, so there are no weights")
+        read_tensors(self._start["files"], into=dict(held_tensors(model)))
+
     def save(
         self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank], state: Mapping[str, Any]
     ) -> None:

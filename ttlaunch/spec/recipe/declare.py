@@ -282,6 +282,8 @@ class Recipe:
             then one of the whole run, from counts that ranks record, and `ttlaunch repro` repeats the order of arrivals.
         naive: The naive form, which `--naive` runs; None if the recipe has none.
         elastic: How it trains with `--elastic`, or a clause that says why its ranks have to stay the same; None: they have to.
+        only_weights: Whether its ranks train nothing and use the weights of the checkpoint that `--resume` names, of any recipe;
+            without one it cannot run. Text and position of that training do not matter then, only the model.
     """
 
     summary: str
@@ -297,6 +299,7 @@ class Recipe:
     is_asynchronous: bool = False
     naive: Naive | None = None
     elastic: Elastic | str | None = None
+    only_weights: bool = False
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
