@@ -3,6 +3,7 @@
 All were found by measurement, with torch's products (MKL, oneDNN) and its attention kernel for CPUs:
 
 - Products of 1, of 2 or 3, and of 4 or more rows round differently; with 4 or more, a row does not depend on the others.
+  That holds for one thread: two share 5 or 7 rows so that one of them has fewer than 4.
 - Attention depends on how many keys it is handed, masked ones included, and on whether the last block of query rows has 1, 2
   or 3 rows. So queries are padded to a multiple of 4, and keys reach to the next multiple of 512 or the end of a sequence.
 - Padding must be real rows: a row that is repeated with a stride of 0 takes another path through these kernels.

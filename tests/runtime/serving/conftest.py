@@ -1,0 +1,12 @@
+"""Served models compute with one thread, as ranks do unless they are told otherwise."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
