@@ -3,7 +3,8 @@
 The standard decorator compiles six functions for each class while its module is imported: a third of a millisecond a class, and a
 run imports more than a hundred of them. This one has the standard decorator find the fields, gives all classes the same functions
 for equality, text and hash, and compiles the constructor of a class when its first instance is made. Instances, `field`,
-`fields`, `replace` and `asdict` are those of `dataclasses`; slots, order and `InitVar` need the standard decorator.
+`fields`, `replace` and `asdict` are those of `dataclasses`; slots, order and `InitVar` need the standard decorator. A class without a
+docstring gets its name as one.
 """
 
 import dataclasses
@@ -20,6 +21,9 @@ else:
         if cls is None:
             return lambda decorated: dataclass(decorated, frozen=frozen, kw_only=kw_only)
         own = set(vars(cls))
+        cls.__doc__ = (
+            cls.__doc__ or cls.__name__
+        )  # the standard decorator would make one of the constructor's signature
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
 
         def construct(self: Any, *values: Any, **named: Any) -> None:

@@ -168,10 +168,10 @@ def execute_plan(
         ready.controller(
             folder, watch := Watch(plan, folder), scratch, variables=options.variables, network=network
         ) as controller,
-        _registered(plan, folder, dialogue),
+        _registered(plan, folder, dialogue) as wait_for_registry,
         (watched_by or _in_its_folder)(run := StartingRun(plan, controller, folder, scratch)) as view,
     ):
-        noting = _noting_marks(begun, options, ready)
+        noting = _noting_marks(begun, options, ready, wait_for_registry=wait_for_registry)
         report = _supervise(prepared, options, run, ready=ready, view=view, watch=watch, begun=noting, network=network)
     from ttlaunch.running.runs.facts import facts_of
 
@@ -226,20 +226,27 @@ def _service(
     return service_of(prepared, ready, run.folder, scratch=run.scratch, network=network)
 
 
-def _registered(plan: "LaunchPlan", folder: "RunFolder", dialogue: Dialogue) -> AbstractContextManager[None]:
+def _registered(
+    plan: "LaunchPlan", folder: "RunFolder", dialogue: Dialogue
+) -> "AbstractContextManager[Callable[[], None]]":
     from ttlaunch.app.registering import registered
 
     return registered(plan, folder, dialogue)
 
 
 def _noting_marks(
-    begun: "Callable[[RunFolder], None]", options: RunOptions, ready: "LaunchContext"
+    begun: "Callable[[RunFolder], None]",
+    options: RunOptions,
+    ready: "LaunchContext",
+    *,
+    wait_for_registry: "Callable[[], None]",
 ) -> "Callable[[RunFolder], None]":
     """Have the run's history say when each part of the preparation began, once everything is prepared."""
 
     def begun_and_noted(folder: "RunFolder") -> None:
         from ttlaunch.running.runs.run_folder import append_event
 
+        wait_for_registry()  # its warnings go to the terminal, which `begun` leaves
         begun(folder)
         if options.marks:
             marks = {**dict(options.marks), **ready.marks, "engine": time.time()}

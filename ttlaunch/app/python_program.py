@@ -7,7 +7,6 @@ Lightning, would otherwise take the program for one that uses MPI.
 
 import ast
 import os
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
@@ -15,11 +14,12 @@ from pathlib import Path
 
 from ttlaunch.diagnostics import shown
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.regular_files import open_regular
 
-_INTERPRETER = re.compile(r"python[0-9.]*t?")
+_INTERPRETER = quick_pattern(r"python[0-9.]*t?")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
-_MPI = re.compile(rb"\b(?:mpi4py|mpi4jax|mpi4torch|petsc4py|slepc4py|horovod)\b|[\"']mpi[\"']|\blibmpi|\bMPI_Init")
+_MPI = quick_pattern(rb"\b(?:mpi4py|mpi4jax|mpi4torch|petsc4py|slepc4py|horovod)\b|[\"']mpi[\"']|\blibmpi|\bMPI_Init")
 _QUOTES = "\"'"
 MOST_BYTES, _MOST_FILES = 4_000_000, 2_000
 

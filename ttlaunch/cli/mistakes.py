@@ -3,7 +3,6 @@
 typer reports such mistakes in its own words and those of pydantic, and never as JSON.
 """
 
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, closest, did_you_mean, listed, shown, usage_mistake
+from ttlaunch.quick_pattern import quick_pattern
 
 _ALIKE = 0.8
 _SHORT = {"lr": "learning_rate", "bs": "batch_size"}
 """What is usually meant by an option that is too short to be compared with the names of keys."""
-_NO_COMMAND = re.compile(r"No such command '(.*?)'\.")
-_SETTING = re.compile(r"\w+(\.\w+)+=")
-_OUT_OF_CHOICES = re.compile(r"is not one of (.+?)\.?\Z")
+_NO_COMMAND = quick_pattern(r"No such command '(.*?)'\.")
+_SETTING = quick_pattern(r"\w+(\.\w+)+=")
+_OUT_OF_CHOICES = quick_pattern(r"is not one of (.+?)\.?\Z")
 
 
 def is_mistake(error: Exception) -> bool:

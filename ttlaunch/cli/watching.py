@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ttlaunch import contract
-from ttlaunch.app.cut_off import cut_off
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.run_spec import short_name
@@ -298,6 +297,8 @@ def _report_cut_off(watched: Watched, *, form: Format) -> int:
     """Report that the supervisor ended before its run did, unless it has reported a bug of its own."""
     if watched.exit_status is not None and watched.exit_status >= 0:
         return watched.exit_status
+    from ttlaunch.app.cut_off import cut_off
+
     found = cut_off(watched.last, watched.exit_status)
     if form is Format.JSON:
         print_json({"run_id": watched.last.name, "diagnostics": [found.as_json()]}, schema="diagnostics")

@@ -1,7 +1,6 @@
 """How words of the command line become values: what typer would convert slowly, and what follows `--`."""
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Annotated, Any, get_args, get_origin
 
 from typer.core import TyperCommand
 
+from ttlaunch.quick_pattern import quick_pattern
+
 _COUNT = "ttlaunch.words_after_dashes"
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+_NUMBER = quick_pattern(r"0|[1-9][0-9]{0,8}")
 
 
 class QuickCommand(TyperCommand):

@@ -7,6 +7,8 @@ line of ours, `clean_output` for a line that a rank printed. JSON needs neither,
 
 import re
 
+from ttlaunch.quick_pattern import quick_pattern
+
 _STEERING = (
     r"\x00-\x1f\x7f"  # C0 and DEL
     r"\x80-\x9f"  # C1: some begin the same sequences as ESC [ and ESC ]
@@ -26,14 +28,14 @@ _INVISIBLE = (
 )
 """Characters that can make two different names look the same; a rank's output may need them."""
 
-_IN_A_LINE = re.compile(f"[{_STEERING}{_INVISIBLE}]")
-_IN_OUTPUT = re.compile(f"[{_STEERING}]")
-_SEQUENCE = re.compile(
+_IN_A_LINE = quick_pattern(f"[{_STEERING}{_INVISIBLE}]")
+_IN_OUTPUT = quick_pattern(f"[{_STEERING}]")
+_SEQUENCE = quick_pattern(
     r"(?P<colour>\x1b\[[0-9;:]*m)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # cursor, erasing, modes
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # title, links, clipboard, device control
 )
-_PLAIN = re.compile(rb"[\t -~]*\Z")
+_PLAIN = quick_pattern(rb"[\t -~]*\Z")
 _RESET = "\x1b[0m"
 
 

@@ -22,6 +22,7 @@ from ttlaunch.engines.process import process_options
 from ttlaunch.planning.engine import EngineSignature, RanksToStart
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 
 KEY = "agents"
 SIGNATURE = EngineSignature(
@@ -29,8 +30,8 @@ SIGNATURE = EngineSignature(
 )
 _CAN = Capability.LOSE_RANK | Capability.ADD_RANK
 _VERSION_S = 10.0  # for `python --version`
-_KILLED_SHIM = re.compile(r"^shim of rank (\d{1,9}) was killed by signal", re.MULTILINE)
-_LOST_STARTER = re.compile(r"^starter on \S+ was killed by SIGKILL$", re.MULTILINE)
+_KILLED_SHIM = quick_pattern(r"^shim of rank (\d{1,9}) was killed by signal", re.MULTILINE)
+_LOST_STARTER = quick_pattern(r"^starter on \S+ was killed by SIGKILL$", re.MULTILINE)
 _NETWORKS = "AGENTS_NETWORKS"  # a variable of ours: the networks chosen for ranks
 _NAMES = EngineNames(
     launcher=SIGNATURE.program,

@@ -16,7 +16,6 @@ from itertools import groupby
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.agent import listeners
 from ttlaunch.agent.probe import interface_of
 from ttlaunch.diagnostics import Diagnostic, shown, usage_mistake
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
@@ -25,6 +24,7 @@ from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 
 PROGRAM = "mpiexec.hydra"
 MACHINES = "machines.txt"
@@ -174,6 +174,8 @@ class Hydra:
         return EngineCommand(self.name, tuple(argv), environment, {MACHINES: machines}, by_hand, names=_NAMES)
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        from ttlaunch.agent import listeners  # noqa: PLC0415 - runs with another engine start sooner without it
+
         variables = with_home(environment)
         argv, addresses = list(command.argv), listeners.LOOPBACK
         if command.by_hand is not None:
@@ -190,6 +192,8 @@ class Hydra:
 
     def refuse_connections(self, process: EngineProcess) -> None:
         """Close mpiexec to other users, from whom it asks no key."""
+        from ttlaunch.agent import listeners  # noqa: PLC0415 - as above
+
         if process.pid is not None:
             listeners.refuse_connections(process.pid)
 
@@ -217,11 +221,11 @@ class Hydra:
 
 
 _INTERFACE = "--iface"
-_DAEMON = re.compile(r"/+hydra_(?:pmi|bstrap)_proxy$")
-_KILLED_SHIM = re.compile(
+_DAEMON = quick_pattern(r"/+hydra_(?:pmi|bstrap)_proxy$")
+_KILLED_SHIM = quick_pattern(
     r"RANK (\d{1,9}) PID \d+ RUNNING AT \S+\s*=\s*KILLED BY SIGNAL"
 )  # only Intel MPI names the rank
-_LOST_DAEMON = re.compile(r"control_cb \(.*assert \(!closed\) failed|Downstream from host \S+ exited abnormally")
+_LOST_DAEMON = quick_pattern(r"control_cb \(.*assert \(!closed\) failed|Downstream from host \S+ exited abnormally")
 
 
 class HydraFinder:

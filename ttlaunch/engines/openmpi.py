@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.agent import listeners
 from ttlaunch.diagnostics import Diagnostic, has_errors
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.mpi_programs import PLACE_IN_MPI, daemon_command, find_program, host_command
@@ -25,6 +24,7 @@ from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 
 SIGNATURE = EngineSignature(
     title="Open MPI",
@@ -168,6 +168,8 @@ class OpenMpi:
         return EngineCommand(self.name, tuple(argv), environment, files, by_hand, names=_names(self.generation))
 
     def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        from ttlaunch.agent import listeners  # noqa: PLC0415 - runs with another engine start sooner without it
+
         environment = with_home(_without_slurm(environment, self.generation))
         process = start_process(command.argv, folder=folder, environment=environment)
         # Only daemons on other hosts connect to mpirun. Its own children use the loopback interface in any case.
@@ -180,6 +182,8 @@ class OpenMpi:
 
     def refuse_connections(self, process: EngineProcess) -> None:
         """Close mpirun to other users, whose word it takes on who they are."""
+        from ttlaunch.agent import listeners  # noqa: PLC0415 - as above
+
         if process.pid is not None:
             listeners.refuse_connections(process.pid)
 
@@ -282,15 +286,17 @@ _LISTENS = (
     (socket.SOL_SOCKET, socket.SO_REUSEADDR, 0),
     (socket.SOL_SOCKET, socket.SO_REUSEPORT, 0),
 )
-_DAEMON = re.compile(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
+_DAEMON = quick_pattern(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
 _PREFIX_VARIABLES = ("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX")
-_LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d{1,9})")
-_GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d{1,9})\]")
+_LIBRARY_MAJOR = quick_pattern(r"Open MPI v?(\d{1,9})")
+_GAVE_UP = quick_pattern(
+    r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d{1,9})\]"
+)
 _GAVE_UP_STATUS = 14
 # mpirun reports shims that somebody else has killed, but not those that it kills itself.
-_KILLED_SHIM = re.compile(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
-_LEFT_EARLY = re.compile(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exiting\s+improperly")
-_UNKNOWN = re.compile(r"(?:unrecognized option .*?Option: +|unknown option \")(?P<option>-[^\s\"]+)", re.DOTALL)
+_KILLED_SHIM = quick_pattern(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
+_LEFT_EARLY = quick_pattern(r"process\s+rank\s+(\d{1,9})\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exiting\s+improperly")
+_UNKNOWN = quick_pattern(r"(?:unrecognized option .*?Option: +|unknown option \")(?P<option>-[^\s\"]+)", re.DOTALL)
 _PATIENCE_S = 5
 _LOST_DAEMON = "has lost communication with a remote daemon"  # the message does not have the host's name in `hosts.txt`
 

@@ -6,7 +6,6 @@ that change how mpirun shows output are left out with a warning, because ttlaunc
 anyway. All others go to mpirun as they are.
 """
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import field
@@ -16,6 +15,7 @@ from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, Spa
 from ttlaunch.engines.base import EngineArguments
 from ttlaunch.planning.secrets import mask_arguments
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 
 _OPTION = "--mpi-args"
 _HOSTS = {"host", "H"}
@@ -35,8 +35,8 @@ _DECIDED_BY_PLAN = {
 }
 _OUTPUT = {"tag-output", "timestamp-output", "merge-stderr-to-stdout", "output-filename", "output"}
 _TAKES_NO_VALUE = {*_OUTPUT - {"output-filename", "output"}, "pernode", "bynode", "byslot", "set-cwd-to-session-dir"}
-_MAP_BY_RANKFILE = re.compile(r"rankfile:(?:[^:]*:)*?file=(?P<file>[^:]+)(?::.*)?")
-_HOST = re.compile(r"(?P<name>.+?)(?::(?P<slots>[0-9]+))?\Z")
+_MAP_BY_RANKFILE = quick_pattern(r"rankfile:(?:[^:]*:)*?file=(?P<file>[^:]+)(?::.*)?")
+_HOST = quick_pattern(r"(?P<name>.+?)(?::(?P<slots>[0-9]+))?\Z")
 
 
 _mistake = partial(Diagnostic, "P015", blame=Blame.COMMAND_LINE)

@@ -13,9 +13,10 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 
-_WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]+")
-_ENDS_SECRET = re.compile(
+_WORD_ENDS = quick_pattern(r"(?<=[a-z0-9])(?=[A-Z])|[-.]+")
+_ENDS_SECRET = quick_pattern(
     r"""
     (?: (?:\A|_)(?:KEY|TOKEN|SECRETS?|PASS|PAT|AUTH|AUTHORIZATION|COOKIES?|CREDENTIALS?|CREDS|JWT|BEARER|DSN|SAS)
       | _PWD | (?:_|BIND|USER|ROOT|DB)PW | (?:SSH|DB|USER|ROOT|LDAP|MAIL|SMTP|REDIS)PASS | (?:API|ACCESS|SECRET|PRIVATE|ENCRYPTION)KEYS?
@@ -25,18 +26,18 @@ _ENDS_SECRET = re.compile(
     """,
     re.VERBOSE,
 )
-_HAS_SECRET = re.compile(
+_HAS_SECRET = quick_pattern(
     r"(?:\A|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION|COOKIE)(?:_|\Z)"
 )
-_ABOUT_A_SECRET = re.compile(
+_ABOUT_A_SECRET = quick_pattern(
     r"(?<!WEBHOOK)_(?:FILE|PATH|DIR|FOLDER|NAME|ID|URL|HOST|REGION|TTL|TIMEOUT|SIZE|LENGTH|COUNT|MAX|MIN|TYPE)\Z"
 )
 """Names such as `AWS_ACCESS_KEY_ID` and `PASSWORD_FILE`, whose values are not secret."""
-_PLAIN = re.compile(
+_PLAIN = quick_pattern(
     r"(?:\A|_)(?:(?:PAD|EOS|BOS|UNK|SEP|CLS|_MASK|STOP|START|END|SPECIAL|PER)_TOKEN"
     r"|(?:SORT|PRIMARY|FOREIGN|CACHE|GROUP|PARTITION|PUBLIC|ROW)_KEY)\Z"
 )
-_SECRET_VALUE = re.compile(
+_SECRET_VALUE = quick_pattern(
     r"""
       [a-z][a-z0-9+.-]*://[^/?\#\s:@]*:[^/?\#\s@]+@                       # a URL with a password
     | [?&](?:[a-z_-]*(?:token|password|secret|signature|api_?key)|sig)=[^&\s]    # or with one among its parameters
@@ -55,8 +56,8 @@ _SECRET_VALUE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_ASSIGNED = re.compile(r"(?:--?|\+\+?)?([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
-_OPTION = re.compile(r"--?([A-Za-z_][\w.-]*)")
+_ASSIGNED = quick_pattern(r"(?:--?|\+\+?)?([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_OPTION = quick_pattern(r"--?([A-Za-z_][\w.-]*)")
 _MASK = "***"
 
 

@@ -8,12 +8,13 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.regular_files import open_regular
 
-_EXAMPLE = re.compile(rb"(.*[._-])?(example|sample|template|tmpl|dist)([._-].*)?")
+_EXAMPLE = quick_pattern(rb"(.*[._-])?(example|sample|template|tmpl|dist)([._-].*)?")
 """Names of files that show what a secret file looks like; they are sent unless a private key is in them."""
 
-_NAMES = re.compile(
+_NAMES = quick_pattern(
     rb"""
     .*\.env | \.env\..* | \.envrc
     | [._]netrc | \.pgpass | \.my\.cnf | \.mylogin\.cnf | \.htpasswd | \.dockercfg | \.git-credentials | \.s3cfg | \.boto
@@ -27,7 +28,7 @@ _NAMES = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
-_FOLDERS = re.compile(
+_FOLDERS = quick_pattern(
     rb"""
     /(?: \.ssh/(?!(?:.*/)?(?:known_hosts|authorized_keys|[^/]*\.pub)$) | \.gnupg/ | \.aws/ | \.azure/ | \.config/gcloud/
        | \.?huggingface/(?:stored_)?tokens?$ | \.docker/config\.json$ | \.kube/config$ | gh/hosts\.yml$ )
@@ -37,12 +38,15 @@ _FOLDERS = re.compile(
 
 # Secret only if the second stands in them; without it they are ordinary files.
 _BY_CONTENT = (
-    (re.compile(rb".*\.(pem|key)", re.DOTALL), re.compile(rb"PRIVATE KEY-----")),
-    (re.compile(rb"\.npmrc|\.yarnrc(\.yml)?"), re.compile(rb"_authToken|AuthToken|_password|_auth\b")),
-    (re.compile(rb"\.pypirc"), re.compile(rb"password")),
-    (re.compile(rb"pip\.(conf|ini)|\.condarc|\.wgetrc|\.curlrc"), re.compile(rb"://[^/\s:@]*:[^/\s@]+@|password")),
-    (re.compile(rb".*credential.*\.json", re.DOTALL), re.compile(rb"private_key|client_secret|refresh_token")),
-    (re.compile(rb".*service.*account.*\.json", re.DOTALL), re.compile(rb"private_key")),
+    (quick_pattern(rb".*\.(pem|key)", re.DOTALL), quick_pattern(rb"PRIVATE KEY-----")),
+    (quick_pattern(rb"\.npmrc|\.yarnrc(\.yml)?"), quick_pattern(rb"_authToken|AuthToken|_password|_auth\b")),
+    (quick_pattern(rb"\.pypirc"), quick_pattern(rb"password")),
+    (
+        quick_pattern(rb"pip\.(conf|ini)|\.condarc|\.wgetrc|\.curlrc"),
+        quick_pattern(rb"://[^/\s:@]*:[^/\s@]+@|password"),
+    ),
+    (quick_pattern(rb".*credential.*\.json", re.DOTALL), quick_pattern(rb"private_key|client_secret|refresh_token")),
+    (quick_pattern(rb".*service.*account.*\.json", re.DOTALL), quick_pattern(rb"private_key")),
 )
 _PERHAPS = (b".pem", b".key", b"rc", b".yml", b".conf", b".ini", b".json")  # their endings, which are tested first
 _PIECE = 1024 * 1024
@@ -52,7 +56,7 @@ _BETWEEN = rb"(?:\\+[rn]|[\s\"'`+,()\\]){1,200}"
 """What stands between the first line of a key and the next one in a text of any kind: line ends, also written as `\\n`, and quotes."""
 _BODY = rb"(?:M[A-P][A-Za-z0-9+/=]{14}|b3BlbnNzaC1rZXkt|Proc-Type:)"
 """How the next line begins: the DER of a sequence, OpenSSH's name of its format, or a header of an encrypted key."""
-_PRIVATE_KEY = re.compile(
+_PRIVATE_KEY = quick_pattern(
     rb"[\r\n][ \t]{0,100}%b[ \t]{0,100}[\r\n]"  # a line of its own, as in PEM, in OpenSSH's and in PGP's files
     rb"|[\"']%b(?:\\+r)?\\+n[A-Za-z0-9+/=]{16}"  # a string in which `\n` ends the line, as in JSON
     rb"|%b%b%b"  # a text in which more stands on the line, as `KEY = \"\"\"-----BEGIN …` in Python or `export KEY="…` in a script
@@ -60,7 +64,7 @@ _PRIVATE_KEY = re.compile(
     % (_BEGIN, _BEGIN, _BEGIN, _BETWEEN, _BODY)
 )
 _MARK = b"PRIVATE KEY"
-_OTHER_KEY = re.compile(rb"(?:\A|[\r\n])PuTTY-User-Key-File-[0-9]+: [!-~]+[\r\n]|\bAGE-SECRET-KEY-1[0-9A-Z]{50}")
+_OTHER_KEY = quick_pattern(rb"(?:\A|[\r\n])PuTTY-User-Key-File-[0-9]+: [!-~]+[\r\n]|\bAGE-SECRET-KEY-1[0-9A-Z]{50}")
 _OTHER_MARKS = (b"PuTTY-User-Key-File-", b"AGE-SECRET-KEY-1")
 """What keys without the usual first line have. They are looked for in the first piece of a file only, as their files are small."""
 _WIDE = (b"\xff\xfe", b"\xfe\xff")

@@ -9,7 +9,6 @@ that are completed when a later run resumes from it.
 import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Self
 from ttlaunch import contract
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.bad_records import BadLine, Complain, pass_over
@@ -30,9 +30,9 @@ from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
 _TICK_S = 0.2
-_STEP = re.compile(r"step-([0-9]+)\Z")
+_STEP = quick_pattern(r"step-([0-9]+)\Z")
 _REMOVED_SUFFIX = ".removed"
-_SHARD = re.compile(r"rank-([0-9]{1,9})\.json\Z")
+_SHARD = quick_pattern(r"rank-([0-9]{1,9})\.json\Z")
 
 
 class CheckpointKeeper:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.records.regular_files import open_regular, read_regular
@@ -26,8 +26,8 @@ from ttlaunch.running.checkpoints.complete import complete_alone, newest_step
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 from ttlaunch.running.runs.files import read_object
 
-_STEP = re.compile(r"step-([1-9][0-9]{0,17})")
-_RECORD = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.json")
+_STEP = quick_pattern(r"step-([1-9][0-9]{0,17})")
+_RECORD = quick_pattern(r"rank-(0|[1-9][0-9]{0,8})\.json")
 _MOST_RECORDS = 4096
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from ttlaunch import contract
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.rank_exceptions.outline import CONNECTION, PAIR
 from ttlaunch.records.ranks import ErrorCause, RankError, RankExit
 from ttlaunch.running.failures.stderr_tail import StderrTail, chained
@@ -69,23 +70,25 @@ _GENERAL_TYPES = {
     "SocketError",  # the name of `CommunicationError` in records of older versions
     "TimeoutError",
 }
-_PEER_WORDS = re.compile(
+_PEER_WORDS = quick_pattern(
     r"connection (?:was |likely )*(?:closed|reset|aborted|refused)|broken pipe|socket closed|is gone: "
     r"|timed out waiting .*for (?:recv|send) operation|pair closure|remote process exited|ncclRemoteError"
     r"|failed to recv, got 0 bytes"
     r"|process_vm_(?:read|write)v\b.{0,20}(?:errno 3\b|no such process)",  # MPI copied from a process that has ended
     re.IGNORECASE,
 )
-_OWN_MPI_ERRORS = re.compile(
+_OWN_MPI_ERRORS = quick_pattern(
     r"MPI_ERR_(?:ARG|BUFFER|COMM|COUNT|DIMS|GROUP|INFO|KEYVAL|NO_MEM|OP|RANK|REQUEST|ROOT|TAG|TOPOLOGY|TRUNCATE|TYPE|WIN)\b"
 )
-_PORT_TAKEN = re.compile(
+_PORT_TAKEN = quick_pattern(
     r"server socket has failed to (?:listen|bind).*(?:EADDRINUSE|address already in use)", re.IGNORECASE | re.DOTALL
 )
 _EMPTY_PICKLE = "Ran out of input"
 _FIRST_USUAL_PORT = 1024  # no rank of a user's listens below
 _MEMORY_TYPES = {"MemoryError", "_ArrayMemoryError", "OutOfMemoryError"}
-_MEMORY_WORDS = re.compile(r"can(?:'t|not) allocate memory|out of memory|std::bad_alloc|MPI_ERR_NO_MEM", re.IGNORECASE)
+_MEMORY_WORDS = quick_pattern(
+    r"can(?:'t|not) allocate memory|out of memory|std::bad_alloc|MPI_ERR_NO_MEM", re.IGNORECASE
+)
 _IMPORT_TYPES = {"ImportError", "ModuleNotFoundError"}
 _CHECKPOINT_TYPES = {"CheckpointReadError", "CheckpointWriteError"}
 _CRASHES = {
@@ -98,7 +101,7 @@ _CRASHES = {
     signal.SIGTRAP,
 }
 _END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-_ABORTED = re.compile(r"terminate called .*", re.DOTALL)
+_ABORTED = quick_pattern(r"terminate called .*", re.DOTALL)
 
 
 def classify_exception(

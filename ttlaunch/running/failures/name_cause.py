@@ -1,12 +1,12 @@
 """Describe a rank's failure for the report: a clause, the line of code if it is known, facts, and what to do next."""
 
-import re
 import signal
 from collections.abc import Sequence
 from typing import Any
 
 from ttlaunch.diagnostics.count import counted, render_size
 from ttlaunch.engines.choose import suitable_engines
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure
@@ -45,7 +45,7 @@ _MOST_LINES, _LONGEST_LINE = 12, 500
 """How much of an exception's message and notes a verdict shows."""
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
-_HIDDEN = re.compile(r"'([\w.]+)' is not a package\Z")
+_HIDDEN = quick_pattern(r"'([\w.]+)' is not a package\Z")
 """How Python says that it found a file where it looked for a package."""
 _MOST_NAMED = 8
 _ROLE_OF_PROGRAMS = "rank"  # the role of all ranks of a program that is no recipe

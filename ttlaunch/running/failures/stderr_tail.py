@@ -4,12 +4,12 @@ A rank of a recipe records its exception itself. For any other program, and afte
 error is the only evidence.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.rank_exceptions.outline import is_own_file
 from ttlaunch.records.regular_files import read_tail
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -18,14 +18,14 @@ _TAIL_BYTES = 65536
 _MOST_LINES = 10
 _LONGEST_LINE = 200
 _TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'\s+File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?!\d)')
-_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
-_FATAL = re.compile(r"Fatal Python error: (.+)")
-_THREAD = re.compile(
+_FRAME = quick_pattern(r'\s+File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?!\d)')
+_EXCEPTION = quick_pattern(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_FATAL = quick_pattern(r"Fatal Python error: (.+)")
+_THREAD = quick_pattern(
     r"(?P<thread>(?:Current thread|Thread) 0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])?.* \(most recent call first\):"
 )
-_IN_THREAD = re.compile(r"Exception (?:ignored )?in thread (?:started by: )?(?P<name>.*?):?$")
-_NATIVE_FRAME = re.compile(r"\[[^\]]+:\d+\] (?:\[ ?\d+\]|\*\*\* End of error)|Extension modules: ")
+_IN_THREAD = quick_pattern(r"Exception (?:ignored )?in thread (?:started by: )?(?P<name>.*?):?$")
+_NATIVE_FRAME = quick_pattern(r"\[[^\]]+:\d+\] (?:\[ ?\d+\]|\*\*\* End of error)|Extension modules: ")
 
 
 @dataclass(frozen=True)

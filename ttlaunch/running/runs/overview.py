@@ -1,7 +1,6 @@
 """Summarise many runs quickly: of the ranks' files, only the beginning and the end are read."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ttlaunch import contract
@@ -13,10 +12,10 @@ from ttlaunch.running.runs.facts import run_folders
 from ttlaunch.running.runs.files import read_object_if_any
 from ttlaunch.running.runs.launcher import is_running, read_launcher, runs_with_processes
 from ttlaunch.running.runs.registry import Registry, RegistryError
+from ttlaunch.running.runs.run_folder import start_time
 
 _TAIL_BYTES = 8192
 _HEAD_BYTES = 4096
-_STAMP = "%Y-%m-%dT%H-%M-%S"
 
 
 @dataclass(frozen=True)
@@ -122,14 +121,6 @@ def _ends(path: Path) -> tuple[list[AnyProgress], list[AnyProgress]]:
 def _records(lines: list[bytes]) -> list[AnyProgress]:
     found = [read_progress(line) for line in lines]
     return [record for record in found if not isinstance(record, BadRecord)]
-
-
-def start_time(run_id: str) -> float | None:
-    """Return the start time that a run's id contains, in seconds since the epoch; None if it contains none."""
-    try:
-        return datetime.strptime("-".join(run_id.split("-")[:5]), _STAMP).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
 
 
 def _ended(folder: Path) -> float | None:

@@ -28,6 +28,7 @@ from ttlaunch.running.runs.files import Tail, open_unlinked
 from ttlaunch.running.runs.launcher import write_launcher
 
 _SCRATCH = "ttl-"
+_STAMP = len("2026-08-23T10-14-07")
 _COMMAND_FILE = "command.sh"
 _MOST_EVENT_BYTES = 64 * 1024 * 1024
 
@@ -41,6 +42,16 @@ class RunFolder:
 
     def file(self, name: str) -> Path:
         return self.path / name
+
+
+def start_time(run_id: str) -> float | None:
+    """Return the start time that a run's id contains, in seconds since the epoch; None if it contains none."""
+    day, _, time = run_id[:_STAMP].partition("T")
+    try:
+        # `strptime` would import a calendar and a parser of formats first.
+        return datetime.fromisoformat(f"{day}T{time.replace('-', ':')}").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def supervisor_file(stream: str) -> str:

@@ -3,11 +3,13 @@
 import re
 from itertools import product
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*\.?\Z")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?\Z")
-_SCOPE = re.compile(r"[A-Za-z0-9_.-]+\Z")
-_NUMBERS = re.compile(r"[0-9.]+\Z")
-_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?\Z")
+from ttlaunch.quick_pattern import quick_pattern
+
+_NAME = quick_pattern(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*\.?\Z")
+_USER = quick_pattern(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?\Z")
+_SCOPE = quick_pattern(r"[A-Za-z0-9_.-]+\Z")
+_NUMBERS = quick_pattern(r"[0-9.]+\Z")
+_RANGE = quick_pattern(r"([0-9]+)(?:-([0-9]+))?\Z")
 _LONGEST_NAME = 253
 _LONGEST_PART = 63
 _TOO_LONG = f"a name has at most {_LONGEST_NAME} characters, {_LONGEST_PART} between two dots"

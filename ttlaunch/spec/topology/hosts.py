@@ -15,16 +15,17 @@ from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import closest, shown
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.host_names import expand_ranges, host_name_problem, user_name_problem
 from ttlaunch.spec.topology.model import Host, HostName
 
-_RANKFILE = re.compile(r"\s*rank\s+(?P<rank>[0-9]{1,9})\s*=\s*(?P<host>\S+)(\s+slots?\s*=.*)?", re.IGNORECASE)
-_WORD = re.compile(r"[^\s=]+(\s*=\s*[^\s=]*)?|=\S*")
-_COMMENT = re.compile(r"#|(?<!\S)//")
-_COUNT = re.compile(r"[0-9]+\Z")
-_ADDRESS = re.compile(r"[0-9.]+\Z")
+_RANKFILE = quick_pattern(r"\s*rank\s+(?P<rank>[0-9]{1,9})\s*=\s*(?P<host>\S+)(\s+slots?\s*=.*)?", re.IGNORECASE)
+_WORD = quick_pattern(r"[^\s=]+(\s*=\s*[^\s=]*)?|=\S*")
+_COMMENT = quick_pattern(r"#|(?<!\S)//")
+_COUNT = quick_pattern(r"[0-9]+\Z")
+_ADDRESS = quick_pattern(r"[0-9.]+\Z")
 _SLOTS = ("slots", "max_slots", "max-slots")
 _MOST_SLOTS = 65_536
 _MOST_SLOTS_IN_ALL = 1_000_000

@@ -16,6 +16,7 @@ from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, fold_
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import did_you_mean
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.located.source import read_source
 from ttlaunch.spec.topology import codes
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 CLUSTER_FILE = "cluster.yaml"
 
-_TEXTPROTO = re.compile(
+_TEXTPROTO = quick_pattern(
     r"^[ \t]*(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)[ \t]*(?::[ \t]*)?[{<]", re.MULTILINE
 )
 

@@ -13,14 +13,15 @@ from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import listed, shown
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.places import DESCRIPTORS, MOCK_CLUSTERS, NamedFile
 
-_KEY = re.compile(r"(?:\{\s*)?[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?\s*:(?:\s|$)")
-_TEXTPROTO = re.compile(r"(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)\s*+:?+\s*+[{<\[]")
+_KEY = quick_pattern(r"(?:\{\s*)?[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?\s*:(?:\s|$)")
+_TEXTPROTO = quick_pattern(r"(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)\s*+:?+\s*+[{<\[]")
 # The time that these take must grow with the length of a line, not with its square: anybody may have written the file.
-_SLOTS = re.compile(r"\S++(?=\s).*?\s(?:slots|max[_-]slots)\s*+=|rank\s++[0-9]++\s*+=", re.IGNORECASE)
-_HOST = re.compile(r"[\w.@\[\]:,-]*[\w\]](?:\s++[\w.-]++(?:\s*+=\s*+\S*+)?+)*+\Z")
+_SLOTS = quick_pattern(r"\S++(?=\s).*?\s(?:slots|max[_-]slots)\s*+=|rank\s++[0-9]++\s*+=", re.IGNORECASE)
+_HOST = quick_pattern(r"[\w.@\[\]:,-]*[\w\]](?:\s++[\w.-]++(?:\s*+=\s*+\S*+)?+)*+\Z")
 
 
 class Kind(StrEnum):
@@ -48,19 +49,19 @@ _WHAT = {
     Kind.MAPPING: "a mapping of files",
 }
 _KEYS = {
-    Kind.MGD: re.compile(r"chip_?spec|boards?|mesh(es)?|(relaxed_?)?graph", re.IGNORECASE),
-    Kind.BINDINGS: re.compile(r"rank_?bindings?|global_env|mesh_graph_desc_path|subcontext_id_to_rank_bindings"),
-    Kind.CLUSTER: re.compile(r"user|port|identity_file|remote_folder|python|mpi_prefix|network|environment"),
-    Kind.TRAIN: re.compile(r"\w+_config"),
-    Kind.MAPPING: re.compile(f"{DESCRIPTORS}|{MOCK_CLUSTERS}"),
+    Kind.MGD: quick_pattern(r"chip_?spec|boards?|mesh(es)?|(relaxed_?)?graph", re.IGNORECASE),
+    Kind.BINDINGS: quick_pattern(r"rank_?bindings?|global_env|mesh_graph_desc_path|subcontext_id_to_rank_bindings"),
+    Kind.CLUSTER: quick_pattern(r"user|port|identity_file|remote_folder|python|mpi_prefix|network|environment"),
+    Kind.TRAIN: quick_pattern(r"\w+_config"),
+    Kind.MAPPING: quick_pattern(f"{DESCRIPTORS}|{MOCK_CLUSTERS}"),
 }
 _NAMES = {
-    Kind.HOSTS: re.compile(r"host|machine"),
-    Kind.MGD: re.compile(r"mgd|mesh.?graph|\.textproto\Z"),
-    Kind.BINDINGS: re.compile(r"bind"),
-    Kind.CLUSTER: re.compile(r"cluster"),
-    Kind.TRAIN: re.compile(r"train"),
-    Kind.MAPPING: re.compile(r"mapping"),
+    Kind.HOSTS: quick_pattern(r"host|machine"),
+    Kind.MGD: quick_pattern(r"mgd|mesh.?graph|\.textproto\Z"),
+    Kind.BINDINGS: quick_pattern(r"bind"),
+    Kind.CLUSTER: quick_pattern(r"cluster"),
+    Kind.TRAIN: quick_pattern(r"train"),
+    Kind.MAPPING: quick_pattern(r"mapping"),
 }
 
 _HINTS = {

@@ -5,19 +5,19 @@ otherwise get a path that begins with a dollar sign. `env:NAME` stands for a sec
 is an error too if the machine has no such variable.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Severity
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.diagnostics.suggest import closest, shown
+from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.spec.located.findings import Findings
 from ttlaunch.spec.located.nodes import Key, MapNode, node_at
 from ttlaunch.spec.topology import codes
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_REFERENCE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^{}]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
+_NAME = quick_pattern(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_REFERENCE = quick_pattern(r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^{}]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
 MANAGED = frozenset(
     {
         "TT_MESH_ID",
