@@ -291,9 +291,9 @@ def kill_the_supervisor(run):
     return stderr
 
 
-def resumed(here, *arguments, recipe="data_parallel", elastic="1:2"):
+def resumed(here, *arguments, recipe="data_parallel", ranks=2, elastic="1:2"):
     """Resume the newest run; returns the report of the new one, and what it printed."""
-    command = [*COMMAND, recipe, *SET, "--resume", "latest", "-n", "2", "--elastic", elastic]
+    command = [*COMMAND, recipe, *SET, "--resume", "latest", "-n", str(ranks), "--elastic", elastic]
     done = subprocess.run([*command, *arguments], cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
     assert 0 == done.returncode, done.stderr
     newest = max(here.glob("runs/*/report.json"), key=lambda path: path.stat().st_mtime)
@@ -325,6 +325,35 @@ def test_a_run_whose_supervisor_is_killed_goes_on_without_a_lost_step_from_the_m
     assert f"warning[P084]: training goes on from step {step}, whose state worker-000" in shown
     assert report["began_from"]["saved_by"].startswith("worker-000")
     assert f"checkpoints/step-{step}, from the memory of {report['began_from']['saved_by']}\n" in shown
+
+
+EVERY = 4
+OTHERS = {
+    "classic_dp": ["--set", "classic_dp_config.staleness_bound=2"],
+    "diloco": ["--set", f"diloco_config.every={EVERY}"],
+    "elastic_dp": [],
+}
+
+
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_what_workers_have_in_common_outlives_the_supervisor_also_where_bits_depend_on_who_comes(here, recipe):
+    """With steps of their own they have the last average in common; the server of `elastic_dp` has all alone."""
+    settings = [*OTHERS[recipe], "--set", "checkpoint_config.interval=null"]
+    elastic = "2:3" if recipe == "elastic_dp" else "1:3"
+    with running(here, *settings, recipe=recipe, elastic=elastic) as run:
+        wait_for(lambda: run.process.poll() is not None or run.step() >= 7)
+        kill_the_supervisor(run)
+        folder, seen = run.folder, run.step()
+    [state] = (folder / contract.LAST_STATES_DIR).iterdir()
+    step = int(state.name.removeprefix("step-"))
+    has_own_steps = recipe == "diloco"
+    # Workers report a step of `classic_dp` up to two updates before its own, and a task of `elastic_dp` before it is applied.
+    assert step >= (seen // EVERY * EVERY if has_own_steps else seen - 3) > 0
+    assert not has_own_steps or 0 == step % EVERY
+    report, shown = resumed(here, *settings, recipe=recipe, ranks=3, elastic=elastic)
+    assert ("done", True, STEPS) == (report["status"], report["parameters_agree"], report["steps"])
+    assert step == report["began_from"]["step"]
+    assert f"warning[P084]: training goes on from step {step}, whose state worker-000" in shown
 
 
 def test_a_saved_state_that_was_changed_is_named_and_the_newest_checkpoint_is_taken(here, expected):

@@ -342,7 +342,12 @@ class RankContext:
         return self.rank in owners
 
     def save_if_abandoned(
-        self, model: HasParameters, optimizer: HasState, *, has_all: Callable[[int], bool] | None = None
+        self,
+        model: HasParameters,
+        optimizer: HasState,
+        *,
+        has_all: Callable[[int], bool] | None = None,
+        newest: Callable[[int], int] | None = None,
     ) -> None:
         """Save this rank's state on its host if an elastic run loses its coordinator; the rank has all weights and their state.
 
@@ -353,6 +358,7 @@ class RankContext:
             model: The whole model.
             optimizer: What belongs to it.
             has_all: Whether this rank has all of them after a step, where not every rank has; None: every rank has.
+            newest: Returns which step `model` has after this rank has made some, where it is not the last of them; None: it is.
         """
         if self.elastic is None or self._checkpoints is None:
             return
@@ -361,6 +367,7 @@ class RankContext:
         def save(step: int) -> None:
             if has_all is not None and not has_all(step):
                 return
+            step = step if newest is None else newest(step)
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
             checkpoints.save_last_state(step, model, optimizer, number=number, state=state)
 

@@ -65,8 +65,8 @@ class TrainingLoop:
         self._has_all = False
         if ctx.elastic is not None:
             ctx.elastic.validate_with(validate)
-            if saved is not None and len(owners) == 1 and applies:  # else nobody has the whole state of a step
-                self._has_all = True
+            if saved is not None and len(owners) == 1:  # else nobody has the whole state of a step
+                self._has_all = applies
                 ctx.save_if_abandoned(*saved)
 
     def steps(self) -> Iterator[int]:

@@ -36,7 +36,7 @@ class LocalMembers:
 
     def share(self, shared: ReplicaState, *, own_steps: Callable[[], int]) -> None:
         """Say what all workers have equal since an average, and how to learn how many steps this worker has made since; call it first."""
-        self._member.take_local_steps(LocalSteps(shared, self._last_average, own_steps))
+        self._member.take_local_steps(LocalSteps(shared, self.last_average, own_steps))
 
     def block(self, step: int) -> range:
         """Return this worker's micro-batches of a step; empty in the step after it has come.
@@ -84,11 +84,12 @@ class LocalMembers:
         """Go through the micro-batches of a local step; a change of the members waits until its end."""
         return self._member.each(indices, to_the_end=True)
 
+    def last_average(self, step: int) -> int:
+        """Return the last step up to this one that ends with an average; 0 if there is none."""
+        return step if step == self._total_steps else step - step % self._every
+
     def _follow(self, begin: Begin, _place: int) -> None:
         self._epochs = (*begin.earlier, (begin.applied, begin.numbers))
-
-    def _last_average(self, step: int) -> int:
-        return step if step == self._total_steps else step - step % self._every
 
 
 def _nothing() -> None:

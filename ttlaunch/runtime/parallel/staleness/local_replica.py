@@ -168,6 +168,8 @@ class LocalReplica:
             self._members.share(
                 ReplicaState(self, self, self._ctx.early_stop, only=shared), own_steps=lambda: self._own_steps
             )
+            agreed = _AgreedState(self)
+            self._ctx.save_if_abandoned(agreed, agreed, newest=self._members.last_average)
         self._ctx.restore(self, self)
         if torch.equal(self.model.weights_N, own_N):  # no checkpoint had any of its own
             self.model.weights_N.copy_(self.agreed_N)
@@ -347,6 +349,10 @@ class LocalReplica:
             yield from ((f"{name}~{place}", tensor) for name, tensor in optimizer.named_state())
             yield f"window~{place}", window
         yield from self._owed.named_state()
+        yield from self.named_shared_state()
+
+    def named_shared_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what `keep_shared` has returned, under the names that checkpoints have for it."""
         for kind, flat_N in self._shared.items():
             yield from ((f"{kind}.{name}", view) for name, view in self._views(flat_N))
 
@@ -385,6 +391,37 @@ class LocalReplica:
         for name, parameter in self.model.named_parameters():
             start = parameter.data.storage_offset()
             yield name, flat_N[start : start + parameter.numel()].view(parameter.shape)
+
+
+class _AgreedState:
+    """What a worker of an elastic run saves when the run has lost its coordinator: what all workers had equal after the last average.
+
+    Workers are at different local steps then, and no checkpoint could have the own state of all of them.
+    """
+
+    splits: Mapping[str, Any] = {}
+    copies: frozenset[str] = frozenset()
+
+    def __init__(self, replica: LocalReplica) -> None:
+        self._replica = replica
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return self._replica.named_parameters()
+
+    def names_of_whole(self) -> frozenset[str]:
+        return self._replica.names_of_whole()
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        return self._replica.named_shared_state()
+
+    def wait_before_update(self, ready: Callable[[], object]) -> None:
+        """Need not wait: no update follows."""
+
+    def scaler_state(self) -> None:
+        """Return None, as the replica does."""
+
+    def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
+        del state
 
 
 def _nothing() -> None:
