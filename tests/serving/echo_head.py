@@ -1,6 +1,6 @@
 """The head of a serving run whose model answers with the first letter of its prompt, over and over: what belongs to whom can be seen.
 
-`python echo_head.py SOCKET [--streams N] [--waiting N] [--pace SECONDS] [--silent]`. Its tokens are bytes. A token of stream i is a pure
+`python echo_head.py SOCKET [--context N] [--streams N] [--waiting N] [--pace SECONDS] [--silent]`. Its tokens are bytes. A token of stream i is a pure
 function of prompt, seed, choice and position, so that a stream goes on after this process has been started again.
 """
 
@@ -14,8 +14,6 @@ from pathlib import Path
 
 from ttlaunch.serving import wire
 
-CONTEXT = 512
-
 
 def prompt_of(ask):
     if ask.tokens is not None:
@@ -25,8 +23,9 @@ def prompt_of(ask):
 
 
 class Stream:
-    def __init__(self, ask):
+    def __init__(self, ask, context):
         self.ask = ask
+        self.context = context
         self.prompt = prompt_of(ask)
         self.ids = list(ask.resumed)
         self.sent = ask.resumed_characters
@@ -51,7 +50,7 @@ class Stream:
         text = bytes(self.ids).decode("utf-8", "ignore")
         if any(stop in text for stop in self.ask.stop):
             return "stop"
-        room = CONTEXT - len(self.prompt)
+        room = self.context - len(self.prompt)
         return "length" if len(self.ids) >= min(self.ask.max_tokens, room) else None
 
 
@@ -71,7 +70,7 @@ class Head:
             step=40,
             recipe="data_parallel",
             vocabulary=256,
-            context=CONTEXT,
+            context=self.arguments.context,
             split="stages",
             ranks=3,
             precision="fp32",
@@ -100,12 +99,12 @@ class Head:
                     send(wire.Pong(number=number))
 
     def begin(self, ask, send):
-        stream = Stream(ask)
+        stream = Stream(ask, self.arguments.context)
         if len(self.streams) >= self.arguments.streams + self.arguments.waiting:
             numbers = {"waiting": self.arguments.waiting}
             send(wire.Refused(stream=ask.stream, code="too_many", message="too many streams wait", numbers=numbers))
-        elif len(stream.prompt) >= CONTEXT:
-            numbers = {"prompt_tokens": len(stream.prompt), "context": CONTEXT}
+        elif len(stream.prompt) >= self.arguments.context:
+            numbers = {"prompt_tokens": len(stream.prompt), "context": self.arguments.context}
             message = "the prompt does not fit into the context"
             send(wire.Refused(stream=ask.stream, code="context_too_long", message=message, numbers=numbers))
         elif not stream.prompt:
@@ -187,6 +186,7 @@ def main():
     parser.add_argument("socket", type=Path)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--waiting", type=int, default=32)
+    parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--pace", type=float, default=0.002)
     parser.add_argument("--weights", default="weights")
     parser.add_argument("--silent", action="store_true", help="answer no ping")

@@ -37,7 +37,9 @@ class BoundedProtocol(H11Protocol):
         self._await_headers()
         if len(self.connections) > MOST_CONNECTIONS:
             waiting = [one for one in self.connections if isinstance(one, BoundedProtocol)]
-            min(waiting, key=BoundedProtocol.due).transport.abort()
+            longest = min(waiting, key=BoundedProtocol.due)  # this one at worst: never one whose request is answered
+            self.connections.discard(longest)  # it is lost a moment later, and must not be chosen or counted again
+            longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -329,8 +329,10 @@ class ChatApi:
 
     async def reconnect(self, _: Request) -> Response:
         """Make the connection to the head again; open streams go on."""
-        self._link.reconnect()
-        return JSONResponse({"status": "reconnected"})
+        if await self._link.reconnect():
+            return JSONResponse({"status": "reconnected"})
+        health = self._link.health()
+        return JSONResponse({"status": health.status, "error": health.reason}, 503)
 
 
 def _no_rank(rank: int, hello: Hello) -> str:

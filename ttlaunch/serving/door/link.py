@@ -119,9 +119,15 @@ class Link:
             for stream in self._streams.values():
                 stream.add(Interrupted(reason=reason))
 
-    def reconnect(self) -> None:
-        """Give up the connection and make a new one; open streams go on over it."""
+    async def reconnect(self) -> bool:
+        """Give up the connection and make a new one, over which open streams go on; whether a head was there soon."""
+        former = self._writer
         self._reconnect.set()
+        for _ in range(round(LONGEST_SILENCE_S / _TRY_EVERY_S)):
+            await asyncio.sleep(_TRY_EVERY_S)
+            if self._writer is not None and self._writer is not former:
+                return True
+        return False
 
     async def run(self) -> None:
         """Keep the connection, until cancelled."""
