@@ -23,8 +23,8 @@ export async function ask(path, body) {
 }
 
 /**
- * POST `body` and yield the events of the answer until it ends; `signal` stops it.
- * An event has the members of its JSON; `seed` is a text, because it can be larger than JavaScript's exact numbers.
+ * POST `body` and yield the events of the answer, each the object of its JSON, until it ends; `signal` stops it.
+ * A comment that holds JSON says why nothing comes for a while: it is yielded as `{ notice }`.
  */
 export async function* events(path, body, signal) {
   const response = await send(path, body, signal);
@@ -36,16 +36,13 @@ export async function* events(path, body, signal) {
     rest += value;
     let end;
     while ((end = rest.indexOf("\n\n")) >= 0) {
-      const data = rest.slice(0, end).split("\n").filter((line) => line.startsWith("data: "));
+      const event = rest.slice(0, end);
       rest = rest.slice(end + 2);
-      if (data.length) yield parse(data.map((line) => line.slice(6)).join("\n"));
+      if (event.startsWith("data: ")) yield JSON.parse(event.slice(6));
+      else if (event.startsWith(": {")) yield { notice: JSON.parse(event.slice(2)).error };
     }
     if (rest.length > LONGEST_EVENT) throw new ApiError("the server sent an event that is too long");
   }
-}
-
-function parse(text) {
-  return JSON.parse(text, (name, value, context) => (name === "seed" ? (context?.source ?? String(value)) : value));
 }
 
 async function send(path, body, signal) {

@@ -46,7 +46,7 @@ async function restore(chat, view) {
   try {
     const { messages } = await ask(`/memory/history?session_id=${chat.id}`);
     for (const { role, content } of messages ?? []) addTurn(view, role === "user" ? "user" : "model", content);
-    if (!messages?.length) view.log.append(element("p", "facts turn", "The server no longer has this chat."));
+    if (!messages?.length) view.log.append(element("p", "facts turn", "The server has no messages of this chat."));
   } catch (error) {
     report(error);
   }
@@ -153,10 +153,15 @@ function takeBack(chat, { question, turn, text, error }) {
 
 async function stream(body, { view, turn, content }) {
   let isComplete = false;
+  const notice = addFacts(turn, "", "wrong");
   for await (const event of events("/chat", body, view.answer.signal)) {
     const { log } = view;
     const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    if (typeof event.token === "string") content.append(event.token);
+    if (event.notice) notice.textContent = event.notice;
+    if (typeof event.token === "string") {
+      content.append(event.token);
+      notice.textContent = ""; // the answer goes on
+    }
     if (event.error) addFacts(turn, event.error, "wrong");
     if (event.done) {
       isComplete = true;
@@ -164,6 +169,7 @@ async function stream(body, { view, turn, content }) {
     }
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
+  notice.remove();
   if (!isComplete) throw new Error("the answer has no end");
 }
 
@@ -174,10 +180,10 @@ function finish(event, { turn, content }) {
   if (event.seed !== undefined) facts.push(`seed ${event.seed}`);
   if (event.finish_reason) facts.push(REASONS[event.finish_reason] ?? event.finish_reason);
   const line = addFacts(turn, facts.join(" · "));
-  if (typeof event.receipt !== "string") return;
+  if (!event.receipt) return;
   const save = element("button", "", "Save receipt");
   save.type = "button";
-  save.addEventListener("click", () => saveFile(event.receipt, `receipt-${(event.tokens_sha256 ?? "").slice(0, 12)}.json`));
+  save.addEventListener("click", () => saveFile(event.receipt, `receipt-${event.tokens_sha256.slice(0, 12)}.json`));
   line.append(save);
 }
 
@@ -187,8 +193,9 @@ function addFacts(turn, text, className = "") {
   return line;
 }
 
-function saveFile(text, name) {
+function saveFile(receipt, name) {
   const link = element("a");
+  const text = JSON.stringify(receipt, null, 1) + "\n"; // all its numbers are exact here: seeds have 53 bits
   link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   link.download = name;
   link.click();
