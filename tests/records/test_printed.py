@@ -54,6 +54,7 @@ def test_what_only_looks_like_a_number_with_a_name_is_none(line):
     [
         *("password", "DB_PASSWORD", "db.passwd", "pwd", "passphrase", "user/secret", "clientSecrets", "credentials"),
         *("token", "hf_token", "accessToken", "api_key", "apikey", "API-KEY", "key", "auth", "otp", "pin"),
+        *("db_pw", "jwt", "Bearer", "authorization", "session_cookie"),
     ],
 )
 def test_a_number_whose_name_says_that_it_is_a_secret_is_none(name):

@@ -1,7 +1,7 @@
 """The hosts of `--on slurm[:PARTITION]`: those of the job that this process is in, or those that Slurm is asked for."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ttlaunch.app.run_spec import RunSpec
@@ -14,7 +14,9 @@ from ttlaunch.spec.topology.slurm_request import (
     PREFIX,
     SlurmRequest,
     check_devices,
+    devices_of_job,
     is_slurm,
+    names_devices,
     parse_slurm_request,
     partition_of,
 )
@@ -41,8 +43,27 @@ class SlurmHosts:
     devices: tuple[int, ...] = ()
 
     def check_devices(self, topology: Topology) -> list[Diagnostic]:
-        """Compare the devices that bindings name with those that Slurm gives."""
-        return check_devices(topology, each=self.request.devices if self.request else 0, first=self.devices)
+        """Compare the devices that bindings name with those that Slurm gives.
+
+        A job's variables have the devices of its first host. Slurm is asked for those of the others, where bindings name some; what
+        it does not say in time is not checked.
+        """
+        given: dict[str, Sequence[int]] = {}
+        if self.job is not None and any(names_devices(topology, host) for host in topology.hosts[1:]):
+            given.update(_ask_for_devices(self.job))
+        if self.devices:
+            given[topology.hosts[0].name] = self.devices
+        return check_devices(topology, each=self.request.devices if self.request else 0, given=given)
+
+
+def _ask_for_devices(job: str) -> dict[str, tuple[int, ...]]:
+    from ttlaunch.hosts.transport.slurm import ask_slurm
+
+    try:
+        answer = ask_slurm("scontrol", "--oneliner", "--details", "show", "job", job)
+    except OSError:
+        return {}
+    return devices_of_job(answer.stdout) if answer.returncode == 0 else {}
 
 
 def slurm_hosts(spec: RunSpec, *, ranks: int | None = None) -> tuple[SlurmHosts | None, list[Diagnostic]]:

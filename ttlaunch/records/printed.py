@@ -35,7 +35,7 @@ _PAIR = re.compile(
 )
 # One of the words anywhere in a name, or one that metrics have too (`token_accuracy`, `loss_per_token`) as what the name is about.
 _SECRET = re.compile(
-    r"(?<![a-z])(?:pass(?:word|wd|phrase|code)|pwd|secret|credential|otp|apikey)s?(?![a-z])"
+    r"(?<![a-z])(?:pass(?:word|wd|phrase|code)|pwd|pw|secret|credential|otp|apikey|jwt|bearer|authorization|cookie)s?(?![a-z])"
     r"|(?<![a-z])(?<!per[_./@-])(?:token|key|auth|pin)$"
 )
 _WORD_IN_CAPITALS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")

@@ -11,6 +11,7 @@ from ttlaunch.spec.topology.model import Binding, MeshId, Rank, Topology
 from ttlaunch.spec.topology.slurm_request import (
     SlurmRequest,
     check_devices,
+    devices_of_job,
     is_slurm,
     parse_slurm_request,
     partition_of,
@@ -106,20 +107,47 @@ FOUR = [{"TT_VISIBLE_DEVICES": "0"}, {"TT_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE
 
 
 @pytest.mark.parametrize(
-    ("each", "first", "message"),
+    ("each", "given", "message"),
     [
-        (2, (), None),
-        (0, (), None),
-        (1, (), "the ranks of a host name 2 devices, and Slurm is asked for 1 of each host"),
-        (0, (0, 1), None),
-        (0, (2, 3), None),
-        (0, (5,), "rank 1 names device 1, which the Slurm job does not have on `a`"),
+        (2, {}, None),
+        (0, {}, None),
+        (1, {}, "the ranks of a host name 2 devices, and Slurm is asked for 1 of each host"),
+        (0, {"a": (0, 1), "b": (4, 6)}, None),
+        (0, {"a": (2, 3)}, None),
+        (0, {"a": (5,)}, "rank 1 names device 1, which the Slurm job does not have on `a`"),
+        (0, {"a": (0, 1), "b": (3,)}, "rank 2 names device 1, which the Slurm job does not have on `b`"),
     ],
 )
-def test_bindings_that_name_other_devices_than_slurm_gives_are_refused(each, first, message):
-    found = check_devices(on_devices("a slots=2\nb slots=2\n", *FOUR), each=each, first=first)
+def test_bindings_that_name_other_devices_than_slurm_gives_are_refused(each, given, message):
+    found = check_devices(on_devices("a slots=2\nb slots=2\n", *FOUR), each=each, given=given)
     assert ([message] if message else []) == [one.message for one in found]
 
 
 def test_hosts_without_named_devices_fit_whatever_slurm_gives():
-    assert [] == check_devices(on_devices("a slots=2\n", {}, {"TT_VISIBLE_DEVICES": "all"}), each=1, first=(7,))
+    assert [] == check_devices(on_devices("a slots=2\n", {}, {"TT_VISIBLE_DEVICES": "all"}), each=1, given={"a": (7,)})
+
+
+# As `scontrol --oneliner --details show job` of Slurm 22.05 prints it.
+SHOWN = (
+    "JobId=7 JobName=x NodeList=n[1-3],m4 NumNodes=4 TRES=cpu=4,gres/gpu=6 JOB_GRES=gpu:6"
+    "   Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:2(IDX:0,3)   Nodes=n3,m4 CPU_IDs=0 Mem=0 GRES=gpu:a100:1(IDX:2),shard:4(IDX:1) Power="
+)
+
+
+def test_the_devices_of_every_host_of_a_job_are_read_from_what_slurm_shows():
+    assert {"n1": (0, 3), "n2": (0, 3), "n3": (2,), "m4": (2,)} == devices_of_job(SHOWN)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "",
+        "Nodes=n1 CPU_IDs=0 Mem=0 GRES=",
+        "Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:N/A)",
+        "Nodes=n[1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)",
+        "Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0-99999999)",
+        "Comment=Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)",
+    ],
+)
+def test_devices_that_slurm_does_not_say_are_not_known(shown):
+    assert {} == devices_of_job(shown)

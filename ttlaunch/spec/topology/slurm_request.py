@@ -5,11 +5,12 @@ chosen any: `slurm-1`, `slurm-2`, …, with the slots that the real ones will ha
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ttlaunch.diagnostics import Diagnostic, Source, counted, shown, usage_mistake
 from ttlaunch.diagnostics.diagnostic import mistake_at
+from ttlaunch.spec.topology.host_names import expand_ranges
 from ttlaunch.spec.topology.model import Binding, Host, Topology
 
 PREFIX = "slurm"
@@ -19,6 +20,9 @@ _TIME = re.compile(r"(?:[0-9]+|[0-9]+:[0-9]+|[0-9]+:[0-9]+:[0-9]+|[0-9]+-[0-9]+(
 _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:*+-]*\Z")
 _GPUS = re.compile(r"gpu(?::[^,:]+)??(?::([0-9]{1,4}))?\Z")
 _MOST_HOSTS = 65_536
+_PART_OF_JOB = re.compile(r"(?<!\S)Nodes=(\S{1,65536}) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_IN_LIST = re.compile(r"(?:[^,\[]|\[[^\[\]]*(?:\]|\Z))+")
+_GPUS_OF_JOB = re.compile(r"(?:\A|,)gpu(?::[^,:()]+)?:[0-9]+\(IDX:([0-9][0-9,-]*)\)")
 _VISIBLE = ("TT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 OTHER_DEVICES = "P072"
 _OF_OPTIONS = {
@@ -130,13 +134,41 @@ def parse_slurm_request(
     return request, found
 
 
-def check_devices(topology: Topology, *, each: int = 0, first: tuple[int, ...] = ()) -> list[Diagnostic]:
+def devices_of_job(shown_job: str) -> dict[str, tuple[int, ...]]:
+    """Return the numbers of the GPUs that a job has on each of its hosts, as far as Slurm says them.
+
+    Args:
+        shown_job: What `scontrol --oneliner --details show job` has printed.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for nodes, devices in _PART_OF_JOB.findall(shown_job):
+        texts = _GPUS_OF_JOB.findall(devices)
+        numbers = expand_ranges(f"[{','.join(texts)}]") if texts else []
+        for item in _IN_LIST.findall(nodes):
+            names = expand_ranges(item)
+            if isinstance(names, str) or isinstance(numbers, str) or not numbers or len(found) > _MOST_HOSTS:
+                continue
+            for name in names:
+                found[name] = (*found.get(name, ()), *map(int, numbers))
+    return found
+
+
+def names_devices(topology: Topology, host: Host) -> bool:
+    """Whether bindings name devices for ranks of a host."""
+    pairs = zip(topology.bindings, topology.slots, strict=False)
+    own = [binding for binding, slot in pairs if slot.host == host]
+    return any(_named_devices({**topology.global_environment, **binding.environment}) for binding in own)
+
+
+def check_devices(
+    topology: Topology, *, each: int = 0, given: Mapping[str, Collection[int]] | None = None
+) -> list[Diagnostic]:
     """Compare the devices that bindings name for ranks with those that Slurm gives, and report the first contradiction.
 
     Args:
         topology: The cluster, on the hosts of Slurm.
         each: The number of devices that each host is asked for; 0 if none are.
-        first: The numbers of the devices that a job has on its first host; empty if they are not known.
+        given: By the name of a host, the numbers of the devices that a job has there; without a host where they are not known.
     """
     named: dict[Host, dict[int, Binding]] = {}  # the first rank that names each device
     for binding, slot in zip(topology.bindings, topology.slots, strict=False):
@@ -153,11 +185,12 @@ def check_devices(topology: Topology, *, each: int = 0, first: tuple[int, ...] =
             hint = f"ask for {len(ranks)} devices with `--gres`, or name fewer in `env_overrides`"
             return [mistake_at(OTHER_DEVICES, message, binding.span, label=label, hint=hint)]
         # Where Slurm hides the other devices from a job, those of the job are counted from 0.
-        numbers = {*first, *range(len(first))} if host == topology.hosts[0] else set()
+        own = (given or {}).get(host.name, ())
+        numbers = {*own, *range(len(own))}
         strange = next((device for device in ranks if device not in numbers), None) if numbers else None
         if strange is not None:
             message = f"rank {ranks[strange].rank} names device {strange}, which the Slurm job does not have on `{shown(host.name)}`"
-            label = f"the job has {', '.join(map(str, first))}"
+            label = f"the job has {', '.join(map(str, own))}"
             hint = "leave the variable out, and the rank sees all devices of the job, or name those of the job"
             return [mistake_at(OTHER_DEVICES, message, ranks[strange].span, label=label, hint=hint)]
     return []
