@@ -57,6 +57,8 @@ RECIPE = Recipe(
     ),
     # torch's group cannot lose a rank, and what a lossy codec still owes would be lost with its rank.
     elastic=Elastic(
-        "data_parallel", only={"data_parallel_config.reduction": "canonical", "compression_config.kind": "none"}
+        "data_parallel",
+        only={"data_parallel_config.reduction": "canonical", "compression_config.kind": "none"},
+        kept_bytes=4,  # the mean gradient, beside the gradients that the next step overwrites
     ),
 )

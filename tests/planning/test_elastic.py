@@ -18,7 +18,7 @@ def plan_of(ttlaunch, arguments):
 @pytest.mark.parametrize(("ranks", "each"), [(1, 16), (4, 16), (8, 16)])
 def test_rows_for_workers_that_replace_others_follow_the_first_ones_with_their_places(ttlaunch, ranks, each):
     plan = plan_of(ttlaunch, f"data_parallel -n {ranks} --elastic 1:8")
-    limits = {"minimum": 1, "maximum": 8, "micro_batches": 8, "first": ranks}
+    limits = {"minimum": 1, "maximum": 8, "micro_batches": 8, "first": ranks, "kept_bytes": 4}
     assert limits == plan["elastic"]
     rows = plan["ranks"]
     assert [rank >= ranks for rank in range(ranks * (1 + each))] == [row.get("later", False) for row in rows]
@@ -156,6 +156,13 @@ def test_what_does_not_allow_it_is_refused_by_name(ttlaunch, arguments, expected
     assert (2, expected) == (answer.status, answer.stderr[: len(expected)])
 
 
+def test_too_few_ranks_are_one_mistake_whose_hint_is_enough(ttlaunch):
+    answer = ttlaunch("plan elastic_dp -n 1 --elastic 2:3")
+    assert (2, 1) == (answer.status, answer.stderr.count("error["))
+    assert "hint: `--ranks 2`, or a smaller MIN" in answer.stderr
+    assert 0 == ttlaunch("plan elastic_dp -n 2 --elastic 2:3").status
+
+
 def test_the_example_of_the_page_ends_as_it_says(ttlaunch):
     line = "plan fully_sharded --elastic 1:2"
     assert f"ttlaunch {line}\n" in ttlaunch("explain P074").stdout
@@ -178,6 +185,12 @@ def test_the_plan_says_how_much_memory_shadows_need(ttlaunch, stage, optimizer, 
     [line] = [one for one in lines if "shadow" in one]
     assert line.startswith(f"elastic  each worker keeps as a shadow {expected} / W bytes of each parameter")
     assert f"{expected / 4:.1f} with 4 workers" in line
+
+
+def test_the_plan_says_how_much_memory_the_mean_of_the_last_step_needs(ttlaunch):
+    line = "elastic  each worker keeps 4 bytes of each parameter of the last step, for one that lacks it"
+    assert line in ttlaunch("plan data_parallel -n 4 --elastic 1:4").stdout
+    assert line not in ttlaunch("plan zero -n 4 --elastic 1:4").stdout
 
 
 def test_the_plan_names_no_shadows_where_every_worker_has_everything(ttlaunch):

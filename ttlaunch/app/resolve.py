@@ -71,6 +71,7 @@ class ResolvedSpec:
         remarks: What the options changed besides what they name, for the plan that is shown.
         slurm: The hosts that Slurm gives, or is asked for; None for any other cluster.
         elastic: How many workers of a recipe make a step, where workers come and go.
+        starts_with_too_few: Whether `--ranks` gives fewer of them than make a step, which a diagnostic says.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -88,6 +89,7 @@ class ResolvedSpec:
     remarks: list[str] = field(default_factory=list)
     slurm: "SlurmHosts | None" = None
     elastic: "Bounds | None" = None
+    starts_with_too_few: bool = False
 
     @property
     def ok(self) -> bool:
@@ -371,7 +373,8 @@ def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path
         result.choice = replace(result.choice, start=start)
         result.diagnostics += mistakes
     if result.topology is not None:
-        result.layout, mistakes = check_recipe(result.choice, result.topology, ranks=request.ranks)
+        ranks = None if result.starts_with_too_few else request.ranks  # said already, with the number that is needed
+        result.layout, mistakes = check_recipe(result.choice, result.topology, ranks=ranks)
         result.diagnostics += mistakes
 
 
@@ -401,6 +404,7 @@ def _let_workers_come_and_go(
     mistakes = refuse(result.name, recipe, loaded, bounds=bounds, ranks=request.ranks)
     result.diagnostics += mistakes
     result.elastic = bounds if not mistakes else None
+    result.starts_with_too_few = request.ranks is not None and request.ranks < bounds.minimum
     return loaded
 
 

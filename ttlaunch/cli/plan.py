@@ -99,6 +99,11 @@ def _elastic(plan: "LaunchPlan") -> list[str]:
         where = "each worker keeps as a shadow" if limits.slots == 0 else "shadows keep"
         total = f"{limits.shadow_bytes} / W bytes" if limits.slots == 0 else f"{limits.shadow_bytes} bytes"
         lines.append(f"elastic  {where} {total} of each parameter{each}; nothing is kept of the step before")
+    if limits.kept_bytes:
+        each = f"{limits.kept_bytes} bytes of each parameter"
+        lines.append(
+            f"elastic  each worker keeps {each} of the last step, for one that lacks it, and copies of its part of the sums"
+        )
     if limits.first > limits.maximum:
         spares = counted(limits.first - limits.maximum, "spare")
         lines.append(

@@ -182,6 +182,7 @@ class ElasticLimits:
         servers: How many workers keep slots and differentiate no micro-batches.
         has_local_steps: Whether workers take steps of their own, so that the bits follow from who takes part.
         shadow_bytes: How many bytes of each parameter all shadows together keep; 0 if there are none, or it is not known.
+        kept_bytes: How many bytes of each parameter each worker keeps of the last step, for one that lacks it; 0 if none, or not known.
     """
 
     minimum: int
@@ -192,10 +193,11 @@ class ElasticLimits:
     servers: int = 0
     has_local_steps: bool = False
     shadow_bytes: int = 0
+    kept_bytes: int = 0
 
     def as_json(self) -> dict[str, int]:
         """Return it as plans and other machines have it; what few recipes have only where there is some."""
-        rare = {"slots": None, "servers": 0, "has_local_steps": False, "shadow_bytes": 0}
+        rare = {"slots": None, "servers": 0, "has_local_steps": False, "shadow_bytes": 0, "kept_bytes": 0}
         return {name: number for name, number in asdict(self).items() if name not in rare or number != rare[name]}
 
 
