@@ -1,9 +1,12 @@
 """Cached logits have the bits of the training's forward pass, however rows are batched; without its rules they have not."""
 
+import re
+
 import pytest
 import torch
 
 from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving.probe import probe
 from ttlaunch.runtime.serving.products import Products
 
 from .served_models import (
@@ -72,6 +75,18 @@ def test_a_smaller_context_than_that_of_training_changes_no_bit():
     assert 0 == differing(found, training_logits(model, texts)[:, :100])
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_threads_keep_the_bits(precision):
+    torch.set_num_threads(2)
+    try:
+        cfg = configuration(length=64, precision=precision)
+        assert 0 == count_differing(cfg, chunks=(1, 2, 3, 5), starts=(5, 7, 6))
+        model = random_model(cfg)
+        assert [] == probe(cfg, model, Products(cfg, model))
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_a_batch_of_training_has_the_bits_of_each_sequence_alone():
     model, texts = random_model(cfg := configuration()), random_texts(cfg)
     alone = torch.cat([training_logits(model, [text]) for text in texts])
@@ -97,6 +112,32 @@ def test_what_cannot_be_served_is_refused_by_name(kind, context, rule):
     cfg = configuration(length=64, **kind)
     with pytest.raises(ValueError, match=rule):
         whole_part(cfg, random_model(cfg), context=context)
+
+
+@pytest.mark.parametrize("kind", [{}, {"precision": "bf16"}, {"model_type": "mlp"}, {"length": 640}], ids=str)
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_probe_finds_nothing_where_the_rules_hold(kind, count):
+    cfg = configuration(**kind)
+    model = random_model(cfg)
+    for place in range(count):
+        products = Products(cfg, model, place=place, count=count, gather=lambda own, _widths: own)
+        assert [] == probe(cfg, model, products)
+
+
+@pytest.mark.parametrize(
+    ("length", "name", "value", "finding"),
+    [
+        (513, "KEYS", 512, "ends with a block of 1 rows"),
+        (513, "KEYS", 512, "attention of 1 rows from position 512"),
+        (160, "ROWS", 1, "products of .*1, 2, 3"),
+        (256, "KEYS", 32, "attention of"),
+    ],
+)
+def test_the_probe_names_the_rule_that_does_not_hold(monkeypatch, length, name, value, finding):
+    monkeypatch.setattr(rules, name, value)
+    cfg = configuration(length=length)
+    model = random_model(cfg)
+    assert re.search(finding, "\n".join(probe(cfg, model, Products(cfg, model))))
 
 
 def mutant_without_padded_rows(monkeypatch):

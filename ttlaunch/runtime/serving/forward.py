@@ -102,12 +102,14 @@ class _Layout:
         self.slots_R = torch.tensor([span.slot for span in spans for _ in range(span.count)])
         positions = [place for span in spans for place in range(span.start, span.start + span.count)]
         self.positions_R = torch.tensor(positions)
-        self.padded_R = torch.arange(max(rules.ROWS, self.rows)).clamp_(max=self.rows - 1)
+        self.padded_R = torch.arange(rules.product_rows(self.rows)).clamp_(max=self.rows - 1)
         ends = [sum(span.count for span in spans[: place + 1]) for place in range(len(spans))]
         firsts = dict(zip([span.slot for span in spans], [0, *ends], strict=False))
         self.wanted = plan.wanted
         wanted = [row for span, end in zip(spans, ends, strict=True) for row in range(end - span.wanted, end)]
-        self.wanted_padded_R = torch.tensor(wanted + wanted[-1:] * (rules.ROWS - len(wanted)), dtype=torch.int64)
+        self.wanted_padded_R = torch.tensor(
+            wanted + wanted[-1:] * (rules.product_rows(len(wanted)) - len(wanted)), dtype=torch.int64
+        )
         # Adjacent slots with equally many rows and keys take one call; each stream's bits are those of a call of its own.
         self.groups: list[_Together] = []
         by_shape = groupby(enumerate(spans), lambda item: (item[1].slot - item[0], *_shape_of(item[1], cache)))

@@ -65,13 +65,15 @@ class Products:
         self._gather, self._place, self._count = gather, place, count
         self._num_heads = cfg.transformer_config.num_heads if cfg.training_config.model_type == "gpt" else 0
         self.heads = _cut_evenly(self._num_heads, count)[place]
+        self._own: dict[str, list[range]] = {}
         self._widths: dict[str, list[int]] = {}
         self._layers: dict[str, tuple[Tensor, Tensor | None]] = {}
-        for name, (weight_NK, bias_N) in _linear_layers(model).items():
+        for name, (weight_NK, bias_N) in linear_layers(model).items():
             self._add(name, weight_NK, bias_N)
 
     def _add(self, name: str, weight_NK: Tensor, bias_N: Tensor | None) -> None:
         outputs = len(weight_NK)
+        self._own[name] = [range(outputs)]
         if self._count == 1:
             self._layers[name] = weight_NK.to(self.format), None if bias_N is None else bias_N.to(self.format)
             return
@@ -80,7 +82,7 @@ class Products:
         if min(self._widths[name]) < rules.LEAST_SHARE:
             few = f"{min(self._widths[name])} columns of {name}; each rank needs at least {rules.LEAST_SHARE}"
             raise ValueError(f"{self._count} ranks would leave one of them {few}")
-        own = parts[self._place]
+        own = self._own[name] = parts[self._place]
         cut = [
             torch.cat([whole[each.start : each.stop] for each in own])
             for whole in (weight_NK, bias_N)
@@ -95,6 +97,10 @@ class Products:
             [range(each * matrix + width * part.start, each * matrix + width * part.stop) for matrix in range(3)]
             for part in _cut_evenly(self._num_heads, self._count)
         ]
+
+    def columns(self, name: str) -> list[range]:
+        """Return which columns of a layer's outputs this rank computes, in their order in `own`."""
+        return self._own[name]
 
     def own(self, name: str, rows_RK: Tensor) -> Tensor:
         """Compute this rank's columns of a layer, shape (R, n), in `format`; no message."""
@@ -118,8 +124,8 @@ class Products:
         return own_Rn if self._gather is None or self._count == 1 else self._gather(own_Rn, widths)
 
 
-def _linear_layers(model: Model) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Each linear layer's matrix and bias; the head's matrix may be the embedding's."""
+def linear_layers(model: Model) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Return the matrix and bias of each linear layer by name; the head's matrix may be the embedding's."""
     found: dict[str, tuple[Tensor, Tensor | None]] = {
         name: (layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         for name, layer in model.named_modules()

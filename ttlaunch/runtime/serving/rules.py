@@ -3,7 +3,7 @@
 All were found by measurement, with torch's products (MKL, oneDNN) and its attention kernel for CPUs:
 
 - Products of 1, of 2 or 3, and of 4 or more rows round differently; with 4 or more, a row does not depend on the others.
-  That holds for one thread: two share 5 or 7 rows so that one of them has fewer than 4.
+  Several threads share the rows: of 5 to 7 or 9 to 11, one of two threads gets fewer than 4. Multiples of 4 hold there.
 - Attention depends on how many keys it is handed, masked ones included, and on whether the last block of query rows has 1, 2
   or 3 rows. So queries are padded to a multiple of 4, and keys reach to the next multiple of 512 or the end of a sequence.
 - Padding must be real rows: a row that is repeated with a stride of 0 takes another path through these kernels.
@@ -31,6 +31,11 @@ LEAST_SHARE = 16
 
 _BLOCKS = ((192, 32), (768, 64), (float("inf"), 256))
 """Sequences of fewer tokens than the first number are attended to in blocks of so many query rows."""
+
+
+def product_rows(rows: int) -> int:
+    """Return to how many rows a product is padded, with the number of threads that torch has now."""
+    return max(ROWS, rows) if torch.get_num_threads() == 1 else padded_count(rows)
 
 
 def padded_count(rows: int) -> int:

@@ -1,0 +1,93 @@
+"""Checks on this machine, at a model's own shapes, that the rules of `rules.py` give cached rows the bits of training.
+
+Shapes: R = rows, K = inputs, N = outputs of a layer; T = tokens of a sequence, W = width of a head.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving.products import Products, linear_layers
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+_ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 33, 64)
+_MOST_VALUES = 2 * 10**7
+"""Matrices with more values than this, counted once a shape, are probed with fewer rows."""
+
+_LAST_BLOCK = (1, 2, 3)
+_LONGEST = 4096
+"""Attention of longer sequences is not computed as a whole."""
+
+
+@torch.no_grad()
+def probe(cfg: TrainingFile, model: Model, products: Products) -> list[str]:
+    """Find out which rules do not hold here; it takes less than two seconds with a model of up to 100 million parameters.
+
+    Args:
+        cfg: The model's configuration.
+        model: The part of it that this rank has.
+        products: Its linear layers as they will be computed, with the number of threads that is set now.
+
+    Returns:
+        A sentence for each finding; empty: the logits served will be those of training, bit for bit.
+    """
+    return [*_of_length(cfg), *_of_products(cfg, model, products), *_of_attention(cfg, products)]
+
+
+def _of_length(cfg: TrainingFile) -> Iterator[str]:
+    length = cfg.transformer_config.max_sequence_length
+    if length < rules.ROWS:
+        yield f"sequences of {length} tokens were trained in products of fewer than {rules.ROWS} rows"
+    elif cfg.training_config.model_type == "gpt" and (rows := rules.last_block_rows(length)) in _LAST_BLOCK:
+        yield f"at {length} tokens, training's attention ends with a block of {rows} rows, which round differently"
+
+
+def _of_products(cfg: TrainingFile, model: Model, products: Products) -> Iterator[str]:
+    by_shape = {weight_NK.shape: name for name, (weight_NK, _) in linear_layers(model).items()}
+    is_large = sum(rows * columns for rows, columns in by_shape) > _MOST_VALUES
+    many = min(64 if is_large else 256, max(rules.ROWS, cfg.transformer_config.max_sequence_length))
+    counts = (1, 8) if is_large else _ROWS
+    for name in by_shape.values():
+        whole_NK, bias_N = linear_layers(model)[name]
+        x_RK = torch.randn(many, whole_NK.shape[1], generator=_generator()).to(products.format)
+        bias = None if bias_N is None else bias_N.to(products.format)
+        whole_RN = functional.linear(x_RK, whole_NK.to(products.format), bias)
+        expected_RN = torch.cat([whole_RN[:, part.start : part.stop] for part in products.columns(name)], 1)
+        wrong = [rows for rows in counts if rows <= many and not _is_equal(products, name, x_RK, expected_RN[:rows])]
+        if wrong:
+            yield f"{name}: products of {', '.join(map(str, wrong))} rows differ from one of {many} rows"
+
+
+def _is_equal(products: Products, name: str, x_RK: Tensor, expected_RN: Tensor) -> bool:  # noqa: PLR0917  a private comparison
+    """Whether the first rows, computed as a step computes so many, have the expected bits."""
+    rows = len(expected_RN)
+    padded = torch.arange(rules.product_rows(rows)).clamp_(max=rows - 1)
+    return torch.equal(products.own(name, rules.padded_rows(x_RK, padded))[:rows], expected_RN)
+
+
+def _of_attention(cfg: TrainingFile, products: Products) -> Iterator[str]:
+    sizes = cfg.transformer_config
+    length, width = sizes.max_sequence_length, sizes.embedding_dim // sizes.num_heads
+    if not products.heads or length > _LONGEST:
+        return
+    shape = (3, 1, 1, length, width)
+    q, k, v = torch.randn(shape, generator=_generator()).to(products.format)
+    expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    spans = [(0, 1), (length // 3, 1), (length // 2, 3), (length // 2, 13), (length // 4, 34), (length - 1, 1)]
+    for start, count in spans:
+        end = min(length, start + count)
+        rows = torch.arange(start, start + rules.padded_count(end - start)).clamp_(max=end - 1)
+        keys = rules.key_count(end, length)
+        bias = rules.causal_bias(rows[None], keys=keys, dtype=products.format)
+        queries = rules.padded_rows(q.transpose(0, 2), rows).transpose(0, 2)
+        found = rules.attend(queries, k[:, :, :keys], v[:, :, :keys], bias_B1nT=bias)[:, :, : end - start]
+        if not torch.equal(found, expected[:, :, start:end]):
+            yield f"attention of {end - start} rows from position {start} differs from that of {length} tokens"
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
