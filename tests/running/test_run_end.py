@@ -68,6 +68,15 @@ def test_ranks_of_a_recipe_are_asked_for_their_step_and_told_the_largest():
     )
 
 
+def test_nobody_waits_for_the_step_of_a_worker_that_was_lost_without_a_record_of_its_end():
+    end = End()
+    end.ending.lost_shims[1] = 99.0
+    end.ending.tolerate(frozenset({1}), end.ranks)
+    end.at(100.0, INT)
+    end.say_steps(7, None)
+    assert [SignalRanks(STOP, {"after_step": 7})] == end.at(101.0)
+
+
 def test_a_sigterm_that_reaches_both_the_view_and_the_supervisor_is_one_order():
     end = End()
     assert SignalRanks(STOP) in end.at(100.0, TERM, TERM)

@@ -195,7 +195,9 @@ class RunEnd:
                 self._ending.terminated = now
                 yield SignalEngine(signal.SIGTERM)
             return
-        steps = [state.stops_after for state in ranks if state.phase is Phase.RUNNING]
+        # A worker whose shim was killed has no record of its end, and answers no more.
+        there = [state for state in ranks if state.row.rank not in self._ending.tolerated]
+        steps = [state.stops_after for state in there if state.phase is Phase.RUNNING]
         # Every rank has written the step to which it is already committed. All ranks can still finish the largest of these
         # steps; with a smaller one, a rank would wait for a partner that has stopped.
         known = [step for step in steps if step is not None]

@@ -47,6 +47,9 @@ class Supervised:
                 report = MemberReport(time=0.0, what=what, incarnation=0, **fields)
                 self.run.take(self.ranks[number], report)
 
+    def report(self, number, what, **fields):
+        self.run.take(self.ranks[number], MemberReport(time=0.0, what=what, incarnation=0, **fields))
+
     def end(self, number, **how):
         state = self.ranks[number]
         state.error = how.pop("error", None)
@@ -99,6 +102,31 @@ def test_a_worker_whose_shim_was_killed_is_tolerated_while_another_one_lives_and
     supervised.end(3)
     supervised.look(lost={0, 1})
     assert (frozenset(), None) == (supervised.run.tolerated, supervised.run.failure)  # the lost shim is what is named
+
+
+def test_a_worker_that_the_others_outlived_is_not_the_one_that_ended_the_run(supervised):
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.end(1, status=None, signal=9)
+    supervised.look()
+    supervised.report(0, "answered", epoch=2, applied=1)
+    supervised.report(0, "progressed", epoch=2, applied=2)
+    supervised.end(0, status=None, signal=11)
+    supervised.look()
+    assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)  # worker 0 is what is named
+
+
+def test_a_worker_that_was_asked_to_leave_is_not_the_one_that_ended_the_run(supervised):
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.run.membership.let_leave(1, 0.0)
+    supervised.report(0, "answered", epoch=2, applied=1)
+    supervised.report(1, "answered", epoch=2, applied=1)
+    supervised.report(0, "progressed", epoch=2, applied=2)
+    supervised.end(1, status=0)
+    supervised.ranks[1].phase = Phase.DONE
+    supervised.look()
+    supervised.end(0, status=None, signal=11)
+    supervised.look()
+    assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)
 
 
 def test_the_last_workers_of_a_place_that_end_at_once_are_not_replaced_for_ever(supervised):

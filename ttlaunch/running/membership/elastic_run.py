@@ -109,7 +109,7 @@ class ElasticRun:
         if has_begun and not is_ending:
             self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
         if self.membership.phase is MembersPhase.STRANDED or self._nobody_can_come(ranks, is_ending=is_ending):
-            self.tolerated = frozenset()  # the failure to name is that of the worker that failed first
+            self.tolerated = self._outlived(ranks)  # the failure to name is one that the others did not outlive
             self.failure = self.failure or self._too_few(ranks, why_lost)
             return
         if self.is_over:
@@ -220,6 +220,17 @@ class ElasticRun:
             return not present
         return len(present) < self._limits.minimum and self.membership.phase is not MembersPhase.RUNNING
 
+    def _outlived(self, ranks: Sequence[RankState]) -> frozenset[int]:
+        """Return the workers without which others have made a step, and those that were dismissed: they did not end the run."""
+        made = [change.members for change in self.membership.changes if change.pause_s is not None]
+        before = {number for members in made[:-1] for number in members}
+        dismissed = {
+            state.row.rank
+            for state in ranks
+            if state.exit is not None and not state.exit.is_failure and state.row.rank in self.membership.left
+        }
+        return frozenset(before.difference(*made[-1:]) | (dismissed - self._gone))
+
     def _too_few(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> Failure | None:
         """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
         why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
@@ -228,11 +239,12 @@ class ElasticRun:
             return Failure(
                 code="R075", cause=cause, time=time.time(), evidence=why, next_step=_RESUME.format(self._folder.run_id)
             )
-        if any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in _present(ranks)):
+        left = [state for state in _present(ranks) if state.row.rank not in self.tolerated]
+        if any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in left):
             return None
-        left = len(self.membership.state.workers)
+        count = len(self.membership.state.workers)
         cause = (
-            f"{counted(left, 'worker')} {'is' if left == 1 else 'are'} left, and a step needs {self._limits.minimum}"
+            f"{counted(count, 'worker')} {'is' if count == 1 else 'are'} left, and a step needs {self._limits.minimum}"
         )
         return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=time.time(), evidence=why)
 
