@@ -197,6 +197,31 @@ def test_a_stopped_worker_counts_as_hung_and_the_others_go_on(here, expected):
     assert (2, True) == (lost["worker"], lost["reason"].startswith("made no progress for "))
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_stopped_server_or_worker_is_replaced_and_those_that_wait_for_it_are_not(here, victim):
+    """Worker 1 keeps the state together with server 0, and waits for its totals in a receive that blocks."""
+    one = [*COMMAND, "sync_ps", *SET, "-n", "1", "--format", "json", "--runs-dir", str(here / "one")]
+    done = subprocess.run(one, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
+    with running(here, recipe="sync_ps", elastic="2:3") as run:
+        wait_for(lambda: run.step() >= 4)
+        os.kill(run.pid(victim), signal.SIGSTOP)
+        report = run.report()
+    assert ("done", json.loads(done.stdout)["parameters_sha256"]) == (report["status"], report["parameters_sha256"])
+    [lost] = run.journal("lost")
+    assert (victim, True) == (lost["worker"], lost["reason"].startswith("made no progress for "))
+
+
+def test_ctrl_c_saves_the_step_also_after_a_shim_was_killed(here):
+    with running(here, "--set", "training_config.steps=400") as run:
+        wait_for(lambda: run.step() >= 4)
+        os.kill(run.shim_pid(1), signal.SIGKILL)
+        wait_for(lambda: run.journal("lost"))
+        os.kill(run.process.pid, signal.SIGINT)
+        report = run.report()
+    assert ("interrupted", report["stopped"]["after_step"]) == (report["status"], report["stopped"]["saved_step"])
+    assert report["stopped"]["saved_step"] is not None
+
+
 def test_a_run_whose_shim_is_killed_goes_on_and_ends_by_itself(here, expected):
     with running(here) as run:
         wait_for(lambda: run.step() >= 4)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class CountingCommunicator:
         began = _now()
         if recorder is not None:
             offset = recorder.begin(SEND, label, place, peer=self._number(dest), tag=tag, size=size, now=began)
-        with self.traffic.marked("send", label[0]):
+        with self.traffic.waiting(), self.traffic.marked("send", label[0]):
             self._communicator.send(tensor, dest=dest, tag=tag)
         ended = _now()
         if recorder is not None:
@@ -67,7 +68,7 @@ class CountingCommunicator:
             offset = recorder.begin(
                 RECV, label, place, peer=self._number(source), tag=tag, size=tensor.nbytes, now=began
             )
-        with self.traffic.marked("recv", label[0]):
+        with self.traffic.waiting(), self.traffic.marked("recv", label[0]):
             self._communicator.recv(tensor, source=source, tag=tag)
         ended = _now()
         if recorder is not None:
@@ -125,7 +126,8 @@ class CountingCommunicator:
             offset = recorder.begin(
                 WAIT_ANY, label, place, peer=ANY, tag=transfers[0].tag, size=transfers[0].size, now=began, message=1
             )
-        found = self._communicator.wait_any([one.pending for one in transfers], timeout_s=timeout_s)
+        with nullcontext() if timeout_s == 0 else self.traffic.waiting():
+            found = self._communicator.wait_any([one.pending for one in transfers], timeout_s=timeout_s)
         ended = _now()
         if recorder is not None and timeout_s != 0:
             recorder.end(offset, ended)
@@ -228,12 +230,8 @@ def _wait(pending: Pending, traffic: TrafficCounter, operation: str, *, entry: _
     began = _now()
     if entry is not None:
         entry.begin_wait(began)
-    traffic.is_waiting = True
-    try:
-        with traffic.marked("wait", operation):
-            pending.wait()
-    finally:
-        traffic.is_waiting = False
+    with traffic.waiting(), traffic.marked("wait", operation):
+        pending.wait()
     ended = _now()
     if entry is not None:
         entry.end_wait(ended)

@@ -295,9 +295,17 @@ class ElasticMember:
             return replace(after_update(state, step), validated=validated)
 
         self._update(applied)
-        self._reporter.has_stepped = self._reporter.micro_batches > 0  # the first that it computes takes longer
+        # The first that it computes takes longer; a server computes none.
+        self._reporter.has_stepped = self._reporter.micro_batches > 0 or not self._computes()
         self._report_progress()
         return knows_step and not is_past
+
+    def _computes(self) -> bool:
+        begin = self._standing.state.begin
+        if begin is None:
+            return True
+        first, last = begin.blocks[begin.numbers.index(self.own.number)]
+        return first < last
 
     def validate(self, step: int) -> None:
         """Make the validation after a step, which is in the weights, together with all members, unless they have made it."""

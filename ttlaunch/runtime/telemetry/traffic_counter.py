@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -127,6 +127,15 @@ class TrafficCounter:
             self.trace.end_step()
         if self.profile is not None:
             self.note(**self.profile.end_step(self.step))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say in this block that the rank waits for a message."""
+        self.is_waiting = True
+        try:
+            yield
+        finally:
+            self.is_waiting = False
 
     def marked(self, verb: str, operation: str) -> AbstractContextManager[Any]:
         """Name a block in the profiler's trace, while one is recorded."""
