@@ -75,6 +75,15 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.servers.snapshot import begin_task as begin_task
     from ttlaunch.runtime.parallel.servers.tasks import TaskedState as TaskedState
     from ttlaunch.runtime.parallel.servers.tasks import TaskList as TaskList
+    from ttlaunch.runtime.parallel.serving.columns import ColumnModel as ColumnModel
+    from ttlaunch.runtime.parallel.serving.columns import columns_among as columns_among
+    from ttlaunch.runtime.parallel.serving.columns import run_share as run_share
+    from ttlaunch.runtime.parallel.serving.head import answer_asks as answer_asks
+    from ttlaunch.runtime.parallel.serving.head import describe_served as describe_served
+    from ttlaunch.runtime.parallel.serving.stages import StagedModel as StagedModel
+    from ttlaunch.runtime.parallel.serving.stages import StageSizes as StageSizes
+    from ttlaunch.runtime.parallel.serving.stages import run_stage as run_stage
+    from ttlaunch.runtime.parallel.serving.weights import build_served_model as build_served_model
     from ttlaunch.runtime.parallel.shadowed.update import ShadowedUpdate as ShadowedUpdate
     from ttlaunch.runtime.parallel.sharded.model import ShardedModel as ShardedModel
     from ttlaunch.runtime.parallel.sharded.model import shard_model as shard_model
@@ -111,6 +120,11 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.zero.passes import losses_by_layer as losses_by_layer
     from ttlaunch.runtime.parallel.zero.shared_norms import SharedNorms as SharedNorms
     from ttlaunch.runtime.parallel.zero.weights import GatheredWeights as GatheredWeights
+    from ttlaunch.runtime.serving.ask import Limits as Limits
+    from ttlaunch.runtime.serving.engine import Engine as Engine
+    from ttlaunch.runtime.serving.forward import CachedPart as CachedPart
+    from ttlaunch.runtime.serving.products import Products as Products
+    from ttlaunch.runtime.serving.tokenizers import make_tokenizer as make_tokenizer
     from ttlaunch.runtime.training.loop import TrainingLoop as TrainingLoop
     from ttlaunch.runtime.training.one_process import train_in_one_process as train_in_one_process
     from ttlaunch.runtime.training.optimizers import Optimizer as Optimizer

@@ -48,6 +48,7 @@ WITH_A_RUN = {
     "diff latest latest": "diff",
     "weights show latest": "weights",
     "weights export latest w.safetensors": "weights-export",
+    "generate latest a --max-tokens 2": "generate",
     "stop latest": "stop",
     "attach": "run",
     "repro": "run",

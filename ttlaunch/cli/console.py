@@ -67,6 +67,7 @@ JSON_SCHEMAS = {
     "sync": 1,
     "validate": 1,
     "weights": 1,
+    "generate": 1,
     "weights-export": 1,
     "workers": 1,
 }
@@ -192,6 +193,12 @@ def print_lines(lines: Iterable[str], *, to: TextIO | None = None) -> None:
     stream = to or sys.stdout
     stream.writelines("\t".join(map(clean, line.split("\t"))) + "\n" for line in lines)
     stream.flush()
+
+
+def print_piece(text: str) -> None:
+    """Write a piece of a text to stdout and flush; control characters but line breaks are made visible."""
+    sys.stdout.write("\n".join(map(clean, text.split("\n"))))
+    sys.stdout.flush()
 
 
 def print_text(text: str) -> None:

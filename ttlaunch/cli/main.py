@@ -78,7 +78,7 @@ def _describing_mistakes(words: Sequence[str]) -> Iterator[None]:
 
 
 _PANELS = {
-    "Run": ("run", "submit", "plan", "attach", "stop", "repro", "join", "workers"),
+    "Run": ("run", "submit", "plan", "attach", "stop", "repro", "join", "workers", "generate"),
     "Look": ("ps", "logs", "report", "metrics", "diff", "runs", "explain"),
     "Hosts": ("doctor", "prepare", "sync"),
     "Files": (

@@ -53,6 +53,10 @@ class Echo:
     def resume(self, stream):
         self.paused.discard(stream)
 
+    @property
+    def is_idle(self):
+        return not self.live.keys() - self.paused
+
     def step(self):
         self.steps += 1
         events = []

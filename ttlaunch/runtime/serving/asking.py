@@ -18,6 +18,7 @@ from ttlaunch.serving import wire
 _PIECE = 65536
 _MOST_UNSENT = 8 << 20
 _STATS_S = 1.0
+_PAUSED_S = 0.05
 _NAMED = ("context_too_long", "too_many", "bad_text")
 """The engine's reasons for a refusal that have a name of their own on the wire."""
 
@@ -32,6 +33,9 @@ class AskedEngine(Protocol):
     def pause(self, stream: int) -> None: ...
 
     def resume(self, stream: int) -> None: ...
+
+    @property
+    def is_idle(self) -> bool: ...
 
     def step(self) -> list[serving.Event]: ...
 
@@ -73,7 +77,7 @@ class AskService:
             listening: A socket that listens; it is closed by `close`.
             hello: The first message to everybody who connects.
             tokenizer: That of the engine, for the text beside probabilities.
-            beat: Passes a message through all ranks of the model and back; called only while no step is under way.
+            beat: Passes a message through all ranks of the model and back.
             stats: Further counters for `Stats`: seconds and bytes of all ranks.
         """
         self._engine, self._hello, self._tokenizer = engine, hello, tokenizer
@@ -85,14 +89,20 @@ class AskService:
         self._next_stream = 1
         self._pings: list[tuple[_Asker, int]] = []
         self._stats_at = 0.0
+        self._was_asked = False
         listening.setblocking(False)  # noqa: FBT003 - the method takes no keyword
         self._selector.register(listening, selectors.EVENT_READ)
 
     @property
     def has_work(self) -> bool:
-        """Whether a stream may have a token to compute."""
+        """Whether a step may compute or report something."""
         now = self._engine.stats()
-        return now.streams + now.waiting > 0
+        return not self._engine.is_idle or now.streams + now.waiting > 0
+
+    @property
+    def is_left(self) -> bool:
+        """Whether somebody has connected, and everybody has left again."""
+        return self._was_asked and not self._askers
 
     def serve(self, *, wait_s: float) -> None:
         """Take what has arrived, let the engine do one step, and send what it reports.
@@ -100,17 +110,16 @@ class AskService:
         Args:
             wait_s: How long to sleep if nothing has arrived and there is nothing to compute.
         """
-        before = self._engine.stats()
-        is_idle = not before.streams + before.waiting
-        self._take(wait_s if is_idle else 0.0)
-        before = self._engine.stats()
-        if before.streams + before.waiting:
-            for event in self._engine.step():
+        was_idle = not self.has_work
+        self._take(wait_s if was_idle else 0.0)
+        if self.has_work:
+            before = self._engine.stats().steps
+            events = self._engine.step()
+            for event in events:
                 self._report(event)
-            now = self._engine.stats()
-            if now.steps == before.steps and now.streams + now.waiting:
-                self._take(min(wait_s, 0.05))  # all streams are paused
-        if self._pings or (is_idle and not self.has_work):
+            if not events and self._engine.stats().steps == before:
+                self._take(min(wait_s, _PAUSED_S))  # all streams are paused
+        if self._pings or (was_idle and not self.has_work):
             self._beat()
             for asker, number in self._pings:
                 self._send(asker, wire.Pong(number=number))
@@ -156,6 +165,7 @@ class AskService:
             connection.setblocking(False)  # noqa: FBT003 - the method takes no keyword
             asker = _Asker(connection)
             self._askers.add(asker)
+            self._was_asked = True
             self._selector.register(connection, selectors.EVENT_READ, asker)
             self._send(asker, self._hello)
 

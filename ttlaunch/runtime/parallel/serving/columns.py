@@ -85,7 +85,6 @@ class ColumnModel:
         for rank in self._others:
             self._ctx.send(header, dest=rank, tag=_HEADER, operation="headers")
             self._ctx.send(tokens_R.contiguous(), dest=rank, tag=_TOKENS, operation="tokens")
-        self._ctx.traffic.note(plans=1, rows=plan.rows)
         self._logits_LV.append(self._run_part(plan, tokens_R))
 
     def finish(self) -> Tensor:
@@ -103,7 +102,6 @@ class ColumnModel:
         for rank in self._others:
             answer = torch.zeros(1, dtype=torch.int64)
             self._ctx.recv(answer, source=rank, tag=_ANSWER, operation="answers")
-        self._ctx.traffic.note(beats=1)
 
     def end(self) -> None:
         """Let all other ranks return.
@@ -113,7 +111,6 @@ class ColumnModel:
         """
         for rank in self._others:
             self._ctx.send(_header(_END, self._slots), dest=rank, tag=_HEADER, operation="headers")
-        self._ctx.traffic.note(ends=1)
 
 
 def run_share(ctx: RankContext, head: Rank, *, slots: int, context: int, run_part: RunPart) -> None:

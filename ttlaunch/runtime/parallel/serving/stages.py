@@ -96,7 +96,6 @@ class StagedModel:
             arriving = self._ctx.irecv(logits_LV, source=self._stages[-1], tag=_LOGITS)
         begun = _Begun(logits_LV, arriving)
         begun.sending += _send(self._ctx, self._stages[1], header=_header(_PLAN, self._sizes, plan), rows_RD=out)
-        self._count(plan)
         self._begun.append(begun)
 
     def finish(self) -> Tensor:
@@ -112,7 +111,7 @@ class StagedModel:
         return begun.logits_LV
 
     def beat(self) -> None:
-        """Pass a message through all stages and back; returns when it has come back. Call it while no plan is under way.
+        """Pass a message through all stages and back; returns when it has come back.
 
         Cost: one header from each stage to the next, and one number from the last stage.
         Order: behind all plans that have been begun.
@@ -121,20 +120,15 @@ class StagedModel:
             return
         self._ctx.send(_header(_BEAT, self._sizes), dest=self._stages[1], tag=_HEADER, operation="headers")
         self._ctx.recv(torch.zeros(1, dtype=torch.int64), source=self._stages[-1], tag=_LOGITS, operation="logits")
-        self._ctx.traffic.note(beats=1)
 
     def end(self) -> None:
-        """Let all stages return; call it once, while no plan is under way.
+        """Let all stages return; call it once, when no plan is under way.
 
         Cost: one header from each stage to the next.
         Order: behind all plans.
         """
         if self.depth > 1:
             self._ctx.send(_header(_END, self._sizes), dest=self._stages[1], tag=_HEADER, operation="headers")
-            self._ctx.traffic.note(ends=1)
-
-    def _count(self, plan: StepPlan) -> None:
-        self._ctx.traffic.note(plans=1, rows=plan.rows, wanted=plan.wanted)
 
 
 def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, run_part: RunPart) -> None:

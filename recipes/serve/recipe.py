@@ -1,0 +1,64 @@
+"""What a serving run is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from ttlaunch.recipe import Bits, Layout, Recipe, Section, TrainingFile, all_pairs, chain, per
+
+Positive = Annotated[int, Field(ge=1, le=10**6)]
+
+
+class ServeConfig(Section):
+    """What is served, by how many ranks, and for how many streams at once; `ttlaunch generate` fills it in."""
+
+    marks: ClassVar[tuple[Bits, ...]] = (Bits.FREE,)
+
+    model: str = Field("", description="what answers are said to come from: the recipe and the run")
+    weights_sha256: str = Field("", description="hash over all parameters, as the report of the training has it")
+    vocabulary: Positive = Field(256, description="number of different tokens, the rows of the embedding")
+    alphabet: list[int] = Field([], description="tokenizer_type char: the code points that are tokens, ascending")
+    split: Literal["stages", "columns"] = Field("stages", description="each rank has blocks, or columns of matrices")
+    ranks: Annotated[int, Field(ge=1, le=64)] = Field(1, description="ranks that share the model, the head among them")
+    max_streams: Annotated[int, Field(ge=1, le=64)] = Field(8, description="slots: streams computed at once")
+    max_waiting: Annotated[int, Field(ge=0, le=4096)] = Field(32, description="streams that may wait for a slot")
+    max_context: Positive | None = Field(None, description="tokens of a stream; null: max_sequence_length")
+    exact: Literal["auto", "on"] = Field("auto", description="on: refuse to serve without the bits of training")
+    until_left: bool = Field(default=False, description="end when everybody who has connected has left again")
+    guesses: bool = Field(default=True, description="compute guessed tokens in idle rows; changes no token")
+
+    @property
+    def stages(self) -> int:
+        """Return the number of stages besides the head."""
+        return self.ranks - 1 if self.split == "stages" else 0
+
+    @property
+    def shares(self) -> int:
+        """Return the number of ranks besides the head that have columns."""
+        return self.ranks - 1 if self.split == "columns" else 0
+
+
+class Config(TrainingFile):
+    """The sections of the training, whose model it is, and what a serving run adds."""
+
+    serve_config: ServeConfig = ServeConfig()
+
+
+RECIPE = Recipe(
+    summary="The ranks answer asks with a trained model: the head with all of it, or with stages or shares.",
+    config=Config,
+    layouts=[
+        Layout("head", head=1),
+        Layout("stages", head=1, stage=per("serve_config.stages")),
+        Layout("columns", head=1, share=per("serve_config.shares")),
+    ],
+    flows=[("head", "stage"), chain("stage"), ("head", "share"), all_pairs("share")],
+    unread=[
+        "multihost_config.pipeline_parallel_config",
+        "multihost_config.num_workers",
+        "multihost_config.bucket_megabytes",
+    ],
+    uses_data=False,
+    only_weights=True,
+    elastic="each rank holds parts of the model that nobody else has",
+)

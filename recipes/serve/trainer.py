@@ -1,0 +1,95 @@
+"""A trained model that answers: the head takes asks from a socket, and computes tokens for several streams in each step.
+
+    asks --> head -- rows --> stage -- rows --> ... --> last stage -- logits --> head --> answers
+    asks --> head and shares: each computes some columns of every matrix, and gathers the others' --> answers
+
+The engine of the head computes one row for each stream and step: the keys and values of all earlier tokens are in a cache. The
+logits are nevertheless those of the training's forward pass over the whole text, bit for bit: products have at least four
+rows, and attention sees as many keys as in training, with those that do not exist yet masked. So a text depends only on weights,
+prompt and seed: not on who else asks at the same time, nor on the number of ranks.
+
+    ttlaunch generate latest "def main("
+    ttlaunch generate latest "def main(" --ranks 2
+
+Shapes: in `ttlaunch.runtime.serving.forward`.
+Source: G.-I. Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022, for streams that
+join and leave between steps. Equal bits are this project's own: the rules are in `ttlaunch.runtime.serving.rules`.
+"""
+
+from ttlaunch.train import (
+    CachedPart,
+    ColumnModel,
+    Engine,
+    Limits,
+    Products,
+    RankContext,
+    StagedModel,
+    StageSizes,
+    answer_asks,
+    build_served_model,
+    columns_among,
+    contiguous_blocks,
+    describe_served,
+    make_tokenizer,
+    run_share,
+    run_stage,
+)
+
+from .recipe import Config
+
+
+def head(cfg: Config, ctx: RankContext) -> None:
+    """Answer asks until the run is ordered to end, with the other ranks of the model."""
+    served = cfg.serve_config
+    part, slots = _part(cfg, ctx), served.max_streams
+    sharing = (ctx.rank, *ctx.ranks("share"))
+    if len(sharing) > 1:
+        model = ColumnModel(ctx, sharing, slots=slots, run_part=part.run)
+    else:
+        model = StagedModel(ctx, (ctx.rank, *ctx.ranks("stage")), _sizes(cfg), run_part=part.run)
+    tokenizer = make_tokenizer(
+        cfg.training_config.tokenizer_type, vocabulary=served.vocabulary, alphabet=served.alphabet
+    )
+    limits = Limits(slots, served.max_waiting, part.cache.context, guesses=served.guesses)
+    hello = describe_served(cfg, ctx, served, tokenizer=tokenizer, part=part)
+    token_bytes = part.cache.nbytes // (slots * part.cache.context)
+    engine = Engine(model, tokenizer, limits, token_bytes=token_bytes)
+    answer_asks(ctx, engine, model, hello=hello, tokenizer=tokenizer, until_left=served.until_left)
+
+
+def stage(cfg: Config, ctx: RankContext) -> None:
+    """Compute this rank's blocks of every plan; the last stage also computes logits."""
+    stages = (ctx.sole("head"), *ctx.ranks("stage"))
+    run_stage(ctx, stages, _sizes(cfg), run_part=_part(cfg, ctx).run)
+
+
+def share(cfg: Config, ctx: RankContext) -> None:
+    """Compute this rank's columns of every matrix for every plan."""
+    part = _part(cfg, ctx)
+    run_share(ctx, ctx.sole("head"), slots=part.cache.slots, context=part.cache.context, run_part=part.run)
+
+
+def _part(cfg: Config, ctx: RankContext) -> CachedPart:
+    """Build what this rank has of the model, with its cache."""
+    served, sharing = cfg.serve_config, (ctx.sole("head"), *ctx.ranks("share"))
+    place, count = (ctx.rank, 1 + len(ctx.ranks("stage"))) if len(sharing) == 1 else (0, 1)
+    model = build_served_model(
+        cfg,
+        ctx,
+        vocabulary=served.vocabulary,
+        blocks=contiguous_blocks(cfg.transformer_config.num_blocks, count)[place],
+        has_embedding=place == 0,
+        has_head=place == count - 1,
+    )
+    column = sharing.index(ctx.rank) if len(sharing) > 1 else 0
+    products = Products(cfg, model, place=column, count=len(sharing), gather=columns_among(ctx, sharing))
+    return CachedPart(cfg, model, slots=served.max_streams, context=_context(cfg), products=products)
+
+
+def _context(cfg: Config) -> int:
+    return cfg.serve_config.max_context or cfg.transformer_config.max_sequence_length
+
+
+def _sizes(cfg: Config) -> StageSizes:
+    served = cfg.serve_config
+    return StageSizes(served.max_streams, _context(cfg), cfg.transformer_config.embedding_dim, served.vocabulary)

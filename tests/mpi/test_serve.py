@@ -1,0 +1,159 @@
+"""Serving runs with real ranks: the bits are those of one process's forward pass, whatever part of the model each rank has."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ttlaunch import contract
+from ttlaunch.app.ask_head import serving
+from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.serve import ServeOptions, find_served
+from ttlaunch.diagnostics import LaunchError
+from ttlaunch.runtime.checkpoint.checkpoints import held_tensors
+from ttlaunch.runtime.checkpoint.reader import read_tensors
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.serving import wire
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+pytestmark = pytest.mark.mpi
+
+SIZES = {"num_blocks": 3, "num_heads": 4, "embedding_dim": 64, "max_sequence_length": 64}
+PROMPTS = ("import os\n", "d", "class Thing(object):\n    def __init__(self", "x = [1, 2")
+WAYS = {
+    "one rank": ServeOptions(),
+    "two stages": ServeOptions(ranks=2, split="stages"),
+    "three stages": ServeOptions(ranks=3, split="stages"),
+    "columns of two": ServeOptions(ranks=2, split="columns"),
+    "columns of four": ServeOptions(ranks=4, split="columns"),
+}
+
+
+def command(folder, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "ttlaunch", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run that two stages have trained."""
+    folder = tmp_path_factory.mktemp("trained")
+    sets = {f"transformer_config.{name}": value for name, value in SIZES.items()}
+    sets |= {"training_config.steps": 30, "multihost_config.pipeline_parallel_config.blocks_per_rank": "[1,2]"}
+    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
+    done = command(folder, "run", "pipeline_parallel", "-n", "2", *options, "--format", "json")
+    assert 0 == done.returncode, done.stderr
+    return folder
+
+
+def answers(folder, options, *, prompts=PROMPTS, **settings):
+    """Ask for all prompts at once; for each, its tokens with their logarithms of probabilities, and the head's hello."""
+    spec, _ = find_served("latest", options, runs_dir=Path("runs"), working_folder=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with serving(spec, Unattended()) as head:
+            asks = [
+                wire.Ask(stream=number, text=text, max_tokens=20, logprobs=5, **settings)
+                for number, text in enumerate(prompts, start=1)
+            ]
+            found = {number: [] for number in range(1, len(prompts) + 1)}
+            for message in head.answers(asks):
+                if isinstance(message, wire.Tokens):
+                    found[message.stream] += message.logprobs
+            return list(found.values()), head.hello
+
+
+@pytest.fixture(scope="module")
+def forward(trained):
+    """What the forward pass of training gives, in one process: greedy tokens with their logarithms, by prompt."""
+    checkpoint = next((trained / "runs").glob("*/checkpoints/step-30"))
+    manifest = json.loads((checkpoint / contract.CHECKPOINT_MANIFEST).read_text())
+    config = {name: manifest["config"][name] for name in ("training_config", "transformer_config")}
+    model = Model(
+        TrainingFile.model_validate(config), vocabulary=256, blocks=range(3), has_embedding=True, has_head=True
+    )
+    model.flatten(torch.device("cpu"))
+    files = [{"path": str(checkpoint / name), "sha256": entry["sha256"]} for name, entry in manifest["files"].items()]
+    read_tensors(files, into=dict(held_tensors(model)))
+
+    @torch.no_grad()
+    def greedy(text):
+        tokens, found = list(text.encode()), []
+        for _ in range(20):
+            padded = torch.zeros(1, SIZES["max_sequence_length"], dtype=torch.int64)
+            padded[0, : len(tokens)] = torch.tensor(tokens)
+            logits_V = model(padded)[0, len(tokens) - 1]
+            tokens.append(int(logits_V.argmax()))
+            found.append((tokens[-1], logits_V))
+        return found
+
+    return [greedy(text) for text in PROMPTS]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_are_those_of_the_forward_pass_of_training(way, trained, forward):
+    found, hello = answers(trained, WAYS[way], temperature=0.0)
+    assert hello.exact
+    assert WAYS[way].ranks == hello.ranks
+    expected = [[token for token, _ in one] for one in forward]
+    assert expected == [[one.id for one in stream] for stream in found]
+    for stream, one in zip(found, forward, strict=True):
+        for served, (token, logits_V) in zip(stream, one, strict=True):
+            assert served.logprob == pytest.approx(float(logits_V.double().log_softmax(0)[token]), abs=1e-6)
+
+
+def test_every_way_has_the_same_bits_and_says_whose_weights_they_are(trained):
+    """The logarithms are computed in one place from logits, so equal ones come from equal bits of the likeliest logits."""
+    hashes, weights = set(), set()
+    for options in WAYS.values():
+        found, hello = answers(trained, options, temperature=0.8, seed=11)
+        weights.add(hello.weights_sha256)
+        told = [(one.id, one.logprob, [(top.id, top.logprob) for top in one.top]) for each in found for one in each]
+        hashes.add(hashlib.sha256(repr(told).encode()).hexdigest())
+    assert 1 == len(hashes)
+    report = json.loads(
+        next((trained / "runs").glob("*/checkpoints/step-30")).parents[1].joinpath("report.json").read_text()
+    )
+    assert {report["parameters_sha256"]} == weights
+
+
+def test_generate_prints_the_text_and_the_run_is_done(trained):
+    one = command(trained, "generate", "latest", PROMPTS[0], "--temperature", "0", "--max-tokens", "20")
+    two = command(trained, "generate", "latest", PROMPTS[0], "--temperature", "0", "--max-tokens", "20", "--ranks", "2")
+    assert (0, 0) == (one.returncode, two.returncode), one.stderr + two.stderr
+    assert one.stdout == two.stdout
+    assert one.stdout.startswith(PROMPTS[0])
+    newest = max((trained / "runs").iterdir())
+    assert "done" == json.loads((newest / "report.json").read_text())["status"]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(trained):
+    done = command(trained, "generate", "latest", "a" * 100)
+    assert done.returncode
+    assert "100 tokens of the prompt" in done.stderr
+    assert "context is 64" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (ServeOptions(ranks=4), "4 ranks cannot share 3 blocks as stages"),
+        (ServeOptions(ranks=5, split="columns"), "64 columns over 5 ranks are less than 16 each"),
+        (ServeOptions(max_context=65), "`--max-context 65` exceeds the 64 tokens"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_starts(trained, options, message):
+    with pytest.raises(LaunchError) as refused:
+        find_served("latest", options, runs_dir=Path("runs"), working_folder=trained)
+    assert refused.value.diagnostics[0].message.startswith(message)

@@ -1,0 +1,265 @@
+"""Turn a run or a checkpoint that is to be served into the specification of a serving run, or say why it cannot be served.
+
+A serving run is a run of the recipe `serve`: everything that ttlaunch does for a run holds for it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ttlaunch.app.find_start import search_checkpoint
+from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.diagnostics import Diagnostic, LaunchError, counted, shown, usage_error
+from ttlaunch.quick_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ttlaunch.running.checkpoints.resume import Checkpoint
+    from ttlaunch.running.checkpoints.tensor_file import FiledTensor
+
+RECIPE = "serve"
+HANG_TIMEOUT_S = 15.0
+"""Ranks of a serving run pass a message around every second, so one that stands still is noticed soon."""
+
+_EMBEDDING = "embedding.token.weight"
+_DTYPES = {"F32": "float32"}
+_LEAST_COLUMNS = 16
+"""The least columns of a matrix that a rank may have, if its products are to have the bits of whole ones."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How a model is served.
+
+    Attributes:
+        on: The cluster.
+        ranks: The number of ranks.
+        split: What each rank has: blocks, or columns of matrices; None to choose.
+        max_streams: Streams that are computed at once.
+        max_waiting: Streams that may wait.
+        max_context: Tokens of a stream; None for what the model was trained with.
+        exact: Whether equal bits to training are needed: `auto` or `on`.
+        until_left: Whether the run ends when everybody who has connected has left.
+        guesses: Whether idle rows compute guessed tokens.
+        overrides: Further values of the configuration, as `KEY=VALUE`.
+    """
+
+    on: str = LOCAL
+    ranks: int = 1
+    split: Literal["stages", "columns"] | None = None
+    max_streams: int = 8
+    max_waiting: int = 32
+    max_context: int | None = None
+    exact: str = "auto"
+    until_left: bool = False
+    guesses: bool = True
+    overrides: tuple[str, ...] = ()
+
+
+def find_served(
+    where: str, options: ServeOptions, *, runs_dir: Path, working_folder: Path
+) -> tuple[RunSpec, list[Diagnostic]]:
+    """Find a checkpoint, check that its model can be served, and return the specification of the run that does, with warnings.
+
+    Args:
+        where: `latest`, a run, or the path of a checkpoint.
+        options: How it is served.
+        runs_dir: The folder of runs.
+        working_folder: The folder to which relative paths are relative.
+
+    Raises:
+        LaunchError: There is no such checkpoint, or its model cannot be served.
+    """
+    checkpoint, found = search_checkpoint(where, runs_dir=working_folder / runs_dir, working_folder=working_folder)
+    if checkpoint is None:
+        raise LaunchError(found)
+    config = checkpoint.manifest["config"]
+    training, sizes = _section(config, "training_config"), _section(config, "transformer_config")
+    _check_model(training, config)
+    weights = _whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
+    _check_sizes(sizes, options)
+    path = checkpoint.path.resolve()
+    asked = {
+        "model": _name(checkpoint, path),
+        "weights_sha256": hash_of_weights(weights),
+        "vocabulary": weights[_EMBEDDING].shape[0],
+        "alphabet": _alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
+    }
+    overrides = _overrides(config, options, {**asked, **_chosen(options)})
+    spec = RunSpec(RECIPE, on=options.on, overrides=overrides, ranks=options.ranks, resume=str(path), runs_dir=runs_dir)
+    return spec, found
+
+
+def _chosen(options: ServeOptions) -> dict[str, Any]:
+    """Return the keys of `serve_config` that say how a model is served."""
+    return {
+        "split": options.split or "stages",
+        "ranks": options.ranks,
+        "max_streams": options.max_streams,
+        "max_waiting": options.max_waiting,
+        "max_context": options.max_context,
+        "exact": options.exact,
+        "guesses": options.guesses,
+        "until_left": options.until_left,
+    }
+
+
+def _overrides(config: Mapping[str, Any], options: ServeOptions, serve: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the overrides that make a serving run's configuration from that of the training."""
+    training, data = _section(config, "training_config"), _section(config, "data_config")
+    device = _section(config, "device_config")
+    sections: dict[str, Mapping[str, Any]] = {
+        "training_config": {name: training[name] for name in ("seed", "model_type", "tokenizer_type", "precision")},
+        "transformer_config": {**_section(config, "transformer_config"), "dropout_prob": 0.0},
+        "device_config": {name: device[name] for name in ("device", "threads_per_rank")},
+        "serve_config": serve,
+    }
+    if _is_drawn(config):
+        sections["data_config"] = {"source": "markov", "vocabulary": data["vocabulary"]}
+    socket = "grpc" if _section(config, "multihost_config").get("socket_type") == "grpc" else "mpi"
+    texts = [f"{name}={json.dumps(values)}" for name, values in sections.items()]
+    return (*texts, f"multihost_config.socket_type={socket}", *options.overrides)
+
+
+def hash_of_weights(weights: "Mapping[str, FiledTensor]") -> str:
+    """Return the hash over all parameters that the report of their training has.
+
+    Raises:
+        LaunchError: A file cannot be read.
+    """
+    from ttlaunch.diagnostics import file_error
+    from ttlaunch.running.checkpoints.tensor_file import read_bytes
+    from ttlaunch.running.report import combine_digests
+
+    digests = {}
+    try:
+        for name, tensor in weights.items():
+            about = f"{name}\n{tuple(tensor.shape)}\n{_DTYPES.get(tensor.dtype, tensor.dtype.lower())}\n"
+            digest = hashlib.sha256(about.encode())
+            for piece in read_bytes(tensor):
+                digest.update(piece)
+            digests[name] = digest.hexdigest()
+    except OSError as error:
+        raise file_error(error.filename or "the checkpoint", error, verb="read") from error
+    return str(combine_digests([digests])[0])
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of the checkpoint's configuration, which somebody else may have written.
+
+    Raises:
+        LaunchError: The checkpoint has no such section.
+    """
+    from ttlaunch.spec.recipe.sections import TrainingFile
+
+    section = config.get(name)
+    if not isinstance(section, dict):
+        raise usage_error(f"the checkpoint's configuration has no `{name}`, so it holds no model to serve")
+    try:
+        checked = TrainingFile.model_validate({name: section})
+    except ValueError as error:
+        first = str(error).splitlines()[2:3]
+        message = f"the checkpoint's `{name}` cannot be used"
+        raise usage_error(message, notes=tuple(shown(line.strip()) for line in first)) from error
+    dumped: Mapping[str, Any] = getattr(checked, name).model_dump(mode="json")
+    return dumped
+
+
+def _check_model(training: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Check that the model continues texts, in a number format that a CPU has.
+
+    Raises:
+        LaunchError: It does not.
+    """
+    kind = training["model_type"]
+    if kind == "conv":
+        message = "the checkpoint's model classifies images (`model_type: conv`), so there is no text to continue"
+        raise usage_error(message, "serve a run with `model_type: gpt`")
+    if training["precision"] == "fp16" and _section(config, "device_config")["device"] != "cuda":
+        message = "the checkpoint was trained with `precision: fp16`, in which no CPU computes products as in training"
+        raise usage_error(
+            message, "`--set training_config.precision=fp32` serves it, with other bits than the training's"
+        )
+
+
+def _whole_weights(checkpoint: "Checkpoint", *, blocks: int) -> "Mapping[str, FiledTensor]":
+    """Return the weights of a checkpoint.
+
+    Raises:
+        LaunchError: It has no whole model.
+    """
+    from ttlaunch.running.checkpoints.tensor_difference import read_weights
+
+    weights = {
+        name: one
+        for name, one in read_weights(checkpoint.path).items()
+        if name.startswith(("embedding.", "blocks.", "head."))
+    }
+    missing = [name for name in (_EMBEDDING, "head.norm.weight") if name not in weights]
+    missing += [name for name in weights if "~" in name or "[" in name]
+    known = {".".join(name.split(".")[:2]) for name in weights}
+    missing += [block for block in (f"blocks.{at}" for at in range(blocks)) if block not in known]
+    if missing or len(weights[_EMBEDDING].shape) != 2:  # noqa: PLR2004 - a matrix
+        recipe = shown(checkpoint.manifest.get("recipe") or "its recipe")
+        what = f"`{shown(missing[0])}`" if missing else f"`{_EMBEDDING}` as a matrix"
+        message = f"the checkpoint of `{recipe}` has no whole model: it lacks {what}"
+        raise usage_error(message, "`ttlaunch weights show` lists what it has")
+    return weights
+
+
+def _check_sizes(sizes: Mapping[str, Any], options: ServeOptions) -> None:
+    """Check that the ranks can share the model, and that it was trained with as many tokens as a stream may have.
+
+    Raises:
+        LaunchError: One of them does not hold.
+    """
+    trained = sizes["max_sequence_length"]
+    if options.max_context is not None and options.max_context > trained:
+        message = f"`--max-context {options.max_context}` exceeds the {counted(trained, 'token')} that the model was trained with"
+        raise usage_error(message, f"`--max-context {trained}` is the most")
+    if options.split != "columns" and options.ranks > sizes["num_blocks"]:
+        message = f"{counted(options.ranks, 'rank')} cannot share {counted(sizes['num_blocks'], 'block')} as stages"
+        raise usage_error(message, f"`--ranks {sizes['num_blocks']}` is the most, or `--split columns`")
+    width = sizes["embedding_dim"]
+    if options.split == "columns" and width // options.ranks < _LEAST_COLUMNS:
+        most = max(1, width // _LEAST_COLUMNS)
+        message = (
+            f"{width} columns over {counted(options.ranks, 'rank')} are less than {_LEAST_COLUMNS} each, and products of fewer "
+            "columns have other bits than whole ones"
+        )
+        raise usage_error(message, f"`--ranks {most}` is the most, or `--split stages`")
+
+
+def _is_drawn(config: Mapping[str, Any]) -> bool:
+    return bool(_section(config, "data_config")["source"] == "markov")
+
+
+def _alphabet(checkpoint: "Checkpoint", training: Mapping[str, Any], working_folder: Path) -> list[int]:
+    """Return the code points that are the tokens of a model of characters, from the text on which it was trained.
+
+    Raises:
+        LaunchError: The text is gone, or has changed.
+    """
+    from ttlaunch.errors import TtlaunchError
+    from ttlaunch.spec.recipe.data import read_data
+
+    given = training["data_path"]
+    path = None if given is None else working_folder / given
+    name = "the text of the training" if given is None else shown(given)
+    try:
+        text = read_data(path)
+    except TtlaunchError as error:
+        message = f"{name} is needed, because its characters are the model's tokens: {error}"
+        raise usage_error(message, "run this where the training was started, or put the text back") from error
+    if text.sha256 != checkpoint.manifest.get("text_sha256"):
+        message = f"{name} is not the text of the training any more, and its characters are the model's tokens"
+        raise usage_error(message, "put the text back as it was")
+    return sorted({ord(character) for character in text.characters})
+
+
+def _name(checkpoint: "Checkpoint", path: Path) -> str:
+    """Name what is served: the recipe of the training, its run, and the step."""
+    run = checkpoint.manifest.get("run")
+    words = (checkpoint.manifest.get("recipe") or "model", run if isinstance(run, str) else path.name)
+    return shown(" ".join(str(word) for word in words), longest=120)

@@ -1,0 +1,142 @@
+"""`ttlaunch generate`: continue a text with the model of a run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ttlaunch import contract
+from ttlaunch.cli.console import exit_with, print_json, print_lines, print_piece
+from ttlaunch.cli.dialogue import TerminalDialogue
+from ttlaunch.cli.options import On, OutputFormat, Overrides, RunsDir, Verbose
+from ttlaunch.diagnostics import Format
+
+EXAMPLES = """\
+[bold]ttlaunch generate latest "def main("[/bold]   continue a text with the newest checkpoint of all runs
+
+[bold]ttlaunch generate latest "import " --temperature 0[/bold]   always the likeliest token
+
+[bold]ttlaunch generate latest "import " -n 3 --seed 7[/bold]   three texts, the same ones every time
+
+[bold]ttlaunch generate latest "class " --ranks 2[/bold]   with the model's blocks on two ranks; the tokens are the same
+"""
+
+
+def generate(
+    run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to continue; `-` reads standard input.")],
+    *,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, metavar="N", help="Most tokens to generate; unless given, as many as fit."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=100.0, help="0: always the likeliest token.")
+    ] = 1.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", min=0.0, max=1.0, help="Only the likeliest tokens with this probability in all.")
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=0, metavar="N", help="Only so many of the likeliest tokens; 0: all.")
+    ] = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, metavar="N", help="Equal seeds give equal texts; drawn unless given.")
+    ] = None,
+    number: Annotated[int, typer.Option("-n", min=1, max=8, metavar="N", help="How many texts to generate.")] = 1,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable, up to 4 times."),
+    ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks that share the model.")] = 1,
+    split: Annotated[
+        Literal["stages", "columns"],
+        typer.Option("--split", help="What each rank has: blocks, or columns of matrices."),
+    ] = "stages",
+    exact: Annotated[
+        Literal["auto", "on"],
+        typer.Option("--exact", help="Compute with the bits of training: auto: where possible; on: or refuse."),
+    ] = "auto",
+    on: On = "local",
+    overrides: Overrides = None,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Continue a text with the model of a run, as it was trained.
+
+    The model computes the same logits as in training, to the bit, so equal seeds give equal texts with any number of ranks.
+    """
+    from ttlaunch.app.ask_head import serving
+    from ttlaunch.app.serve import ServeOptions, find_served
+    from ttlaunch.serving import wire
+
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    prompt = sys.stdin.read() if text == "-" else text
+    how = ServeOptions(on=on, ranks=ranks, split=split, exact=exact, until_left=True, overrides=tuple(overrides or ()))
+    spec, found = find_served(run, how, runs_dir=runs_dir, working_folder=Path.cwd())
+    dialogue.warn(found)
+    with serving(spec, dialogue) as head:
+        asks = [
+            wire.Ask(
+                stream=choice + 1,
+                text=prompt,
+                max_tokens=max_tokens or head.hello.context,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                choice=choice,
+                stop=tuple(stop or ()),
+            )
+            for choice in range(number)
+        ]
+        texts = _Texts(form, prompt, number)
+        for message in head.answers(asks, as_long_as_fits=max_tokens is None):
+            texts.take(message)
+        texts.finish(head.hello)
+    exit_with(contract.STATUS_DONE)
+
+
+class _Texts:
+    """Prints texts: a single one as it comes, several when all have ended."""
+
+    def __init__(self, form: Format, prompt: str, number: int) -> None:
+        self._form, self._prompt = form, prompt
+        self._seeds, self._texts = [0] * number, [""] * number
+        self._ids: list[list[int]] = [[] for _ in range(number)]
+        self._reasons = [""] * number
+        self._is_streamed = form is not Format.JSON and number == 1
+
+    def take(self, message: Any) -> None:
+        """Note what the head says, and print it if it is the only text."""
+        from ttlaunch.serving import wire
+
+        place = message.stream - 1
+        if isinstance(message, wire.Accepted):
+            self._seeds[place] = message.seed
+            if self._is_streamed:
+                print_piece(self._prompt)
+        elif isinstance(message, wire.Tokens):
+            self._texts[place] += message.text
+            if self._is_streamed:
+                print_piece(message.text)
+            self._ids[place] += message.ids
+        else:
+            self._reasons[place] = message.reason
+
+    def finish(self, hello: Any) -> None:
+        """Print what has not been printed yet."""
+        if self._form is Format.JSON:
+            rows = zip(self._texts, self._ids, self._seeds, self._reasons, strict=True)
+            choices = [
+                {"text": text, "tokens": ids, "seed": seed, "finish_reason": reason} for text, ids, seed, reason in rows
+            ]
+            about = {"model": hello.model, "weights_sha256": hello.weights_sha256, "exact": hello.exact}
+            print_json({**about, "choices": choices}, schema="generate")
+            return
+        if self._is_streamed:
+            print_piece("\n")
+            return
+        for text in self._texts:
+            print_lines((self._prompt + text).split("\n"))

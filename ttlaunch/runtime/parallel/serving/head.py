@@ -1,0 +1,142 @@
+"""The head of a serving run: says what is served, answers asks with an engine, and ends when the run is ordered to."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from ttlaunch import contract
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving.asking import TEMPLATE, AskedEngine, AskService
+from ttlaunch.runtime.serving.forward import CachedPart
+from ttlaunch.runtime.serving.tokenizers import NamedTokenizer
+from ttlaunch.serving import wire
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+_IDLE_S = 1.0
+"""How long the head sleeps while nobody asks; then a message passes through all ranks."""
+
+
+class OtherRanks(Protocol):
+    """The other ranks of a model, as its head sees them."""
+
+    def beat(self) -> None:
+        """Pass a message through all of them and back."""
+
+    def end(self) -> None:
+        """Let all of them return."""
+
+
+class Served(Protocol):
+    """What a serving run is told to serve, as its configuration has it."""
+
+    model: str
+    weights_sha256: str
+    split: Literal["stages", "columns"]
+    exact: Literal["auto", "on"]
+    max_streams: int
+    max_waiting: int
+
+
+def describe_served(
+    cfg: TrainingFile, ctx: RankContext, served: Served, *, tokenizer: NamedTokenizer, part: CachedPart
+) -> wire.Hello:
+    """Describe what is served, for the first message to everybody who connects.
+
+    Args:
+        cfg: The configuration of the model.
+        ctx: The head.
+        served: What is served.
+        tokenizer: The model's tokenizer.
+        part: The head's part of the model.
+
+    Raises:
+        ValueError: The bits of training are required and cannot be had.
+    """
+    broken = _why_not_exact(cfg, ctx)
+    if broken and served.exact == "on":
+        raise ValueError(f"logits with the bits of training cannot be had: {'; '.join(broken)}")
+    return wire.Hello(
+        model=served.model or "model",
+        weights_sha256=served.weights_sha256,
+        step=ctx.steps_done,
+        recipe=served.model.partition(" ")[0] or "unknown",
+        vocabulary=tokenizer.vocabulary,
+        context=part.cache.context,
+        split=served.split if ctx.world_size > 1 else "none",
+        ranks=ctx.world_size,
+        precision=cfg.training_config.precision,
+        torch=torch.__version__,
+        cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        threads=torch.get_num_threads(),
+        exact=not broken,
+        why_not_exact="; ".join(broken) or None,
+        tokenizer_sha256=tokenizer.sha256,
+        template_sha256=hashlib.sha256(TEMPLATE.encode()).hexdigest(),
+        max_streams=served.max_streams,
+        max_waiting=served.max_waiting,
+    )
+
+
+def answer_asks(
+    ctx: RankContext,
+    engine: AskedEngine,
+    others: OtherRanks,
+    *,
+    hello: wire.Hello,
+    tokenizer: NamedTokenizer,
+    until_left: bool = False,
+) -> None:
+    """Answer asks until the run is ordered to end, then let the other ranks return.
+
+    Args:
+        ctx: The head.
+        engine: Computes the answers.
+        others: The other ranks of the model.
+        hello: What is served.
+        tokenizer: The engine's.
+        until_left: Whether to end, too, when everybody who has connected has left.
+
+    Cost: between asks, a message through all ranks each second; the engine's plans have their own.
+    Order: steps of the engine follow each other; asks are taken between them.
+
+    Raises:
+        OSError: The socket cannot be made.
+    """
+    place = os.environ.get(contract.ENV_ANSWERS_AT)
+    if place is None:
+        raise ValueError("nobody can ask: `ttlaunch generate` starts this recipe with a socket")
+    path = Path(place)
+    path.unlink(missing_ok=True)  # that of a head that was killed
+    service = AskService(engine, wire.listen(path), hello=hello, tokenizer=tokenizer, beat=others.beat)
+    exactness = "exact" if hello.exact else f"not exact ({hello.why_not_exact})"
+    ctx.note(f"serves {hello.model}, step {hello.step}, {exactness}, weights {hello.weights_sha256[:12]}")
+    reason = "the run was stopped"
+    try:
+        while not ctx.should_stop() and not (until_left and service.is_left):
+            with ctx.announced(
+                "waiting for asks"
+            ):  # a head that computes alone sends nothing, and still makes progress
+                service.serve(wait_s=_IDLE_S)
+    except BaseException as error:
+        reason = f"the head failed: {type(error).__name__}"
+        raise
+    finally:
+        service.close(reason)
+    others.end()
+
+
+def _why_not_exact(cfg: TrainingFile, ctx: RankContext) -> list[str]:
+    """Return why logits may differ from those of training; empty if they are equal to the bit."""
+    broken = []
+    length = cfg.transformer_config.max_sequence_length
+    last = rules.last_block_rows(length)
+    if last < rules.ROWS and length > last:
+        broken.append(f"the attention of training ends with a block of {last} rows at {length} tokens")
+    if ctx.device.type != "cpu":
+        broken.append("equal bits are known for CPUs only")
+    return broken
