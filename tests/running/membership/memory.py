@@ -47,6 +47,7 @@ class MemoryMembers:
             )
             self._count_ranks()
             self.journal.append({"epoch": len(self.journal) + 1, "members": sorted(self.known)})
+            self._changed.notify_all()
             return Admitted(number, incarnation, self.known[number].rank)
 
     def leave(self, number):
@@ -67,7 +68,10 @@ class MemoryMembers:
             self.known[number] = replace(
                 self.known[number], step=step, loss=loss, tokens_per_s=beat.tokens_per_s, memory_bytes=beat.rss
             )
-            self._changed.wait_for(lambda: self.messages.get(number), wait_s)
+            asked = self.known[number].incarnation
+            self._changed.wait_for(lambda: self.messages.get(number) or self.known[number].incarnation != asked, wait_s)
+            if self.known[number].incarnation != asked:  # orders are for the newer one
+                return Orders(len(self.journal), Order.FENCED)
             found = tuple(self.messages.pop(number, ()))
             order = Order.LEAVE if self.known[number].left else Order.PREPARE if found else Order.GO
             return Orders(len(self.journal), order, found)

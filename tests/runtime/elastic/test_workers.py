@@ -116,7 +116,9 @@ def test_a_worker_that_comes_gets_the_state_while_the_others_go_on(begin, expect
     assert joined.behind in {(), ((2, joined.applied - 1),)}
     given, (states, means) = given_to(run, 2)
     assert ({0, 1}, 1, True) == (given.keys(), states, is_even(given))
-    assert joined.applied - 3 <= means + 3 <= joined.applied + 1
+    assert 2 + means <= joined.applied, (
+        "the others had two steps when it started; how soon it asked, the machine decides"
+    )
     skipped = {step for step in losses_of(run.records[2]) if step <= joined.applied}
     assert set() == skipped, "it reports no steps of others"
 
