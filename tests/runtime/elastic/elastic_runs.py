@@ -147,7 +147,7 @@ def gate(name):
     return _GATE.format(name)
 
 
-def calm(name, seconds=1.0):
+def calm(name, seconds=2.5):
     """A fault that makes a step last so long until `ElasticRun.open(name)`, so that others can join between steps."""
     return _CALM.format(name, seconds)
 

@@ -165,7 +165,7 @@ def test_a_worker_that_falls_too_far_behind_takes_the_state_again_and_then_takes
     sections = {"training_config": CONFIG["training_config"] | {"steps": 40}}
     few = "\nimport ttlaunch.runtime.elastic.feed as _feed\n_feed.LEAST_MEANS, _feed.MEANS_BYTES = 1, 0"
     faults = {
-        (0, "before the step", "every step"): calm("joined", 0.5) + few,
+        (0, "before the step", "every step"): calm("joined", 1.5) + few,
         (1, "before the step", "every step"): gate("far behind"),
     }
     run = begin(first=1, later=1, faults=faults, sections=sections)
@@ -185,7 +185,7 @@ def test_a_worker_that_falls_too_far_behind_takes_the_state_again_and_then_takes
 
 def test_workers_leave_and_come_and_the_bits_stay(begin, tmp_path_factory):
     """4 -> 2 -> 3 -> 1 -> 4 in 60 steps."""
-    faults = {(number, "before the step", "every step"): calm("all are there", 0.5) for number in (0, 4)}
+    faults = {(number, "before the step", "every step"): calm("all are there", 1.5) for number in (0, 4)}
     sections = {"training_config": CONFIG["training_config"] | {"steps": 60}}
     run = begin(first=4, later=4, faults=faults, sections=sections)
     run.until(lambda run: run.applied(0) == 2)
