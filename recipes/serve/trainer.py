@@ -23,6 +23,7 @@ from ttlaunch.train import (
     Limits,
     Products,
     RankContext,
+    Served,
     StagedModel,
     StageSizes,
     answer_asks,
@@ -51,7 +52,15 @@ def head(cfg: Config, ctx: RankContext) -> None:
         cfg.training_config.tokenizer_type, vocabulary=served.vocabulary, alphabet=served.alphabet
     )
     limits = Limits(slots, served.max_waiting, part.cache.context, guesses=served.guesses)
-    hello = describe_served(cfg, ctx, served, tokenizer=tokenizer, part=part)
+    what = Served(
+        model=served.model,
+        weights_sha256=served.weights_sha256,
+        split=served.split,
+        exact=served.exact,
+        max_streams=slots,
+        max_waiting=served.max_waiting,
+    )
+    hello = describe_served(cfg, ctx, what, tokenizer=tokenizer, part=part)
     token_bytes = part.cache.nbytes // (slots * part.cache.context)
     engine = Engine(model, tokenizer, limits, token_bytes=token_bytes)
     answer_asks(ctx, engine, model, hello=hello, tokenizer=tokenizer, until_left=served.until_left)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -31,8 +32,18 @@ class OtherRanks(Protocol):
         """Let all of them return."""
 
 
-class Served(Protocol):
-    """What a serving run is told to serve, as its configuration has it."""
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a serving run serves, and to how many.
+
+    Attributes:
+        model: What answers are said to come from.
+        weights_sha256: Hash over all parameters.
+        split: What each of several ranks has.
+        exact: `on`: refuse to serve without the bits of training.
+        max_streams: Streams that are computed at once.
+        max_waiting: Streams that may wait for that.
+    """
 
     model: str
     weights_sha256: str
