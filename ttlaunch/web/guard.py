@@ -44,7 +44,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Who may ask.
+    """The hosts, origins and keys with which a client may ask.
 
     Args:
         names: What `Host` may name, in lower case, without a port.

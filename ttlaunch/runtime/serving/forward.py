@@ -222,7 +222,7 @@ class CachedPart:
         return self.products.whole("embedding.context", vectors_RCD.transpose(1, 2).reshape(len(tokens_R), -1))
 
     def _run_block(self, block: Any, x_RD: Tensor, *, name: str, place: int, layout: _Layout) -> Tensor:
-        """As `forward` of the models' blocks, row by row."""
+        """Compute the blocks of this part for each row, with the bits of their `forward`."""
         products = self.products
         if products.heads:
             mixed_RD = self._attend(products.own(f"{name}.attention_in", block.attention_norm(x_RD)), place, layout)

@@ -8,7 +8,7 @@ _MOST_NUMBER, _MOST_STEP, _MOST_EPOCHS = 10**6, 2**53, 100_000
 
 
 class RecordedEpoch(NamedTuple):
-    """Who took part from a step on.
+    """The workers that took part from a step on.
 
     Attributes:
         step: The step after which the epoch began.
