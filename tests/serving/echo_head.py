@@ -1,6 +1,6 @@
 """The head of a serving run whose model answers with the first letter of its prompt, over and over: what belongs to whom can be seen.
 
-`python echo_head.py SOCKET [--context N] [--streams N] [--waiting N] [--pace SECONDS] [--silent]`. Its tokens are bytes. A token of stream i is a pure
+`python -m tests.serving.echo_head SOCKET [--context N] [--streams N] [--waiting N] [--pace SECONDS] [--silent]`. Its tokens are bytes. A token of stream i is a pure
 function of prompt, seed, choice and position, so that a stream goes on after this process has been started again.
 """
 
@@ -10,8 +10,10 @@ import hashlib
 import os
 import selectors
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from tests.serving.greeting import HELLO
 from ttlaunch.serving import wire
 
 
@@ -63,23 +65,14 @@ class Head:
         self.sha = hashlib.sha256(arguments.weights.encode()).hexdigest()
 
     def hello(self):
-        sha = self.sha
-        return wire.Hello(
+        return replace(
+            HELLO,
             model="echo",
-            weights_sha256=sha,
+            weights_sha256=self.sha,
             step=40,
-            recipe="data_parallel",
-            vocabulary=256,
             context=self.arguments.context,
-            split="stages",
-            ranks=3,
-            precision="fp32",
-            torch="2.13.0+cpu",
-            cpu="x86-64-v3",
-            threads=1,
-            exact=True,
-            tokenizer_sha256=sha,
-            template_sha256=sha,
+            tokenizer_sha256=self.sha,
+            template_sha256=self.sha,
             max_streams=self.arguments.streams,
             max_waiting=self.arguments.waiting,
         )

@@ -12,7 +12,6 @@ import httpx
 from ttlaunch.serving import wire
 
 ROOT = Path(__file__).parents[2]
-HEAD = Path(__file__).with_name("echo_head.py")
 
 
 class Served:
@@ -22,13 +21,15 @@ class Served:
         self.socket = folder / "serve.sock"
         self.head_arguments = head
         self.head = None
-        self.start_head()
         self.errors = folder / "door.stderr"
         with self.errors.open("wb") as errors:
             self.start_door(door, errors)
         told = self.door.stdout.readline()
-        assert told, self.errors.read_text()
+        if not told:  # it has refused its arguments, and ends
+            self.end_door(status=2)
+            raise AssertionError(self.errors.read_text())
         self.ports = json.loads(told)
+        self.start_head()
         self.url = f"http://127.0.0.1:{self.ports['api_port']}"
         self.page = f"http://127.0.0.1:{self.ports['port']}"
 
@@ -46,7 +47,8 @@ class Served:
 
     def start_head(self, *more):
         self.head = subprocess.Popen(
-            [sys.executable, str(HEAD), str(self.socket), *self.head_arguments, *more], cwd=ROOT
+            [sys.executable, "-m", "tests.serving.echo_head", str(self.socket), *self.head_arguments, *more],
+            cwd=ROOT,
         )
 
     def kill_head(self):
@@ -59,9 +61,12 @@ class Served:
 
     def end(self):
         self.kill_head()
+        self.end_door(status=0)
+
+    def end_door(self, *, status):
         self.door.stdin.close()
         self.door.stdout.close()
-        assert self.door.wait(30) == 0, self.errors.read_text()
+        assert self.door.wait(30) == status, self.errors.read_text()
         assert "Traceback" not in self.errors.read_text(), self.errors.read_text()
 
 

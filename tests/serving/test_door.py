@@ -16,6 +16,8 @@ import pytest
 from tests.serving.served import ROOT, events, serving, until
 from ttlaunch.web import addresses
 
+pytestmark = pytest.mark.slow
+
 CURL = Path(__file__).with_name("curl_lines.txt")
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.serving.greeting import HELLO, SHA
 from ttlaunch.serving.receipt import (
     LONGEST_RECEIPT,
     BadReceiptError,
@@ -20,28 +21,10 @@ from ttlaunch.serving.receipt import (
     receipt_values,
     render_receipt,
 )
-from ttlaunch.serving.wire import Accepted, Ask, Hello
+from ttlaunch.serving.wire import Accepted, Ask
 
-HELLO = Hello(
-    model="gpt 4x128",
-    weights_sha256="a" * 64,
-    step=30,
-    recipe="hierarchical_parallel",
-    vocabulary=256,
-    context=64,
-    split="none",
-    ranks=1,
-    precision="float32",
-    torch="2.13.0+cpu",
-    cpu="x86_64 avx2",
-    threads=1,
-    exact=True,
-    tokenizer_sha256="b" * 64,
-    template_sha256="c" * 64,
-    max_streams=8,
-)
 ASK = Ask(stream=7, text="Hi", max_tokens=5, temperature=0.8, top_p=0.9, stop=("\n",))
-ACCEPTED = Accepted(stream=7, seed=2**62, prompt_tokens=(72, 105), weights_sha256="a" * 64)
+ACCEPTED = Accepted(stream=7, seed=2**62, prompt_tokens=(72, 105), weights_sha256=SHA)
 
 
 def made(**options):

@@ -10,27 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.serving.greeting import HELLO, SHA
 from ttlaunch.serving import wire
 
-SHA = "ab" * 32
-HELLO = wire.Hello(
-    model="gpt",
-    weights_sha256=SHA,
-    step=40,
-    recipe="data_parallel",
-    vocabulary=256,
-    context=128,
-    split="stages",
-    ranks=2,
-    precision="fp32",
-    torch="2.13.0+cpu",
-    cpu="x86-64-v3",
-    threads=1,
-    exact=True,
-    tokenizer_sha256=SHA,
-    template_sha256=SHA,
-    max_streams=8,
-)
 LIKELY = wire.Likely(id=7, text="h", logprob=-0.5)
 FROM_HEAD = [
     HELLO,

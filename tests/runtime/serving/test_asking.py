@@ -5,30 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.serving.greeting import HELLO, SHA
 from ttlaunch.runtime.serving.ask import Accepted, Done, Refused, Stats, Tokens
 from ttlaunch.runtime.serving.asking import AskService
 from ttlaunch.runtime.serving.tokenizers import make_tokenizer
 from ttlaunch.serving import wire
-
-HASH = "0" * 64
-HELLO = wire.Hello(
-    model="echo",
-    weights_sha256=HASH,
-    step=3,
-    recipe="data_parallel",
-    vocabulary=256,
-    context=16,
-    split="none",
-    ranks=1,
-    precision="fp32",
-    torch="2",
-    cpu="x86",
-    threads=1,
-    exact=True,
-    tokenizer_sha256=HASH,
-    template_sha256=HASH,
-    max_streams=8,
-)
 
 
 class Echo:
@@ -147,7 +128,7 @@ def test_two_sides_may_use_the_same_numbers_and_get_only_their_own_tokens(servic
     other.send(asked(1, "b", most=1))
     serve(service)
     accepted, *rest = one.receive()[1:]
-    assert wire.Accepted(stream=1, seed=7, prompt_tokens=(97,), weights_sha256=HASH) == accepted
+    assert wire.Accepted(stream=1, seed=7, prompt_tokens=(97,), weights_sha256=SHA) == accepted
     assert ["a", "a"] == [message.text for message in rest[:-1]]
     assert wire.Done(stream=1, reason="length", prompt_tokens=1, generated=1) == rest[-1]
     hello, _, tokens, _ = other.receive()
