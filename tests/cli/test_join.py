@@ -21,6 +21,8 @@ from ttlaunch.records.coordinator import Fingerprint
 from ttlaunch.running.agents.certificates import Authority
 from ttlaunch.running.membership.measure import measure_fingerprint
 
+pytestmark = pytest.mark.slow  # each starts a real rank
+
 SPEC = RunSpec("data_parallel", ranks=2, elastic="1:4")
 
 

@@ -28,6 +28,7 @@ def wrong_recipe(folder, trainer):
         file.write(f"\n\n_worker = worker\n\n\ndef worker(cfg, ctx):\n{trainer}")
 
 
+@pytest.mark.slow
 def test_a_right_recipe_has_one_class(ttlaunch):
     answer = ttlaunch(SIMULATED)
     assert (0, "") == (answer.status, answer.stderr)
@@ -73,6 +74,7 @@ def test_real_ranks_have_the_class_of_simulated_ones(ttlaunch):
     assert all(50e6 < cell["memory_bytes"] < 4e9 for answer in (real, simulated) for cell in answer["cells"])
 
 
+@pytest.mark.slow
 def test_a_recipe_with_other_bits_is_named_with_the_command_that_shows_it(ttlaunch, here):
     wrong_recipe(
         here,

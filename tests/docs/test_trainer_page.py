@@ -22,6 +22,7 @@ def recipe(here):
     return folder
 
 
+@pytest.mark.slow
 def test_its_parameters_do_not_depend_on_the_number_of_ranks(recipe):
     one, *others = [ttlaunch.simulate("circle", ranks=ranks, set=STEPS).parameters_sha256 for ranks in (1, 2, 3)]
 

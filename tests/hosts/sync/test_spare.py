@@ -4,6 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.hosts.sync.files import tree
 from ttlaunch import contract
 from ttlaunch.agent.releases import INCOMING, check_tree, read_manifest
@@ -135,6 +137,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.slow
 def test_nothing_that_was_changed_in_the_copy_gets_into_a_release(project, release_of, host):
     fill(project)
     host.take(release_of(project))
