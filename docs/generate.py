@@ -323,7 +323,7 @@ def _outside_fences(text: str) -> str:
 def _exit_statuses() -> str:
     meanings = {
         contract.STATUS_DONE: "done",
-        contract.STATUS_RANK_FAILED: "a rank failed, or the result is not reliable",
+        contract.STATUS_RANK_FAILED: "a rank failed, the result is not reliable, or a text differs from its receipt",
         contract.STATUS_USAGE: "the command line is wrong, or names a configuration, recipe, run or file that is not there",
         contract.STATUS_DESCRIPTION: "the description is wrong: topology files, training file (also what `--set` makes of it), recipe, or all together",
         contract.STATUS_HOST: "a host is not ready; nothing was started",

@@ -37,6 +37,12 @@ def test_a_receipt_is_read_as_it_was_written(tmp_path):
     assert made() == read_receipt(file)
 
 
+def test_a_stop_text_that_ends_nothing_is_not_in_a_receipt():
+    ask = Ask(stream=7, text="Hi", max_tokens=5, stop=("", "x"))
+    receipt = make_receipt(HELLO, ask, ACCEPTED, tokens=[1], reason="length")
+    assert ("x",) == parse_receipt(render_receipt(receipt).encode()).stop
+
+
 def test_the_same_text_is_asked_for_again():
     again = ask_again(parse_receipt(render_receipt(made()).encode()), stream=1)
     expected = Ask(
@@ -54,28 +60,28 @@ def test_of_a_text_that_was_cut_off_the_tokens_so_far_are_asked_for():
     assert first_difference(nothing, [9], reason="length") is None
 
 
-def test_a_private_receipt_has_no_prompt_and_needs_the_right_one():
+def test_a_private_receipt_has_no_prompt_and_needs_it():
     receipt = parse_receipt(render_receipt(made(private=True)).encode())
     assert "72" not in str(receipt.prompt_tokens)
     with pytest.raises(BadReceiptError, match="only the hash of the prompt"):
         ask_again(receipt, stream=1)
-    with pytest.raises(BadReceiptError, match="the prompt is another one"):
-        ask_again(receipt, stream=1, prompt=[72, 106])
-    assert (72, 105) == ask_again(receipt, stream=1, prompt=[72, 105]).tokens
+    again = ask_again(receipt, stream=1, prompt="Hi")
+    assert ("Hi", None) == (again.text, again.tokens)
 
 
 @pytest.mark.parametrize(
     ("tokens", "reason", "expected"),
     [
         ([1, 2, 3], "stop", None),
-        ([1, 9, 3], "stop", "token 1 is 2 in the receipt and 9 here"),
-        ([1, 2], "stop", "the receipt has 3 tokens, and here they are 2"),
-        ([1, 2, 3, 4], "stop", "the receipt has 3 tokens, and here they are 4"),
-        ([1, 2, 3], "length", "the text ended by `stop` in the receipt and by `length` here"),
+        ([1, 9, 3], "stop", (1, "token 1 is 2 in the receipt and 9 here")),
+        ([1, 2], "stop", (2, "the receipt has 3 tokens, and here they are 2")),
+        ([1, 2, 3, 4], "stop", (3, "the receipt has 3 tokens, and here they are 4")),
+        ([1, 2, 3], "length", (None, "the text ended by `stop` in the receipt and by `length` here")),
     ],
 )
 def test_the_first_difference_is_named(tokens, reason, expected):
-    assert expected == first_difference(made(), tokens, reason=reason)
+    found = first_difference(made(), tokens, reason=reason)
+    assert expected == (found and (found.token, found.message))
 
 
 def test_what_is_other_here_is_named():

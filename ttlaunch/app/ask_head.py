@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch.app.dialogue import Dialogue
@@ -39,20 +38,28 @@ class Head:
         self._messages: list[wire.FromHead] = []
         first = self.receive()
         if not isinstance(first, wire.Hello):
-            raise wire.WireError("the head of the serving run did not say what it serves")
+            raise LaunchError([Diagnostic("R063", "the head of the serving run did not say what it serves")])
         self.hello = first
 
     def send(self, message: wire.ToHead) -> None:
-        """Send a message; a head that is gone shows itself when the next one is received."""
+        """Send a message; a head that is gone shows itself when the next one is received.
+
+        Raises:
+            LaunchError: The message is longer than the head reads.
+        """
+        try:
+            frame = wire.encode(message)
+        except wire.WireError as error:
+            most = wire.LONGEST_FRAME // 2**20
+            raise usage_error(f"the prompt is too long to be sent to the model: at most {most} MiB are read") from error
         with contextlib.suppress(OSError):
-            self._connection.sendall(wire.encode(message))
+            self._connection.sendall(frame)
 
     def receive(self) -> wire.FromHead:
         """Wait for the next message.
 
         Raises:
-            LaunchError: The run has ended; the error says why.
-            WireError: The head sent something else than a message.
+            LaunchError: The run has ended, or its head sent something else than a message; the error says why.
         """
         while not self._messages:
             try:
@@ -61,37 +68,36 @@ class Head:
                 piece = b""
             if not piece:
                 raise _ended(self.run)
-            self._messages += self._decoder.feed(piece)
+            try:
+                self._messages += self._decoder.feed(piece)
+            except wire.WireError as error:
+                raise LaunchError([Diagnostic("R063", str(error))]) from error
         return self._messages.pop(0)
 
-    def answers(
-        self, asks: Sequence[wire.Ask], *, as_long_as_fits: bool = False
-    ) -> Iterator[wire.Accepted | wire.Tokens | wire.Done]:
+    def answers(self, asks: Sequence[wire.Ask]) -> Iterator[wire.Accepted | wire.Tokens | wire.Done]:
         """Ask for streams, and yield what is said of them as it comes, until all have ended.
 
         Args:
-            asks: The asks, with numbers that have not been used.
-            as_long_as_fits: Whether an ask for more tokens than the context holds gets as many as fit.
+            asks: The asks, with numbers that have not been used. Where the context ends before `max_tokens`, the text ends there.
 
         Raises:
-            LaunchError: An ask was refused, or the run has ended.
+            LaunchError: An ask was refused, its computation failed, or the run has ended.
         """
         for ask in asks:
             self.send(ask)
-        left = {ask.stream: ask for ask in asks}
+        left = {ask.stream for ask in asks}
         while left:
             message = self.receive()
             if isinstance(message, wire.Refused):
-                room = message.numbers.get("context", 0) - message.numbers.get("prompt", 0)
-                refused = left.get(message.stream)
-                if refused is None or not as_long_as_fits or not 0 < room < refused.max_tokens:
-                    raise usage_error(message.message)
-                left[message.stream] = replace(refused, max_tokens=room)
-                self.send(left[message.stream])
+                raise usage_error(message.message)
+            if isinstance(message, wire.Done) and message.reason == "error":
+                raise LaunchError(
+                    [Diagnostic("R005", f"the text has no end: {message.message or 'it is not known why'}")]
+                )
             if isinstance(message, wire.Accepted | wire.Tokens | wire.Done) and message.stream in left:
                 yield message
                 if isinstance(message, wire.Done):
-                    del left[message.stream]
+                    left.discard(message.stream)
 
 
 @contextmanager
@@ -152,5 +158,7 @@ def _connected(place: Path, run: Run) -> Iterator[socket.socket]:
 def _ended(run: Run) -> LaunchError:
     """Return the error for a run that has ended although somebody waits for its answer."""
     report = run.wait()
-    found = report.diagnostics or (Diagnostic("R048", f"the serving run {run.id} ended before it had answered"),)
+    found = report.diagnostics or (
+        Diagnostic("R005", f"the head of the serving run {run.id} left before it had answered"),
+    )
     return LaunchError(found, status=report.exit_status or 1)

@@ -91,6 +91,13 @@ def find_served(
     return spec, found
 
 
+def weights_served_by(spec: RunSpec) -> str:
+    """Return the hash of the weights that a specification made by `find_served` serves."""
+    name = "serve_config="
+    chosen = next(one for one in spec.overrides if one.startswith(name))
+    return str(json.loads(chosen.removeprefix(name))["weights_sha256"])
+
+
 def _chosen(options: ServeOptions) -> dict[str, Any]:
     """Return the keys of `serve_config` that say how a model is served."""
     return {

@@ -66,6 +66,7 @@ JSON_SCHEMAS = {
     "submit": 1,
     "sync": 1,
     "validate": 1,
+    "verify": 1,
     "weights": 1,
     "generate": 1,
     "weights-export": 1,

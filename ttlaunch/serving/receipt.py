@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,8 @@ LONGEST_RECEIPT: Final = 4 * LONGEST_FRAME
 """Most bytes of a receipt's file."""
 REASONS: Final = ("stop", "length", "cancelled", "error")
 """Why a text ended; of a text that was `cancelled` or ended by an `error`, the tokens up to there are checked."""
+
+_EARLY: Final = frozenset({"cancelled", "error"})
 
 _OF_HELLO: Final = (
     *("model", "recipe", "step", "tokenizer_sha256", "template_sha256", "exact", "why_not_exact", "precision", "torch"),
@@ -81,6 +84,19 @@ class Receipt:
     finish_reason: Word
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Where a text that was computed again parts from the receipt's.
+
+    Attributes:
+        message: A clause that says it.
+        token: The place of the first token that differs, from 0; None if only the ends differ.
+    """
+
+    message: str
+    token: int | None
+
+
 class BadReceiptError(ValueError):
     """A file that is no receipt, or one whose values do not fit together; the text says why, in one clause."""
 
@@ -110,6 +126,7 @@ def make_receipt(
     prompt = accepted.prompt_tokens
     served = {name: getattr(hello, name) for name in _OF_HELLO}
     settings = {name: getattr(ask, name) for name in _OF_ASK}
+    settings["stop"] = tuple(text for text in ask.stop if text)  # an empty one ends no text
     return Receipt(
         receipt=FORMAT,
         **served,
@@ -214,26 +231,24 @@ def _unfit_tokens(receipt: Receipt) -> Iterator[str]:
             yield f"`{name}_sha256` is not the hash of its tokens, so one of the two was changed"
 
 
-def ask_again(receipt: Receipt, *, stream: int, prompt: Sequence[int] | None = None) -> Ask:
+def ask_again(receipt: Receipt, *, stream: int, prompt: str | None = None) -> Ask:
     """Return what to ask of a head with the same weights to get the text of a receipt again.
 
     Args:
         receipt: The receipt.
         stream: The number of the stream on the wire.
-        prompt: The prompt's tokens, which a private receipt lacks.
+        prompt: The text of a private receipt's prompt; the head's `Accepted` has its tokens, whose hash must be the receipt's.
 
     Raises:
-        BadReceiptError: The prompt is missing, or it is not the receipt's.
+        BadReceiptError: The receipt is private, and there is no prompt.
     """
-    tokens = receipt.prompt_tokens if prompt is None else tuple(prompt)
-    if tokens is None:
+    if receipt.prompt_tokens is None and prompt is None:
         raise BadReceiptError("it is private: it has only the hash of the prompt")
-    if hash_tokens(tokens) != receipt.prompt_sha256:
-        raise BadReceiptError("the prompt is another one: its tokens have another hash")
-    ended_early = receipt.finish_reason in {"cancelled", "error"}
+    ended_early = receipt.finish_reason in _EARLY
     return Ask(
         stream=stream,
-        tokens=tokens,
+        text=prompt if receipt.prompt_tokens is None else None,
+        tokens=receipt.prompt_tokens,
         max_tokens=max(1, len(receipt.tokens)) if ended_early else receipt.max_tokens,
         temperature=float(receipt.temperature),
         top_p=float(receipt.top_p),
@@ -244,20 +259,21 @@ def ask_again(receipt: Receipt, *, stream: int, prompt: Sequence[int] | None = N
     )
 
 
-def first_difference(receipt: Receipt, tokens: Sequence[int], *, reason: str) -> str | None:
+def first_difference(receipt: Receipt, tokens: Sequence[int], *, reason: str) -> Difference | None:
     """Say where a text that was computed again parts from the receipt's; None if they are equal.
 
     Of a text that was cancelled or ended by an error, only its tokens are compared.
     """
-    ended_early = receipt.finish_reason in {"cancelled", "error"}
+    ended_early = receipt.finish_reason in _EARLY
     found = tuple(tokens)[: len(receipt.tokens)] if ended_early else tuple(tokens)
     for place, (theirs, ours) in enumerate(zip(receipt.tokens, found, strict=False)):
         if theirs != ours:
-            return f"token {place} is {theirs} in the receipt and {ours} here"
+            return Difference(f"token {place} is {theirs} in the receipt and {ours} here", place)
     if len(found) != len(receipt.tokens):
-        return f"the receipt has {len(receipt.tokens)} tokens, and here they are {len(found)}"
+        least = min(len(found), len(receipt.tokens))
+        return Difference(f"the receipt has {len(receipt.tokens)} tokens, and here they are {len(found)}", least)
     if not ended_early and reason != receipt.finish_reason:
-        return f"the text ended by `{receipt.finish_reason}` in the receipt and by `{reason}` here"
+        return Difference(f"the text ended by `{receipt.finish_reason}` in the receipt and by `{reason}` here", None)
     return None
 
 

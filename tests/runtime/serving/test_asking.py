@@ -11,9 +11,11 @@ from ttlaunch.runtime.serving.asking import AskService
 from ttlaunch.runtime.serving.tokenizers import make_tokenizer
 from ttlaunch.serving import wire
 
+CONTEXT = 200
+
 
 class Echo:
-    """An engine that repeats the last byte of each prompt, one for each step; it refuses an empty prompt."""
+    """An engine that repeats the last byte of each prompt, one for each step; it refuses an empty prompt, and what does not fit."""
 
     def __init__(self):
         self.live, self.steps, self.cancelled, self.paused = {}, 0, [], set()
@@ -21,6 +23,9 @@ class Echo:
     def submit(self, ask):
         if not ask.prompt:
             return Refused(ask.stream, "bad_setting", "nothing to continue", {"tokens": 0})
+        if len(ask.prompt) + ask.max_tokens > CONTEXT:
+            numbers = {"prompt": len(ask.prompt), "context": CONTEXT}
+            return Refused(ask.stream, "context_too_long", "it does not fit", numbers)
         self.live[ask.stream] = [ask.prompt[-1], ask.max_tokens]
         return Accepted(ask.stream, 7, tuple(ask.prompt.encode()))
 
@@ -175,6 +180,16 @@ def test_a_refusal_has_the_words_and_numbers_of_the_engine(service, connect):
     serve(service)
     refused = wire.Refused(stream=1, code="bad_request", message="nothing to continue", numbers={"tokens": 0})
     assert refused == asker.receive()[-1]
+
+
+def test_a_text_for_which_the_context_has_too_little_room_ends_with_it(service, connect):
+    asker = connect()
+    asker.send(asked(1, "a" * 197, most=256), asked(2, "a" * 200, most=256))
+    serve(service)
+    told = [one for one in asker.receive() if not isinstance(one, wire.Hello)]
+    assert 3 == sum(isinstance(one, wire.Tokens) for one in told)
+    assert ["length"] == [one.reason for one in told if isinstance(one, wire.Done)]
+    assert [2] == [one.stream for one in told if isinstance(one, wire.Refused)]
 
 
 def test_a_pong_comes_after_a_message_through_all_ranks(service, beats, connect):

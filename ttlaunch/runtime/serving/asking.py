@@ -200,7 +200,9 @@ class AskService:
 
     def _ask(self, asker: _Asker, asked: wire.Ask) -> None:
         number, self._next_stream = self._next_stream, self._next_stream + 1
-        answer = self._engine.submit(_as_ask(asked, number))
+        answer = self._engine.submit(ask := _as_ask(asked, number))
+        if isinstance(answer, serving.Refused) and 0 < (room := _room(answer)) < ask.max_tokens:
+            answer = self._engine.submit(replace(ask, max_tokens=room))  # the context ends it, by `length`
         if isinstance(answer, serving.Refused):
             code = _on_the_wire(answer.code)
             numbers = {name: int(value) for name, value in answer.numbers.items()}
@@ -320,6 +322,11 @@ def _as_ask(asked: wire.Ask, number: int) -> serving.Ask:
         logprobs=asked.logprobs,
         resumed=asked.resumed,
     )
+
+
+def _room(refused: serving.Refused) -> int:
+    """Return how many tokens fit into the context behind the prompt; 0 for a refusal that is not about that."""
+    return int(refused.numbers.get("context", 0) - refused.numbers.get("prompt", 0))
 
 
 TEMPLATE = "the contents of all messages, each followed by a line break"
