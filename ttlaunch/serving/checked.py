@@ -110,7 +110,10 @@ def list_of(inner: Check, most: int) -> Check:
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) not in {list, tuple} or len(value) > most:
             raise UnfitError(f"expected a list of at most {most} values")
-        return tuple(_item(inner, place, one) for place, one in enumerate(value))
+        try:
+            return tuple([inner(one) for one in value])
+        except UnfitError:  # again, and slower, for the place
+            return tuple(_item(inner, place, one) for place, one in enumerate(value))
 
     return check
 
@@ -157,14 +160,13 @@ def build(made: type[Made], values: Mapping[str, Any]) -> Made:
     """
     own: Any = made  # for mypy, which does not take a generic class for hashable
     checks, required = _fields_of(own)
-    for name in values:
-        if name not in checks:
-            near = difflib.get_close_matches(name, checks, n=1)
-            raise UnfitError(
-                "is not a known key", path=name[:_LONGEST_NAME], hint=f"did you mean `{near[0]}`?" if near else None
-            )
-    if missing := sorted(required - values.keys()):
-        raise UnfitError("is missing", path=missing[0])
+    if not values.keys() <= checks.keys():
+        name = next(name for name in values if name not in checks)
+        near = difflib.get_close_matches(name, checks, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else None
+        raise UnfitError("is not a known key", path=name[:_LONGEST_NAME], hint=hint)
+    if missing := required - values.keys():
+        raise UnfitError("is missing", path=min(missing))
     taken = {}
     for name, value in values.items():
         try:

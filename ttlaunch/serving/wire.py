@@ -7,6 +7,7 @@ with the name of the side that sent it. Streams are numbered by the side that as
 No function here blocks or knows a clock, so that threads, event loops and ranks can all use it. Standard library only.
 """
 
+import functools
 import json
 import os
 import socket
@@ -272,24 +273,38 @@ _RECORDS: Final = frozenset(
 )
 
 
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def encode(message: ToHead | FromHead | RunState) -> bytes:
     """Turn a message into its frame.
 
     Raises:
         WireError: If its JSON is longer than `LONGEST_FRAME` bytes.
     """
-    values = {"kind": type(message).__name__.lower()} | _plain(message)
-    body = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    body = _JSON.encode({"kind": type(message).__name__.lower(), **_plain(message)}).encode()
     if len(body) > LONGEST_FRAME:
         raise WireError(f"a message of {len(body)} bytes is too long: at most {LONGEST_FRAME} can be sent")
     return _LENGTH.pack(len(body)) + body
 
 
-def _plain(value: Any) -> Any:
+@functools.cache
+def _fields_of(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The name and the default of each field. A head sends a message for each token, so they are looked up once."""
+    return tuple((one.name, one.default) for one in fields(kind))
+
+
+def _plain(message: Any) -> dict[str, Any]:
     """What JSON can hold of a message: its fields without those that have their defaults."""
-    if type(value) in _RECORDS:
-        return {one.name: _plain(own) for one in fields(value) if (own := getattr(value, one.name)) != one.default}
-    return [_plain(one) for one in value] if type(value) is tuple else value
+    values = {}
+    kind: Any = type(message)  # for mypy, which does not take a class for hashable
+    for name, default in _fields_of(kind):
+        own = getattr(message, name)
+        if own is not default and own != default:
+            values[name] = own
+            if type(own) is tuple and type(own[0] if own else None) in _RECORDS:  # a tuple holds values of one kind
+                values[name] = [_plain(one) for one in own]
+    return values
 
 
 class Decoder:

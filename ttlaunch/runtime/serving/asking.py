@@ -49,12 +49,14 @@ class _Asker:
     Attributes:
         streams: The engine's number of each of its streams that has not ended.
         unsent: What the other side has not taken yet.
+        awaits_room: Whether the selector tells when the other side takes more.
     """
 
     connection: socket.socket
     decoder: wire.Decoder = field(default_factory=lambda: wire.Decoder(wire.TO_HEAD, sender="the side that asks"))
     streams: dict[int, int] = field(default_factory=dict)
     unsent: bytearray = field(default_factory=bytearray)
+    awaits_room: bool = False
 
 
 class AskService:
@@ -85,6 +87,7 @@ class AskService:
         self._listening = listening
         self._selector = selectors.DefaultSelector()
         self._askers: set[_Asker] = set()
+        self._unflushed: set[_Asker] = set()
         self._places: dict[int, tuple[_Asker, int]] = {}
         self._next_stream = 1
         self._pings: list[tuple[_Asker, int]] = []
@@ -96,8 +99,7 @@ class AskService:
     @property
     def has_work(self) -> bool:
         """Whether a step may compute or report something."""
-        now = self._engine.stats()
-        return not self._engine.is_idle or now.streams + now.waiting > 0
+        return bool(self._places) or not self._engine.is_idle
 
     @property
     def is_left(self) -> bool:
@@ -113,11 +115,10 @@ class AskService:
         was_idle = not self.has_work
         self._take(wait_s if was_idle else 0.0)
         if self.has_work:
-            before = self._engine.stats().steps
             events = self._engine.step()
             for event in events:
                 self._report(event)
-            if not events and self._engine.stats().steps == before:
+            if not events and self._engine.is_idle:
                 self._take(min(wait_s, _PAUSED_S))  # all streams are paused
         if self._pings or (was_idle and not self.has_work):
             self._beat()
@@ -125,12 +126,14 @@ class AskService:
                 self._send(asker, wire.Pong(number=number))
             self._pings.clear()
         self._send_stats()
+        self._flush_all()
 
     def announce(self, hello: wire.Hello) -> None:
         """Say to all, and to those who connect later, that other weights are served."""
         self._hello = hello
         for asker in list(self._askers):
             self._send(asker, hello)
+        self._flush_all()
 
     def close(self, reason: str) -> None:
         """End all streams and connections.
@@ -143,6 +146,7 @@ class AskService:
             self._engine.cancel(number)
             ended = wire.Done(stream=stream, reason="error", message=reason, prompt_tokens=0, generated=0)
             self._send(asker, ended)
+        self._flush_all()
         for asker in list(self._askers):
             self._drop(asker)
         self._selector.close()
@@ -251,9 +255,14 @@ class AskService:
         return self._tokenizer.piece(token).decode(errors="replace")
 
     def _send(self, asker: _Asker, message: wire.FromHead) -> None:
+        """Add a message to what an asker is sent at the end of the step, all at once: one call, and one wake-up of its reader."""
         if asker in self._askers:
             asker.unsent += wire.encode(message)
-            self._flush(asker)
+            self._unflushed.add(asker)
+
+    def _flush_all(self) -> None:
+        while self._unflushed:
+            self._flush(self._unflushed.pop())
 
     def _flush(self, asker: _Asker) -> None:
         try:
@@ -266,14 +275,17 @@ class AskService:
         except OSError:
             self._drop(asker)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if asker.unsent else 0)
-        self._selector.modify(asker.connection, wanted, asker)
+        if bool(asker.unsent) is not asker.awaits_room:
+            asker.awaits_room = bool(asker.unsent)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if asker.unsent else 0)
+            self._selector.modify(asker.connection, wanted, asker)
 
     def _drop(self, asker: _Asker) -> None:
         """Close a connection and cancel its streams: nobody waits for them any more."""
         if asker not in self._askers:
             return
         self._askers.discard(asker)
+        self._unflushed.discard(asker)
         self._selector.unregister(asker.connection)
         asker.connection.close()
         for number in asker.streams.values():

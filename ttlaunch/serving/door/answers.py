@@ -25,6 +25,8 @@ DEFAULT_TOP_P: Final = 1.0
 
 log = logging.getLogger("ttlaunch.serving.door")
 
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 Made = TypeVar("Made")
 Result = TypeVar("Result")
 
@@ -195,7 +197,7 @@ class EventStream(StreamingResponse):
 
 def event_of(values: Mapping[str, Any] | str) -> str:
     """One event, as its line."""
-    text = values if isinstance(values, str) else json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    text = values if isinstance(values, str) else _JSON.encode(values)
     return f"data: {text}\n\n"
 
 
