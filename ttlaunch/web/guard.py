@@ -8,6 +8,7 @@ the whole body at once.
 import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ LONGEST_BODY_S: Final = 30.0
 POLICY: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 """The Content-Security-Policy of answers that bring none of their own: they are data, which may load nothing."""
 
+_LENGTH = re.compile(r"[0-9]{1,12}")
 _SAFE = frozenset({"GET", "HEAD"})
 _FIXED = {
     "x-content-type-options": "nosniff",
@@ -146,7 +148,7 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes | Refusal:
         status=413, message=f"the body is longer than {LONGEST_BODY} bytes, the most that is read", code="body_too_long"
     )
     announced = headers.get("content-length", "0")
-    if not announced.isdigit() or int(announced) > LONGEST_BODY:
+    if not _LENGTH.fullmatch(announced) or int(announced) > LONGEST_BODY:
         return too_long
     body = bytearray()
     try:
