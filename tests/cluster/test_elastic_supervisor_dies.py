@@ -17,16 +17,21 @@ from ttlaunch.agent.run_processes import tree_below
 pytestmark = pytest.mark.cluster
 
 STEPS = "--set training_config.steps=400 --set training_config.validation_interval=400"
-ELASTIC = f"run data_parallel --on lab --ranks 3 --elastic 1:3 --lease 3 {STEPS}"
+ELASTIC = f"--on lab --ranks 3 --elastic 1:3 --lease 3 {STEPS}"
 NO_CHECKPOINTS = "--set checkpoint_config.interval=null"
 
 
 @pytest.fixture
-def lost(make_cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
+def recipe():
+    return "data_parallel"
+
+
+@pytest.fixture
+def lost(make_cluster, ttlaunch_on, lab, tmp_path, recipe):  # noqa: F811 - the fixture
     """A run of a worker on each of three hosts whose supervisor was killed in the middle: cluster, folder, last step seen."""
     cluster = make_cluster(hosts=3)
     lab("".join(f"{host} slots=1\n" for host in cluster.hosts))
-    process = ttlaunch_on(cluster).start(f"{ELASTIC} {NO_CHECKPOINTS}")
+    process = ttlaunch_on(cluster).start(f"run {recipe} {ELASTIC} {NO_CHECKPOINTS}")
 
     def twenty_steps():
         assert process.poll() is None, process.communicate()
@@ -49,17 +54,20 @@ def states_on(cluster, host, folder):
     return cluster.run(host, ["sh", "-c", f"ls {place} 2>/dev/null || true"]).stdout.split()
 
 
-def test_no_step_is_lost_when_the_supervisor_of_a_run_over_hosts_is_killed(lost, ttlaunch_on, tmp_path):
+@pytest.mark.parametrize("recipe", ["data_parallel", "zero"])
+def test_no_step_is_lost_when_the_supervisor_of_a_run_over_hosts_is_killed(lost, ttlaunch_on, tmp_path, recipe):
+    """Of `zero` each host has the slot of its worker, and the one that this shadows."""
     cluster, folder, seen = lost
-    answer = ttlaunch_on(cluster)(f"{ELASTIC} {NO_CHECKPOINTS} --resume latest --format json", timeout_s=200)
+    resume = f"run {recipe} {ELASTIC} {NO_CHECKPOINTS} --resume latest --format json"
+    answer = ttlaunch_on(cluster)(resume, timeout_s=200)
     assert 0 == answer.status, answer.stderr
     report = json.loads(answer.stdout)
     began = report["began_from"]
     assert began["step"] >= seen >= 20
-    assert began["saved_by"].startswith("worker-000")
+    assert began["saved_by"].startswith("the run's workers" if recipe == "zero" else "worker-000")
     assert [[], [], []] == [states_on(cluster, host, folder) for host in cluster.hosts]
     (tmp_path / "alone").mkdir()
-    command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", "-n", "1", *STEPS.split(), "--format", "json"]
+    command = [sys.executable, "-m", "ttlaunch", "run", recipe, "-n", "1", *STEPS.split(), "--format", "json"]
     alone = subprocess.run(command, cwd=tmp_path / "alone", capture_output=True, text=True, check=True)
     assert json.loads(alone.stdout)["parameters_sha256"] == report["parameters_sha256"]
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
@@ -76,7 +84,7 @@ def test_a_host_that_is_away_and_one_whose_state_was_changed_are_named(lost, ttl
     shard.write_bytes(content)
     cluster.link("node2", up=False)
     two = ELASTIC.replace("--ranks 3 --elastic 1:3", "--ranks 2 --elastic 1:2")
-    answer = ttlaunch_on(cluster)(f"{two} {NO_CHECKPOINTS} --resume {folder.name}", timeout_s=200)
+    answer = ttlaunch_on(cluster)(f"run data_parallel {two} {NO_CHECKPOINTS} --resume {folder.name}", timeout_s=200)
     assert 0 == answer.status, answer.stderr
     step = int(shard.parent.name.removeprefix("step-"))
     assert f"warning[P085]: a newer state of {folder.name} may be on node" in answer.stderr

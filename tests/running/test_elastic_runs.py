@@ -17,6 +17,7 @@ from tests.runtime.elastic.local_replay import replay
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.running.checkpoints.complete import newest_step
+from ttlaunch.running.checkpoints.last_states import whole_steps
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.membership.journal import read_journal
 
@@ -350,6 +351,25 @@ def test_a_run_whose_supervisor_is_killed_goes_on_without_a_lost_step_from_the_m
     assert f"warning[P084]: training goes on from step {step}, whose state worker-000" in shown
     assert report["began_from"]["saved_by"].startswith("worker-000")
     assert f"checkpoints/step-{step}, from the memory of {report['began_from']['saved_by']}\n" in shown
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_slots_that_no_worker_has_alone_outlive_the_supervisor(here, zero_stage):
+    settings = ["--set", f"zero_config.stage={zero_stage}", "--set", "checkpoint_config.interval=null"]
+    one = [*COMMAND, "zero", *SET, *settings, "-n", "1", "--format", "json", "--runs-dir", str(here / "one")]
+    done = subprocess.run(one, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
+    with running(here, *settings, recipe="zero") as run:
+        wait_for(lambda: run.process.poll() is not None or run.step() >= 7)
+        stderr, folder, seen = kill_the_supervisor(run), run.folder, run.step()
+    [step] = whole_steps(folder)
+    assert step >= seen >= 7
+    assert f" = note: its workers saved the state of step {step} from memory\n" in stderr
+    saved = {path.name for path in (folder / contract.last_state_dir(step)).iterdir()}
+    assert {f"rank-{number}.{kind}" for number in range(3) for kind in ("json", "safetensors")} == saved
+    report, shown = resumed(here, *settings, recipe="zero")
+    assert (json.loads(done.stdout)["parameters_sha256"], STEPS) == (report["parameters_sha256"], report["steps"])
+    assert f"warning[P084]: training goes on from step {step}, whose state the run's workers saved from memory" in shown
+    assert f"checkpoints/step-{step}, from the memory of the run's workers\n" in shown
 
 
 EVERY = 4

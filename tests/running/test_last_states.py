@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.last_states import take_in_last_state
+from ttlaunch.running.checkpoints.last_states import take_in_last_state, whole_steps
 from ttlaunch.running.checkpoints.resume import Checkpoint, find_checkpoint, verify
 
 PLAN = {
@@ -28,18 +28,18 @@ def run(tmp_path):
     return folder
 
 
-def shard(content):
-    header = {"w": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}
+def shard(content, name="w"):
+    header = {name: {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + content
 
 
-def save(run, step, number, *, content=b"abc", has_shard=True, suffix="", **changed):
+def save(run, step, number, *, content=b"abc", name="w", has_shard=True, suffix="", **changed):
     folder = run / (contract.last_state_dir(step) + suffix)
     folder.mkdir(parents=True, exist_ok=True)
-    data = shard(content)
+    data = shard(content, name)
     record = {"owners": [number], "state": STATE, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / contract.shard_record(number)).write_text(json.dumps({**record, "tensors": ["w"], **changed}))
+    (folder / contract.shard_record(number)).write_text(json.dumps({**record, "tensors": [name], **changed}))
     if has_shard:
         (folder / contract.shard_file(number)).write_bytes(data)
     return folder
@@ -61,6 +61,27 @@ def test_a_whole_state_becomes_a_checkpoint_that_says_who_saved_it(run):
     assert {"rank-3.safetensors"} == set(found.manifest["files"])
     assert [] == list((run / contract.LAST_STATES_DIR).iterdir())
     assert [] == take_in_last_state(run)
+
+
+def test_slots_of_all_owners_become_a_checkpoint_and_those_of_another_cut_do_not_matter(run):
+    for number in (0, 2, 3):
+        save(run, 7, number, owners=[0, 2, 3], name=f"w{number}")
+    save(run, 7, 1, owners=[0, 1, 2, 3])
+    assert [7] == whole_steps(run)
+    assert [] == take_in_last_state(run)
+    found = verify(run / "checkpoints" / "step-7")
+    assert isinstance(found, Checkpoint)
+    assert ("the run's workers", STATE) == (found.manifest["saved_by"], found.manifest["state"])
+    assert {f"rank-{number}.safetensors" for number in (0, 2, 3)} == set(found.manifest["files"])
+
+
+def test_slots_of_an_older_step_are_taken_where_one_of_the_newest_is_missing(run):
+    newest = save(run, 8, 0, owners=[0, 1])
+    for number in (0, 1):
+        save(run, 7, number, owners=[0, 1], name=f"w{number}")
+    assert [7] == whole_steps(run)
+    assert [newest] == [one.path for one in take_in_last_state(run)]
+    assert [run / "checkpoints" / "step-7"] == list((run / "checkpoints").iterdir())
 
 
 def test_a_state_that_is_not_newer_than_the_newest_checkpoint_stays_where_it_is(run):
@@ -87,7 +108,24 @@ def test_an_older_state_that_is_whole_takes_the_place_of_one_that_is_not(run):
         (lambda run: save(run, 7, 0, size=9), f"rank-0.safetensors has {len(shard(b'abc'))} bytes, its record has 9"),
         (
             lambda run: save(run, 7, 0, owners=[0, 1]),
-            "rank-0.json is of a worker that has only a part of the state",
+            "what worker-0001 owned of the state is missing",
+        ),
+        (
+            lambda run: save(run, 7, 0, owners=[1, 2]),
+            "rank-0.json names other owners of the state than its own worker",
+        ),
+        (lambda run: save(run, 7, 0, owners=[0, 0]), "rank-0.json names other owners of the state than its own worker"),
+        (
+            lambda run: [save(run, 7, number, owners=[0, 1]) for number in (0, 1)] + [save(run, 7, 4)],
+            "worker-0004 is none of the run's 4 workers",
+        ),
+        (
+            lambda run: [save(run, 7, number, owners=[0, 1], has_shard=number == 0) for number in (0, 1)],
+            "rank-1.safetensors is missing",
+        ),
+        (
+            lambda run: [save(run, 7, number, owners=[0, 1], state={"loss_scaler": number}) for number in (0, 1)],
+            "its workers have saved different states of training",
         ),
         (lambda run: save(run, 7, 4), "worker-0004 is none of the run's 4 workers"),
         (lambda run: save(run, 7, 0, size=-1), "rank-0.json cannot be used: `size` is -1, expected"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STEP = re.compile(r"step-([1-9][0-9]{0,17})(\.tmp)?")
 _RECORD = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.json")
 _LOOK_AGAIN_S = 0.2
-_MOST = 64  # states
+_MOST = 1024  # states, or slots of states
 _PIECE = 1024 * 1024
 
 

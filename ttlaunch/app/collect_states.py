@@ -3,7 +3,8 @@
     host 1: last_states/step-37/  --record-->  choose the newest step     --shard-->  runs/ID/last_states/step-37/
     host 2: last_states/step-36/  --record-->                                         runs/ID/checkpoints/step-37/
 
-On this machine the states lie in the run's folder already. After a state has become a checkpoint, hosts remove theirs.
+On this machine the states lie in the run's folder already. Of a state that no worker has as a whole, hosts have slots, one of each owner
+is collected. After a state has become a checkpoint, hosts remove theirs.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ from ttlaunch.records.host_scripts import SavedState, SavedStates, Unreadable
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.checkpoints.complete import newest_step
-from ttlaunch.running.checkpoints.last_states import saved_steps, take_in_last_state
+from ttlaunch.running.checkpoints.last_states import records_in, take_in_last_state, whole_steps
 from ttlaunch.running.runs.facts import LATEST, find_run, run_folders
 from ttlaunch.running.runs.files import read_object, read_object_if_any
 from ttlaunch.running.runs.launcher import read_launcher
@@ -40,13 +41,13 @@ from ttlaunch.spec.topology.model import Topology
 _WAIT_S = contract.LEASE_S + contract.AFTER_LEASE_S + contract.SAVE_S  # until workers that nobody supervises have ended
 _ANSWER_S = 10.0
 _SLOWEST_BYTES_PER_S = 1e6
-_MOST_FRAMES = 100
+_MOST_FRAMES = 1100
 _LONGEST = 300
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """A state on a host, by its record."""
+    """A state on a host, or a slot of one, by its record; `number` is that of its worker, or of the slot's owner."""
 
     transport: Transport
     step: int
@@ -80,7 +81,7 @@ def collect_states(spec: RunSpec, dialogue: Dialogue, *, working_folder: Path | 
     numbers = {host: {row["rank"] for row in rows if row["host"] == host} for host in away}
     with _reached(replace(topology, hosts=hosts), dialogue, troubles) as transports:
         dialogue.waiting(f"asking {counted(len(transports), 'host')} for states that workers of {run.name} saved")
-        _Collection(run, topology, transports, numbers, troubles).collect()
+        _Collection(run, topology, transports, numbers, troubles, world_size=len(rows)).collect()
     if troubles:
         dialogue.warn([_not_collected(run, troubles)])
 
@@ -136,22 +137,63 @@ class _Collection:
         transports: Sequence[Transport],
         numbers: dict[str, set[int]],
         troubles: dict[str, str],
+        *,
+        world_size: int,
     ) -> None:
         self._run, self._transports, self._troubles = run, transports, troubles
-        self._numbers = numbers
+        self._numbers, self._world_size = numbers, world_size
         self._pythons = [topology.cluster.python] if topology.cluster.python else []
         self._question: dict[str, Any] = {"remote_folder": topology.cluster.remote_folder, "run_id": run.name}
 
     def collect(self) -> None:
         offers = [offer for found in self._ask(self._list, timeout_s=_WAIT_S + _ANSWER_S) for offer in found]
-        here = max((step for step, path in saved_steps(self._run).items() if not path.suffix), default=0)
-        newest = max(newest_step(self._run) or 0, here)
+        newest = max(newest_step(self._run) or 0, max(whole_steps(self._run), default=0))
         for step in sorted({offer.step for offer in offers if offer.step > newest}, reverse=True):
-            if self._take([offer for offer in offers if offer.step == step]) and not take_in_last_state(self._run):
-                self._ask(self._remove, timeout_s=_ANSWER_S)
-                return
+            if self._take([offer for offer in offers if offer.step == step]):
+                take_in_last_state(self._run)
+                if newest_step(self._run) == step:
+                    self._ask(self._remove, timeout_s=_ANSWER_S)
+                    return
 
     def _take(self, offers: Sequence[_Offer]) -> bool:
+        """Get what makes a state of a step whole; returns whether it has come."""
+        alone = [offer for offer in offers if len(offer.record.owners) == 1]
+        if alone:
+            return self._take_copy(alone)
+        return any(
+            self._take_slots([offer for offer in offers if offer.record.owners == owners])
+            for owners in sorted({offer.record.owners for offer in offers})
+        )
+
+    def _take_slots(self, offers: Sequence[_Offer]) -> bool:
+        """Get those slots of a state that this machine does not have; returns whether all are there."""
+        step, owners = offers[0].step, offers[0].record.owners
+        folder = self._run / contract.last_state_dir(step)
+        here = {number for number, record in records_in(folder).items() if record.owners == owners}
+        by_number = {number: [offer for offer in offers if offer.number == number] for number in owners}
+        if any(not by_number[number] for number in owners if number not in here):
+            return False
+        for number, same in by_number.items():
+            if len({one.record.sha256 for one in same}) > 1:
+                names = listed([one.transport.host for one in same], last="and", quote="")
+                for one in same:
+                    self._troubles[one.transport.host] = f"{names} have saved different bits of step {step}"
+                return False
+            if number in here:
+                continue
+            try:
+                contract.make_private_folder(folder.parent)
+                contract.make_private_folder(folder)
+                source = next((offer for offer in same if self._has_come(offer, folder)), None)
+                if source is None:
+                    return False
+                _write(folder / contract.shard_record(number), [source.text])
+            except OSError as error:
+                self._no_room(same[0], error)
+                return False
+        return True
+
+    def _take_copy(self, offers: Sequence[_Offer]) -> bool:
         """Get one shard and all records of a step; returns whether a whole one has come."""
         folder = self._run / contract.last_state_dir(offers[0].step)
         unfinished = folder.with_name(folder.name + contract.UNFINISHED_SUFFIX)
@@ -167,10 +209,13 @@ class _Collection:
             unfinished.rename(folder)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            reason = f"{error.filename or unfinished}: {(error.strerror or str(error)).lower()}"
-            self._troubles[offers[0].transport.host] = f"the state of step {offers[0].step} has no room here: {reason}"
+            self._no_room(offers[0], error)
             return False
         return True
+
+    def _no_room(self, offer: _Offer, error: OSError) -> None:
+        reason = f"{error.filename or self._run}: {(error.strerror or str(error)).lower()}"
+        self._troubles[offer.transport.host] = f"the state of step {offer.step} has no room here: {reason}"
 
     def _has_come(self, offer: _Offer, folder: Path) -> bool:
         """Copy a shard from its host; note why if it is not what its record says.
@@ -225,7 +270,7 @@ class _Collection:
             if header.get("kind") != "state":
                 break
             state, record = stream.checked(SavedState, header), read(ShardRecord, body)
-            if isinstance(record, BadRecord) or state.number not in self._numbers[transport.host]:
+            if isinstance(record, BadRecord) or not self._can_have(transport.host, state.number, record):
                 reason = record.reason if isinstance(record, BadRecord) else "it has no such worker"
                 self._troubles[transport.host] = f"the state of step {state.step} cannot be used: {reason}"
             else:
@@ -238,6 +283,12 @@ class _Collection:
         elif states.unfinished and max(states.unfinished) > max((offer.step for offer in offers), default=0):
             self._troubles[transport.host] = f"the state of step {max(states.unfinished)} was not finished"
         return offers
+
+    def _can_have(self, host: str, number: int, record: ShardRecord) -> bool:
+        """Whether a worker of this host can have saved this: its own state, or a slot of which it is owner or shadow."""
+        if len(record.owners) == 1:
+            return number in self._numbers[host]
+        return number in record.owners and all(owner < self._world_size for owner in record.owners)
 
     def _remove(self, transport: Transport) -> list[_Offer]:
         self._start(transport, ask="remove").expect(timeout_s=_ANSWER_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import kill_run_processes
 from ttlaunch.diagnostics import Diagnostic, shown
-from ttlaunch.running.checkpoints.last_states import saved_steps
+from ttlaunch.running.checkpoints.last_states import whole_steps
 from ttlaunch.running.runs.facts import read_daemons, read_facts
 from ttlaunch.running.runs.files import read_object, read_text_if_any
 from ttlaunch.running.runs.run_folder import supervisor_file
@@ -30,7 +30,7 @@ def cut_off(folder: Path, status: int | None) -> Diagnostic:
     if status is not None and status > 0:
         how = f"ended with status {status}"
         notes += [f"it printed: {shown(line, longest=_LONGEST)}" for line in _last_line(folder)]
-    saved = [step for step, path in saved_steps(folder).items() if not path.suffix]
+    saved = whole_steps(folder)
     notes += [f"its workers saved the state of step {max(saved)} from memory"] if saved else []
     newest = "this step" if saved else "its newest checkpoint"
     resume = (f"`ttlaunch run … --resume latest` continues from {newest}",)

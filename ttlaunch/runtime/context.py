@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ttlaunch import contract
 from ttlaunch.membership.messages import Share
-from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState, held_tensors
+from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState, HeldSlots, held_tensors
 from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
 from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
@@ -370,6 +370,17 @@ class RankContext:
             step = step if newest is None else newest(step)
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
             checkpoints.save_last_state(step, model, optimizer, number=number, state=state)
+
+        self.elastic.save_with(save)
+
+    def save_slots_if_abandoned(self, held: Callable[[], HeldSlots | None]) -> None:
+        """As `save_if_abandoned`, for a state that no rank has as a whole: each rank saves the slots that it has; None: nothing."""
+        if self.elastic is None or (checkpoints := self._checkpoints) is None:
+            return
+
+        def save(_step: int) -> None:
+            if (slots := held()) is not None:
+                checkpoints.save_last_slots(slots, state=self._state(slots.step))
 
         self.elastic.save_with(save)
 

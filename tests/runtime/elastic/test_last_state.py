@@ -9,7 +9,7 @@ from tests.runtime.elastic.elastic_runs import ElasticRun, gate, in_one_process
 from ttlaunch import contract
 from ttlaunch.agent.worker_orders import order_to_save
 from ttlaunch.runtime.checkpoint.image import ShardImage
-from ttlaunch.runtime.checkpoint.last_state import save_last_state
+from ttlaunch.runtime.checkpoint.last_state import save_last_slot, save_last_state
 from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError, Shard
 
 torch = pytest.importorskip("torch")
@@ -81,6 +81,18 @@ def test_the_newest_step_of_a_host_replaces_older_ones_and_what_a_killed_worker_
     assert not save_last_state(tmp_path, image_of(3.0), shard=Shard(8, 2, (2,), {}))
     assert not save_last_state(tmp_path, image_of(3.0), shard=Shard(7, 2, (2,), {}))
     assert ["step-8/rank-1.json", "step-8/rank-1.safetensors"] == list(map(str, saved(tmp_path)))
+
+
+def test_slots_of_a_step_lie_beside_each_other_once_and_those_of_older_steps_stay(tmp_path):
+    assert save_last_slot(tmp_path, image_of(1.0), shard=Shard(7, 0, (0, 1), {}))
+    assert save_last_slot(tmp_path, image_of(2.0), shard=Shard(7, 1, (0, 1), {}))
+    assert not save_last_slot(tmp_path, image_of(3.0), shard=Shard(7, 1, (0, 1), {}))  # by its shadow
+    assert save_last_slot(tmp_path, image_of(4.0), shard=Shard(8, 0, (0, 1), {}))
+    slots = [f"step-{step}/rank-{number}" for step, number in ((7, 0), (7, 1), (8, 0))]
+    assert [f"{slot}.{kind}" for slot in slots for kind in ("json", "safetensors")] == list(map(str, saved(tmp_path)))
+    assert [0, 1] == json.loads((tmp_path / contract.last_state_dir(7) / contract.shard_record(1)).read_text())[
+        "owners"
+    ]
 
 
 def test_a_state_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):

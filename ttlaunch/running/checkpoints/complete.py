@@ -186,32 +186,30 @@ def complete_checkpoints(
     return done
 
 
-def complete_alone(
+def complete_saved(
     run_folder: Path,
     folder: Path,
     plan: Mapping[str, Any],
     *,
     step: int,
-    rank: int,
-    record: ShardRecord,
+    records: Mapping[int, ShardRecord],
     saved_by: str,
 ) -> None:
-    """Make a checkpoint of a folder with the shard of one rank, which has everything; the caller has checked the files.
+    """Make a checkpoint of a folder with shards that together have everything; the caller has checked the files.
 
     Args:
         run_folder: The run's folder on this machine, which has a folder of checkpoints.
-        folder: The shard's folder, on the same file system; its name becomes that of the checkpoint.
+        folder: The shards' folder, on the same file system; its name becomes that of the checkpoint.
         plan: The content of the run's `plan.json`.
         step: The steps in the state.
-        rank: Whose shard it is.
-        record: The record of this shard.
+        records: The record of each shard, by the rank whose it is.
         saved_by: Where the state comes from, for the reports of runs that begin from it.
 
     Raises:
         OSError: A file cannot be written.
     """
     about = {"run": run_folder.name, "step": step, "saved_by": saved_by, **_about(plan)}
-    _complete(run_folder, folder, {**about, **_joined({rank: record})})
+    _complete(run_folder, folder, {**about, **_joined(records)})
 
 
 def is_reached(step: int, owners: Collection[int], *, ranks: Sequence[RankState]) -> bool:

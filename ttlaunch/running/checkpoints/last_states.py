@@ -2,6 +2,8 @@
 
     last_states/step-37/   rank-2.safetensors   rank-2.json         what a worker wrote, see `runtime/checkpoint/last_state.py`
                            rank-5.json                              what another host said of the same step
+    last_states/step-37/   rank-0.safetensors   rank-0.json         or, where no worker has all: the slot that worker 0 owns
+                           rank-1.safetensors   rank-1.json         and so on, for each of the owners that all these records name
     checkpoints/step-37/   rank-2.safetensors   manifest.json       the checkpoint that this becomes
 
 Workers may have been killed while they wrote, and hosts may send anything, so nothing is used that is not whole: the record is parsed,
@@ -18,17 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics import listed
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.records.regular_files import open_regular, read_regular
-from ttlaunch.running.checkpoints.complete import complete_alone, newest_step
+from ttlaunch.running.checkpoints.complete import complete_saved, newest_step
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 from ttlaunch.running.runs.files import read_object
 
 _STEP = quick_pattern(r"step-([1-9][0-9]{0,17})")
 _RECORD = quick_pattern(r"rank-(0|[1-9][0-9]{0,8})\.json")
-_MOST_RECORDS = 4096
+_MOST_RECORDS, _MOST_NAMES = 4096, 4
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,15 @@ class Refused:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A state whose files are whole."""
+    """A state whose files are whole.
+
+    Attributes:
+        records: By the number of the worker that has it, or of the one that owns a slot of it.
+    """
 
     folder: Path
     step: int
-    number: int
-    record: ShardRecord
+    records: Mapping[int, ShardRecord]
 
 
 def take_in_last_state(run: Path) -> list[Refused]:
@@ -94,8 +100,32 @@ def saved_steps(run: Path) -> dict[int, Path]:
     return found
 
 
+def whole_steps(run: Path) -> list[int]:
+    """Return the steps of the states in a run's folder that have all their records; the shards are not looked at."""
+    found = {step: records_in(folder) for step, folder in saved_steps(run).items() if not folder.suffix}
+    return [step for step, records in found.items() if any(not missing for missing in _missing(records).values())]
+
+
+def records_in(folder: Path) -> Mapping[int, ShardRecord]:
+    """Return the records of a saved state, by number; nothing if one of them, or the folder, cannot be read."""
+    try:
+        records = _records(folder)
+    except OSError:
+        return {}
+    return {} if isinstance(records, str) else records
+
+
+def _missing(records: Mapping[int, ShardRecord]) -> dict[tuple[int, ...], list[int]]:
+    """Return the owners whose shards are missing, for all owners that some record names."""
+    found = {}
+    for owners in {one.owners for one in records.values()}:
+        has = {number for number, one in records.items() if one.owners == owners}
+        found[owners] = [number for number in owners if number not in has]
+    return found
+
+
 def _checked(folder: Path, step: int, plan: Mapping[str, Any]) -> _Saved | str:
-    """Check all that a folder has, and return the state with the lowest number; or what is wrong, as a clause.
+    """Check all that a folder has, and return a whole state, or the one with the lowest number; or what is wrong, as a clause.
 
     Raises:
         OSError: A file cannot be read.
@@ -106,6 +136,32 @@ def _checked(folder: Path, step: int, plan: Mapping[str, Any]) -> _Saved | str:
     records = _records(folder)
     if isinstance(records, str):
         return records
+    if (most := max(records)) >= plan["world_size"]:
+        return f"{contract.worker_name(most)} is none of the run's {plan['world_size']} workers"
+    alone = {number: one for number, one in records.items() if len(one.owners) == 1}
+    return _checked_slots(folder, step, records) if not alone else _checked_copies(folder, step, alone)
+
+
+def _checked_slots(folder: Path, step: int, records: Mapping[int, ShardRecord]) -> _Saved | str:
+    """As `_checked`, for slots of a state; workers whose state was being cut anew may have saved those of two cuts."""
+    missing = _missing(records)
+    owners = min(missing, key=lambda owners: len(missing[owners]))
+    if missing[owners]:
+        names = listed([contract.worker_name(number) for number in missing[owners][:_MOST_NAMES]], last="and", quote="")
+        return f"what {names} owned of the state is missing"
+    slots = {number: records[number] for number in owners}
+    states = [one.state for one in slots.values()]
+    if any(state != states[0] for state in states):
+        return "its workers have saved different states of training"
+    for number, record in slots.items():
+        if not (path := folder / contract.shard_file(number)).exists():
+            return f"{path.name} is missing"
+        _check_shard(path, record)
+    return _Saved(folder, step, slots)
+
+
+def _checked_copies(folder: Path, step: int, records: Mapping[int, ShardRecord]) -> _Saved | str:
+    """As `_checked`, for copies of the whole state."""
     first = min(records)
     for number, record in records.items():
         if (record.sha256, record.state) != (records[first].sha256, records[first].state):
@@ -114,10 +170,8 @@ def _checked(folder: Path, step: int, plan: Mapping[str, Any]) -> _Saved | str:
     whole = next((number for number in sorted(records) if (folder / contract.shard_file(number)).exists()), None)
     if whole is None:
         return f"{contract.shard_file(first)} is missing"
-    if whole >= plan["world_size"]:
-        return f"{contract.worker_name(whole)} is none of the run's {plan['world_size']} workers"
     _check_shard(folder / contract.shard_file(whole), records[whole])
-    return _Saved(folder, step, whole, records[whole])
+    return _Saved(folder, step, {whole: records[whole]})
 
 
 def _records(folder: Path) -> dict[int, ShardRecord] | str:
@@ -134,8 +188,8 @@ def _records(folder: Path) -> dict[int, ShardRecord] | str:
         record = read(ShardRecord, read_regular(path, most=LONGEST_RECORD + 1))
         if isinstance(record, BadRecord):
             return f"{path.name} cannot be used: {record.reason}"
-        if record.owners != (int(match[1]),):
-            return f"{path.name} is of a worker that has only a part of the state"
+        if int(match[1]) not in record.owners or len(set(record.owners)) < len(record.owners):
+            return f"{path.name} names other owners of the state than its own worker"
         records[int(match[1])] = record
     return records or "it has no record"
 
@@ -161,9 +215,13 @@ def _check_shard(path: Path, record: ShardRecord) -> None:
 
 
 def _make_checkpoint(run: Path, plan: Mapping[str, Any], saved: _Saved) -> None:
+    kept = {name for number in saved.records for name in (contract.shard_file(number), contract.shard_record(number))}
     for path in saved.folder.iterdir():
-        if path.name not in {contract.shard_file(saved.number), contract.shard_record(saved.number)}:
+        if path.name not in kept:
             path.unlink()
-    where = f"{contract.worker_name(saved.number)} on {plan['ranks'][saved.number]['host']}"
+    first = min(saved.records)
+    where = f"{contract.worker_name(first)} on {plan['ranks'][first]['host']}"
+    if len(saved.records) > 1:  # a shadow may have saved what another worker owned
+        where = "the run's workers"
     contract.make_private_folder(run / contract.CHECKPOINTS_DIR)
-    complete_alone(run, saved.folder, plan, step=saved.step, rank=saved.number, record=saved.record, saved_by=where)
+    complete_saved(run, saved.folder, plan, step=saved.step, records=saved.records, saved_by=where)

@@ -1,6 +1,7 @@
 """The checkpoints of a rank: restore what the run begins from, know when one is due, and write this rank's shard."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.runtime.checkpoint.image import ShardImage
-from ttlaunch.runtime.checkpoint.last_state import save_last_state
+from ttlaunch.runtime.checkpoint.last_state import save_last_slot, save_last_state
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
 from ttlaunch.runtime.model.split import Split
@@ -53,6 +54,21 @@ class HasOwnState(Protocol):
     """An optimizer with state that only this rank has, and that a checkpoint may lack."""
 
     def names_that_may_be_missing(self) -> Collection[str]: ...
+
+
+@dataclass(frozen=True)
+class HeldSlots:
+    """What a worker has of a state that no worker has as a whole.
+
+    Attributes:
+        step: The steps in it.
+        owners: The numbers of the workers that own a slot each.
+        slots: For each slot that this worker has: the number of its owner, the slot's parameters, and their optimizer.
+    """
+
+    step: int
+    owners: tuple[int, ...]
+    slots: tuple[tuple[int, HasParameters, HasState], ...]
 
 
 class Checkpoints:
@@ -181,6 +197,25 @@ class Checkpoints:
         self._writer.wait()  # it writes from the memory that a second image would double
         image = self._image_of(model, optimizer)
         save_last_state(self._run_dir, image, shard=Shard(step, number, (number,), state))
+
+    def save_last_slots(self, held: HeldSlots, *, state: Mapping[str, Any]) -> None:
+        """Save slots of a state that no worker has as a whole on this host; as `save_last_state`, for such a state.
+
+        Args:
+            held: What this worker has; if that is all of it, this is `save_last_state`.
+            state: What else training goes on from, without the loss scale.
+
+        Raises:
+            CheckpointWriteError: A slot cannot be written; those before it stay.
+        """
+        if held.step <= self.steps_done:
+            return
+        self._writer.wait()
+        for number, model, optimizer in held.slots:
+            whole = {**state, "loss_scaler": optimizer.scaler_state()}
+            shard = Shard(held.step, Rank(number), tuple(map(Rank, held.owners)), whole)
+            save = save_last_state if held.owners == (number,) else save_last_slot
+            save(self._run_dir, self._image_of(model, optimizer), shard=shard)
 
     def _image_of(self, model: HasParameters, optimizer: HasState) -> ShardImage:
         """Return the image of the last checkpoint, if it has the same tensors."""

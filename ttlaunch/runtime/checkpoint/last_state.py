@@ -3,6 +3,9 @@
     last_states/step-37/rank-2.safetensors, rank-2.json      a shard of all weights and their state, and its record
 
 The folder has this name only when both are complete, so a worker that is killed while it writes leaves `step-37.tmp`.
+
+Where no worker has all of the state, each one saves its slots; then `rank-2` is the slot that worker 2 owns, whoever saved it, and the
+record names all owners. The folder is whole when it has the slot of each of them, which may lie on several hosts.
 """
 
 import fcntl
@@ -56,6 +59,38 @@ def save_last_state(run_dir: Path, image: ShardImage, *, shard: Shard) -> bool:
             for step in _saved(folder.parent):
                 if step < shard.step:
                     shutil.rmtree(run_dir / contract.last_state_dir(step), ignore_errors=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CheckpointWriteError(shard.step, f"{error.filename or folder}: {reason}") from error
+    return True
+
+
+def save_last_slot(run_dir: Path, image: ShardImage, *, shard: Shard) -> bool:
+    """Write a slot of a state that no worker has as a whole, unless another worker of this host has saved the same slot.
+
+    Slots of older steps stay: together with those of other hosts they may be whole where those of the newest step are not.
+
+    Args:
+        run_dir: The run's folder on this host.
+        image: The tensors of the slot, which do not change meanwhile.
+        shard: The step, the number of the slot's owner, all owners, and the rest of the state.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        CheckpointWriteError: The disk is full, or the like.
+
+    Cost: waits while another worker of this host writes.
+    """
+    folder = run_dir / contract.last_state_dir(shard.step)
+    try:
+        contract.make_private_folder(folder.parent)
+        with _alone_in(folder.parent):
+            contract.make_private_folder(folder)
+            if (folder / contract.shard_record(shard.rank)).exists():
+                return False
+            write_shard(folder / contract.shard_file(shard.rank), image, shard=shard, copied=threading.Event())
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise CheckpointWriteError(shard.step, f"{error.filename or folder}: {reason}") from error

@@ -22,6 +22,7 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.membership.messages import Begin
 from ttlaunch.membership.slots import Slots, divide_slots
+from ttlaunch.runtime.checkpoint.checkpoints import HeldSlots
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.elastic.ends import LeftError
@@ -114,6 +115,7 @@ class ElasticShards:
         self._published: int | None = None
         self._updates, self._is_ready = 0, False
         self._applied: int | None = None
+        self._owners: tuple[int, ...] = ()  # the numbers of those of `own` and `shadow`, and of all other slots
         hosts, own, share = ctx.first_hosts(), self._member.own.number, None
         if own < len(hosts) and not self._member.is_later:
             share, whole_N = divide_slots(hosts).of(own), model.weights_N
@@ -123,6 +125,7 @@ class ElasticShards:
         elif zero_stage > 1:
             model.release_flat_vectors(weights=zero_stage > 2)  # noqa: PLR2004 - from stage 2 on gradients are shared, from 3 on weights
         self._member.keep_in(self)
+        ctx.save_slots_if_abandoned(self._held_at_end)
         ctx.restore_slots([(one.owned, one.optimizer) for one in self._held.values()], share)
 
     # As a `Keeper`
@@ -224,6 +227,7 @@ class ElasticShards:
         own, *shadowed = slots.of(place).slots
         self.own = self._held[slots.cut, own]
         self.shadow = self._held[slots.cut, shadowed[0]] if shadowed else None
+        self._owners, self._own_slots = begin.numbers, (own, *shadowed)
         dest = slots.shadows[own]
         shadow = None
         if self.shadow is not None and dest is not None:
@@ -312,6 +316,19 @@ class ElasticShards:
         for grads_N in vectors.values():
             grads_N.zero_()
         self._made, self._applied, self._is_ready = made, made.step, False
+
+    def _held_at_end(self) -> HeldSlots | None:
+        """Return what this member has when the run loses its coordinator; None before its first epoch.
+
+        Members may be one step apart, namely where some lack the norm of a step that others have made. One alone may be: what it owns
+        is shadowed by one of the others. While the state is cut anew, this is what a member had of the former cut.
+        """
+        if not self._owners or self._applied is None:
+            return None
+        kept = [one for one in (self.own, self.shadow) if one is not None]
+        numbers = [self._owners[slot] for slot in self._own_slots]
+        slots = tuple((number, one.owned, one.optimizer) for number, one in zip(numbers, kept, strict=True))
+        return HeldSlots(self._applied, self._owners, slots)
 
     # What is the same on all members
 
