@@ -21,7 +21,9 @@ from ttlaunch.running.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from ttlaunch.app.replan import Replanned
-    from ttlaunch.running.restarts import Restart
+    from ttlaunch.running.restarts import GiveUp, Restart
+
+    Ended = Callable[[Outcome, Restart | GiveUp], None]
 
 _STATUS_AFTER = {
     int(signal.SIGINT): contract.STATUS_INTERRUPTED,
@@ -38,6 +40,7 @@ def run_with_restarts(
     most: int,
     ready: "LaunchContext | None",
     begun: "Callable[[RunFolder], None]",
+    ended: "Ended" = lambda *_: None,
 ) -> "list[Outcome]":
     """Execute a plan, and restart it until it completes or a restart would not help; return all starts in order.
 
@@ -48,6 +51,7 @@ def run_with_restarts(
         most: The largest number of restarts.
         ready: The hosts of the first start, if they are ready already.
         begun: Called with the folder of each start.
+        ended: Called with the outcome of each start, and what follows it.
 
     Raises:
         LaunchError: A host is not ready, or there are no hosts for another start.
@@ -58,11 +62,11 @@ def run_with_restarts(
     options = replace(options, most_restarts=most)
     slurm = prepared.description.slurm
     if slurm is None or slurm.request is None:
-        return _run_with_restarts(prepared, options, dialogue, most=most, ready=ready, begun=begun)
+        return _run_with_restarts(prepared, options, dialogue, most=most, ready=ready, begun=begun, ended=ended)
     from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
 
     with on_hosts_of_slurm(prepared, slurm.request, dialogue) as placed:
-        return _run_with_restarts(placed, options, dialogue, most=most, ready=ready, begun=begun)
+        return _run_with_restarts(placed, options, dialogue, most=most, ready=ready, begun=begun, ended=ended)
 
 
 def _run_with_restarts(
@@ -73,6 +77,7 @@ def _run_with_restarts(
     most: int,
     ready: "LaunchContext | None",
     begun: "Callable[[RunFolder], None]",
+    ended: "Ended",
 ) -> "list[Outcome]":
     outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
     from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up  # the first start is over
@@ -80,7 +85,10 @@ def _run_with_restarts(
     while True:
         last = outcomes[-1].folder.path
         attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
+        if options.answers_at is not None:  # whoever answers makes no steps, and each start answers more
+            attempts = [replace(one, steps=None) for one in attempts]
         decision = plan_restart(attempts, most=most, lease_s=options.lease_s)
+        ended(outcomes[-1], decision)
         if isinstance(decision, GiveUp):
             if decision.no_progress:
                 write_follow_up(last, no_progress=decision.no_progress)

@@ -15,6 +15,7 @@ from ttlaunch.diagnostics import Diagnostic, LaunchError, counted, shown, usage_
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.running.checkpoints.resume import Checkpoint
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
 
@@ -96,6 +97,17 @@ def weights_served_by(spec: RunSpec) -> str:
     name = "serve_config="
     chosen = next(one for one in spec.overrides if one.startswith(name))
     return str(json.loads(chosen.removeprefix(name))["weights_sha256"])
+
+
+def refuse_other_hosts(prepared: "PreparedRun") -> None:
+    """Refuse ranks on other hosts: the head answers on a socket that only its own machine has.
+
+    Raises:
+        LaunchError: The cluster has other hosts.
+    """
+    if not prepared.is_here:
+        message = "the ranks of a serving run have to be on this machine, and the cluster has other hosts"
+        raise usage_error(message, "leave `--on` out")
 
 
 def _chosen(options: ServeOptions) -> dict[str, Any]:

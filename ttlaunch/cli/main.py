@@ -78,7 +78,7 @@ def _describing_mistakes(words: Sequence[str]) -> Iterator[None]:
 
 
 _PANELS = {
-    "Run": ("run", "submit", "plan", "attach", "stop", "repro", "join", "workers", "generate"),
+    "Run": ("run", "submit", "plan", "attach", "stop", "repro", "join", "workers", "serve", "generate"),
     "Look": ("ps", "logs", "report", "metrics", "diff", "verify", "runs", "explain"),
     "Hosts": ("doctor", "prepare", "sync"),
     "Files": (

@@ -157,9 +157,24 @@ def _without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def start_and_watch(
-    work: "Callable[[Begun], list[Outcome]]", chosen: Collection[int], *, detach: bool, form: Format, verbose: bool
+    work: "Callable[[Begun], list[Outcome]]",
+    chosen: Collection[int],
+    *,
+    detach: bool,
+    form: Format,
+    verbose: bool,
+    announce: "Callable[[], None]" = lambda: None,
 ) -> int:
-    """Start a supervisor, show its run until it ends, or detach at once, and return the exit status."""
+    """Start a supervisor, show its run until it ends, or detach at once, and return the exit status.
+
+    Args:
+        work: Executes the plans in the supervisor.
+        chosen: The ranks whose output is shown.
+        detach: Whether to return as soon as the run has begun.
+        form: The form of the output.
+        verbose: Whether to show notes.
+        announce: Called when the run has begun, before anything of it is shown.
+    """
     from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.cli.session import start_supervisor, wait_for_run
 
@@ -170,6 +185,7 @@ def start_and_watch(
 
     if path is None:
         return status_without_run(session.exit_status(), form=form)
+    announce()
     if detach:
         _leave_to_itself(session, path, form=form)
     return report_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks)

@@ -115,7 +115,7 @@ def service(engine, beats, place):
     tokenizer = make_tokenizer("byte", vocabulary=256)
     made = AskService(engine, wire.listen(place), hello=HELLO, tokenizer=tokenizer, beat=lambda: beats.append(1))
     yield made
-    made.close("over")
+    made.close()
 
 
 def asked(stream, text, *, most=2, **settings):
@@ -213,16 +213,17 @@ def test_a_side_that_sends_no_message_is_dropped_and_others_go_on(service, conne
     assert b"" == bad.socket.recv(1)
 
 
-def test_streams_end_with_the_reason_when_the_head_ends(engine, place, connect):
+def test_a_head_that_ends_only_closes_its_connections_since_another_may_continue_the_streams(engine, place, connect):
     service = AskService(
         engine, wire.listen(place), hello=HELLO, tokenizer=make_tokenizer("byte", vocabulary=256), beat=lambda: None
     )
     asker = connect()
     asker.send(asked(3, "a", most=100))
     serve(service, 3)
-    service.close("the run was stopped")
-    last = asker.receive()[-1]
-    assert (3, "error", "the run was stopped") == (last.stream, last.reason, last.message)
+    service.close()
+    assert [] == [one for one in asker.receive() if isinstance(one, wire.Done)]
+    asker.socket.settimeout(10)
+    assert b"" == asker.socket.recv(1)
 
 
 def test_messages_of_a_chat_are_joined_by_line_breaks(service, engine, connect):

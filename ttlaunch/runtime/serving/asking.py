@@ -135,18 +135,8 @@ class AskService:
             self._send(asker, hello)
         self._flush_all()
 
-    def close(self, reason: str) -> None:
-        """End all streams and connections.
-
-        Args:
-            reason: What the streams' ends say.
-        """
-        for number in list(self._places):
-            asker, stream = self._places.pop(number)
-            self._engine.cancel(number)
-            ended = wire.Done(stream=stream, reason="error", message=reason, prompt_tokens=0, generated=0)
-            self._send(asker, ended)
-        self._flush_all()
+    def close(self) -> None:
+        """Close all connections; whoever asks on the other side knows, or learns from the supervisor, whether a head comes again."""
         for asker in list(self._askers):
             self._drop(asker)
         self._selector.close()

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,13 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--api-port", type=int, default=8080, help="port of the API; 0 for any")
     parser.add_argument("--port", type=int, default=5050, help="port of the chat page; 0 for any")
+    parser.add_argument(
+        "--listening",
+        type=int,
+        nargs=2,
+        metavar="DESCRIPTOR",
+        help="sockets of API and page that listen already, instead of the ports",
+    )
     parser.add_argument("--key-file", type=Path, help=f"file (mode 0600) with the clients' key; else ${_KEY_VARIABLE}")
     parser.add_argument("--allow-host", action="append", default=[], help="a further name that `Host` may have")
     parser.add_argument("--private-receipts", action="store_true", help="receipts without the prompt's tokens")
@@ -49,12 +57,7 @@ async def _open(arguments: argparse.Namespace) -> None:
         raise _RefusedError(
             f"{arguments.host} can be reached by others, so that clients need a key: --key-file FILE or ${_KEY_VARIABLE}"
         )
-    sockets = []
-    for port in (arguments.api_port, arguments.port):
-        try:
-            sockets.append(listen(arguments.host, port))
-        except OSError as error:
-            raise _RefusedError(f"cannot listen on port {port} of {arguments.host}: {error.strerror}") from None
+    sockets = _sockets(arguments)
     api_port, page_port = (one.getsockname()[1] for one in sockets)
     meters = Meters()
     link = Link(arguments.socket, meters=meters)
@@ -74,6 +77,18 @@ async def _open(arguments: argparse.Namespace) -> None:
     finally:
         linking.cancel()
         listening.cancel()
+
+
+def _sockets(arguments: argparse.Namespace) -> list[socket.socket]:
+    if arguments.listening:
+        return [socket.socket(fileno=number) for number in arguments.listening]
+    sockets = []
+    for port in (arguments.api_port, arguments.port):
+        try:
+            sockets.append(listen(arguments.host, port))
+        except OSError as error:
+            raise _RefusedError(f"cannot listen on port {port} of {arguments.host}: {error.strerror}") from None
+    return sockets
 
 
 async def _follow_supervisor(link: Link, server: Server) -> None:

@@ -204,6 +204,8 @@ class Link:
         """Use a connection whose head has said hello, and continue the streams of the former one."""
         self._writer = writer
         self._lost_at = float("-inf")
+        if self._run_state.state in {"loading", "restarting"}:  # the supervisor cannot see when a head is ready
+            self._run_state = wire.RunState(state="running")
         hello = self.hello
         for number, stream in list(self._streams.items()):
             if stream.ended:  # closed while no head was there

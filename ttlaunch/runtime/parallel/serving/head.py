@@ -126,18 +126,14 @@ def answer_asks(
     service = AskService(engine, wire.listen(path), hello=hello, tokenizer=tokenizer, beat=others.beat)
     exactness = "exact" if hello.exact else f"not exact ({hello.why_not_exact})"
     ctx.note(f"serves {hello.model}, step {hello.step}, {exactness}, weights {hello.weights_sha256[:12]}")
-    reason = "the run was stopped"
     try:
         while not ctx.should_stop() and not (until_left and service.is_left):
             with ctx.announced(
                 "waiting for asks"
             ):  # a head that computes alone sends nothing, and still makes progress
                 service.serve(wait_s=_IDLE_S)
-    except BaseException as error:
-        reason = f"the head failed: {type(error).__name__}"
-        raise
     finally:
-        service.close(reason)
+        service.close()
     others.end()
 
 

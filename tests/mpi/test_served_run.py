@@ -1,0 +1,225 @@
+"""`ttlaunch serve` as a user types it: clients of HTTP, real ranks behind the door, and what they learn when ranks die."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from ttlaunch.agent.run_processes import run_processes
+from ttlaunch.app.door import KEY_VARIABLE
+
+pytestmark = pytest.mark.mpi
+
+SETS = {
+    "training_config.steps": 12,
+    "transformer_config.num_blocks": 2,
+    "transformer_config.num_heads": 4,
+    "transformer_config.embedding_dim": 64,
+    "transformer_config.max_sequence_length": 512,
+}
+LONG = {"prompt": "import os\n", "max_tokens": 480, "seed": 5, "temperature": 0.9, "stream": True}
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - it is refused
+URLS = re.compile(r"chat page +(\S+)\nAPI +(\S+)/v1 ")
+
+
+def command(folder, *words):
+    return [sys.executable, "-m", "ttlaunch", *words], {
+        "cwd": folder,
+        "env": {**os.environ, "NO_COLOR": "1"},
+        "text": True,
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    options = [word for name, value in SETS.items() for word in ("--set", f"{name}={value}")]
+    words, how = command(folder, "run", "data_parallel", "-n", "1", *options, "--format", "json")
+    done = subprocess.run(words, capture_output=True, check=False, **how)
+    assert 0 == done.returncode, done.stderr
+    return folder
+
+
+class Serving:
+    """A command that serves, and a client of it."""
+
+    def __init__(self, process, output):
+        self.process, self.output = process, output
+        self.page, self.api = URLS.search(wait_for(lambda: URLS.search(self.said()), process) and self.said()).groups()
+        self.http = httpx.Client(base_url=self.api, timeout=60, trust_env=False)
+
+    def said(self):
+        return self.output.read_text()
+
+    def until_healthy(self):
+        wait_for(lambda: self.http.get("/health").status_code == 200, self.process)
+        return self
+
+    @property
+    def run_id(self):
+        return re.findall(r"^run (\S+):", self.said(), re.MULTILINE)[-1]
+
+    def kill_rank(self, rank):
+        found = wait_for(lambda: ranks_of(self.run_id).get(rank), self.process)
+        os.kill(found, signal.SIGKILL)
+
+
+def ranks_of(run_id):
+    """Process ids of a run's ranks: of those that have a rank's number, the ones that were started last."""
+    found = {}
+    for pid in run_processes(run_id):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            numbers = [int(one.partition(b"=")[2]) for one in environment if one.startswith(b"OMPI_COMM_WORLD_RANK=")]
+            found.update(dict.fromkeys(numbers, pid))
+    return found
+
+
+def wait_for(found, process, *, most_s=90):
+    end = time.monotonic() + most_s
+    while not (value := found()):
+        assert process.poll() is None, "the command has ended"
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return value
+
+
+@contextmanager
+def served(trained, folder, *options):
+    output = folder / "output.txt"
+    words, how = command(trained, "serve", "latest", "--port", "0", "--api-port", "0", *options)
+    with output.open("w") as file, subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, **how) as process:
+        try:
+            serving = Serving(process, output)
+            with serving.http:
+                yield serving
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def pieces(response):
+    """The texts of a stream as they come, and None for a comment."""
+    for line in response.iter_lines():
+        if line.startswith(":"):
+            yield None
+        elif line.startswith("data: {"):
+            choices = json.loads(line.removeprefix("data: "))["choices"]
+            yield from (choice["text"] for choice in choices)
+
+
+def text_of(serving):
+    with serving.http.stream("POST", "/v1/completions", json={"model": model(serving), **LONG}) as response:
+        return "".join(filter(None, pieces(response)))
+
+
+def model(serving):
+    return serving.http.get("/v1/models").json()["data"][0]["id"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained, tmp_path_factory):
+    """The text that nothing disturbs, from one rank."""
+    with served(trained, tmp_path_factory.mktemp("undisturbed")) as serving:
+        yield text_of(serving.until_healthy())
+
+
+def test_the_client_of_openai_gets_what_it_asks_for(trained, tmp_path, undisturbed):
+    with served(trained, tmp_path, "--ranks", "2") as serving:
+        serving.until_healthy()
+        assert "exact" in serving.said()
+        client = openai.OpenAI(base_url=f"{serving.api}/v1", api_key="none", http_client=serving.http)
+        whole = client.completions.create(model=model(serving), **{**LONG, "stream": False})
+        assert (undisturbed, "length") == (whole.choices[0].text, whole.choices[0].finish_reason)
+        assert "<!doctype html>" in httpx.get(serving.page, trust_env=False).text.lower()
+    assert 130 == serving.process.returncode
+    assert [] == run_processes(serving.run_id)
+
+
+def test_a_text_goes_on_where_it_was_after_a_rank_was_killed(trained, tmp_path, undisturbed):
+    with (
+        served(trained, tmp_path, "--ranks", "2", "--restart", "1") as serving,
+        serving.until_healthy().http.stream(
+            "POST", "/v1/completions", json={"model": model(serving), **LONG}
+        ) as response,
+    ):
+        coming = pieces(response)
+        before = "".join(next(coming) for _ in range(20))
+        serving.kill_rank(1)
+        after = list(coming)
+        assert None in after  # it said that it was interrupted
+        assert undisturbed == before + "".join(filter(None, after))
+        assert 2 == serving.said().count("rank 0 head | serves")
+
+
+def test_a_text_ends_with_the_reason_where_ranks_do_not_come_again(trained, tmp_path):
+    with (
+        served(trained, tmp_path, "--ranks", "2") as serving,
+        serving.until_healthy().http.stream(
+            "POST", "/v1/completions", json={"model": model(serving), **LONG}
+        ) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        serving.kill_rank(1)
+        rest = "\n".join(lines)
+        assert "rank 1 (stage, localhost) was killed by SIGKILL" in rest
+        assert 1 == serving.process.wait(60)
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(trained):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words, how = command(trained, "serve", "latest", "--port", str(port), "--api-port", "0")
+        before = sorted((trained / "runs").iterdir())
+        refused = subprocess.run(words, capture_output=True, check=False, **how)
+    assert 2 == refused.returncode
+    assert f"nothing can listen on port {port} of 127.0.0.1" in refused.stderr
+    assert before == sorted((trained / "runs").iterdir())
+
+
+def test_others_cannot_ask_without_a_key_which_no_rank_gets(trained, tmp_path, monkeypatch):
+    words, how = command(trained, "serve", "latest", "--host", EVERYWHERE, "--port", "0", "--api-port", "0")
+    refused = subprocess.run(words, capture_output=True, check=False, **how)
+    assert 2 == refused.returncode
+    assert "clients need a key" in refused.stderr
+    key = "0123456789abcdef0123"
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    with served(trained, tmp_path) as serving:
+        wait_for(lambda: "rank 0 head | serves" in serving.said(), serving.process)
+        assert 401 == serving.http.get("/v1/models").status_code
+        allowed = {"Authorization": f"Bearer {key}"}
+        wait_for(lambda: serving.http.get("/v1/models", headers=allowed).status_code == 200, serving.process)
+        theirs = [Path(f"/proc/{pid}/environ").read_bytes() for pid in run_processes(serving.run_id)]
+    assert theirs
+    assert not [one for one in theirs if key.encode() in one]
+    files = [path for path in (trained / "runs" / serving.run_id).rglob("*") if path.is_file()]
+    assert not [path for path in files if key.encode() in path.read_bytes()]
+
+
+def test_the_door_ends_when_its_supervisor_is_killed(trained, tmp_path):
+    with served(trained, tmp_path) as serving:
+        serving.until_healthy()
+        launcher = json.loads((trained / "runs" / serving.run_id / "launcher.json").read_text())
+        os.kill(launcher["pid"], signal.SIGKILL)
+        serving.process.wait(60)
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            try:
+                serving.http.get("/health")
+            except httpx.TransportError:
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError("somebody still listens")

@@ -1,0 +1,229 @@
+"""The door of a serving run: the web server through which clients ask, as a child of the run's supervisor.
+
+It outlives the ranks, so it can always say how they are, and open streams go on after a restart. Its sockets listen before
+anything is started: a port that is taken is a mistake of the command line. It ends when its standard input does.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ttlaunch.app.execute import RunOptions
+from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
+from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.running.restarts import GiveUp, Restart
+from ttlaunch.serving import wire
+from ttlaunch.web.addresses import KeyRefusedError, is_loopback, listen, read_key
+
+if TYPE_CHECKING:
+    from ttlaunch.app.outcome import Outcome
+    from ttlaunch.running.runs.run_folder import RunFolder
+
+KEY_VARIABLE = "TTLAUNCH_SERVE_KEY"
+_LIBRARIES = ("starlette", "uvicorn")
+_SOCKET = "serve.sock"
+_LEAVING_S = 5.0
+_LONGEST_REASON = 1000
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class DoorOptions:
+    """Where the door listens, and to whom it opens.
+
+    Attributes:
+        host: The address to listen on.
+        api_port: The port of the API; 0 for any.
+        page_port: The port of the chat page; 0 for any.
+        key_file: A file with the key that clients have to send; None for that of the environment, if there is one.
+        names: Further names that a request's `Host` may have.
+        is_private: Whether receipts have no prompts.
+    """
+
+    host: str = "127.0.0.1"
+    api_port: int = 8080
+    page_port: int = 5050
+    key_file: Path | None = None
+    names: tuple[str, ...] = ()
+    is_private: bool = False
+
+
+@dataclass(frozen=True)
+class OpenPorts:
+    """Sockets that listen already, for a door that is started later.
+
+    Attributes:
+        api: The API's.
+        page: The chat page's.
+        key: What clients have to send; None if they need nothing.
+    """
+
+    options: DoorOptions
+    api: socket.socket
+    page: socket.socket
+    key: str | None
+
+    @property
+    def urls(self) -> tuple[str, str]:
+        """Return the addresses of the chat page and of the API, as a browser on this machine takes them."""
+        host = self.options.host if ":" not in self.options.host else f"[{self.options.host}]"
+        page, api = (f"http://{host}:{one.getsockname()[1]}" for one in (self.page, self.api))
+        return page, api
+
+    def close(self) -> None:
+        """Close this process's sockets."""
+        self.api.close()
+        self.page.close()
+
+
+def open_ports(options: DoorOptions) -> OpenPorts:
+    """Listen, and read the clients' key; from then on it is no variable of this process any more, so no rank inherits it.
+
+    Raises:
+        LaunchError: A library is missing, a port is taken, or others could ask without a key; each has a diagnostic.
+    """
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        hint = "`pip install 'ttlaunch[serve]'`"
+        raise LaunchError([usage_mistake(f"`ttlaunch serve` needs the library `{missing[0]}`", hint)])
+    found: list[Diagnostic] = []
+    key = os.environ.pop(KEY_VARIABLE, None)
+    if options.key_file is not None:
+        try:
+            key = read_key(options.key_file)
+        except KeyRefusedError as error:
+            found.append(usage_mistake(f"`--key-file`: {shown(str(error))}"))
+    elif key is None and not is_loopback(options.host):
+        message = f"others can reach `--host {shown(options.host)}`, so clients need a key"
+        found.append(usage_mistake(message, f"`--key-file FILE` with mode 0600, or ${KEY_VARIABLE}"))
+    sockets = []
+    for option, port in (("--api-port", options.api_port), ("--port", options.page_port)):
+        try:
+            sockets.append(listen(options.host, port))
+        except (OSError, UnicodeError) as error:
+            found.append(_cannot_listen(option, port, error, host=options.host))
+    if found:
+        for one in sockets:
+            one.close()
+        raise LaunchError(found)
+    api, page = sockets
+    return OpenPorts(options, api, page, key)
+
+
+def _cannot_listen(option: str, port: int, error: OSError | UnicodeError, *, host: str) -> Diagnostic:
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return usage_mistake(f"`--host {shown(host)}` is no address of this machine", "`--host 127.0.0.1`")
+    reason = (error.strerror or str(error)).lower()
+    message = f"nothing can listen on port {port} of {shown(host)}: {reason}"
+    free = "0" if port == 0 else str(port + 1 if port < _HIGHEST_PORT else port - 1)
+    return usage_mistake(message, f"`{option} {free}`, or `{option} 0` for any free port")
+
+
+class Door:
+    """The process, and what the supervisor tells it of the run; it is started with the first folder of the run."""
+
+    def __init__(self, ports: OpenPorts, head: Path) -> None:
+        self._ports, self._head = ports, head
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, folder: "RunFolder") -> None:
+        """Start the process, with what it has to complain about in the file of the supervisor.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        del folder  # `supervise` has made its file this process's stderr
+        if self._process is None:
+            self._process = self._start()
+        self._tell("loading", None)
+
+    def ended(self, outcome: "Outcome", decision: Restart | GiveUp) -> None:
+        """Tell clients why the ranks have ended, and whether they come again."""
+        failure = outcome.report.failure
+        reason = "the run was stopped" if failure is None else failure.message
+        self._tell("restarting" if isinstance(decision, Restart) else "failed", reason)
+
+    def close(self) -> None:
+        """End streams that are still open, and the process."""
+        process, self._process = self._process, None
+        if process is None:
+            self._ports.close()
+            return
+        assert process.stdin is not None  # noqa: S101 - `_start` has asked for it
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_LEAVING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        options = self._ports.options
+        numbers = [self._ports.api.fileno(), self._ports.page.fileno()]
+        command = [
+            *(sys.executable, "-m", "ttlaunch.serving.door", "--socket", str(self._head), "--host", options.host)
+        ]
+        command += ["--listening", *map(str, numbers)]
+        command += [word for name in options.names for word in ("--allow-host", name)]
+        command += ["--private-receipts"] if options.is_private else []
+        environment = dict(os.environ) if self._ports.key is None else {**os.environ, KEY_VARIABLE: self._ports.key}
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, pass_fds=numbers
+        )
+        self._ports.close()
+        return process
+
+    def _tell(self, state: str, reason: str | None) -> None:
+        if self._process is None:
+            return
+        stdin: IO[bytes] | None = self._process.stdin
+        assert stdin is not None  # noqa: S101 - `_start` has asked for it
+        short = None if reason is None else shown(reason, longest=_LONGEST_REASON)
+        with contextlib.suppress(
+            OSError
+        ):  # it was killed; the ranks serve nobody, and the run goes on until it is stopped
+            stdin.write(wire.encode(wire.RunState(state=state, reason=short)))
+            stdin.flush()
+
+
+@contextmanager
+def serving_door(ports: OpenPorts, options: RunOptions) -> Iterator[tuple[Door, RunOptions]]:
+    """Have a door for all starts of a run; yields it, and the options with the socket on which the head has to answer.
+
+    Raises:
+        RunFolderError: There is no folder for the socket.
+    """
+    from ttlaunch.running.runs.run_folder import scratch_folder
+
+    with scratch_folder() as scratch:
+        place = scratch / _SOCKET
+        door = Door(ports, place)
+        try:
+            yield door, replace(options, answers_at=str(place))
+        finally:
+            door.close()
+
+
+def telling(door: Door, begun: "Callable[[RunFolder], None]") -> "Callable[[RunFolder], None]":
+    """Return a function that tells the door, too, of each start of the run."""
+
+    def begun_and_told(folder: "RunFolder") -> None:
+        begun(folder)
+        door.begin(folder)
+
+    return begun_and_told
+
+
+def described(urls: Sequence[str]) -> list[str]:
+    """Return the lines that say where the model can be asked."""
+    page, api = urls
+    return [f"chat page   {page}", f"API         {api}/v1 (OpenAI's), {api}/chat"]
