@@ -53,6 +53,7 @@ WITH_A_RUN = {
     "attach": "run",
     "repro": "run",
     "run data_parallel -d --set training_config.steps=1": "detached",
+    "serve latest --port 0 --api-port 0 --detach": "detached",
 }
 NEEDS_HOSTS_OR_MINUTES = {"chaos", "compare", "join", "parity", "prepare", "sync", "verify", "workers"}
 """Commands that no test here calls, or an elastic run, as `join` and `workers`, which have tests of their own; that they name a schema follows from the only function that prints JSON."""

@@ -13,7 +13,11 @@ from ttlaunch.cli.options import On, OutputFormat, Overrides, RunsDir, Verbose
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ttlaunch.app.door import DoorOptions, OpenPorts
     from ttlaunch.app.outcome import Outcome
+    from ttlaunch.app.serve import ServeOptions
     from ttlaunch.app.supervisor_process import Begun
 
 EXAMPLES = """\
@@ -90,13 +94,9 @@ def serve(
     The model computes the same logits as in training, to the bit, alone or beside others, so equal seeds give equal texts with any
     number of ranks.
     """
-    from ttlaunch.app.door import DoorOptions, described, open_ports, serving_door, telling
-    from ttlaunch.app.prepare_run import prepare
-    from ttlaunch.app.restarts import run_with_restarts
-    from ttlaunch.app.serve import HANG_TIMEOUT_S, ServeOptions, find_served, refuse_other_hosts
+    from ttlaunch.app.door import DoorOptions, described
+    from ttlaunch.app.serve import ServeOptions
 
-    marks = marks_of_command()
-    dialogue = TerminalDialogue(form, verbose=verbose)
     how = ServeOptions(
         on=on,
         ranks=ranks,
@@ -107,11 +107,41 @@ def serve(
         exact=exact,
         overrides=tuple(overrides or ()),
     )
+    door = DoorOptions(host, api_port, port, key_file, tuple(allow_host or ()), is_private=private)
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    work, ports, world_size = _prepared(run, how, door, runs_dir=runs_dir, restart=restart, dialogue=dialogue)
+    from ttlaunch.cli.run import start_and_watch
+
+    def announce() -> None:
+        lines = described(ports.urls)
+        ports.close()
+        print_lines(lines, to=sys.stdout if form is Format.FULL else sys.stderr)
+
+    chosen = range(world_size)
+    exit_with(start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose, announce=announce))
+
+
+def _prepared(
+    run: str,
+    how: "ServeOptions",
+    door_options: "DoorOptions",
+    *,
+    runs_dir: Path,
+    restart: int,
+    dialogue: TerminalDialogue,
+) -> "tuple[Callable[[Begun], list[Outcome]], OpenPorts, int]":
+    """Check everything, and return what a supervisor does, the door's ports, and the number of ranks."""
+    from ttlaunch.app.door import open_ports, serving_door, telling
+    from ttlaunch.app.prepare_run import prepare
+    from ttlaunch.app.restarts import run_with_restarts
+    from ttlaunch.app.serve import HANG_TIMEOUT_S, find_served, refuse_other_hosts
+
+    marks = marks_of_command()
     spec, found = find_served(run, how, runs_dir=runs_dir, working_folder=Path.cwd())
     dialogue.warn(found)
     prepared = prepare(spec, dialogue)
     refuse_other_hosts(prepared)
-    ports = open_ports(DoorOptions(host, api_port, port, key_file, tuple(allow_host or ()), is_private=private))
+    ports = open_ports(door_options)
     options = RunOptions(spec.runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks)
     ready = make_ready(prepared, options, dialogue)
 
@@ -122,12 +152,4 @@ def serve(
                 prepared, answering, dialogue, most=restart, ready=ready, begun=told, ended=door.ended
             )
 
-    def announce() -> None:
-        lines = described(ports.urls)
-        ports.close()
-        print_lines(lines, to=sys.stdout if form is Format.FULL else sys.stderr)
-
-    from ttlaunch.cli.run import start_and_watch
-
-    chosen = range(prepared.plan.world_size)
-    exit_with(start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose, announce=announce))
+    return work, ports, prepared.plan.world_size
