@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 import yaml
+from http_api import render_http_api
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -66,6 +67,7 @@ def render_pages() -> dict[str, str]:
         "topology-files.md": _topology_files(),
         "diagnostics.md": _diagnostics(),
         "environment.md": _environment(),
+        "http.md": render_http_api(),
         "exit-statuses.md": _exit_statuses(),
         "python.md": _api("ttlaunch"),
         "recipes.md": _api("ttlaunch.recipe"),

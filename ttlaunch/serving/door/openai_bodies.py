@@ -8,7 +8,7 @@ from ttlaunch.serving.checked import MOST, UnfitError, decimal, list_of, or_none
 from ttlaunch.serving.door.answers import DEFAULT_MAX_TOKENS, AnswerError, check, draw_seed, wrong
 from ttlaunch.serving.wire import MOST_CHOICES, MOST_LOGPROBS, MOST_STOPS, MOST_TOKENS, Ask, ChatMessage
 
-_NOT_SERVED: Final = frozenset(
+NOT_SERVED: Final = frozenset(
     {
         *("audio", "best_of", "echo", "frequency_penalty", "function_call", "functions", "logit_bias", "modalities"),
         *("parallel_tool_calls", "prediction", "presence_penalty", "reasoning_effort", "response_format", "suffix"),
@@ -17,7 +17,7 @@ _NOT_SERVED: Final = frozenset(
 )
 """Keys that would change the answer, and are not served: refused unless they have a value that changes nothing."""
 
-_WITHOUT_EFFECT: Final = frozenset(
+WITHOUT_EFFECT: Final = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
 )
 """Keys that never change the answer; they are taken and not read."""
@@ -158,10 +158,10 @@ def read_served(made: type[Any], values: Mapping[str, Any]) -> Any:
     """
     left = {}
     for name, value in values.items():
-        if name in _NOT_SERVED:
+        if name in NOT_SERVED:
             if not _changes_nothing(name, value):
                 raise AnswerError(400, f"`{name}` is not served here", code="unsupported_parameter", param=name)
-        elif name not in _WITHOUT_EFFECT:
+        elif name not in WITHOUT_EFFECT:
             left[name] = value
     return check(made, left)
 
