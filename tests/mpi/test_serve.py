@@ -1,4 +1,4 @@
-"""Serving runs with real ranks: the bits are those of one process's forward pass, whatever part of the model each rank has."""
+"""Serving runs with real ranks: the bits are those of one process's forward pass, whatever part of the model each rank has (D12)."""
 
 import hashlib
 import json

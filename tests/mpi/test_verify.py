@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import httpx
 import pytest
 
+from tests.serving.served import until
 from ttlaunch.serving.receipt import hash_tokens
 
 pytestmark = pytest.mark.mpi
@@ -84,6 +87,26 @@ def test_a_private_receipt_needs_its_prompt_and_no_other(trained):
     done = command(trained, "verify", "private.json", "--prompt", "other")
     assert (2, "") == (done.returncode, done.stdout)
     assert "the prompt is not the one of the receipt" in done.stderr
+
+
+def test_receipts_of_a_server_are_confirmed_and_each_of_several_texts_stands_alone(trained):
+    done = command(trained, "serve", "latest", "--port", "0", "--api-port", "0", "-d")
+    assert 0 == done.returncode, done.stderr
+    url = re.search(r"^API +(http://[0-9.:]+)/v1", done.stdout, re.MULTILINE).group(1)
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        until(lambda: 200 == http.get("/health").status_code)
+        asked = {"max_tokens": 12, "temperature": 0.9}
+        said = http.post("/query", json={"text": "import ", "receipt": True, **asked}).json()
+        model = http.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "prompt": "import ", "seed": 7, "n": 2, **asked}
+        both = [one["text"] for one in http.post("/v1/completions", json=body).json()["choices"]]
+    assert 0 == command(trained, "stop", "latest").returncode
+    (trained / "http.json").write_text(json.dumps(said["receipt"]))
+    verdict = json.loads(command(trained, "verify", "http.json", "--format", "json").stdout)
+    assert [True, said["generated_text"]] == [verdict["equal"], verdict["text"]]
+    done = command(trained, "generate", "latest", "import ", *SAMPLED, "--seed", "7", "-n", "2", "--format", "json")
+    assert both == [one["text"] for one in json.loads(done.stdout)["choices"]]
+    assert both[0] != both[1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The chat's own routes, over HTTP, against a head that answers with the first letter of its prompt."""
+"""The chat's own routes, over HTTP, against a head that answers with the first letter of its prompt (D13)."""
 
 import json
 import threading
@@ -89,6 +89,7 @@ def test_characters_of_several_bytes_are_never_halved(http):
 
 
 def test_a_session_is_remembered_in_order_and_cleared(http):
+    """D15."""
     assert "turns" == chat(http, text="turns", max_tokens=1, session_id="s-1")[-1]["full_text"].replace("t", "turns")
     chat(http, text="again", max_tokens=1, session_id="s-1")
     chat(http, text="other", max_tokens=1, session_id="s-2")
@@ -159,6 +160,7 @@ def test_a_rank_that_is_not_there_is_named(http):
 
 
 def test_eight_chats_at_once_never_mix(both):
+    """D15."""
     served, _ = both
     texts = {}
 

@@ -1,4 +1,4 @@
-"""The chat page in Debian's Chromium: it streams, stops, keeps chats apart, and shows errors in the server's words."""
+"""The chat page in Debian's Chromium (D14): it streams, stops, keeps chats apart, and shows errors in the server's words."""
 
 import json
 import shutil

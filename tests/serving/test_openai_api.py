@@ -1,4 +1,4 @@
-"""OpenAI's routes, asked by OpenAI's own client, and as raw events compared with a golden file."""
+"""OpenAI's routes, asked by OpenAI's own client, and as raw events compared with a golden file (D13)."""
 
 import json
 import re
