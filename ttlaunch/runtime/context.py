@@ -375,14 +375,8 @@ class RankContext:
 
     def save_slots_if_abandoned(self, held: Callable[[], HeldSlots | None]) -> None:
         """As `save_if_abandoned`, for a state that no rank has as a whole: each rank saves the slots that it has; None: nothing."""
-        if self.elastic is None or (checkpoints := self._checkpoints) is None:
-            return
-
-        def save(_step: int) -> None:
-            if (slots := held()) is not None:
-                checkpoints.save_last_slots(slots, state=self._state(slots.step))
-
-        self.elastic.save_with(save)
+        if self.elastic is not None and (checkpoints := self._checkpoints) is not None:
+            self.elastic.save_with(lambda _: checkpoints.save_last_slots(held(), state_of=self._state))
 
     def _has_checkpoint(self, step: int) -> bool:
         if self._checkpoints is None:
@@ -443,6 +437,10 @@ class RankContext:
         if self._data is not None:  # for images, loops and recipes count in `tokens` what are samples
             values = {self._data.counts if name == "tokens" else name: value for name, value in values.items()}
         self.traffic.end_step()
+        self._records.write(contract.KIND_STEP, step=step, **values)
+
+    def report_late(self, step: int, **values: float) -> None:
+        """Report numbers of a step that this rank has reported without them, since the one that reports them may have ended."""
         self._records.write(contract.KIND_STEP, step=step, **values)
 
     def report_update(self, step: int, *, task: int, parts: Iterable[tuple[int, int, int]]) -> None:

@@ -198,21 +198,21 @@ class Checkpoints:
         image = self._image_of(model, optimizer)
         save_last_state(self._run_dir, image, shard=Shard(step, number, (number,), state))
 
-    def save_last_slots(self, held: HeldSlots, *, state: Mapping[str, Any]) -> None:
+    def save_last_slots(self, held: HeldSlots | None, *, state_of: Callable[[int], Mapping[str, Any]]) -> None:
         """Save slots of a state that no worker has as a whole on this host; as `save_last_state`, for such a state.
 
         Args:
-            held: What this worker has; if that is all of it, this is `save_last_state`.
-            state: What else training goes on from, without the loss scale.
+            held: What this worker has; if that is all of it, this is `save_last_state`. None: nothing.
+            state_of: Returns what else training goes on from after a step, without the loss scale.
 
         Raises:
             CheckpointWriteError: A slot cannot be written; those before it stay.
         """
-        if held.step <= self.steps_done:
+        if held is None or held.step <= self.steps_done:
             return
         self._writer.wait()
         for number, model, optimizer in held.slots:
-            whole = {**state, "loss_scaler": optimizer.scaler_state()}
+            whole = {**state_of(held.step), "loss_scaler": optimizer.scaler_state()}
             shard = Shard(held.step, Rank(number), tuple(map(Rank, held.owners)), whole)
             save = save_last_state if held.owners == (number,) else save_last_slot
             save(self._run_dir, self._image_of(model, optimizer), shard=shard)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from ttlaunch import contract
 from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState, held_tensors
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.training.validation import HasLayerNorms, report_layer_norms, validation_is_due
@@ -63,6 +64,7 @@ class TrainingLoop:
         self._at_end = at_end
         self._newest_saved: int | None = None  # by this rank
         self._has_all = False
+        self._untold: tuple[int, dict[str, float]] | None = None  # the last step that another member reports
         if ctx.elastic is not None:
             ctx.elastic.validate_with(validate)
             if saved is not None and len(owners) == 1:  # else nobody has the whole state of a step
@@ -82,6 +84,8 @@ class TrainingLoop:
         """Do what follows the last step, once in each epoch; until the last checkpoint is written, nobody is done."""
         self._at_end()
         elastic = self._ctx.elastic
+        if self._ctx.rank == 0:
+            self._tell()
         if elastic is not None and self._has_all and self._ctx.rank in self._owners:
             if self._newest_saved != elastic.applied:  # the owner of the epoch before ended, perhaps while it wrote
                 self._save(elastic.applied)
@@ -93,12 +97,17 @@ class TrainingLoop:
         The checkpoint comes last: it holds whether the validation has ended the training.
         """
         elastic, is_due = self._ctx.elastic, validation_is_due(self._cfg, self._ctx, step)
-        is_reporter = elastic is None or self._ctx.rank == 0  # all members have the same numbers
+        knows_step = True
         if elastic is not None and self._applies:
-            is_reporter = elastic.apply(step, validation_is_due=is_due) and is_reporter
+            knows_step = elastic.apply(step, validation_is_due=is_due)
             if elastic.applied != step or elastic.follows:
                 self._ctx.report(elastic.applied)
                 return  # others have made the step, or several, and what follows it
+        is_reporter = knows_step and (elastic is None or self._ctx.rank == 0)  # all members have the same numbers
+        if is_reporter:
+            self._tell()
+        elif self._reports and knows_step:
+            self._untold = step, {name: value for name, value in known.items() if name not in contract.COUNTED}
         self._ctx.report(step, **(known if self._reports and is_reporter else {}))
         if is_due:
             (self._validate if elastic is None else elastic.validate)(step)
@@ -106,6 +115,13 @@ class TrainingLoop:
             report_layer_norms(self._cfg, self._ctx, self._norms, step)
         self._compare(step)
         self._save(step)
+
+    def _tell(self) -> None:
+        """Report the step before this member began to report: the one that did may have ended before it reported that step."""
+        if self._untold is not None:
+            step, known = self._untold
+            self._untold = None
+            self._ctx.report_late(step, **known)
 
     def _save(self, step: int) -> None:
         if self._saved is not None:
