@@ -30,7 +30,7 @@ _MEANINGS = {
     "decoding_strategy": "`greedy` is a temperature of 0; `top_k` needs a `top_k`",
     "worker_rank": "only repeated in the answer: all ranks compute every answer",
     "session_id": "whose earlier turns are remembered; drawn unless given, and told in the last event",
-    "use_memory": "`/chat`: whether the session's turns go before this one, and are remembered",
+    "use_memory": "`/chat`: whether the session's turns go before this one, and are remembered; the oldest give way to an answer of a quarter of the context",
     "use_hf_defaults": "taken and not read",
     "seed": "equal seeds give equal texts; drawn unless given, and told in the answer",
     "stop": "the text ends before one of these",

@@ -115,6 +115,12 @@ def test_a_chat_that_outgrows_the_context_forgets_its_oldest_turns(http):
     assert [0, 0, 0, 2, 2] == forgotten
 
 
+def test_earlier_turns_give_way_to_an_answer_that_would_end_at_once(http):
+    """Two texts of 150 and an answer of 200 tokens fit into a context of 512, and would leave the next answer 10."""
+    lasts = [chat(http, text="y" * 150, max_tokens=200, session_id="room")[-1] for _ in range(3)]
+    assert [(0, 200), (2, 200), (2, 200)] == [(last["forgotten_turns"], last["num_tokens"]) for last in lasts]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "expected"),
     [

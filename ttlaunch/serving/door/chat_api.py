@@ -23,6 +23,8 @@ from ttlaunch.web.sessions import Sessions, draw_id, is_id
 _MOST_TURNS: Final = 200
 _LONGEST_MEMORY: Final = 1 << 18
 """Most characters that a session remembers."""
+_OF_CONTEXT: Final = 4
+"""An answer has this part of the context at least, if it is asked for so many tokens: earlier turns give way to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,16 +236,22 @@ class ChatApi:
         return EventStream(self._events(body, name, memory=memory, reading=reading, forgotten=forgotten), [begun[0]])
 
     async def _begin(self, ask: Ask, memory: Memory) -> tuple[tuple[Stream, Accepted], int]:
-        """Ask with the session's turns; where the context is too short for all, forget the oldest pairs, one after the other."""
+        """Ask with the session's turns; where they leave no room for an answer, forget the oldest pairs, one after the other."""
         forgotten = 0
         while True:
             now = ask.messages or (ChatMessage(role="user", content=ask.text or ""),)
             whole_chat = replace(ask, text=None, messages=(*memory.turns, *now)) if memory.turns else ask
             try:
-                return await answers.begin(self._link, whole_chat), forgotten
+                begun = await answers.begin(self._link, whole_chat)
             except TooLongError:
                 if not memory.turns:
                     raise
+            else:
+                context = answers.known(self._link).context
+                room = context - len(begun[1].prompt_tokens)
+                if not memory.turns or room >= min(ask.max_tokens, context // _OF_CONTEXT):
+                    return begun, forgotten
+                begun[0].close()
             forgotten += len(memory.turns[:2])
             del memory.turns[:2]
 
