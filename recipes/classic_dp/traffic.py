@@ -27,3 +27,8 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
         found.append(Traffic("gradients", source, dest, per_step=size, late=bound * size))
     pairs = [(source, dest) for source in workers for dest in workers if source != dest]
     return found + [Traffic("counts", *pair, per_step=_COUNTS * NUMBER_BYTES) for pair in pairs]
+
+
+def kept_bytes(config: TrainingFile) -> int:
+    """Return how many bytes of each parameter each worker of an elastic run keeps of the last step: of staleness 0, its mean gradient."""
+    return 0 if config.classic_dp_config.staleness_bound else VALUE_BYTES

@@ -55,6 +55,11 @@ def shadow_bytes(config: TrainingFile) -> int:
     return VALUE_BYTES * (moments * (zero_stage >= 1) + (zero_stage >= 2) + (zero_stage >= 3))  # noqa: PLR2004
 
 
+def kept_bytes(config: TrainingFile) -> int:
+    """Return how many bytes of each parameter each worker of an elastic run keeps of the last step: at stage 0 its mean gradient."""
+    return 0 if config.zero_config.stage else VALUE_BYTES
+
+
 def _shared(ranks: Ranks, source: int, dest: int, *, layers: int) -> list[Traffic]:
     """A version of each layer, and the nodes of the norm's tree that the source has."""
     versions = NUMBER_BYTES * layers

@@ -187,10 +187,28 @@ def test_the_plan_says_how_much_memory_shadows_need(ttlaunch, stage, optimizer, 
     assert f"{expected / 4:.1f} with 4 workers" in line
 
 
-def test_the_plan_says_how_much_memory_the_mean_of_the_last_step_needs(ttlaunch):
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "data_parallel",
+        "zero --set zero_config.stage=0",
+        "classic_dp --set classic_dp_config.staleness_bound=0",
+    ],
+)
+def test_the_plan_says_how_much_memory_the_mean_of_the_last_step_needs(ttlaunch, recipe):
     line = "elastic  each worker keeps 4 bytes of each parameter of the last step, for one that lacks it"
-    assert line in ttlaunch("plan data_parallel -n 4 --elastic 1:4").stdout
-    assert line not in ttlaunch("plan zero -n 4 --elastic 1:4").stdout
+    assert line in ttlaunch(f"plan {recipe} -n 4 --elastic 1:4").stdout
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["zero", "classic_dp --set classic_dp_config.staleness_bound=1", "local_sgd", "elastic_dp --elastic 2:4"],
+)
+def test_the_plan_names_no_mean_where_no_worker_keeps_one(ttlaunch, recipe):
+    elastic = "" if "--elastic" in recipe else "--elastic 1:4"
+    shown = ttlaunch(f"plan {recipe} -n 4 {elastic}").stdout
+    assert "elastic  " in shown
+    assert "of the last step, for one that lacks it" not in shown
 
 
 def test_the_plan_names_no_shadows_where_every_worker_has_everything(ttlaunch):

@@ -102,7 +102,7 @@ def _elastic(plan: "LaunchPlan") -> list[str]:
     if limits.kept_bytes:
         each = f"{limits.kept_bytes} bytes of each parameter"
         lines.append(
-            f"elastic  each worker keeps {each} of the last step, for one that lacks it, and copies of its part of the sums"
+            f"elastic  each worker keeps {each} of the last step, for one that lacks it, and copies of its part of the sums, and of the state for one that comes"
         )
     if limits.first > limits.maximum:
         spares = counted(limits.first - limits.maximum, "spare")

@@ -88,7 +88,7 @@ def plan_replacements(plan: LaunchPlan, bounds: Bounds, choice: RecipeChoice) ->
         servers=_number(form.servers, loaded),
         has_local_steps=form.has_local_steps,
         shadow_bytes=0 if form.shadow_bytes is None else form.shadow_bytes(loaded.checked),
-        kept_bytes=form.kept_bytes,
+        kept_bytes=form.kept_bytes(loaded.checked) if callable(form.kept_bytes) else form.kept_bytes,
     )
     if limits.first < limits.minimum:
         given = f"{_OPTION} {bounds.minimum}:{bounds.maximum}"

@@ -250,7 +250,8 @@ class Elastic:
         has_local_steps: Whether workers take steps of their own between averages. The bits are then those of any run whose
             members have changed after the same steps.
         shadow_bytes: Returns how many bytes of each parameter all shadows together keep; None if there are no shadows.
-        kept_bytes: How many bytes of each parameter each worker keeps of the last step, for one that lacks it: 4 for a mean gradient.
+        kept_bytes: How many bytes of each parameter each worker keeps of the last step, for one that lacks it: 4 for a mean gradient;
+            or a function that returns it.
     """
 
     layout: str | Layout
@@ -259,7 +260,7 @@ class Elastic:
     servers: int | Per = 0
     has_local_steps: bool = False
     shadow_bytes: Callable[[Any], int] | None = None
-    kept_bytes: int = 0
+    kept_bytes: int | Callable[[Any], int] = 0
 
 
 @dataclass(frozen=True)
