@@ -47,6 +47,7 @@ def trained(tmp_path_factory):
     tokens = json.loads((folder / "newest.json").read_text())["tokens"]
     tokens[7] ^= 1
     change(folder, "changed", tokens=tokens, tokens_sha256=hash_tokens(tokens), torch="2.6.0")
+    change(folder, "wide", context=64)
     change(folder, "foreign", weights_sha256="0" * 64, model="/etc/passwd")
     return folder
 
@@ -115,6 +116,7 @@ def test_receipts_of_a_server_are_confirmed_and_each_of_several_texts_stands_alo
         (("private.json",), "the receipt is private: it has only the hash of its prompt"),
         (("newest.json", "--prompt", "prompt"), "the receipt has its prompt, so `--prompt` names a second one"),
         (("foreign.json",), "the receipt is for weights 000000000000, and latest has "),
+        (("wide.json",), "the receipt has a context of 64 tokens, and its weights were trained with 32"),
         (("prompt",), "prompt is no receipt: it is no JSON"),
         (("missing.json",), "missing.json cannot be read: no such file"),
         (("newest.json", "--run", "nope"), "`nope` names no run"),

@@ -94,9 +94,19 @@ def find_served(
 
 def weights_served_by(spec: RunSpec) -> str:
     """Return the hash of the weights that a specification made by `find_served` serves."""
-    name = "serve_config="
-    chosen = next(one for one in spec.overrides if one.startswith(name))
-    return str(json.loads(chosen.removeprefix(name))["weights_sha256"])
+    return str(_section_of(spec, "serve_config")["weights_sha256"])
+
+
+def context_of_training(spec: RunSpec) -> int:
+    """Return how many tokens a text had in the training of the weights that a specification made by `find_served` serves."""
+    return int(_section_of(spec, "transformer_config")["max_sequence_length"])
+
+
+def _section_of(spec: RunSpec, name: str) -> dict[str, Any]:
+    """Return a section of the configuration, as `_overrides` has written it."""
+    text = next(one for one in spec.overrides if one.startswith(f"{name}="))
+    section: dict[str, Any] = json.loads(text.removeprefix(f"{name}="))
+    return section
 
 
 def refuse_other_hosts(prepared: "PreparedRun") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ttlaunch.app.ask_head import Head
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.app.serve import ServeOptions, find_served, weights_served_by
+from ttlaunch.app.serve import ServeOptions, context_of_training, find_served, weights_served_by
 from ttlaunch.diagnostics import Diagnostic, counted, file_error, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.serving import wire
@@ -124,6 +124,9 @@ def find_weights(
         )
         told = f"the receipt says that they are those of {shown(receipt.model)}, step {receipt.step}"
         raise usage_error(message, "`--run RUN|CHECKPOINT` names other weights", notes=(told,))
+    if receipt.context > (trained := context_of_training(spec)):
+        message = f"the receipt has a context of {receipt.context} tokens, and its weights were trained with {trained}"
+        raise usage_error(message, "it was changed, or is not from these weights")
     override = f"serve_config.max_context={receipt.context}"
     return replace(spec, overrides=(*spec.overrides, override)), found
 
