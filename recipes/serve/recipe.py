@@ -23,7 +23,9 @@ class ServeConfig(Section):
     max_streams: Annotated[int, Field(ge=1, le=64)] = Field(8, description="slots: streams computed at once")
     max_waiting: Annotated[int, Field(ge=0, le=4096)] = Field(32, description="streams that may wait for a slot")
     max_context: Positive | None = Field(None, description="tokens of a stream; null: max_sequence_length")
-    exact: Literal["auto", "on"] = Field("auto", description="on: refuse to serve without the bits of training")
+    exact: Literal["auto", "on", "off"] = Field(
+        "auto", description="on: refuse to serve without the bits of training; off: faster, with other bits"
+    )
     until_left: bool = Field(default=False, description="end when everybody who has connected has left again")
     guesses: bool = Field(default=True, description="compute guessed tokens in idle rows; changes no token")
 

@@ -32,8 +32,10 @@ from ttlaunch.train import (
     contiguous_blocks,
     describe_served,
     make_tokenizer,
+    padding_of,
     run_share,
     run_stage,
+    why_not_exact,
 )
 
 from .recipe import Config
@@ -42,7 +44,7 @@ from .recipe import Config
 def head(cfg: Config, ctx: RankContext) -> None:
     """Answer asks until the run is ordered to end, with the other ranks of the model."""
     served = cfg.serve_config
-    part, slots = _part(cfg, ctx), served.max_streams
+    (part, broken), slots = _part(cfg, ctx), served.max_streams
     sharing = (ctx.rank, *ctx.ranks("share"))
     if len(sharing) > 1:
         model = ColumnModel(ctx, sharing, slots=slots, run_part=part.run)
@@ -56,11 +58,10 @@ def head(cfg: Config, ctx: RankContext) -> None:
         model=served.model,
         weights_sha256=served.weights_sha256,
         split=served.split,
-        exact=served.exact,
         max_streams=slots,
         max_waiting=served.max_waiting,
     )
-    hello = describe_served(cfg, ctx, what, tokenizer=tokenizer, part=part)
+    hello = describe_served(cfg, ctx, what, tokenizer=tokenizer, part=part, broken=broken)
     token_bytes = part.cache.nbytes // (slots * part.cache.context)
     engine = Engine(model, tokenizer, limits, token_bytes=token_bytes)
     answer_asks(ctx, engine, model, hello=hello, tokenizer=tokenizer, until_left=served.until_left)
@@ -69,17 +70,17 @@ def head(cfg: Config, ctx: RankContext) -> None:
 def stage(cfg: Config, ctx: RankContext) -> None:
     """Compute this rank's blocks of every plan; the last stage also computes logits."""
     stages = (ctx.sole("head"), *ctx.ranks("stage"))
-    run_stage(ctx, stages, _sizes(cfg), run_part=_part(cfg, ctx).run)
+    run_stage(ctx, stages, _sizes(cfg), run_part=_part(cfg, ctx)[0].run)
 
 
 def share(cfg: Config, ctx: RankContext) -> None:
     """Compute this rank's columns of every matrix for every plan."""
-    part = _part(cfg, ctx)
+    part, _ = _part(cfg, ctx)
     run_share(ctx, ctx.sole("head"), slots=part.cache.slots, context=part.cache.context, run_part=part.run)
 
 
-def _part(cfg: Config, ctx: RankContext) -> CachedPart:
-    """Build what this rank has of the model, with its cache."""
+def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
+    """Build what this rank has of the model, with its cache; at the head, also why bits differ from those of training."""
     served, sharing = cfg.serve_config, (ctx.sole("head"), *ctx.ranks("share"))
     place, count = (ctx.rank, 1 + len(ctx.ranks("stage"))) if len(sharing) == 1 else (0, 1)
     model = build_served_model(
@@ -91,8 +92,10 @@ def _part(cfg: Config, ctx: RankContext) -> CachedPart:
         has_head=place == count - 1,
     )
     column = sharing.index(ctx.rank) if len(sharing) > 1 else 0
-    products = Products(cfg, model, place=column, count=len(sharing), gather=columns_among(ctx, sharing))
-    return CachedPart(cfg, model, slots=served.max_streams, context=_context(cfg), products=products)
+    padding, gather = padding_of(served.exact), columns_among(ctx, sharing)
+    products = Products(cfg, model, place=column, count=len(sharing), gather=gather, padding=padding)
+    broken = why_not_exact(cfg, ctx, model, products=products, exact=served.exact)
+    return CachedPart(cfg, model, slots=served.max_streams, context=_context(cfg), products=products), broken
 
 
 def _context(cfg: Config) -> int:

@@ -157,3 +157,23 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(trained, option
     with pytest.raises(LaunchError) as refused:
         find_served("latest", options, runs_dir=Path("runs"), working_folder=trained)
     assert refused.value.diagnostics[0].message.startswith(message)
+
+
+@pytest.mark.parametrize("options", [ServeOptions(exact="off"), ServeOptions(ranks=2, exact="off")], ids=["one", "two"])
+def test_without_the_bits_of_training_it_says_so(trained, options):
+    texts, hello = answers(trained, options, prompts=PROMPTS[:1], temperature=0.0)
+    assert (False, "it was asked for with `--exact off`") == (hello.exact, hello.why_not_exact)
+    assert 20 == len(texts[0])
+
+
+def test_a_rank_whose_part_breaks_a_rule_is_named_by_the_head(tmp_path):
+    sets = {"num_blocks": 2, "num_heads": 2, "embedding_dim": 32, "max_sequence_length": 33}
+    options = [word for name, value in sets.items() for word in ("--set", f"transformer_config.{name}={value}")]
+    steps = ("--set", "training_config.steps=1")
+    assert 0 == command(tmp_path, "run", "data_parallel", "-n", "1", *options, *steps).returncode
+    _, hello = answers(tmp_path, ServeOptions(ranks=2), prompts=["a"], temperature=0.0)
+    assert not hello.exact
+    assert "a block of 1 rows" in hello.why_not_exact
+    assert "rank 1 found rules that do not hold for its part" in hello.why_not_exact
+    with pytest.raises(LaunchError, match="logits with the bits of training cannot be had"):
+        answers(tmp_path, ServeOptions(ranks=2, exact="on"), prompts=["a"], temperature=0.0)

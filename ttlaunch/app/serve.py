@@ -40,7 +40,7 @@ class ServeOptions:
         max_streams: Streams that are computed at once.
         max_waiting: Streams that may wait.
         max_context: Tokens of a stream; None for what the model was trained with.
-        exact: Whether equal bits to training are needed: `auto` or `on`.
+        exact: Whether equal bits to training are needed: `auto`, `on` or `off`.
         until_left: Whether the run ends when everybody who has connected has left.
         guesses: Whether idle rows compute guessed tokens.
         overrides: Further values of the configuration, as `KEY=VALUE`.

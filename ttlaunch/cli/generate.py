@@ -69,8 +69,10 @@ def generate(
         bool, typer.Option("--private", help="Keep only the hash of the prompt in the receipt.")
     ] = False,
     exact: Annotated[
-        Literal["auto", "on"],
-        typer.Option("--exact", help="Compute with the bits of training: auto: where possible; on: or refuse."),
+        Literal["auto", "on", "off"],
+        typer.Option(
+            "--exact", help="The bits of training: auto: where possible; on: or refuse; off: faster, without."
+        ),
     ] = "auto",
     on: On = "local",
     overrides: Overrides = None,

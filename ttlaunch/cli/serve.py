@@ -44,8 +44,10 @@ def serve(
         ),
     ] = "auto",
     exact: Annotated[
-        Literal["auto", "on"],
-        typer.Option("--exact", help="Compute with the bits of training: auto: where possible; on: or refuse."),
+        Literal["auto", "on", "off"],
+        typer.Option(
+            "--exact", help="The bits of training: auto: where possible; on: or refuse; off: faster, without."
+        ),
     ] = "auto",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port of the chat page; 0: any free one.")

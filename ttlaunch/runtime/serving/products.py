@@ -42,10 +42,18 @@ class Products:
     Attributes:
         heads: The heads of every block that this rank attends with; empty if the model has none.
         format: The number format of products and attention.
+        padding: Whether rows get the bits of training.
     """
 
     def __init__(
-        self, cfg: TrainingFile, model: Model, *, place: int = 0, count: int = 1, gather: Gather | None = None
+        self,
+        cfg: TrainingFile,
+        model: Model,
+        *,
+        place: int = 0,
+        count: int = 1,
+        gather: Gather | None = None,
+        padding: rules.Padding = rules.EXACT,
     ) -> None:
         """Take the layers of a model, or copies of a share's columns.
 
@@ -55,13 +63,14 @@ class Products:
             place: This rank's position among those that share the matrices.
             count: The number of ranks that share them.
             gather: Gathers columns; required if `count` is above 1.
+            padding: `rules.EXACT`, or `rules.FAST` for fewer rows with other bits.
 
         Raises:
             ValueError: The matrices are too narrow for so many shares, or the precision is not served.
         """
         if count > 1 and gather is None:
             raise ValueError("shares of matrices need a way to gather columns")
-        self.format = compute_format(cfg)
+        self.format, self.padding = compute_format(cfg), padding
         self._gather, self._place, self._count = gather, place, count
         self._num_heads = cfg.transformer_config.num_heads if cfg.training_config.model_type == "gpt" else 0
         self.heads = _cut_evenly(self._num_heads, count)[place]
@@ -75,7 +84,7 @@ class Products:
         outputs = len(weight_NK)
         self._own[name] = [range(outputs)]
         if self._count == 1:
-            self._layers[name] = weight_NK.to(self.format), None if bias_N is None else bias_N.to(self.format)
+            self._keep(name, weight_NK, bias_N)
             return
         parts = self._head_columns(outputs) if name.endswith("attention_in") else _whole_ranges(outputs, self._count)
         self._widths[name] = [sum(map(len, part)) for part in parts]
@@ -88,7 +97,13 @@ class Products:
             for whole in (weight_NK, bias_N)
             if whole is not None
         ]
-        self._layers[name] = cut[0].to(self.format), cut[1].to(self.format) if bias_N is not None else None
+        self._keep(name, cut[0], cut[1] if bias_N is not None else None)
+
+    def _keep(self, name: str, weight_nK: Tensor, bias_n: Tensor | None) -> None:
+        weight = weight_nK.to(self.format)
+        if not self.padding.is_exact:
+            weight = weight.T.contiguous()  # a product of one row takes two thirds of the time, and has other bits
+        self._layers[name] = weight, None if bias_n is None else bias_n.to(self.format)
 
     def _head_columns(self, outputs: int) -> list[list[range]]:
         """For each share, the columns of its heads' queries, keys and values."""
@@ -104,8 +119,12 @@ class Products:
 
     def own(self, name: str, rows_RK: Tensor) -> Tensor:
         """Compute this rank's columns of a layer, shape (R, n), in `format`; no message."""
-        weight_nK, bias_n = self._layers[name]
-        return functional.linear(rows_RK.to(self.format), weight_nK, bias_n)
+        weight, bias_n = self._layers[name]
+        if rows_RK.dtype != self.format:
+            rows_RK = rows_RK.to(self.format)
+        if self.padding.is_exact:
+            return functional.linear(rows_RK, weight, bias_n)
+        return rows_RK @ weight if bias_n is None else torch.addmm(bias_n, rows_RK, weight)
 
     def gathered_as(self, name: str, own_Rn: Tensor) -> Tensor:
         """Put together the columns that all shares have of the outputs of layer `name`, shape (R, N)."""

@@ -13,6 +13,7 @@ All were found by measurement, with torch's products (MKL, oneDNN) and its atten
 Shapes: R = rows, n = rows of one sequence, T = tokens of a sequence, K = inputs of a product, H = heads, W = width of a head.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -25,6 +26,9 @@ ROWS = 4
 KEYS = 512
 """Attention is handed a multiple of so many keys, or those of a whole sequence if that is shorter."""
 
+_FEW_KEYS = 32
+"""Attention that need not be exact is handed a multiple of so many keys, so that streams of similar length attend together."""
+
 LEAST_SHARE = 16
 """The fewest columns of a matrix that a rank computes."""
 
@@ -33,13 +37,36 @@ _BLOCKS = ((192, 32), (768, 64), (float("inf"), 256))
 """Sequences of fewer tokens than the first number are attended to in blocks of so many query rows."""
 
 
-def product_rows(rows: int) -> int:
-    """Return to how many rows a product is padded, with the number of threads that torch has now."""
-    return max(ROWS, rows) if torch.get_num_threads() == 1 else padded_count(rows)
+@dataclass(frozen=True)
+class Padding:
+    """How many rows and keys are computed in vain.
+
+    Attributes:
+        is_exact: Whether rows get the bits of training.
+    """
+
+    is_exact: bool
+
+    def product_rows(self, rows: int) -> int:
+        """Return to how many rows a product is padded, with the number of threads that torch has now."""
+        if not self.is_exact:
+            return rows
+        return max(ROWS, rows) if torch.get_num_threads() == 1 else padded_count(rows)
+
+    def query_rows(self, rows: int) -> int:
+        """Return to how many rows the queries of one sequence are padded."""
+        return padded_count(rows) if self.is_exact else rows
+
+    def key_count(self, end: int, length: int) -> int:
+        """Return how many keys attention is handed for a row at position `end - 1` of a sequence of `length` tokens."""
+        return key_count(end, length) if self.is_exact else min(length, -(-end // _FEW_KEYS) * _FEW_KEYS)
+
+
+EXACT, FAST = Padding(is_exact=True), Padding(is_exact=False)
 
 
 def padded_count(rows: int) -> int:
-    """Return to how many rows the queries of one sequence are padded.
+    """Return to how many rows the queries of one sequence are padded for exact bits.
 
     >>> [padded_count(rows) for rows in (1, 4, 98)]
     [4, 4, 100]
@@ -48,7 +75,7 @@ def padded_count(rows: int) -> int:
 
 
 def key_count(end: int, length: int) -> int:
-    """Return how many keys attention is handed for a row at position `end - 1` of a sequence of `length` tokens.
+    """Return how many keys attention is handed for exact bits.
 
     >>> key_count(1, 160), key_count(513, 2048)
     (160, 1024)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,7 +12,6 @@ import torch
 
 from ttlaunch import contract
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.serving import rules
 from ttlaunch.runtime.serving.asking import TEMPLATE, AskedEngine, AskService
 from ttlaunch.runtime.serving.forward import CachedPart
 from ttlaunch.runtime.serving.tokenizers import NamedTokenizer
@@ -40,7 +40,6 @@ class Served:
         model: What answers are said to come from.
         weights_sha256: Hash over all parameters.
         split: What each of several ranks has.
-        exact: `on`: refuse to serve without the bits of training.
         max_streams: Streams that are computed at once.
         max_waiting: Streams that may wait for that.
     """
@@ -48,13 +47,18 @@ class Served:
     model: str
     weights_sha256: str
     split: Literal["stages", "columns"]
-    exact: Literal["auto", "on"]
     max_streams: int
     max_waiting: int
 
 
 def describe_served(
-    cfg: TrainingFile, ctx: RankContext, served: Served, *, tokenizer: NamedTokenizer, part: CachedPart
+    cfg: TrainingFile,
+    ctx: RankContext,
+    served: Served,
+    *,
+    tokenizer: NamedTokenizer,
+    part: CachedPart,
+    broken: Sequence[str],
 ) -> wire.Hello:
     """Describe what is served, for the first message to everybody who connects.
 
@@ -64,13 +68,8 @@ def describe_served(
         served: What is served.
         tokenizer: The model's tokenizer.
         part: The head's part of the model.
-
-    Raises:
-        ValueError: The bits of training are required and cannot be had.
+        broken: Why logits differ from those of training; empty if their bits are equal.
     """
-    broken = _why_not_exact(cfg, ctx)
-    if broken and served.exact == "on":
-        raise ValueError(f"logits with the bits of training cannot be had: {'; '.join(broken)}")
     return wire.Hello(
         model=served.model or "model",
         weights_sha256=served.weights_sha256,
@@ -135,15 +134,3 @@ def answer_asks(
     finally:
         service.close()
     others.end()
-
-
-def _why_not_exact(cfg: TrainingFile, ctx: RankContext) -> list[str]:
-    """Return why logits may differ from those of training; empty if they are equal to the bit."""
-    broken = []
-    length = cfg.transformer_config.max_sequence_length
-    last = rules.last_block_rows(length)
-    if last < rules.ROWS and length > last:
-        broken.append(f"the attention of training ends with a block of {last} rows at {length} tokens")
-    if ctx.device.type != "cpu":
-        broken.append("equal bits are known for CPUs only")
-    return broken

@@ -1,0 +1,69 @@
+"""Whether a serving run gives the bits of training: each rank probes its part, and the head hears what all have found."""
+
+from typing import Literal
+
+import torch
+
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.serving.probe import probe
+from ttlaunch.runtime.serving.products import Products
+from ttlaunch.runtime.serving.rules import EXACT, FAST, Padding
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+Exactness = Literal["auto", "on", "off"]
+"""Whether logits get the bits of training: where possible, or else refuse; `off` computes less, with other bits."""
+
+_FINDINGS = 4
+"""Tag of the message with the number of a rank's findings."""
+
+
+def padding_of(exact: Exactness) -> Padding:
+    """Return how products and attention are padded."""
+    return FAST if exact == "off" else EXACT
+
+
+def why_not_exact(
+    cfg: TrainingFile, ctx: RankContext, model: Model, *, products: Products, exact: Exactness
+) -> list[str]:
+    """Probe this rank's part for at most two seconds; at the head, return why the bits differ from those of training.
+
+    Args:
+        cfg: The model's configuration.
+        ctx: Any rank of a serving run; all call this once, before the first plan.
+        model: The part that this rank has.
+        products: Its linear layers.
+        exact: `on`: raise where a rule does not hold.
+
+    Returns:
+        Sentences; empty if the bits are those of training, and at every rank but the head.
+
+    Cost: one number from every rank to the head.
+    Order: the head receives in the order of ranks.
+
+    Raises:
+        ValueError: A rule does not hold, and `exact` is `on`.
+    """
+    if exact == "off":
+        return ["it was asked for with `--exact off`"] if ctx.rank == ctx.sole("head") else []
+    found = [*_of_device(ctx), *probe(cfg, model, products)]
+    head, others = ctx.sole("head"), (*ctx.ranks("stage"), *ctx.ranks("share"))
+    if ctx.rank != head:
+        ctx.send(torch.tensor([len(found)]), dest=head, tag=_FINDINGS)
+    else:
+        count = torch.zeros(1, dtype=torch.int64)
+        for rank in others:
+            ctx.recv(count, source=rank, tag=_FINDINGS)
+            if count:
+                found.append(f"rank {rank} found rules that do not hold for its part; its log names them")
+    if found and exact == "on":
+        raise ValueError(f"logits with the bits of training cannot be had: {'; '.join(found)}")
+    if ctx.rank == head:
+        return found
+    for one in found:
+        ctx.note(f"not exact: {one}")
+    return []
+
+
+def _of_device(ctx: RankContext) -> list[str]:
+    return [] if ctx.device.type == "cpu" else ["equal bits are known for CPUs only"]
