@@ -1,6 +1,7 @@
 """Runs whose workers are killed, stopped and replaced end with the parameters of one process, and say what happened."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -110,6 +111,38 @@ def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process
     assert (0, "same bits") == repeated(
         here, run.folder.name
     )  # in one process, although the plan has rows for many workers
+
+
+def test_a_worker_that_comes_gets_three_times_the_weights_and_a_mean_for_each_step_it_follows_in_equal_parts(here):
+    with running(here, "--set", "training_config.steps=500", ranks=4, elastic="1:4") as run:
+        wait_for(lambda: run.step() >= 3)
+        os.kill(run.pid(2), signal.SIGKILL)
+        report = run.report()
+    assert "done" == report["status"]
+    [given] = run.journal("given")
+    found = verify(run.folder / "checkpoints" / f"step-{newest_step(run.folder)}")
+    whole = sum(
+        file["size"] for file in found.manifest["files"].values()
+    )  # with a header; moments and weights have equal sizes
+    weights = 4 * sum(one["values"] for one in tensors_of(found) if not one["name"].startswith("optimizer."))
+    assert 3 * weights <= whole <= 3 * weights + 20_000
+    assert {"0", "1", "3"} == given["bytes"].keys()
+    assert given["states"] >= 1  # another one comes where the means of too many steps are missing
+    expected, small = (3 * given["states"] + given["means"]) * weights, 100 * (given["states"] + given["means"])
+    assert expected <= sum(given["bytes"].values()) <= expected + small
+    assert max(given["bytes"].values()) <= 1.05 * sum(given["bytes"].values()) / 3
+
+
+def tensors_of(checkpoint):
+    """Return name and number of values of each tensor of a checkpoint, by the headers of its files."""
+    for name in checkpoint.manifest["files"]:
+        data = (checkpoint.path / name).read_bytes()
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        yield from (
+            {"name": tensor, "values": math.prod(one["shape"])}
+            for tensor, one in header.items()
+            if tensor != "__metadata__"
+        )
 
 
 def test_workers_that_wait_for_each_others_gradients_are_replaced_with_the_bits_of_one_process(here):
