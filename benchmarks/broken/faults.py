@@ -111,7 +111,7 @@ def hang(fault: str) -> bool:
                 ctypes.PyDLL(None).sleep(600)
         case "exception in a thread":
             _lose_thread()
-        case "another collective" if "torch.distributed" in sys.modules:
+        case "another collective" if _has_group():
             sys.modules["torch.distributed"].barrier()
             time.sleep(600)
         case "another collective" | "in finalize":
@@ -122,6 +122,12 @@ def hang(fault: str) -> bool:
         case _:
             return False
     return True
+
+
+def _has_group() -> bool:
+    """Whether this rank joined a process group of torch: torch itself may have imported its module."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
 
 
 def break_now(fault: str) -> None:
