@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,9 @@ import pytest
 
 from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.app.door import KEY_VARIABLE
+from ttlaunch.app.serve import ServeOptions, find_served
+from ttlaunch.app.served_memory import predict_memory, refuse_too_large
+from ttlaunch.diagnostics import LaunchError
 
 pytestmark = pytest.mark.mpi
 
@@ -187,6 +191,29 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(trained):
     assert 2 == refused.returncode
     assert f"nothing can listen on port {port} of 127.0.0.1" in refused.stderr
     assert before == sorted((trained / "runs").iterdir())
+
+
+def test_a_dry_run_says_what_serving_takes_and_starts_nothing(trained):
+    before = sorted((trained / "runs").iterdir())
+    words, how = command(trained, "serve", "latest", "--ranks", "2", "--max-streams", "4", "--dry-run")
+    shown = subprocess.run(words, capture_output=True, check=False, **how)
+    assert 0 == shown.returncode, shown.stderr
+    # 2 blocks of 12 D² + 13 D, embeddings of 256 tokens and 512 positions, the head's norm and matrix; D = 64
+    weights = (2 * (12 * 64**2 + 13 * 64) + (256 + 512) * 64 + 2 * 64 + 256 * 64) * 4
+    cache = 2 * 2 * 4 * 512 * 64 * 4
+    expected = f"weights {weights / 1e3:.1f} kB, keys and values of 4 texts of 512 tokens {cache / 1e6:.1f} MB"
+    assert expected in shown.stdout
+    assert f"sends   {(64 + 256) * 4 / 1e3:.1f} kB for each token" in shown.stdout
+    assert before == sorted((trained / "runs").iterdir())
+
+
+def test_what_the_machine_has_no_room_for_is_refused(trained, monkeypatch):
+    monkeypatch.chdir(trained)
+    spec, _ = find_served("latest", ServeOptions(), runs_dir=Path("runs"), working_folder=trained)
+    memory = predict_memory(spec)
+    refuse_too_large(memory)
+    with pytest.raises(LaunchError, match=r"this machine has .* of memory left"):
+        refuse_too_large(replace(memory, cache=1 << 60))
 
 
 def test_others_cannot_ask_without_a_key_which_no_rank_gets(trained, tmp_path, monkeypatch):

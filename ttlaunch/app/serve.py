@@ -24,6 +24,7 @@ HANG_TIMEOUT_S = 15.0
 """Ranks of a serving run pass a message around every second, so one that stands still is noticed soon."""
 
 _EMBEDDING = "embedding.token.weight"
+_OF_MODEL = ("embedding.", "blocks.", "head.")
 _DTYPES = {"F32": "float32"}
 _LEAST_COLUMNS = 16
 """The least columns of a matrix that a rank may have, if its products are to have the bits of whole ones."""
@@ -94,19 +95,31 @@ def find_served(
 
 def weights_served_by(spec: RunSpec) -> str:
     """Return the hash of the weights that a specification made by `find_served` serves."""
-    return str(_section_of(spec, "serve_config")["weights_sha256"])
+    return str(section_of(spec, "serve_config")["weights_sha256"])
 
 
 def context_of_training(spec: RunSpec) -> int:
     """Return how many tokens a text had in the training of the weights that a specification made by `find_served` serves."""
-    return int(_section_of(spec, "transformer_config")["max_sequence_length"])
+    return int(section_of(spec, "transformer_config")["max_sequence_length"])
 
 
-def _section_of(spec: RunSpec, name: str) -> dict[str, Any]:
-    """Return a section of the configuration, as `_overrides` has written it."""
+def section_of(spec: RunSpec, name: str) -> dict[str, Any]:
+    """Return a section of the configuration, as `find_served` has written it into a specification."""
     text = next(one for one in spec.overrides if one.startswith(f"{name}="))
     section: dict[str, Any] = json.loads(text.removeprefix(f"{name}="))
     return section
+
+
+def weights_of(spec: RunSpec) -> "Mapping[str, FiledTensor]":
+    """Return the weights that a specification made by `find_served` serves.
+
+    Raises:
+        LaunchError: The checkpoint cannot be read any more.
+    """
+    from ttlaunch.running.checkpoints.tensor_difference import read_weights
+
+    found = read_weights(Path(spec.resume or ""))
+    return {name: one for name, one in found.items() if name.startswith(_OF_MODEL)}
 
 
 def refuse_other_hosts(prepared: "PreparedRun") -> None:
@@ -220,11 +233,7 @@ def _whole_weights(checkpoint: "Checkpoint", *, blocks: int) -> "Mapping[str, Fi
     """
     from ttlaunch.running.checkpoints.tensor_difference import read_weights
 
-    weights = {
-        name: one
-        for name, one in read_weights(checkpoint.path).items()
-        if name.startswith(("embedding.", "blocks.", "head."))
-    }
+    weights = {name: one for name, one in read_weights(checkpoint.path).items() if name.startswith(_OF_MODEL)}
     missing = [name for name in (_EMBEDDING, "head.norm.weight") if name not in weights]
     missing += [name for name in weights if "~" in name or "[" in name]
     known = {".".join(name.split(".")[:2]) for name in weights}

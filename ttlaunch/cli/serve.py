@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions, make_ready, marks_of_command
 from ttlaunch.cli.console import exit_with, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
@@ -15,9 +16,11 @@ from ttlaunch.diagnostics import Format
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ttlaunch.app.door import DoorOptions, OpenPorts
+    from ttlaunch.app.door import OpenPorts
     from ttlaunch.app.outcome import Outcome
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.serve import ServeOptions
+    from ttlaunch.app.served_memory import ServedMemory
     from ttlaunch.app.supervisor_process import Begun
 
 EXAMPLES = """\
@@ -28,6 +31,8 @@ EXAMPLES = """\
 [bold]ttlaunch serve 8f3a --restart 3[/bold]   open texts go on after a rank was killed
 
 [bold]ttlaunch serve latest --api-port 0 --port 0 -d[/bold]   at any free ports, in the background; `stop` ends it
+
+[bold]ttlaunch serve latest --max-streams 32 --dry-run[/bold]   how much memory it would take
 
 [bold]ttlaunch serve latest --host 10.0.0.5 --key-file key[/bold]   for others, who need the key
 """
@@ -88,6 +93,9 @@ def serve(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Serve in the background and return; `stop` ends it.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and its memory, and start nothing.")
+    ] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
@@ -96,8 +104,8 @@ def serve(
     The model computes the same logits as in training, to the bit, alone or beside others, so equal seeds give equal texts with any
     number of ranks.
     """
-    from ttlaunch.app.door import DoorOptions, described
-    from ttlaunch.app.serve import ServeOptions
+    from ttlaunch.app.door import DoorOptions, described, open_ports
+    from ttlaunch.app.serve import HANG_TIMEOUT_S, ServeOptions
 
     how = ServeOptions(
         on=on,
@@ -111,7 +119,13 @@ def serve(
     )
     door = DoorOptions(host, api_port, port, key_file, tuple(allow_host or ()), is_private=private)
     dialogue = TerminalDialogue(form, verbose=verbose)
-    work, ports, world_size = _prepared(run, how, door, runs_dir=runs_dir, restart=restart, dialogue=dialogue)
+    marks = marks_of_command()
+    prepared, memory = _prepared(run, how, runs_dir=runs_dir, dialogue=dialogue)
+    if dry_run:
+        _show(prepared, memory, form=form, dialogue=dialogue)
+    ports = open_ports(door)
+    options = RunOptions(runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks)
+    work = _work(prepared, ports, options, dialogue=dialogue, restart=restart)
     from ttlaunch.cli.run import start_and_watch
 
     def announce() -> None:
@@ -119,32 +133,42 @@ def serve(
         ports.close()
         print_lines(lines, to=sys.stdout if form is Format.FULL else sys.stderr)
 
-    chosen = range(world_size)
+    chosen = range(prepared.plan.world_size)
     exit_with(start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose, announce=announce))
 
 
 def _prepared(
-    run: str,
-    how: "ServeOptions",
-    door_options: "DoorOptions",
-    *,
-    runs_dir: Path,
-    restart: int,
-    dialogue: TerminalDialogue,
-) -> "tuple[Callable[[Begun], list[Outcome]], OpenPorts, int]":
-    """Check everything, and return what a supervisor does, the door's ports, and the number of ranks."""
-    from ttlaunch.app.door import open_ports, serving_door, telling
+    run: str, how: "ServeOptions", *, runs_dir: Path, dialogue: TerminalDialogue
+) -> "tuple[PreparedRun, ServedMemory]":
+    """Check everything but the ports, and return the plan and what it takes."""
     from ttlaunch.app.prepare_run import prepare
-    from ttlaunch.app.restarts import run_with_restarts
-    from ttlaunch.app.serve import HANG_TIMEOUT_S, find_served, refuse_other_hosts
+    from ttlaunch.app.serve import find_served, refuse_other_hosts
+    from ttlaunch.app.served_memory import predict_memory, refuse_too_large
 
-    marks = marks_of_command()
     spec, found = find_served(run, how, runs_dir=runs_dir, working_folder=Path.cwd())
     dialogue.warn(found)
+    memory = predict_memory(spec)
+    refuse_too_large(memory)
     prepared = prepare(spec, dialogue)
     refuse_other_hosts(prepared)
-    ports = open_ports(door_options)
-    options = RunOptions(spec.runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks)
+    return prepared, memory
+
+
+def _show(prepared: "PreparedRun", memory: "ServedMemory", *, form: Format, dialogue: TerminalDialogue) -> NoReturn:
+    from ttlaunch.cli.plan import show_plan
+
+    found = dialogue.warnings_as_json()
+    show_plan(prepared.plan, form=form, remarks=memory.described(), diagnostics=found)
+    exit_with(contract.STATUS_DONE)
+
+
+def _work(
+    prepared: "PreparedRun", ports: "OpenPorts", options: RunOptions, *, dialogue: TerminalDialogue, restart: int
+) -> "Callable[[Begun], list[Outcome]]":
+    """Return what a supervisor does."""
+    from ttlaunch.app.door import serving_door, telling
+    from ttlaunch.app.restarts import run_with_restarts
+
     ready = make_ready(prepared, options, dialogue)
 
     def work(begun: "Begun") -> "list[Outcome]":
@@ -154,4 +178,4 @@ def _prepared(
                 prepared, answering, dialogue, most=restart, ready=ready, begun=told, ended=door.ended
             )
 
-    return work, ports, prepared.plan.world_size
+    return work

@@ -1,0 +1,87 @@
+"""What a serving run takes of memory and sends, predicted from a checkpoint's sizes before anything starts."""
+
+from typing import TYPE_CHECKING
+
+from ttlaunch.app.serve import section_of, weights_of
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, counted, render_size
+from ttlaunch.quick_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ttlaunch.app.run_spec import RunSpec
+
+_FLOAT = 4
+_PADDED_ROWS = 4
+"""Shares gather the rows of a step after they are padded; stages send them before."""
+
+
+@dataclass(frozen=True)
+class ServedMemory:
+    """What all ranks of a serving run have together, in bytes.
+
+    Attributes:
+        weights: Weights, as they are loaded; shares of columns load whole matrices first, so each rank has all of them.
+        cache: Keys and values of all texts.
+        slots: Texts at once.
+        context: Tokens of each.
+        sent_by_row: What ranks send each other for a row of a step: a token of a text.
+        least_rows: The fewest rows that are sent in a step.
+    """
+
+    weights: int
+    cache: int
+    slots: int
+    context: int
+    sent_by_row: int
+    least_rows: int
+
+    def described(self) -> list[str]:
+        """Return lines for the plan."""
+        texts = f"{counted(self.slots, 'text')} of {counted(self.context, 'token')}"
+        lines = [f"memory  weights {render_size(self.weights)}, keys and values of {texts} {render_size(self.cache)}"]
+        if self.sent_by_row:
+            least = f", at least {self.least_rows} a step" if self.least_rows > 1 else ""
+            lines.append(f"sends   {render_size(self.sent_by_row)} for each token{least}")
+        return lines
+
+
+def predict_memory(spec: "RunSpec") -> ServedMemory:
+    """Predict what a specification made by `find_served` takes.
+
+    Raises:
+        LaunchError: The checkpoint cannot be read any more.
+    """
+    from ttlaunch.spec.recipe.sections import TrainingFile
+    from ttlaunch.spec.recipe.serving import cache_bytes
+
+    names = ("training_config", "transformer_config", "device_config")
+    cfg = TrainingFile.model_validate({name: section_of(spec, name) for name in names})
+    served, sizes = section_of(spec, "serve_config"), cfg.transformer_config
+    context, slots, ranks = served["max_context"] or sizes.max_sequence_length, served["max_streams"], served["ranks"]
+    weights = sum(tensor.size for tensor in weights_of(spec).values())
+    is_shared = served["split"] == "columns" and ranks > 1
+    width, logits = sizes.embedding_dim * _FLOAT, served["vocabulary"] * _FLOAT
+    if is_shared:  # each rank sends its columns of 7 D values a block, and of the logits, to every other one
+        sent = (ranks - 1) * (7 * width * sizes.num_blocks + logits)
+    else:
+        sent = (ranks - 1) * width + (logits if ranks > 1 else 0)
+    cache = cache_bytes(cfg, slots=slots, context=context)
+    least = _PADDED_ROWS if is_shared and served["exact"] != "off" else 1
+    return ServedMemory(weights * (ranks if is_shared else 1), cache, slots, context, sent, least)
+
+
+def refuse_too_large(memory: ServedMemory) -> None:
+    """Refuse what this machine has no room for.
+
+    Raises:
+        LaunchError: Weights and cache together exceed the memory that is available.
+    """
+    import psutil
+
+    available, needed = psutil.virtual_memory().available, memory.weights + memory.cache
+    if needed <= available:
+        return
+    message = (
+        f"weights and cache need {render_size(needed)}, and this machine has {render_size(available)} of memory left"
+    )
+    hints = (f"`--max-streams {max(1, memory.slots // 2)}`, or a smaller `--max-context`: {memory.described()[0]}",)
+    raise LaunchError([Diagnostic("P009", message, hints=hints, blame=Blame.COMMAND_LINE)])
