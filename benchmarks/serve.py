@@ -28,7 +28,7 @@ from ttlaunch.runtime.serving.engine import Engine
 from ttlaunch.runtime.serving.forward import CachedPart, WholeModel
 from ttlaunch.runtime.serving.products import Products
 from ttlaunch.runtime.serving.rules import EXACT, FAST
-from ttlaunch.runtime.serving.tokenizers import make_tokenizer
+from ttlaunch.runtime.serving.text import make_tokenizer
 
 _PROMPT, _CONTEXT, _STREAMS = 32, 256, 8
 _LIMITS = {

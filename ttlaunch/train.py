@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.serving.engine import Engine as Engine
     from ttlaunch.runtime.serving.forward import CachedPart as CachedPart
     from ttlaunch.runtime.serving.products import Products as Products
-    from ttlaunch.runtime.serving.tokenizers import make_tokenizer as make_tokenizer
+    from ttlaunch.runtime.serving.text import make_tokenizer as make_tokenizer
     from ttlaunch.runtime.training.loop import TrainingLoop as TrainingLoop
     from ttlaunch.runtime.training.one_process import train_in_one_process as train_in_one_process
     from ttlaunch.runtime.training.optimizers import Optimizer as Optimizer

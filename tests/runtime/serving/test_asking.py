@@ -8,7 +8,7 @@ import pytest
 from tests.serving.greeting import HELLO, SHA
 from ttlaunch.runtime.serving.ask import Accepted, Done, Refused, Stats, Tokens
 from ttlaunch.runtime.serving.asking import AskService
-from ttlaunch.runtime.serving.tokenizers import make_tokenizer
+from ttlaunch.runtime.serving.text import make_tokenizer
 from ttlaunch.serving import wire
 
 CONTEXT = 200

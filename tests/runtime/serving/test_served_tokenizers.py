@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ttlaunch.runtime.data.text import tokenize
-from ttlaunch.runtime.serving.tokenizers import make_tokenizer
+from ttlaunch.runtime.serving.text import make_tokenizer
 from ttlaunch.spec.recipe.corpus import Corpus
 
 TEXT = "Grüße, 世界 🙂\n"
@@ -27,8 +27,13 @@ def test_characters_are_those_of_training():
 
 def test_a_character_that_was_not_in_training_is_named():
     tokenizer = make_tokenizer("char", vocabulary=2, alphabet=[97, 98])
-    with pytest.raises(ValueError, match="'c' does not occur in the text"):
+    with pytest.raises(ValueError, match="'c' at character 2 does not occur in the text"):
         tokenizer.encode("abc")
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_its_place():
+    with pytest.raises(ValueError, match="at character 1 is half of a surrogate pair"):
+        make_tokenizer("byte", vocabulary=256).encode("a\ud800")
 
 
 def test_ids_are_read_as_numbers_and_others_are_refused():

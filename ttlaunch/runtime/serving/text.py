@@ -4,7 +4,42 @@ Tokens may hold parts of characters, and a stop text may spread over tokens. Bot
 """
 
 import codecs
+import hashlib
 from collections.abc import Sequence
+from typing import Protocol
+
+from ttlaunch.runtime.serving.ask import Tokenizer
+
+
+class NamedTokenizer(Tokenizer, Protocol):
+    """A tokenizer that says by a hash which one it is."""
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all that decides which tokens a text has."""
+
+
+def make_tokenizer(kind: str, *, vocabulary: int, alphabet: Sequence[int] = ()) -> NamedTokenizer:
+    """Make the tokenizer of a model.
+
+    Args:
+        kind: `training_config.tokenizer_type`; `ids` also for a model of generated sequences.
+        vocabulary: The rows of the model's embedding.
+        alphabet: For `char`, the code points that are tokens, ascending.
+
+    Raises:
+        ValueError: It has another number of tokens than the model.
+    """
+    made: NamedTokenizer = (
+        ByteTokenizer()
+        if kind == "byte"
+        else CharTokenizer("".join(map(chr, alphabet)))
+        if kind == "char"
+        else IdsTokenizer(vocabulary)
+    )
+    if made.vocabulary != vocabulary:
+        raise ValueError(f"the model has {vocabulary} tokens, its tokenizer {made.vocabulary}")
+    return made
 
 
 class ByteTokenizer:
@@ -12,6 +47,7 @@ class ByteTokenizer:
 
     vocabulary = 256
     ends: frozenset[int] = frozenset()
+    sha256 = hashlib.sha256(b"byte").hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of a text.
@@ -38,6 +74,7 @@ class CharTokenizer:
         self._characters = sorted(set(characters))
         self._tokens = {character: token for token, character in enumerate(self._characters)}
         self.vocabulary = len(self._characters)
+        self.sha256 = hashlib.sha256(f"char {[ord(one) for one in self._characters]}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of a text's characters.
@@ -61,6 +98,7 @@ class IdsTokenizer:
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
+        self.sha256 = hashlib.sha256(f"ids {vocabulary}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Read the ids.
@@ -70,7 +108,7 @@ class IdsTokenizer:
         """
         words = text.split()
         for word in words:
-            if not (word.isascii() and word.isdigit() and len(word) < 10 and int(word) < self.vocabulary):  # noqa: PLR2004
+            if not (word.isascii() and word.isdigit() and len(word) < 10 and int(word) < self.vocabulary):  # noqa: PLR2004 - 2^31 has ten digits
                 raise ValueError(f"{word[:40]!r} is no token id from 0 to {self.vocabulary - 1}")
         return [int(word) for word in words]
 

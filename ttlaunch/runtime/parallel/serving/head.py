@@ -14,7 +14,7 @@ from ttlaunch import contract
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.serving.asking import TEMPLATE, AskedEngine, AskService
 from ttlaunch.runtime.serving.forward import CachedPart
-from ttlaunch.runtime.serving.tokenizers import NamedTokenizer
+from ttlaunch.runtime.serving.text import NamedTokenizer
 from ttlaunch.serving import wire
 from ttlaunch.spec.recipe.sections import TrainingFile
 
