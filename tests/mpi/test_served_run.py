@@ -235,6 +235,18 @@ def test_others_cannot_ask_without_a_key_which_no_rank_gets(trained, tmp_path, m
     assert not [path for path in files if key.encode() in path.read_bytes()]
 
 
+def test_the_run_ends_when_its_door_is_killed(trained, tmp_path):
+    with served(trained, tmp_path) as serving:
+        serving.until_healthy()
+        launcher = json.loads((trained / "runs" / serving.run_id / "launcher.json").read_text())
+        children = Path(f"/proc/{launcher['pid']}/task/{launcher['pid']}/children").read_text().split()
+        doors = [int(pid) for pid in children if b"ttlaunch.serving.door" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(doors[0], signal.SIGKILL)
+        assert 143 == serving.process.wait(60)
+    assert "the process that answers clients was killed by signal 9; the run ends with it" in serving.said()
+    assert [] == run_processes(serving.run_id)
+
+
 def test_the_door_ends_when_its_supervisor_is_killed(trained, tmp_path):
     with served(trained, tmp_path) as serving:
         serving.until_healthy()

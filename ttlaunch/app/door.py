@@ -6,9 +6,11 @@ anything is started: a port that is taken is a mistake of the command line. It e
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -133,6 +135,7 @@ class Door:
     def __init__(self, ports: OpenPorts, head: Path) -> None:
         self._ports, self._head = ports, head
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closing = threading.Event()
 
     def begin(self, folder: "RunFolder") -> None:
         """Start the process, with what it has to complain about in the file of the supervisor.
@@ -153,6 +156,7 @@ class Door:
 
     def close(self) -> None:
         """End streams that are still open, and the process."""
+        self._is_closing.set()
         process, self._process = self._process, None
         if process is None:
             self._ports.close()
@@ -180,7 +184,18 @@ class Door:
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, pass_fds=numbers
         )
         self._ports.close()
+        threading.Thread(target=self._end_run_with, args=(process,), daemon=True).start()
         return process
+
+    def _end_run_with(self, process: subprocess.Popen[bytes]) -> None:
+        """End the run, as Ctrl-C does, when the process ends by itself: nobody could ask the ranks any more."""
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if not self._is_closing.is_set():
+            status = process.wait()
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            sys.stderr.write(f"the process that answers clients {how}; the run ends with it\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _tell(self, state: str, reason: str | None) -> None:
         if self._process is None:
