@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.mpi
 
 SETS = {
     "training_config.steps": 12,
+    "checkpoint_config.interval": 6,
     "transformer_config.num_blocks": 2,
     "transformer_config.num_heads": 4,
     "transformer_config.embedding_dim": 64,
@@ -191,6 +193,28 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(trained):
     assert 2 == refused.returncode
     assert f"nothing can listen on port {port} of 127.0.0.1" in refused.stderr
     assert before == sorted((trained / "runs").iterdir())
+
+
+def test_newer_weights_are_loaded_when_the_open_texts_have_ended(trained, tmp_path):
+    shutil.copytree(trained / "runs", tmp_path / "runs", symlinks=True)
+    (run,) = {path.parent for path in (tmp_path / "runs").glob("*/checkpoints/step-12")}
+    (run / "step-12").rename(tmp_path / "later")
+    with served(tmp_path, tmp_path, "--follow") as serving:
+        serving.until_healthy()
+        first = serving.http.get("/config").json()["weights_sha256"]
+        undisturbed = text_of(serving)
+        ask = {"model": model(serving), **LONG}
+        with serving.http.stream("POST", "/v1/completions", json=ask) as response:
+            coming = pieces(response)
+            before = "".join(next(coming) for _ in range(5))
+            (tmp_path / "later").rename(run / "step-12")
+            assert undisturbed == before + "".join(filter(None, coming))
+        wait_for(lambda: serving.http.get("/config").json()["weights_sha256"] != first, serving.process)
+        serving.until_healthy()
+        assert text_of(serving) != undisturbed
+        assert re.findall(r"serves .*, step (\d+), exact", serving.said()) == ["6", "12"]
+        assert "newer weights follow" in serving.said()
+    assert 130 == serving.process.returncode
 
 
 def test_a_dry_run_says_what_serving_takes_and_starts_nothing(trained):

@@ -18,10 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ttlaunch.app.execute import RunOptions
+from ttlaunch.app.execute import FolderView, RunOptions
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.restarts import GiveUp, Restart
 from ttlaunch.serving import wire
 from ttlaunch.web.addresses import KeyRefusedError, is_loopback, listen, read_key
 
@@ -135,7 +134,7 @@ class Door:
     def __init__(self, ports: OpenPorts, head: Path) -> None:
         self._ports, self._head = ports, head
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_closing = threading.Event()
+        self._is_closing, self._lock = threading.Event(), threading.Lock()
 
     def begin(self, folder: "RunFolder") -> None:
         """Start the process, with what it has to complain about in the file of the supervisor.
@@ -143,16 +142,22 @@ class Door:
         Raises:
             OSError: It cannot be started.
         """
-        del folder  # `supervise` has made its file this process's stderr
         if self._process is None:
-            self._process = self._start()
+            self._process = self._start(folder)
         self._tell("loading", None)
 
-    def ended(self, outcome: "Outcome", decision: Restart | GiveUp) -> None:
-        """Tell clients why the ranks have ended, and whether they come again."""
+    def ended(self, outcome: "Outcome", goes_on: bool) -> None:  # noqa: FBT001 - called by position, as a function
+        """Tell clients why the ranks have ended, and whether others follow."""
         failure = outcome.report.failure
-        reason = "the run was stopped" if failure is None else failure.message
-        self._tell("restarting" if isinstance(decision, Restart) else "failed", reason)
+        if failure is None:
+            reason = "newer weights are being loaded" if goes_on else "the run was stopped"
+        else:
+            reason = failure.message
+        self._tell("restarting" if goes_on else "failed", reason)
+
+    def retire(self, step: int) -> None:
+        """Have the ranks end as soon as no text is open, so that others can load the weights of a later step."""
+        self._tell("retiring", f"the weights of step {step} are being loaded")
 
     def close(self) -> None:
         """End streams that are still open, and the process."""
@@ -170,7 +175,7 @@ class Door:
             process.kill()
             process.wait()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, folder: "RunFolder") -> subprocess.Popen[bytes]:
         options = self._ports.options
         numbers = [self._ports.api.fileno(), self._ports.page.fileno()]
         command = [
@@ -184,17 +189,18 @@ class Door:
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, pass_fds=numbers
         )
         self._ports.close()
-        threading.Thread(target=self._end_run_with, args=(process,), daemon=True).start()
+        threading.Thread(target=self._end_run_with, args=(process, folder), daemon=True).start()
         return process
 
-    def _end_run_with(self, process: subprocess.Popen[bytes]) -> None:
+    def _end_run_with(self, process: subprocess.Popen[bytes], folder: "RunFolder") -> None:
         """End the run, as Ctrl-C does, when the process ends by itself: nobody could ask the ranks any more."""
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if not self._is_closing.is_set():
             status = process.wait()
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            sys.stderr.write(f"the process that answers clients {how}; the run ends with it\n")
-            sys.stderr.flush()
+            FolderView(folder).output(
+                "stderr", f"the process that answers clients {how}; the run ends with it".encode()
+            )
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _tell(self, state: str, reason: str | None) -> None:

@@ -21,9 +21,11 @@ from ttlaunch.running.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from ttlaunch.app.replan import Replanned
+    from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.running.restarts import GiveUp, Restart
 
-    Ended = Callable[[Outcome, Restart | GiveUp], None]
+    Ended = Callable[[Outcome, bool], None]
+    Onward = Callable[[Outcome], RunSpec | None]
 
 _STATUS_AFTER = {
     int(signal.SIGINT): contract.STATUS_INTERRUPTED,
@@ -41,6 +43,7 @@ def run_with_restarts(
     ready: "LaunchContext | None",
     begun: "Callable[[RunFolder], None]",
     ended: "Ended" = lambda *_: None,
+    onward: "Onward" = lambda _: None,
 ) -> "list[Outcome]":
     """Execute a plan, and restart it until it completes or a restart would not help; return all starts in order.
 
@@ -51,7 +54,8 @@ def run_with_restarts(
         most: The largest number of restarts.
         ready: The hosts of the first start, if they are ready already.
         begun: Called with the folder of each start.
-        ended: Called with the outcome of each start, and what follows it.
+        ended: Called with the outcome of each start, and whether another one follows.
+        onward: Returns what follows a start that is done, or None; a serving run goes on so with newer weights.
 
     Raises:
         LaunchError: A host is not ready, or there are no hosts for another start.
@@ -62,11 +66,15 @@ def run_with_restarts(
     options = replace(options, most_restarts=most)
     slurm = prepared.description.slurm
     if slurm is None or slurm.request is None:
-        return _run_with_restarts(prepared, options, dialogue, most=most, ready=ready, begun=begun, ended=ended)
+        return _run_with_restarts(
+            prepared, options, dialogue, most=most, ready=ready, begun=begun, ended=ended, onward=onward
+        )
     from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
 
     with on_hosts_of_slurm(prepared, slurm.request, dialogue) as placed:
-        return _run_with_restarts(placed, options, dialogue, most=most, ready=ready, begun=begun, ended=ended)
+        return _run_with_restarts(
+            placed, options, dialogue, most=most, ready=ready, begun=begun, ended=ended, onward=onward
+        )
 
 
 def _run_with_restarts(
@@ -78,35 +86,50 @@ def _run_with_restarts(
     ready: "LaunchContext | None",
     begun: "Callable[[RunFolder], None]",
     ended: "Ended",
+    onward: "Onward",
 ) -> "list[Outcome]":
     outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
-    from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up  # the first start is over
+    from ttlaunch.running.restarts import Restart, write_follow_up  # the first start is over
 
+    first = 0  # of the starts with the weights that are served now; in any other run, of all
     while True:
         last = outcomes[-1].folder.path
-        attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
-        if options.answers_at is not None:  # whoever answers makes no steps, and each start answers more
-            attempts = [replace(one, steps=None) for one in attempts]
-        decision = plan_restart(attempts, most=most, lease_s=options.lease_s)
-        ended(outcomes[-1], decision)
-        if isinstance(decision, GiveUp):
+        decision = _decide(outcomes[first:], options, most=most)
+        newer = None if isinstance(decision, Restart) else onward(outcomes[-1])
+        ended(outcomes[-1], isinstance(decision, Restart) or newer is not None)
+        # Views of the failed start wait for this file, so write it before the next start is prepared.
+        if isinstance(decision, Restart):
+            write_follow_up(last, again=True)
+            following = _following(prepared, decision, outcomes[first:], dialogue=dialogue)
+            name = decision.resume.name if decision.resume else None
+            write_follow_up(last, number=len(outcomes[first:]), most=most, resume=name, change=following.change)
+            request = following.request
+        elif newer is not None:
+            first, request = len(outcomes), newer
+            write_follow_up(last, again=True, onward=True)
+        else:
             if decision.no_progress:
                 write_follow_up(last, no_progress=decision.no_progress)
             return outcomes
-        # Views of the failed start wait for this file, so write it before the next start is prepared.
-        write_follow_up(last, again=True)
-        following = _following(prepared, decision, outcomes, dialogue=dialogue)
-        name = decision.resume.name if decision.resume else None
-        write_follow_up(last, number=len(outcomes), most=most, resume=name, change=following.change)
 
         # Record the new folder before anything starts in it, so that views follow, and find a restart that is killed.
         def note(folder: RunFolder, before: Path = last) -> None:
             write_follow_up(before, next=str(folder.path))
             begun(folder)
 
-        options = replace(options, restarts=options.restarts + 1, marks=(("checks", time.time()),))
-        again = prepare(following.request, dialogue)
+        options = replace(options, restarts=len(outcomes) - first, marks=(("checks", time.time()),))
+        again = prepare(request, dialogue)
+        prepared = prepared if newer is None else again
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
+
+
+def _decide(outcomes: "Sequence[Outcome]", options: RunOptions, *, most: int) -> "Restart | GiveUp":
+    from ttlaunch.running.restarts import attempt_of, plan_restart
+
+    attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
+    if options.answers_at is not None:  # whoever answers makes no steps, and each start answers more
+        attempts = [replace(one, steps=None) for one in attempts]
+    return plan_restart(attempts, most=most, lease_s=options.lease_s)
 
 
 def _following(

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ttlaunch.app.door import OpenPorts
+    from ttlaunch.app.newer_weights import NewerWeights
     from ttlaunch.app.outcome import Outcome
     from ttlaunch.app.prepare_run import PreparedRun
+    from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.app.serve import ServeOptions
     from ttlaunch.app.served_memory import ServedMemory
     from ttlaunch.app.supervisor_process import Begun
@@ -27,6 +29,8 @@ EXAMPLES = """\
 [bold]ttlaunch serve latest[/bold]   talk to the newest checkpoint of all runs at http://127.0.0.1:5050
 
 [bold]ttlaunch serve latest --ranks 2 --split columns[/bold]   two ranks share every matrix; the texts are the same
+
+[bold]ttlaunch serve latest --follow[/bold]   talk to a run while it trains: new texts get its newest weights
 
 [bold]ttlaunch serve 8f3a --restart 3[/bold]   open texts go on after a rank was killed
 
@@ -84,6 +88,9 @@ def serve(
     restart: Annotated[
         int, typer.Option("--restart", min=0, metavar="N", help="Start ranks again up to N times; open texts go on.")
     ] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Load newer checkpoints of the run while it trains; open texts end before.")
+    ] = False,
     private: Annotated[
         bool, typer.Option("--private", help="Receipts have a hash of the prompt instead of the prompt.")
     ] = False,
@@ -120,12 +127,12 @@ def serve(
     door = DoorOptions(host, api_port, port, key_file, tuple(allow_host or ()), is_private=private)
     dialogue = TerminalDialogue(form, verbose=verbose)
     marks = marks_of_command()
-    prepared, memory = _prepared(run, how, runs_dir=runs_dir, dialogue=dialogue)
+    prepared, memory, newer = _prepared(run, how, runs_dir=runs_dir, dialogue=dialogue)
     if dry_run:
         _show(prepared, memory, form=form, dialogue=dialogue)
     ports = open_ports(door)
     options = RunOptions(runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks)
-    work = _work(prepared, ports, options, dialogue=dialogue, restart=restart)
+    work = _work(prepared, ports, options, dialogue=dialogue, restart=restart, newer=newer if follow else None)
     from ttlaunch.cli.run import start_and_watch
 
     def announce() -> None:
@@ -139,8 +146,9 @@ def serve(
 
 def _prepared(
     run: str, how: "ServeOptions", *, runs_dir: Path, dialogue: TerminalDialogue
-) -> "tuple[PreparedRun, ServedMemory]":
-    """Check everything but the ports, and return the plan and what it takes."""
+) -> "tuple[PreparedRun, ServedMemory, NewerWeights]":
+    """Check everything but the ports, and return the plan, what it takes, and what looks for newer weights."""
+    from ttlaunch.app.newer_weights import NewerWeights
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.serve import find_served, refuse_other_hosts
     from ttlaunch.app.served_memory import predict_memory, refuse_too_large
@@ -151,7 +159,11 @@ def _prepared(
     refuse_too_large(memory)
     prepared = prepare(spec, dialogue)
     refuse_other_hosts(prepared)
-    return prepared, memory
+
+    def spec_of(folder: Path) -> "RunSpec":
+        return find_served(str(folder), how, runs_dir=runs_dir, working_folder=Path.cwd())[0]
+
+    return prepared, memory, NewerWeights(Path(spec.resume or ""), spec_of)
 
 
 def _show(prepared: "PreparedRun", memory: "ServedMemory", *, form: Format, dialogue: TerminalDialogue) -> NoReturn:
@@ -163,7 +175,13 @@ def _show(prepared: "PreparedRun", memory: "ServedMemory", *, form: Format, dial
 
 
 def _work(
-    prepared: "PreparedRun", ports: "OpenPorts", options: RunOptions, *, dialogue: TerminalDialogue, restart: int
+    prepared: "PreparedRun",
+    ports: "OpenPorts",
+    options: RunOptions,
+    *,
+    dialogue: TerminalDialogue,
+    restart: int,
+    newer: "NewerWeights | None",
 ) -> "Callable[[Begun], list[Outcome]]":
     """Return what a supervisor does."""
     from ttlaunch.app.door import serving_door, telling
@@ -174,8 +192,24 @@ def _work(
     def work(begun: "Begun") -> "list[Outcome]":
         with serving_door(ports, options) as (door, answering):
             told = telling(door, begun)
+            if newer is not None:
+                newer.watch(door.retire)
             return run_with_restarts(
-                prepared, answering, dialogue, most=restart, ready=ready, begun=told, ended=door.ended
+                prepared,
+                answering,
+                dialogue,
+                most=restart,
+                ready=ready,
+                begun=told,
+                ended=door.ended,
+                onward=lambda outcome: _onward(outcome, newer),
             )
 
     return work
+
+
+def _onward(outcome: "Outcome", newer: "NewerWeights | None") -> "RunSpec | None":
+    """Return what serves newer weights, after ranks that have ended for them."""
+    if newer is None or outcome.report.exit_status != contract.STATUS_DONE:
+        return None
+    return newer.next_spec()

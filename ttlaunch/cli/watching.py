@@ -233,6 +233,8 @@ def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set
     lines = {}
     if "waiting" in follow_up:
         lines["waiting"] = follow_up["waiting"]
+    if "onward" in follow_up:
+        lines["onward"] = "newer weights follow"
     if "number" in follow_up:
         resume = follow_up.get("resume")
         where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"

@@ -144,6 +144,11 @@ class Ping:
     number: Annotated[int, whole(1)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Retire:
+    """Newer weights are to be served: end as soon as no stream is open; the side that asks keeps new ones back."""
+
+
 # What the head answers.
 
 
@@ -251,16 +256,19 @@ class Stats:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """How the ranks of the run are: `failed` is the end, after `restarting` comes `running` again; the reason names the rank."""
+    """How the ranks of the run are: `failed` is the end, after `restarting` comes `running` again; the reason names the rank.
 
-    state: Annotated[str, one_of("loading", "running", "restarting", "failed")]
+    `retiring`: other ranks are to follow as soon as the open streams have ended.
+    """
+
+    state: Annotated[str, one_of("loading", "running", "retiring", "restarting", "failed")]
     reason: Annotated[str | None, or_none(string(_LONGEST_MESSAGE))] = None
 
 
-ToHead: TypeAlias = Ask | Cancel | Pause | Resume | Ping
+ToHead: TypeAlias = Ask | Cancel | Pause | Resume | Ping | Retire
 FromHead: TypeAlias = Hello | Accepted | Refused | Tokens | Done | Pong | Stats
 
-TO_HEAD: Final[dict[str, type]] = {one.__name__.lower(): one for one in (Ask, Cancel, Pause, Resume, Ping)}
+TO_HEAD: Final[dict[str, type]] = {one.__name__.lower(): one for one in (Ask, Cancel, Pause, Resume, Ping, Retire)}
 FROM_HEAD: Final[dict[str, type]] = {
     one.__name__.lower(): one for one in (Hello, Accepted, Refused, Tokens, Done, Pong, Stats)
 }

@@ -92,7 +92,7 @@ class AskService:
         self._next_stream = 1
         self._pings: list[tuple[_Asker, int]] = []
         self._stats_at = 0.0
-        self._was_asked = False
+        self._was_asked = self._is_retiring = False
         listening.setblocking(False)  # noqa: FBT003 - the method takes no keyword
         self._selector.register(listening, selectors.EVENT_READ)
 
@@ -105,6 +105,11 @@ class AskService:
     def is_left(self) -> bool:
         """Whether somebody has connected, and everybody has left again."""
         return self._was_asked and not self._askers
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether other weights are to be served, and no stream is open any more."""
+        return self._is_retiring and not self._places
 
     def serve(self, *, wait_s: float) -> None:
         """Take what has arrived, let the engine do one step, and send what it reports.
@@ -184,6 +189,8 @@ class AskService:
             self._pings.append((asker, message.number))
         elif isinstance(message, wire.Ask):
             self._ask(asker, message)
+        elif isinstance(message, wire.Retire):
+            self._is_retiring = True
         elif (number := asker.streams.get(message.stream)) is not None:
             if isinstance(message, wire.Cancel):
                 self._engine.cancel(number)

@@ -17,6 +17,8 @@ LONGEST_SILENCE_S: Final = 5.0
 """For how long a token that has passed every stage proves that all of them work."""
 LONGEST_ABSENCE_S: Final = 60.0
 """How long streams wait for a head that is gone while nobody says that it is being started again."""
+LONGEST_OLD_S: Final = 30.0
+"""For how long new streams still get the old weights, if there is always an open one, when there are newer ones."""
 _PING_EVERY_S: Final = 1.0
 _TRY_EVERY_S: Final = 0.2
 _MOST_UNSENT_BYTES: Final = 8 << 20
@@ -65,6 +67,8 @@ class Link:
         self._pinged = self._answered = 0
         self._health = Health(status="loading", reason="the model is being loaded", since=time.time())
         self._reconnect = asyncio.Event()
+        self._retiring_since: float | None = None
+        self._is_retired = False
 
     @property
     def open_streams(self) -> int:
@@ -77,13 +81,20 @@ class Link:
             NotReadyError: If no head is there, or as many streams are open as it takes.
             wire.WireError: If what is asked is too long for a message.
         """
-        if self._writer is None or self.hello is None:
+        if not self._holds_streams and (self._writer is None or self.hello is None):
             raise NotReadyError(self.health().reason or "the model is not ready")
         numbered = replace(ask, stream=next(self._numbers))
         message = wire.encode(numbered)
         stream = self._streams[numbered.stream] = Stream(numbered, self._order)
-        self._send(message)
+        if not self._holds_streams:
+            self._send(message)
         return stream
+
+    @property
+    def _holds_streams(self) -> bool:
+        """Whether new streams wait for newer weights; `_begin` sends them."""
+        since = self._retiring_since
+        return since is not None and (self._is_retired or self._clock() - since > LONGEST_OLD_S)
 
     def health(self) -> Health:
         """Whether a token has passed every stage in the last seconds; if not, what is known of the cause."""
@@ -99,7 +110,7 @@ class Link:
         if state.state == "failed":
             return "disconnected", state.reason or "the run has ended"
         if self._writer is None or self.hello is None:
-            if self._lost_because is None:
+            if self._lost_because is None or state.state == "retiring":
                 return "loading", state.reason or "the model is being loaded"
             return "disconnected", state.reason or self._lost_because
         silent_s = self._clock() - self._last_token
@@ -111,6 +122,8 @@ class Link:
 
     def take_run_state(self, state: wire.RunState) -> None:
         """Learn from the supervisor how the ranks are; open streams learn of a restart, and end with the run."""
+        if state.state == "retiring" and self._retiring_since is None:
+            self._retiring_since = self._clock()
         self._run_state = state
         reason = state.reason or "the run has ended"
         if state.state == "failed":
@@ -204,7 +217,12 @@ class Link:
         """Use a connection whose head has said hello, and continue the streams of the former one."""
         self._writer = writer
         self._lost_at = float("-inf")
-        if self._run_state.state in {"loading", "restarting"}:  # the supervisor cannot see when a head is ready
+        self._retiring_since, self._is_retired = None, False
+        if self._run_state.state in {
+            "loading",
+            "restarting",
+            "retiring",
+        }:  # the supervisor cannot see when a head is ready
             self._run_state = wire.RunState(state="running")
         hello = self.hello
         for number, stream in list(self._streams.items()):
@@ -238,10 +256,19 @@ class Link:
     async def _ping(self, writer: asyncio.StreamWriter) -> None:
         """Ask for a token through every stage once a second, and never for a second one before the first has come back."""
         while True:
+            self._retire_if_idle()
             if self._writer is writer and self._pinged == self._answered:
                 self._pinged += 1
                 self._send(wire.encode(wire.Ping(number=self._pinged)))
             await asyncio.sleep(_PING_EVERY_S if self._writer is writer else _TRY_EVERY_S)
+
+    def _retire_if_idle(self) -> None:
+        """Let the head end for newer weights, once; streams that wait for those do not count."""
+        waiting = sum(stream.accepted is None for stream in self._streams.values()) if self._holds_streams else 0
+        if self._retiring_since is None or self._is_retired or len(self._streams) > waiting:
+            return
+        self._is_retired = True
+        self._send(wire.encode(wire.Retire()))
 
     def _order(self, order: Order) -> None:
         self._meters.see_order(order)

@@ -126,7 +126,7 @@ def answer_asks(
     exactness = "exact" if hello.exact else f"not exact ({hello.why_not_exact})"
     ctx.note(f"serves {hello.model}, step {hello.step}, {exactness}, weights {hello.weights_sha256[:12]}")
     try:
-        while not ctx.should_stop() and not (until_left and service.is_left):
+        while not (ctx.should_stop() or service.is_retired or (until_left and service.is_left)):
             with ctx.announced(
                 "waiting for asks"
             ):  # a head that computes alone sends nothing, and still makes progress
