@@ -77,16 +77,16 @@ def find_served(
     if checkpoint is None:
         raise LaunchError(found)
     config = checkpoint.manifest["config"]
-    training, sizes = _section(config, "training_config"), _section(config, "transformer_config")
+    training, sizes = read_section(config, "training_config"), read_section(config, "transformer_config")
     _check_model(training, config)
-    weights = _whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
+    weights = whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
     _check_sizes(sizes, options)
     path = checkpoint.path.resolve()
     asked = {
         "model": _name(checkpoint, path),
         "weights_sha256": hash_of_weights(weights),
         "vocabulary": weights[_EMBEDDING].shape[0],
-        "alphabet": _alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
+        "alphabet": find_alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
     }
     overrides = _overrides(config, options, {**asked, **_chosen(options)})
     spec = RunSpec(RECIPE, on=options.on, overrides=overrides, ranks=options.ranks, resume=str(path), runs_dir=runs_dir)
@@ -149,17 +149,17 @@ def _chosen(options: ServeOptions) -> dict[str, Any]:
 
 def _overrides(config: Mapping[str, Any], options: ServeOptions, serve: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the overrides that make a serving run's configuration from that of the training."""
-    training, data = _section(config, "training_config"), _section(config, "data_config")
-    device = _section(config, "device_config")
+    training, data = read_section(config, "training_config"), read_section(config, "data_config")
+    device = read_section(config, "device_config")
     sections: dict[str, Mapping[str, Any]] = {
         "training_config": {name: training[name] for name in ("seed", "model_type", "tokenizer_type", "precision")},
-        "transformer_config": {**_section(config, "transformer_config"), "dropout_prob": 0.0},
+        "transformer_config": {**read_section(config, "transformer_config"), "dropout_prob": 0.0},
         "device_config": {name: device[name] for name in ("device", "threads_per_rank")},
         "serve_config": serve,
     }
     if _is_drawn(config):
         sections["data_config"] = {"source": "markov", "vocabulary": data["vocabulary"]}
-    socket = "grpc" if _section(config, "multihost_config").get("socket_type") == "grpc" else "mpi"
+    socket = "grpc" if read_section(config, "multihost_config").get("socket_type") == "grpc" else "mpi"
     texts = [f"{name}={json.dumps(values)}" for name, values in sections.items()]
     return (*texts, f"multihost_config.socket_type={socket}", *options.overrides)
 
@@ -187,7 +187,7 @@ def hash_of_weights(weights: "Mapping[str, FiledTensor]") -> str:
     return str(combine_digests([digests])[0])
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def read_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a section of the checkpoint's configuration, which somebody else may have written.
 
     Raises:
@@ -218,22 +218,23 @@ def _check_model(training: Mapping[str, Any], config: Mapping[str, Any]) -> None
     if kind == "conv":
         message = "the checkpoint's model classifies images (`model_type: conv`), so there is no text to continue"
         raise usage_error(message, "serve a run with `model_type: gpt`")
-    if training["precision"] == "fp16" and _section(config, "device_config")["device"] != "cuda":
+    if training["precision"] == "fp16" and read_section(config, "device_config")["device"] != "cuda":
         message = "the checkpoint was trained with `precision: fp16`, in which no CPU computes products as in training"
         raise usage_error(
             message, "`--set training_config.precision=fp32` serves it, with other bits than the training's"
         )
 
 
-def _whole_weights(checkpoint: "Checkpoint", *, blocks: int) -> "Mapping[str, FiledTensor]":
-    """Return the weights of a checkpoint.
+def whole_weights(checkpoint: "Checkpoint", *, blocks: int, averaged: bool = False) -> "Mapping[str, FiledTensor]":
+    """Return the weights of a checkpoint, or with `averaged` their average over the training.
 
     Raises:
         LaunchError: It has no whole model.
     """
     from ttlaunch.running.checkpoints.tensor_difference import read_weights
 
-    weights = {name: one for name, one in read_weights(checkpoint.path).items() if name.startswith(_OF_MODEL)}
+    found = read_weights(checkpoint.path, averaged=averaged)
+    weights = {name: one for name, one in found.items() if name.startswith(_OF_MODEL)}
     missing = [name for name in (_EMBEDDING, "head.norm.weight") if name not in weights]
     missing += [name for name in weights if "~" in name or "[" in name]
     known = {".".join(name.split(".")[:2]) for name in weights}
@@ -270,10 +271,10 @@ def _check_sizes(sizes: Mapping[str, Any], options: ServeOptions) -> None:
 
 
 def _is_drawn(config: Mapping[str, Any]) -> bool:
-    return bool(_section(config, "data_config")["source"] == "markov")
+    return bool(read_section(config, "data_config")["source"] == "markov")
 
 
-def _alphabet(checkpoint: "Checkpoint", training: Mapping[str, Any], working_folder: Path) -> list[int]:
+def find_alphabet(checkpoint: "Checkpoint", training: Mapping[str, Any], working_folder: Path) -> list[int]:
     """Return the code points that are the tokens of a model of characters, from the text on which it was trained.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`ttlaunch weights`: export the weights of a checkpoint as one safetensors file, or list them.
+"""`ttlaunch weights`: export the weights of a checkpoint as one safetensors file or as a folder, or list them.
 
 `checkpoint_config.initial_weights` reads such a file. `show` lists the tensors of a checkpoint or of such a file.
 """
@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +25,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch weights export latest average.safetensors --average[/bold]   the averaged weights, if the recipe keeps them
 
+[bold]ttlaunch weights export latest model --as hf[/bold]   a folder that transformers loads, with configuration and tokenizer
+
 [bold]ttlaunch run hierarchical_parallel --set checkpoint_config.initial_weights=weights.safetensors[/bold]   start training from them
 """
 
@@ -38,8 +40,16 @@ SHOW_EXAMPLES = """\
 @app.command(epilog=EXAMPLES)
 def export(
     run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
-    file: Annotated[str, typer.Argument(metavar="TO", help="Output file, which must not exist.")],
+    file: Annotated[str, typer.Argument(metavar="TO", help="Output file or folder, which must not exist.")],
     *,
+    layout: Annotated[
+        Literal["plain", "hf"],
+        typer.Option(
+            "--as",
+            help="plain: a safetensors file, under the model's parameter names; hf: a folder that "
+            "AutoModelForCausalLM.from_pretrained of transformers loads, with the tokenizer.",
+        ),
+    ] = "plain",
     average: Annotated[
         bool, typer.Option("--average", help="Export the average over training, if the recipe keeps one.")
     ] = False,
@@ -48,13 +58,16 @@ def export(
         Format, typer.Option("--format", help="Format of error messages: full, concise, json or github.")
     ] = Format.FULL,
 ) -> None:
-    """Write the weights of the newest complete checkpoint to a safetensors file, under the model's parameter names."""
+    """Write the weights of the newest complete checkpoint to a safetensors file, or to a folder for other libraries."""
     from ttlaunch.running.checkpoints.tensor_file import write_tensors
 
     if not file.strip():
         raise usage_error("an empty text names no file to write")
     if os.path.lexists(file):  # never raises, whatever was typed
         raise usage_error(f"{file} already exists", "name another file")
+    if layout == "hf":
+        _export_folder(run, file, runs_dir=runs_dir, form=form, averaged=average)
+        return
     step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form, averaged=average)
     if not weights:
         hints = ("`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`",)
@@ -68,6 +81,18 @@ def export(
         print_json({"file": file, "step": step, "tensors": len(weights)}, schema="weights-export")
     else:
         print_lines([f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}"])
+
+
+def _export_folder(run: str, folder: str, *, runs_dir: Path, form: Format, averaged: bool) -> None:
+    """Write a folder that transformers loads, and report what was written."""
+    from ttlaunch.app.export_weights import export_folder
+
+    done = export_folder(run, Path(folder), averaged=averaged, runs_dir=runs_dir, working_folder=Path.cwd())
+    show_diagnostics(list(done.warnings), form=form)
+    if form is Format.JSON:
+        print_json({"file": folder, "step": done.step, "tensors": done.tensors}, schema="weights-export")
+    else:
+        print_lines([f"wrote {counted(done.tensors, 'tensor')} of step {done.step} and the tokenizer to {folder}"])
 
 
 @app.command(epilog=SHOW_EXAMPLES)

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.records.parser import BadRecord, Count, Size, Word, load, parse, record, shown
@@ -29,6 +29,8 @@ _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E
 _BITS |= {"F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32}
 _BITS |= {"F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64}
 """Bits of a value by the type's name in a header."""
+_UNITS: dict[int, Literal["B", "H", "I", "Q"]] = {8: "B", 16: "H", 32: "I", 64: "Q"}
+"""By the bits of a value, an integer of the same size in the letters of `struct`."""
 
 
 class TensorFileError(TtlaunchError):
@@ -147,13 +149,61 @@ def _check_places(tensors: Mapping[str, StoredTensor], *, base: int) -> None:
             raise TensorFileError(f"{start - end} bytes between {before} and {after} belong to no tensor")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, FiledTensor]) -> None:
+@dataclass(frozen=True)
+class Transposed:
+    """A stored matrix with rows and columns exchanged.
+
+    Attributes:
+        source: The stored matrix; a value of it takes whole bytes.
+    """
+
+    source: FiledTensor
+
+    @property
+    def dtype(self) -> str:
+        return self.source.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, columns = self.source.shape
+        return columns, rows
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return self.source.size
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of each row. Cost: the matrix is in memory once.
+
+        Raises:
+            OSError: A file cannot be read, or ends too early.
+        """
+        unit, (rows, columns) = _UNITS[_BITS[self.dtype]], self.source.shape
+        if not rows * columns:
+            return
+        stored = bytearray(self.source.size)
+        place = 0
+        for piece in read_bytes(self.source):
+            stored[place : place + len(piece)] = piece
+            place += len(piece)
+        values = memoryview(stored).cast(unit)
+        for column in range(columns):
+            yield values[column::columns].tobytes()
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, FiledTensor | Transposed], *, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a new file with tensors of other files; the file appears complete or not at all.
+
+    Cost: a piece of a tensor is in memory at a time, of a transposed one all of it.
 
     Raises:
         OSError: A file of a tensor cannot be read, or the new file cannot be written.
     """
-    header, place = {}, 0
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    place = 0
     for name, tensor in tensors.items():
         end = place + tensor.size
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [place, end]}
@@ -165,7 +215,7 @@ def write_tensors(path: Path, tensors: Mapping[str, FiledTensor]) -> None:
         with unfinished.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for tensor in tensors.values():
-                for piece in read_bytes(tensor):
+                for piece in tensor.pieces() if isinstance(tensor, Transposed) else read_bytes(tensor):
                     file.write(piece)
             file.flush()
             os.fsync(file.fileno())

@@ -1,0 +1,75 @@
+"""Export the model of a checkpoint, with its tokenizer, as a folder that transformers loads."""
+
+from pathlib import Path
+
+from ttlaunch.app.find_start import search_checkpoint
+from ttlaunch.app.serve import find_alphabet, read_section, whole_weights
+from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error, shown, usage_error
+from ttlaunch.quick_dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        step: The step of the checkpoint.
+        tensors: The number of tensors in the model's file.
+        warnings: What is to be said about the checkpoint.
+    """
+
+    step: int
+    tensors: int
+    warnings: tuple[Diagnostic, ...]
+
+
+def export_folder(run: str, folder: Path, *, averaged: bool, runs_dir: Path, working_folder: Path) -> Exported:
+    """Write the newest checkpoint's model as a folder of transformers' `GPT2LMHeadModel`.
+
+    Args:
+        run: `latest`, a run, or the path of a checkpoint.
+        folder: The folder to write, which must not exist.
+        averaged: Take the average over the training.
+        runs_dir: The folder of runs.
+        working_folder: The folder to which relative paths are relative.
+
+    Raises:
+        LaunchError: There is no such checkpoint, transformers has no model like it, or the folder cannot be written.
+    """
+    from ttlaunch.running.checkpoints.tensor_difference import read_weights
+    from ttlaunch.running.pretrained.gpt2 import gpt2_names
+    from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
+    from ttlaunch.running.pretrained.write_folder import write_gpt2_folder
+
+    checkpoint, found = search_checkpoint(run, runs_dir=working_folder / runs_dir, working_folder=working_folder)
+    if checkpoint is None:
+        raise LaunchError(found)
+    config = checkpoint.manifest["config"]
+    training, sizes = read_section(config, "training_config"), read_section(config, "transformer_config")
+    if training["model_type"] != "gpt":
+        message = f"the checkpoint's model is of `model_type: {shown(training['model_type'])}`, and transformers has no model like it"
+        raise usage_error(message, "without `--as hf`, a file with the weights under their own names is written")
+    if averaged and not read_weights(checkpoint.path, averaged=True):
+        hint = "`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`"
+        raise usage_error(f"the checkpoint of step {checkpoint.step} has no average of the weights", hint)
+    weights = whole_weights(checkpoint, blocks=sizes["num_blocks"], averaged=averaged)
+    names = gpt2_names(sizes["num_blocks"], tied=sizes["tie_embeddings"])
+    missing = [name for name in names if name not in weights]
+    if missing:
+        message = f"the checkpoint has no whole model: it lacks `{missing[0]}`"
+        raise usage_error(message, "`ttlaunch weights show` lists what it has")
+    # A model of generated sequences has ids, whatever the key of texts says.
+    drawn = read_section(config, "data_config")["source"] == "markov"
+    kind = "ids" if drawn else training["tokenizer_type"]
+    alphabet = find_alphabet(checkpoint, training, working_folder) if kind == "char" else []
+    vocabulary = weights["embedding.token.weight"].shape[0]
+    try:
+        tokenizer = tokenizer_json(kind, vocabulary=vocabulary, alphabet=alphabet)
+    except ValueError as error:
+        raise usage_error(f"the checkpoint has no tokenizer to write: {error}", "leave `--as hf` out") from error
+    try:
+        write_gpt2_folder(folder, weights, sizes=sizes, tokenizer=tokenizer)
+    except OSError as error:
+        source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
+        raise file_error(source or folder, error, verb="read" if source else "written") from error
+    return Exported(checkpoint.step, len(names), tuple(found))

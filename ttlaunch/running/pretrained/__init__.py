@@ -1,0 +1,1 @@
+"""Folders of models as other libraries write and read them, without torch."""
