@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -88,12 +89,9 @@ def test_fish_and_zsh_are_told_whole_words_with_what_a_key_means(here):
 
 
 def test_what_a_recipe_prints_is_no_completion(here):
-    (here / "recipes/mine").mkdir(parents=True)
-    text = (Path(__file__).parents[2] / "recipes/zero/recipe.py").read_text()
-    (here / "recipes/mine/recipe.py").write_text(
-        f"print('hello')\n{text}".replace("from .traffic import shadow_bytes, traffic", "shadow_bytes = traffic = None")
-    )
-    (here / "recipes/mine/trainer.py").write_text("def trainer(ctx): ...\ndef worker(ctx): ...\n")
+    shutil.copytree(Path(__file__).parents[2] / "recipes/zero", here / "recipes/mine")
+    recipe = here / "recipes/mine/recipe.py"
+    recipe.write_text(f"print('hello')\n{recipe.read_text()}")
     assert ["zero_config.stage=", "zero_config.stage=3"] == in_bash("ttlaunch run mine --set zero_")
 
 

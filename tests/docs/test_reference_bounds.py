@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ LEAST_STEP = {"whole number": 1, "number": 1e-30}
 
 @pytest.fixture(scope="module")
 def generate():
+    sys.path.insert(0, str(ROOT / "docs"))  # as `python docs/generate.py` has it, for the module beside it
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path.pop(0)
     return module
 
 
