@@ -1,11 +1,17 @@
 """Export the model of a checkpoint, with its tokenizer, as a folder that transformers loads."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.find_start import search_checkpoint
 from ttlaunch.app.serve import find_alphabet, read_section, whole_weights
 from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ttlaunch.running.checkpoints.resume import Checkpoint
+    from ttlaunch.running.checkpoints.tensor_file import FiledTensor
 
 
 @dataclass(frozen=True)
@@ -36,18 +42,34 @@ def export_folder(run: str, folder: Path, *, averaged: bool, runs_dir: Path, wor
     Raises:
         LaunchError: There is no such checkpoint, transformers has no model like it, or the folder cannot be written.
     """
-    from ttlaunch.running.checkpoints.tensor_difference import read_weights
-    from ttlaunch.running.pretrained.gpt2 import gpt2_names
-    from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
     from ttlaunch.running.pretrained.write_folder import write_gpt2_folder
 
     checkpoint, found = search_checkpoint(run, runs_dir=working_folder / runs_dir, working_folder=working_folder)
     if checkpoint is None:
         raise LaunchError(found)
+    weights, sizes = _gpt_of(checkpoint, averaged=averaged)
+    tokenizer = _tokenizer_of(checkpoint, working_folder, vocabulary=weights["embedding.token.weight"].shape[0])
+    try:
+        write_gpt2_folder(folder, weights, sizes=sizes, tokenizer=tokenizer)
+    except OSError as error:
+        source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
+        raise file_error(source or folder, error, verb="read" if source else "written") from error
+    return Exported(checkpoint.step, len(weights), tuple(found))
+
+
+def _gpt_of(checkpoint: "Checkpoint", *, averaged: bool) -> "tuple[dict[str, FiledTensor], Mapping[str, Any]]":
+    """Return the weights of a model that transformers has, by name, and its sizes.
+
+    Raises:
+        LaunchError: It has no such model, or the checkpoint lacks a part of it.
+    """
+    from ttlaunch.running.checkpoints.tensor_difference import read_weights
+    from ttlaunch.running.pretrained.gpt2 import gpt2_names
+
     config = checkpoint.manifest["config"]
-    training, sizes = read_section(config, "training_config"), read_section(config, "transformer_config")
-    if training["model_type"] != "gpt":
-        message = f"the checkpoint's model is of `model_type: {shown(training['model_type'])}`, and transformers has no model like it"
+    kind, sizes = read_section(config, "training_config")["model_type"], read_section(config, "transformer_config")
+    if kind != "gpt":
+        message = f"the checkpoint's model is of `model_type: {shown(kind)}`, and transformers has no model like it"
         raise usage_error(message, "without `--as hf`, a file with the weights under their own names is written")
     if averaged and not read_weights(checkpoint.path, averaged=True):
         hint = "`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`"
@@ -58,18 +80,24 @@ def export_folder(run: str, folder: Path, *, averaged: bool, runs_dir: Path, wor
     if missing:
         message = f"the checkpoint has no whole model: it lacks `{missing[0]}`"
         raise usage_error(message, "`ttlaunch weights show` lists what it has")
+    return {name: weights[name] for name in names}, sizes
+
+
+def _tokenizer_of(checkpoint: "Checkpoint", working_folder: Path, *, vocabulary: int) -> dict[str, Any]:
+    """Return the content of `tokenizer.json`.
+
+    Raises:
+        LaunchError: The text whose characters are the tokens is gone, or the model has another number of tokens.
+    """
+    from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
+
+    config = checkpoint.manifest["config"]
+    training = read_section(config, "training_config")
     # A model of generated sequences has ids, whatever the key of texts says.
     drawn = read_section(config, "data_config")["source"] == "markov"
     kind = "ids" if drawn else training["tokenizer_type"]
     alphabet = find_alphabet(checkpoint, training, working_folder) if kind == "char" else []
-    vocabulary = weights["embedding.token.weight"].shape[0]
     try:
-        tokenizer = tokenizer_json(kind, vocabulary=vocabulary, alphabet=alphabet)
+        return tokenizer_json(kind, vocabulary=vocabulary, alphabet=alphabet)
     except ValueError as error:
         raise usage_error(f"the checkpoint has no tokenizer to write: {error}", "leave `--as hf` out") from error
-    try:
-        write_gpt2_folder(folder, weights, sizes=sizes, tokenizer=tokenizer)
-    except OSError as error:
-        source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
-        raise file_error(source or folder, error, verb="read" if source else "written") from error
-    return Exported(checkpoint.step, len(names), tuple(found))

@@ -49,7 +49,7 @@ def write_gpt2_folder(
         unfinished.chmod(_FOLDER_MODE)
         write_tensors(unfinished / "model.safetensors", tensors, metadata={"format": "pt"})
         for name, content in texts.items():
-            (unfinished / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            (unfinished / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         unfinished.rename(folder)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
