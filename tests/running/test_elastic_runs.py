@@ -436,7 +436,8 @@ def test_what_workers_have_in_common_outlives_the_supervisor_also_where_bits_dep
 
 def test_a_saved_state_that_was_changed_is_named_and_the_newest_checkpoint_is_taken(here, expected):
     with running(here, "--set", "checkpoint_config.interval=5") as run:
-        wait_for(lambda: newest_step(run.folder) and run.step() >= newest_step(run.folder) + 1)
+        # Well before the next checkpoint, so that the state that the workers save is of a step that has none.
+        wait_for(lambda: newest_step(run.folder) and run.step() % 5 in {1, 2} and run.step() > newest_step(run.folder))
         kill_the_supervisor(run)
         folder = run.folder
     [state] = (folder / contract.LAST_STATES_DIR).iterdir()
