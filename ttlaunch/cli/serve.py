@@ -1,6 +1,7 @@
 """`ttlaunch serve`: answer over HTTP with the model of a run, and have a page to talk to it."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -192,24 +193,16 @@ def _work(
     def work(begun: "Begun") -> "list[Outcome]":
         with serving_door(ports, options) as (door, answering):
             told = telling(door, begun)
-            if newer is not None:
-                newer.watch(door.retire)
-            return run_with_restarts(
-                prepared,
-                answering,
-                dialogue,
-                most=restart,
-                ready=ready,
-                begun=told,
-                ended=door.ended,
-                onward=lambda outcome: _onward(outcome, newer),
-            )
+            with nullcontext() if newer is None else newer.watched(door.retire):
+                return run_with_restarts(
+                    prepared,
+                    answering,
+                    dialogue,
+                    most=restart,
+                    ready=ready,
+                    begun=told,
+                    ended=door.ended,
+                    onward=(lambda _: None) if newer is None else newer.following,
+                )
 
     return work
-
-
-def _onward(outcome: "Outcome", newer: "NewerWeights | None") -> "RunSpec | None":
-    """Return what serves newer weights, after ranks that have ended for them."""
-    if newer is None or outcome.report.exit_status != contract.STATUS_DONE:
-        return None
-    return newer.next_spec()
