@@ -98,7 +98,7 @@ def _generate(engine: Engine, prompts: list[tuple[int, ...]], count: int) -> tup
 
 
 def _in_transformers(model: Model, options: argparse.Namespace) -> Any:
-    """The same model there: its matrices are transposed, all else has other names."""
+    """Make the model of transformers that has these weights: there, matrices are transposed and have other names."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:

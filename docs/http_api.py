@@ -47,7 +47,7 @@ _RULES = {
     "stop": f"a text, or a list of at most {openai_bodies.MOST_STOPS} texts",
     "stream_options": "an object",
 }
-"""Of keys that may be one of several things."""
+"""How the page names the values of a key that may have one of several kinds."""
 
 
 def render_http_api() -> str:

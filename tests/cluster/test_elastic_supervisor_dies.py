@@ -56,7 +56,7 @@ def states_on(cluster, host, folder):
 
 @pytest.mark.parametrize("recipe", ["data_parallel", "zero"])
 def test_no_step_is_lost_when_the_supervisor_of_a_run_over_hosts_is_killed(lost, ttlaunch_on, tmp_path, recipe):
-    """Of `zero` each host has the slot of its worker, and the one that this shadows."""
+    """A host of a `zero` run has the slot of its worker, and the slot that this worker shadows."""
     cluster, folder, seen = lost
     resume = f"run {recipe} {ELASTIC} {NO_CHECKPOINTS} --resume latest --format json"
     answer = ttlaunch_on(cluster)(resume, timeout_s=200)

@@ -153,20 +153,41 @@ def test_the_client_of_openai_gets_what_it_asks_for(trained, tmp_path, undisturb
     assert [] == run_processes(serving.run_id)
 
 
-def test_a_text_goes_on_where_it_was_after_a_rank_was_killed(trained, tmp_path, undisturbed):
+def test_a_text_goes_on_where_it_was_after_a_rank_was_killed_also_without_its_checkpoint(
+    trained, tmp_path, undisturbed
+):
+    shutil.copytree(trained / "runs", tmp_path / "runs", symlinks=True)
     with (
-        served(trained, tmp_path, "--ranks", "2", "--restart", "1") as serving,
+        served(tmp_path, tmp_path, "--ranks", "2", "--restart", "1") as serving,
         serving.until_healthy().http.stream(
             "POST", "/v1/completions", json={"model": model(serving), **LONG}
         ) as response,
     ):
         coming = pieces(response)
         before = "".join(next(coming) for _ in range(20))
+        for kept in (tmp_path / "runs").glob("*/checkpoints"):  # as a training that goes on removes its old ones
+            shutil.rmtree(kept)
         serving.kill_rank(1)
         after = list(coming)
         assert None in after  # it said that it was interrupted
         assert undisturbed == before + "".join(filter(None, after))
         assert 2 == serving.said().count("rank 0 head | serves")
+        assert "restart 1 of 1, from step-12, as before" in serving.said()
+
+
+def test_a_stop_is_told_as_one_and_not_as_a_restart(trained, tmp_path):
+    with (
+        served(trained, tmp_path) as serving,
+        serving.until_healthy().http.stream(
+            "POST", "/v1/completions", json={"model": model(serving), **LONG}
+        ) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        serving.process.send_signal(signal.SIGINT)
+        rest = "\n".join(lines)
+        assert "the run was stopped" in rest
+        assert "restarting" not in rest
 
 
 def test_a_text_ends_with_the_reason_where_ranks_do_not_come_again(trained, tmp_path):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ttlaunch.app.execute import FolderView, RunOptions
+from ttlaunch.app.held_weights import hold_weights
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.serving import wire
@@ -135,6 +136,7 @@ class Door:
         self._ports, self._head = ports, head
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closing, self._lock = threading.Event(), threading.Lock()
+        self._reason = "the run has ended"
 
     def begin(self, folder: "RunFolder") -> None:
         """Start the process, with what it has to complain about in the file of the supervisor.
@@ -153,6 +155,7 @@ class Door:
             reason = "newer weights are being loaded" if goes_on else "the run was stopped"
         else:
             reason = failure.message
+        self._reason = reason
         self._tell("restarting" if goes_on else "failed", reason)
 
     def retire(self, step: int) -> None:
@@ -166,6 +169,7 @@ class Door:
         if process is None:
             self._ports.close()
             return
+        self._say(process, "failed", self._reason)  # a start that was to follow may have failed before its ranks
         assert process.stdin is not None  # noqa: S101 - `_start` has asked for it
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -204,15 +208,16 @@ class Door:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _tell(self, state: str, reason: str | None) -> None:
-        if self._process is None:
-            return
-        stdin: IO[bytes] | None = self._process.stdin
+        if self._process is not None:
+            self._say(self._process, state, reason)
+
+    def _say(self, process: subprocess.Popen[bytes], state: str, reason: str | None) -> None:
+        stdin: IO[bytes] | None = process.stdin
         assert stdin is not None  # noqa: S101 - `_start` has asked for it
         short = None if reason is None else shown(reason, longest=_LONGEST_REASON)
-        with contextlib.suppress(
-            OSError
-        ):  # it was killed; the ranks serve nobody, and the run goes on until it is stopped
-            stdin.write(wire.encode(wire.RunState(state=state, reason=short)))
+        message = wire.encode(wire.RunState(state=state, reason=short))
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it was killed, which ends the run, or is closed
+            stdin.write(message)
             stdin.flush()
 
 
@@ -234,11 +239,14 @@ def serving_door(ports: OpenPorts, options: RunOptions) -> Iterator[tuple[Door, 
             door.close()
 
 
-def telling(door: Door, begun: "Callable[[RunFolder], None]") -> "Callable[[RunFolder], None]":
-    """Return a function that tells the door, too, of each start of the run."""
+def telling(
+    door: Door, begun: "Callable[[RunFolder], None]", *, served: Callable[[], Path]
+) -> "Callable[[RunFolder], None]":
+    """Return a function that tells the door, too, of each start of the run, and holds the checkpoint that it serves."""
 
     def begun_and_told(folder: "RunFolder") -> None:
         begun(folder)
+        hold_weights(served(), folder.path)
         door.begin(folder)
 
     return begun_and_told

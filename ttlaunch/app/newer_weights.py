@@ -19,7 +19,11 @@ _STEP = "step-"
 
 
 class NewerWeights:
-    """Looks for checkpoints that a run has written after the one that is served, and can be served too."""
+    """Looks for checkpoints that a run has written after the one that is served, and can be served too.
+
+    Attributes:
+        served: The checkpoint that is served now.
+    """
 
     def __init__(self, checkpoint: Path, spec_of: "Callable[[Path], RunSpec]") -> None:
         """Begin with a checkpoint.
@@ -32,12 +36,15 @@ class NewerWeights:
         number = checkpoint.name.removeprefix(_STEP)
         self._seen = int(number) if number.isdecimal() else newest_step(self._folder) or 0
         self._next: RunSpec | None = None
+        self.served = checkpoint
 
     def following(self, outcome: "Outcome") -> "RunSpec | None":
         """Return the specification of the run that serves newer weights, once, after ranks that have ended for them."""
         if outcome.report.exit_status != contract.STATUS_DONE:
             return None
         found, self._next = self._next, None
+        if found is not None:
+            self.served = Path(found.resume or "")
         return found
 
     @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.held_weights import find_held
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.app.reach import connect_all, open_transports
 from ttlaunch.app.resolve import ResolvedSpec, resolve
@@ -35,12 +36,14 @@ class Replanned:
 
 
 def repeatable(request: RunSpec, folder: Path) -> RunSpec:
-    """Replace a configuration that was read from standard input, which can be read only once, by the recorded one.
+    """Replace what cannot be read a second time: a configuration from standard input, and served weights that were removed.
 
     Args:
         request: The specification that the user typed.
-        folder: The folder of the first attempt, which has the resolved configuration.
+        folder: The folder of the first attempt, which has the resolved configuration, and what is held of the weights.
     """
+    if request.resume is not None:
+        request = replace(request, resume=find_held(request.resume, folder))
     if request.config_file != "-":
         return request
     return replace(request, config_file=str(folder / contract.TRAIN_FILE), overrides=())

@@ -102,8 +102,11 @@ def _run_with_restarts(
             write_follow_up(last, again=True)
             following = _following(prepared, decision, outcomes[first:], dialogue=dialogue)
             name = decision.resume.name if decision.resume else None
-            write_follow_up(last, number=len(outcomes[first:]), most=most, resume=name, change=following.change)
             request = following.request
+            given = {} if name or request.resume is None else {"given": Path(request.resume).name}
+            write_follow_up(
+                last, number=len(outcomes[first:]), most=most, resume=name, change=following.change, **given
+            )
         elif newer is not None:
             first, request = len(outcomes), newer
             write_follow_up(last, again=True, onward=True)

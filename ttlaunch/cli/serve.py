@@ -133,7 +133,7 @@ def serve(
         _show(prepared, memory, form=form, dialogue=dialogue)
     ports = open_ports(door)
     options = RunOptions(runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks)
-    work = _work(prepared, ports, options, dialogue=dialogue, restart=restart, newer=newer if follow else None)
+    work = _work(prepared, ports, options, dialogue=dialogue, restart=restart, newer=newer, follow=follow)
     from ttlaunch.cli.run import start_and_watch
 
     def announce() -> None:
@@ -182,7 +182,8 @@ def _work(
     *,
     dialogue: TerminalDialogue,
     restart: int,
-    newer: "NewerWeights | None",
+    newer: "NewerWeights",
+    follow: bool,
 ) -> "Callable[[Begun], list[Outcome]]":
     """Return what a supervisor does."""
     from ttlaunch.app.door import serving_door, telling
@@ -192,8 +193,8 @@ def _work(
 
     def work(begun: "Begun") -> "list[Outcome]":
         with serving_door(ports, options) as (door, answering):
-            told = telling(door, begun)
-            with nullcontext() if newer is None else newer.watched(door.retire):
+            told = telling(door, begun, served=lambda: newer.served)
+            with newer.watched(door.retire) if follow else nullcontext():
                 return run_with_restarts(
                     prepared,
                     answering,
@@ -202,7 +203,7 @@ def _work(
                     ready=ready,
                     begun=told,
                     ended=door.ended,
-                    onward=(lambda _: None) if newer is None else newer.following,
+                    onward=newer.following,
                 )
 
     return work

@@ -237,7 +237,8 @@ def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set
         lines["onward"] = "newer weights follow"
     if "number" in follow_up:
         resume = follow_up.get("resume")
-        where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"
+        start = f"from {follow_up['given']}, as before" if "given" in follow_up else "from the beginning"
+        where = f"from the newest checkpoint of {resume}" if resume else start
         lines["number"] = f"restart {follow_up['number']} of {follow_up['most']}, {where}{follow_up['change']}"
     said = {name: line for name, line in lines.items() if name not in but}
     print_lines(said.values(), to=sys.stderr)

@@ -131,7 +131,7 @@ def write_follow_up(folder: Path, **values: Any) -> None:
         folder: The folder of the run that has ended.
         values: A restart adds values as it proceeds. First comes `again` (true). If the restart has to wait, `waiting` is a
             message. Then come `number` (of the restart), `most` (the largest number of restarts), `resume` (the name of the
-            run from which it continues, or None) and `change` (what is different). The last one is `next` (the folder of the
+            run from which it continues, or None), `given` (the checkpoint that the first start was given, if the restart begins there) and `change` (what is different). The last one is `next` (the folder of the
             next run). If restarts made no progress, there is only `no_progress`. Instead of `number` to `change`,
             there may be `onward` (true): the run was done, and serves newer weights next.
     """

@@ -374,7 +374,7 @@ class RankContext:
         self.elastic.save_with(save)
 
     def save_slots_if_abandoned(self, held: Callable[[], HeldSlots | None]) -> None:
-        """As `save_if_abandoned`, for a state that no rank has as a whole: each rank saves the slots that it has; None: nothing."""
+        """Save the slots of the state that this rank has if the supervisor is gone; where `held` returns None, nothing is saved."""
         if self.elastic is not None and (checkpoints := self._checkpoints) is not None:
             self.elastic.save_with(lambda _: checkpoints.save_last_slots(held(), state_of=self._state))
 

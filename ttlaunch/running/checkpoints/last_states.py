@@ -143,7 +143,7 @@ def _checked(folder: Path, step: int, plan: Mapping[str, Any]) -> _Saved | str:
 
 
 def _checked_slots(folder: Path, step: int, records: Mapping[int, ShardRecord]) -> _Saved | str:
-    """As `_checked`, for slots of a state; workers whose state was being cut anew may have saved those of two cuts."""
+    """Return the slots of a saved state, checked, or why they cannot be used; of two cuts of the state, the one that is whole."""
     missing = _missing(records)
     owners = min(missing, key=lambda owners: len(missing[owners]))
     if missing[owners]:
@@ -161,7 +161,7 @@ def _checked_slots(folder: Path, step: int, records: Mapping[int, ShardRecord]) 
 
 
 def _checked_copies(folder: Path, step: int, records: Mapping[int, ShardRecord]) -> _Saved | str:
-    """As `_checked`, for copies of the whole state."""
+    """Return one of the copies of a saved state, checked, or why none can be used."""
     first = min(records)
     for number, record in records.items():
         if (record.sha256, record.state) != (records[first].sha256, records[first].state):

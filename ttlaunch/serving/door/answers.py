@@ -203,7 +203,8 @@ def event_of(values: Mapping[str, Any] | str) -> str:
 
 def comment_of(interrupted: Interrupted) -> str:
     """A line that clients of events ignore, and people who read them do not: why nothing comes for a while."""
-    told = json.dumps({"error": f"{interrupted.reason}, restarting", "retry": True})
+    reason = f"{interrupted.reason}, restarting" if interrupted.is_restarting else interrupted.reason
+    told = json.dumps({"error": reason, "retry": interrupted.is_restarting})
     return f": {told}\n\n"
 
 

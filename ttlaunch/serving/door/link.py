@@ -130,7 +130,7 @@ class Link:
             self._end_streams(reason)
         elif state.state == "restarting":
             for stream in self._streams.values():
-                stream.add(Interrupted(reason=reason))
+                stream.add(Interrupted(reason=reason, is_restarting=True))
 
     async def reconnect(self) -> bool:
         """Give up the connection and make a new one, over which open streams go on; whether a head was there soon."""
@@ -240,8 +240,10 @@ class Link:
         self._lost_at = self._clock()
         self._last_token = float("-inf")
         self._pinged = self._answered
+        is_restarting = self._run_state.state == "restarting"  # otherwise the supervisor will say what follows
         for stream in self._streams.values():
-            stream.add(Interrupted(reason=self._run_state.reason or self._lost_because or ""))
+            reason = self._run_state.reason or self._lost_because or ""
+            stream.add(Interrupted(reason=reason, is_restarting=is_restarting))
 
     def _give_up_late(self) -> None:
         """End streams that wait for a head of which nobody says that it comes back."""

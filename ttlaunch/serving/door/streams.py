@@ -17,9 +17,10 @@ _TOKEN_BYTES: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """The ranks are being started again; the stream goes on afterwards."""
+    """Nothing comes for a while, and why; if the ranks are being started again, the stream goes on afterwards."""
 
     reason: str
+    is_restarting: bool
 
 
 Event: TypeAlias = Accepted | Refused | Tokens | Done | Interrupted
