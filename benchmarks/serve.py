@@ -22,6 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.runtime.serving.served_models import configuration, random_model
+from ttlaunch.running.pretrained.gpt2 import gpt2_config, gpt2_names
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.serving.ask import Ask, Limits, Sampling, Tokens
 from ttlaunch.runtime.serving.engine import Engine
@@ -60,7 +61,7 @@ def main() -> int:
         for streams in (1, _STREAMS)
     }
     prompts = _prompts(options)
-    peer = _in_transformers(model, options)
+    peer = _in_transformers(cfg, model, options)
     rounds = []
     for _ in range(options.rounds + 1):
         speeds = {name: _generate(engine, prompts[: name[1]], options.tokens) for name, engine in engines.items()}
@@ -97,48 +98,20 @@ def _generate(engine: Engine, prompts: list[tuple[int, ...]], count: int) -> tup
     return texts, len(prompts) * count / (time.perf_counter() - begun)
 
 
-def _in_transformers(model: Model, options: argparse.Namespace) -> Any:
+def _in_transformers(cfg: Any, model: Model, options: argparse.Namespace) -> Any:
     """Make the model of transformers that has these weights: there, matrices are transposed and have other names."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
         raise SystemExit("this needs `pip install transformers -c constraints.txt`") from error
-    config = GPT2Config(
-        vocab_size=options.vocabulary,
-        n_positions=_CONTEXT,
-        n_embd=options.width,
-        n_layer=options.blocks,
-        n_head=4,
-        activation_function="gelu",
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    sizes = cfg.transformer_config.model_dump() | {"dropout_prob": 0.0}
+    config = GPT2Config(**gpt2_config(sizes, vocabulary=options.vocabulary), attn_implementation="eager")
     peer = GPT2LMHeadModel(config).eval()
-    kinds = {
-        "attention_norm": "ln_1",
-        "attention_in": "attn.c_attn",
-        "attention_out": "attn.c_proj",
-        "feed_forward_norm": "ln_2",
-        "feed_forward_in": "mlp.c_fc",
-        "feed_forward_out": "mlp.c_proj",
-    }
-    names = {
-        "embedding.token.weight": "transformer.wte.weight",
-        "embedding.position.weight": "transformer.wpe.weight",
-        "head.norm.weight": "transformer.ln_f.weight",
-        "head.norm.bias": "transformer.ln_f.bias",
-        "head.output.weight": "lm_head.weight",
-    }
+    ours = dict(model.named_parameters())
     state: dict[str, Tensor] = {}
-    for name, value in model.named_parameters():
-        if name in names:
-            state[names[name]] = value.detach()
-            continue
-        _, number, kind, what = name.split(".")
-        is_matrix = value.dim() == 2
-        state[f"transformer.h.{number}.{kinds[kind]}.{what}"] = value.detach().T if is_matrix else value.detach()
+    for name, (theirs, is_turned) in gpt2_names(options.blocks, tied=False).items():
+        value = ours[name].detach()
+        state[theirs] = value.T if is_turned else value
     peer.load_state_dict(state, strict=True)
     return peer.to(torch.bfloat16) if options.precision == "bf16" else peer
 

@@ -1,34 +1,24 @@
 """A trained model that leaves: transformers continues a text as `ttlaunch generate` does."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.mpi.typed import command, train
+
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-
-
-def ttlaunch(folder, *words):
-    command = [sys.executable, "-m", "ttlaunch", *words]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"}
-    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     sets = {"training_config.steps": 20, "transformer_config.num_blocks": 2, "transformer_config.embedding_dim": 64}
-    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
-    done = ttlaunch(folder, "run", "data_parallel", "-n", "1", *options)
-    assert 0 == done.returncode, done.stderr
+    train(folder, "data_parallel", sets)
     return folder
 
 
 def test_transformers_continues_a_text_as_the_run_does(trained):
-    exported = ttlaunch(trained, "weights", "export", "latest", "model", "--as", "hf")
+    exported = command(trained, "weights", "export", "latest", "model", "--as", "hf")
     assert 0 == exported.returncode, exported.stderr
     assert "and the tokenizer to model" in exported.stdout
     assert [
@@ -39,7 +29,7 @@ def test_transformers_continues_a_text_as_the_run_does(trained):
         "tokenizer_config.json",
     ] == sorted(path.name for path in (trained / "model").iterdir())
     words = ("generate", "latest", "import os", "--max-tokens", "30", "--temperature", "0", "--format", "json")
-    ours = json.loads(ttlaunch(trained, *words).stdout)["choices"][0]["tokens"]
+    ours = json.loads(command(trained, *words).stdout)["choices"][0]["tokens"]
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - it takes seconds to import
 
     tokenizer = AutoTokenizer.from_pretrained(trained / "model")
@@ -50,11 +40,11 @@ def test_transformers_continues_a_text_as_the_run_does(trained):
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained):
-    average = ttlaunch(trained, "weights", "export", "latest", "averaged", "--as", "hf", "--average")
+    average = command(trained, "weights", "export", "latest", "averaged", "--as", "hf", "--average")
     assert (2, True) == (average.returncode, "has no average of the weights" in average.stderr)
-    nowhere = ttlaunch(trained, "weights", "export", "latest", "no/such/folder", "--as", "hf")
+    nowhere = command(trained, "weights", "export", "latest", "no/such/folder", "--as", "hf")
     assert 2 <= nowhere.returncode <= 5
     assert "Traceback" not in nowhere.stderr
-    there = ttlaunch(trained, "weights", "export", "latest", "runs", "--as", "hf")
+    there = command(trained, "weights", "export", "latest", "runs", "--as", "hf")
     assert (2, True) == (there.returncode, "already exists" in there.stderr)
     assert {"runs", "model"} >= {path.name for path in trained.iterdir()}

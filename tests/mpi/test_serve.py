@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.mpi.typed import command, train
 from ttlaunch import contract
 from ttlaunch.app.ask_head import serving
 from ttlaunch.app.dialogue import Unattended
@@ -34,26 +32,13 @@ WAYS = {
 }
 
 
-def command(folder, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "ttlaunch", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with a run that two stages have trained."""
     folder = tmp_path_factory.mktemp("trained")
     sets = {f"transformer_config.{name}": value for name, value in SIZES.items()}
     sets |= {"training_config.steps": 30, "multihost_config.pipeline_parallel_config.blocks_per_rank": "[1,2]"}
-    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
-    done = command(folder, "run", "pipeline_parallel", "-n", "2", *options, "--format", "json")
-    assert 0 == done.returncode, done.stderr
+    train(folder, "pipeline_parallel", sets, ranks=2)
     return folder
 
 
@@ -168,9 +153,11 @@ def test_without_the_bits_of_training_it_says_so(trained, options):
 
 def test_a_rank_whose_part_breaks_a_rule_is_named_by_the_head(tmp_path):
     sets = {"num_blocks": 2, "num_heads": 2, "embedding_dim": 32, "max_sequence_length": 33}
-    options = [word for name, value in sets.items() for word in ("--set", f"transformer_config.{name}={value}")]
-    steps = ("--set", "training_config.steps=1")
-    assert 0 == command(tmp_path, "run", "data_parallel", "-n", "1", *options, *steps).returncode
+    train(
+        tmp_path,
+        "data_parallel",
+        {f"transformer_config.{name}": value for name, value in sets.items()} | {"training_config.steps": 1},
+    )
     _, hello = answers(tmp_path, ServeOptions(ranks=2), prompts=["a"], temperature=0.0)
     assert not hello.exact
     assert "a block of 1 rows" in hello.why_not_exact

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ import httpx
 import openai
 import pytest
 
+from tests.mpi.typed import command, how_in, train, words_of
 from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.app.door import KEY_VARIABLE
 from ttlaunch.app.serve import ServeOptions, find_served
@@ -39,21 +39,10 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - it is refused
 URLS = re.compile(r"chat page +(\S+)\nAPI +(\S+)/v1 ")
 
 
-def command(folder, *words):
-    return [sys.executable, "-m", "ttlaunch", *words], {
-        "cwd": folder,
-        "env": {**os.environ, "NO_COLOR": "1"},
-        "text": True,
-    }
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    options = [word for name, value in SETS.items() for word in ("--set", f"{name}={value}")]
-    words, how = command(folder, "run", "data_parallel", "-n", "1", *options, "--format", "json")
-    done = subprocess.run(words, capture_output=True, check=False, **how)
-    assert 0 == done.returncode, done.stderr
+    train(folder, "data_parallel", SETS)
     return folder
 
 
@@ -104,8 +93,11 @@ def wait_for(found, process, *, most_s=90):
 @contextmanager
 def served(trained, folder, *options):
     output = folder / "output.txt"
-    words, how = command(trained, "serve", "latest", "--port", "0", "--api-port", "0", *options)
-    with output.open("w") as file, subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, **how) as process:
+    words = words_of("serve", "latest", "--port", "0", "--api-port", "0", *options)
+    with (
+        output.open("w") as file,
+        subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, **how_in(trained)) as process,
+    ):
         try:
             serving = Serving(process, output)
             with serving.http:
@@ -208,9 +200,8 @@ def test_a_text_ends_with_the_reason_where_ranks_do_not_come_again(trained, tmp_
 def test_a_port_that_is_taken_is_refused_before_anything_starts(trained):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        words, how = command(trained, "serve", "latest", "--port", str(port), "--api-port", "0")
         before = sorted((trained / "runs").iterdir())
-        refused = subprocess.run(words, capture_output=True, check=False, **how)
+        refused = command(trained, "serve", "latest", "--port", str(port), "--api-port", "0")
     assert 2 == refused.returncode
     assert f"nothing can listen on port {port} of 127.0.0.1" in refused.stderr
     assert before == sorted((trained / "runs").iterdir())
@@ -240,8 +231,7 @@ def test_newer_weights_are_loaded_when_the_open_texts_have_ended(trained, tmp_pa
 
 def test_a_dry_run_says_what_serving_takes_and_starts_nothing(trained):
     before = sorted((trained / "runs").iterdir())
-    words, how = command(trained, "serve", "latest", "--ranks", "2", "--max-streams", "4", "--dry-run")
-    shown = subprocess.run(words, capture_output=True, check=False, **how)
+    shown = command(trained, "serve", "latest", "--ranks", "2", "--max-streams", "4", "--dry-run")
     assert 0 == shown.returncode, shown.stderr
     # 2 blocks of 12 D² + 13 D, embeddings of 256 tokens and 512 positions, the head's norm and matrix; D = 64
     weights = (2 * (12 * 64**2 + 13 * 64) + (256 + 512) * 64 + 2 * 64 + 256 * 64) * 4
@@ -262,8 +252,7 @@ def test_what_the_machine_has_no_room_for_is_refused(trained, monkeypatch):
 
 
 def test_others_cannot_ask_without_a_key_which_no_rank_gets(trained, tmp_path, monkeypatch):
-    words, how = command(trained, "serve", "latest", "--host", EVERYWHERE, "--port", "0", "--api-port", "0")
-    refused = subprocess.run(words, capture_output=True, check=False, **how)
+    refused = command(trained, "serve", "latest", "--host", EVERYWHERE, "--port", "0", "--api-port", "0")
     assert 2 == refused.returncode
     assert "clients need a key" in refused.stderr
     key = "0123456789abcdef0123"

@@ -1,14 +1,12 @@
 """Receipts of real runs: the text is computed again, and is equal, or the command says where it differs."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import httpx
 import pytest
 
+from tests.mpi.typed import command, train
 from tests.serving.served import until
 from ttlaunch.serving.receipt import hash_tokens
 
@@ -18,26 +16,13 @@ SIZES = {"num_blocks": 2, "num_heads": 2, "embedding_dim": 32, "max_sequence_len
 SAMPLED = ("--temperature", "0.9", "--max-tokens", "12")
 
 
-def command(folder, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "ttlaunch", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with a run of 4 steps, which has checkpoints of steps 2 and 4; and receipts of its texts."""
     folder = tmp_path_factory.mktemp("trained")
     sets = {f"transformer_config.{name}": value for name, value in SIZES.items()}
     sets |= {"training_config.steps": 4, "checkpoint_config.interval": 2}
-    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
-    done = command(folder, "run", "data_parallel", "-n", "1", *options, "--format", "json")
-    assert 0 == done.returncode, done.stderr
+    train(folder, "data_parallel", sets)
     newest, older = (str(*(folder / "runs").glob(f"*/checkpoints/step-{step}")) for step in (4, 2))
     for name, where, *more in (("newest", newest), ("older", older), ("private", newest, "--private")):
         done = command(folder, "generate", where, "import ", *SAMPLED, "--receipt", f"{name}.json", *more)

@@ -10,7 +10,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.cli.console import exit_with, print_json, print_lines, print_piece, write_file
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import On, OutputFormat, Overrides, RunsDir, Verbose
+from ttlaunch.cli.options import Exact, On, OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
 from ttlaunch.diagnostics import Format, shown, usage_error
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def generate(
         list[str] | None,
         typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable, up to 4 times."),
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks that share the model.")] = 1,
+    ranks: SharingRanks = 1,
     split: Annotated[
         Literal["stages", "columns"],
         typer.Option("--split", help="What each rank has: blocks, or columns of matrices."),
@@ -68,12 +68,7 @@ def generate(
     private: Annotated[
         bool, typer.Option("--private", help="Keep only the hash of the prompt in the receipt.")
     ] = False,
-    exact: Annotated[
-        Literal["auto", "on", "off"],
-        typer.Option(
-            "--exact", help="The bits of training: auto: where possible; on: or refuse; off: faster, without."
-        ),
-    ] = "auto",
+    exact: Exact = "auto",
     on: On = "local",
     overrides: Overrides = None,
     runs_dir: RunsDir = Path("runs"),

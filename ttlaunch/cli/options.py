@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -63,6 +63,11 @@ Overrides = Annotated[
         help="Change one key, e.g. training_config.batch_size=16. Repeatable.",
         autocompletion=complete_settings,
     ),
+]
+SharingRanks = Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks that share the model.")]
+Exact = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option("--exact", help="The bits of training: auto: where possible; on: or refuse; off: faster, without."),
 ]
 Env = Annotated[
     list[str] | None,

@@ -11,7 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions, make_ready, marks_of_command
 from ttlaunch.cli.console import exit_with, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import On, OutputFormat, Overrides, RunsDir, Verbose
+from ttlaunch.cli.options import Exact, On, OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
@@ -46,19 +46,14 @@ EXAMPLES = """\
 def serve(
     run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")] = "latest",
     *,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks that share the model.")] = 1,
+    ranks: SharingRanks = 1,
     split: Annotated[
         Literal["auto", "stages", "columns"],
         typer.Option(
             "--split", help="What each rank has: blocks, or columns of matrices; auto: blocks, if they suffice."
         ),
     ] = "auto",
-    exact: Annotated[
-        Literal["auto", "on", "off"],
-        typer.Option(
-            "--exact", help="The bits of training: auto: where possible; on: or refuse; off: faster, without."
-        ),
-    ] = "auto",
+    exact: Exact = "auto",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port of the chat page; 0: any free one.")
     ] = 5050,

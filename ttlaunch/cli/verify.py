@@ -9,7 +9,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.cli.console import exit_with, print_json, print_lines, tabbed
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import OutputFormat, Overrides, RunsDir, Verbose
+from ttlaunch.cli.options import OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
 from ttlaunch.diagnostics import Format, counted, shown
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def verify(
     prompt: Annotated[
         Path | None, typer.Option("--prompt", metavar="FILE", help="The prompt's text, which a private receipt lacks.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks that share the model.")] = 1,
+    ranks: SharingRanks = 1,
     split: Annotated[
         Literal["stages", "columns"],
         typer.Option("--split", help="What each rank has: blocks, or columns of matrices."),
