@@ -47,6 +47,8 @@ WITH_A_RUN = {
     "metrics --to prometheus=out.prom": "metrics-export",
     "diff latest latest": "diff",
     "weights show latest": "weights",
+    "weights diff latest latest": "weights-diff",
+    "weights stats latest": "weights-stats",
     "weights export latest w.safetensors": "weights-export",
     "generate latest a --max-tokens 2": "generate",
     "stop latest": "stop",

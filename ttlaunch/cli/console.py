@@ -69,7 +69,9 @@ JSON_SCHEMAS = {
     "verify": 1,
     "weights": 1,
     "generate": 1,
+    "weights-diff": 1,
     "weights-export": 1,
+    "weights-stats": 1,
     "workers": 1,
 }
 """The version of each object that `--format json` prints. It is raised when a key is removed or changes its meaning or its

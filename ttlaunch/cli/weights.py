@@ -1,11 +1,12 @@
-"""`ttlaunch weights`: export the weights of a checkpoint as one safetensors file or as a folder, or list them.
+"""`ttlaunch weights`: export the weights of a checkpoint as one safetensors file or as a folder, list, measure or compare them.
 
-`checkpoint_config.initial_weights` reads such a file. `show` lists the tensors of a checkpoint or of such a file.
+`checkpoint_config.initial_weights` reads such a file. `show`, `stats` and `diff` take a checkpoint or such a file.
 """
 
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,12 +14,13 @@ import typer
 
 from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
 from ttlaunch.cli.options import RunsDir
-from ttlaunch.diagnostics import Format, LaunchError, counted, file_error, usage_error
+from ttlaunch.diagnostics import Format, LaunchError, counted, file_error, shown, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
+    from ttlaunch.running.checkpoints.tensor_values import TensorDifference, TensorStatistics
 
-app = typer.Typer(help="Show and export weights.", no_args_is_help=True)
+app = typer.Typer(help="Show, compare and export weights.", no_args_is_help=True)
 
 EXAMPLES = """\
 [bold]ttlaunch weights export latest weights.safetensors[/bold]   the weights of the newest run with a checkpoint
@@ -35,6 +37,28 @@ SHOW_EXAMPLES = """\
 
 [bold]ttlaunch weights show weights.safetensors[/bold]   those of a file, to compare names and shapes
 """
+
+STATS_EXAMPLES = """\
+[bold]ttlaunch weights stats latest[/bold]   the newest checkpoint: are its weights finite, and how large are they?
+
+[bold]ttlaunch weights stats weights.safetensors --format concise[/bold]   a line for each tensor of a file, for other programs
+"""
+
+DIFF_EXAMPLES = """\
+[bold]ttlaunch weights diff 3fa1 77b2[/bold]   did two runs end with the same bits, and where do they differ?
+
+[bold]ttlaunch weights diff latest weights.safetensors[/bold]   a checkpoint and a file
+"""
+
+Weights = Annotated[str, typer.Argument(metavar="latest|RUN|PATH|FILE", help="A checkpoint, or a safetensors file.")]
+WeightsForm = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        help="full; concise: a tab-separated line for each tensor; json; github: full and CI annotations.",
+    ),
+]
+_LONGEST_PATH = 200
 
 
 @app.command(epilog=EXAMPLES)
@@ -97,31 +121,13 @@ def _export_folder(run: str, folder: str, *, runs_dir: Path, form: Format, avera
 
 @app.command(epilog=SHOW_EXAMPLES)
 def show(
-    what: Annotated[str, typer.Argument(metavar="latest|RUN|PATH|FILE", help="A checkpoint, or a safetensors file.")],
+    what: Weights,
     *,
     runs_dir: RunsDir = Path("runs"),
-    form: Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            help="full; concise: tab-separated names, types and shapes; json; github: full and CI annotations.",
-        ),
-    ] = Format.FULL,
+    form: WeightsForm = Format.FULL,
 ) -> None:
     """List the weights in a checkpoint or a file, with types and shapes."""
-    from ttlaunch.records.regular_files import open_regular
-    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
-
-    if os.path.isfile(what):  # noqa: PTH113 - never raises
-        try:
-            with open_regular(what, follow=True) as file:
-                weights: Mapping[str, FiledTensor] = dict(sorted(parse_header(file, Path(what)).items()))
-        except OSError as error:
-            raise file_error(what, error, verb="read") from error
-        except TensorFileError as error:
-            raise usage_error(f"{what} cannot be shown: {error}") from error
-    else:
-        _, weights = _of_checkpoint(what, runs_dir=runs_dir, form=form)
+    weights = _weights_of(what, runs_dir=runs_dir, form=form, verb="shown")
     if form is Format.JSON:
         tensors = {name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in weights.items()}
         print_json({"tensors": tensors}, schema="weights")
@@ -135,6 +141,138 @@ def show(
         print_lines([f"{name:{width}}  {tensor.dtype:5} {tensor.shape}"])
     values = sum(math.prod(tensor.shape) for tensor in weights.values())
     print_lines([f"{counted(len(weights), 'tensor')}, {values:,} values"])
+
+
+@app.command(epilog=STATS_EXAMPLES)
+def stats(what: Weights, *, runs_dir: RunsDir = Path("runs"), form: WeightsForm = Format.FULL) -> None:
+    """Measure the weights in a checkpoint or a file: norm, least and largest value, mean, and how many are not finite."""
+    from ttlaunch.running.checkpoints.tensor_values import is_readable, measure
+
+    weights = _weights_of(what, runs_dir=runs_dir, form=form, verb="measured")
+    try:
+        found = {name: measure(one) if is_readable(one.dtype) else None for name, one in weights.items()}
+    except OSError as error:
+        raise file_error(error.filename or what, error, verb="read") from error
+    if form is Format.JSON:
+        rows = {
+            name: {"dtype": one.dtype, "shape": list(one.shape), **_finite(found[name])}
+            for name, one in weights.items()
+        }
+        print_json({"tensors": rows}, schema="weights-stats")
+        return
+    width = max((len(name) for name in weights), default=0)
+    for name, measured in found.items():
+        if form is Format.CONCISE:
+            print_lines([tabbed((name, *_finite(measured).values()))])
+        else:
+            print_lines([f"{name:{width}}  {_statistics(measured, dtype=weights[name].dtype)}"])
+    if form is not Format.CONCISE:
+        bad = sum(one.nan + one.infinite for one in found.values() if one)
+        print_lines([f"{counted(len(weights), 'tensor')}, {bad:,} values that are not finite"])
+
+
+def _statistics(one: "TensorStatistics | None", *, dtype: str) -> str:
+    if one is None:
+        return f"values of type {dtype} are not read"
+    bad = f", {one.nan:,} NaN, {one.infinite:,} infinite" if one.nan or one.infinite else ""
+    if one.mean is None:
+        return f"no finite value{bad}"
+    return f"norm {one.norm:<10.5g} from {one.least:<11.5g} to {one.largest:<11.5g} mean {one.mean:.5g}{bad}"
+
+
+def _finite(one: "TensorStatistics | TensorDifference | None") -> dict[str, object]:
+    """Return the numbers by name, without infinite ones and NaN, which JSON does not have; empty without any."""
+    numbers = asdict(one) if one else {}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in numbers.items()
+    }
+
+
+@app.command(epilog=DIFF_EXAMPLES)
+def diff(left: Weights, right: Weights, *, runs_dir: RunsDir = Path("runs"), form: WeightsForm = Format.FULL) -> None:
+    """Compare two sets of weights, value by value.
+
+    The exit status is 0 if names, types, shapes and all bits are the same, and 1 if not.
+    """
+    one, other = (_weights_of(what, runs_dir=runs_dir, form=form, verb="compared") for what in (left, right))
+    only = [sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())]
+    both = [name for name in one if name in other]
+    try:
+        found = {name: _difference(one[name], other[name]) for name in both}
+    except OSError as error:
+        raise file_error(error.filename or left, error, verb="read") from error
+    differ = {name: facts for name, facts in found.items() if facts is not None}
+    same = not (differ or any(only))
+    if form is Format.JSON:
+        facts = {
+            "same": same,
+            "compared": len(both),
+            "only_left": only[0],
+            "only_right": only[1],
+            "differences": differ,
+        }
+        print_json(facts, schema="weights-diff")
+    elif form is Format.CONCISE:
+        for side, names in zip(("left", "right"), only, strict=True):
+            print_lines([tabbed((name, f"only {side}")) for name in names])
+        print_lines([tabbed((name, _in_words(facts))) for name, facts in differ.items()])
+    else:
+        titles = [shown(what, longest=_LONGEST_PATH) for what in (left, right)]
+        print_lines([f"{titles[0]} → {titles[1]}"])
+        for title, names in zip(titles, only, strict=True):
+            print_lines([f"{name}: only in {title}" for name in names])
+        print_lines([f"{name}: {_in_words(facts)}" for name, facts in differ.items()])
+        equal = counted(len(both) - len(differ), "tensor")
+        print_lines([f"{equal} the same to the last bit, {len(differ) + len(only[0]) + len(only[1])} not"])
+    if not same:
+        raise typer.Exit(1)
+
+
+def _difference(one: "FiledTensor", other: "FiledTensor") -> dict[str, object] | None:
+    """Return what differs between two tensors, by name; None if nothing does."""
+    from ttlaunch.running.checkpoints.tensor_file import read_bytes
+    from ttlaunch.running.checkpoints.tensor_values import find_difference, is_readable
+
+    kinds = {key: [getattr(one, key), getattr(other, key)] for key in ("dtype", "shape")}
+    facts: dict[str, object] = {key: pair for key, pair in kinds.items() if pair[0] != pair[1]}
+    if "shape" in facts:
+        return facts
+    if is_readable(one.dtype) and is_readable(other.dtype):
+        found = find_difference(one, other)
+        return facts | _finite(found) if found or facts else None
+    if not facts and b"".join(read_bytes(one)) != b"".join(read_bytes(other)):
+        return {"bytes": "other"}
+    return facts or None
+
+
+def _in_words(facts: Mapping[str, object]) -> str:
+    words = [f"{key} {pair[0]} → {pair[1]}" for key, pair in facts.items() if key in {"dtype", "shape"}]  # type: ignore[index]
+    if "values" in facts:
+        apart = ["not finite" if facts[key] is None else f"{facts[key]:.3g}" for key in ("largest", "relative")]
+        ends = ["not finite" if facts[key] is None else repr(facts[key]) for key in ("left", "right")]
+        differ = "1 value differs" if facts["values"] == 1 else f"{facts['values']:,} values differ"
+        words.append(f"{differ}, first at {list(facts['first'])}: {ends[0]} → {ends[1]}")  # type: ignore[call-overload]
+        words.append(f"at most {apart[0]} apart, relative {apart[1]}")
+    if "bytes" in facts:
+        words.append("other bytes; values of this type are not read")
+    return "; ".join(words)
+
+
+def _weights_of(what: str, *, runs_dir: Path, form: Format, verb: str) -> Mapping[str, "FiledTensor"]:
+    """Return the weights of a file, or of the newest complete checkpoint of a run or path, by name."""
+    from ttlaunch.records.regular_files import open_regular
+    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
+
+    if not os.path.isfile(what):  # noqa: PTH113 - never raises
+        return _of_checkpoint(what, runs_dir=runs_dir, form=form)[1]
+    try:
+        with open_regular(what, follow=True) as file:
+            # The tensors are read later by the file's own name: what was typed may be a link.
+            return dict(sorted(parse_header(file, Path(os.path.realpath(what))).items()))
+    except OSError as error:
+        raise file_error(what, error, verb="read") from error
+    except TensorFileError as error:
+        raise usage_error(f"{what} cannot be {verb}: {error}") from error
 
 
 def _of_checkpoint(

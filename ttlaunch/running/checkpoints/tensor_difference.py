@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from ttlaunch.contract import AVERAGE_PREFIX, OPTIMIZER_PREFIX
-from ttlaunch.running.checkpoints.tensor_file import FiledTensor, StoredTensor, join_parts, read_bytes, read_header
+from ttlaunch.running.checkpoints.tensor_file import FiledTensor, StoredTensor, join_parts, read_header
+from ttlaunch.running.checkpoints.tensor_values import find_difference
 
-_FORMATS: dict[str, Literal["f", "d"]] = {"F32": "f", "F64": "d"}
+_COMPARED = frozenset({"F32", "F64"})
 
 
 def read_weights(checkpoint: Path, *, averaged: bool = False) -> Mapping[str, FiledTensor]:
@@ -30,18 +30,7 @@ def largest_difference(one: Mapping[str, FiledTensor], other: Mapping[str, Filed
 
 
 def _difference(one: FiledTensor, other: FiledTensor) -> float:
-    if (one.shape, one.dtype) != (other.shape, other.dtype) or one.dtype not in _FORMATS:
+    if (one.shape, one.dtype) != (other.shape, other.dtype) or one.dtype not in _COMPARED:
         return math.inf
-    pairs = zip(_values(one), _values(other), strict=True)
-    largest = 0.0
-    for left, right in pairs:
-        difference = abs(left - right)
-        if math.isnan(difference):  # a value is NaN, or both are infinite
-            difference = 0.0 if left == right or (math.isnan(left) and math.isnan(right)) else math.inf
-        largest = max(largest, difference)
-    return largest
-
-
-def _values(tensor: FiledTensor) -> "memoryview[float]":
-    """Read the values of a tensor; files are little-endian, like all supported machines."""
-    return memoryview(b"".join(read_bytes(tensor))).cast(_FORMATS[tensor.dtype])
+    found = find_difference(one, other)
+    return found.largest if found else 0.0
