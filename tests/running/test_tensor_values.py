@@ -6,7 +6,7 @@ import pytest
 
 from ttlaunch.running.checkpoints import tensor_values
 from ttlaunch.running.checkpoints.tensor_file import read_header
-from ttlaunch.running.checkpoints.tensor_values import find_difference, is_readable, measure
+from ttlaunch.running.checkpoints.tensor_values import find_difference, have_same_bytes, is_readable, measure
 
 torch = pytest.importorskip("torch")
 
@@ -109,5 +109,10 @@ def test_values_of_two_types_are_compared_as_numbers(stored):
     assert 0 < rounded.relative <= 2**-8
 
 
-def test_small_floats_are_not_read(stored):
-    assert not is_readable(stored(torch.zeros(4).to(torch.float8_e4m3fn)).dtype)
+def test_small_floats_are_compared_by_their_bytes(stored):
+    small = drawn(40).to(torch.float8_e4m3fn)
+    other = small.clone()
+    other[33] = 7
+    assert not is_readable(stored(small).dtype)
+    assert have_same_bytes(stored(small), stored(small.clone()))
+    assert not have_same_bytes(stored(small), stored(other))

@@ -230,8 +230,7 @@ def diff(left: Weights, right: Weights, *, runs_dir: RunsDir = Path("runs"), for
 
 def _difference(one: "FiledTensor", other: "FiledTensor") -> dict[str, object] | None:
     """Return what differs between two tensors, by name; None if nothing does."""
-    from ttlaunch.running.checkpoints.tensor_file import read_bytes
-    from ttlaunch.running.checkpoints.tensor_values import find_difference, is_readable
+    from ttlaunch.running.checkpoints.tensor_values import find_difference, have_same_bytes, is_readable
 
     kinds = {key: [getattr(one, key), getattr(other, key)] for key in ("dtype", "shape")}
     facts: dict[str, object] = {key: pair for key, pair in kinds.items() if pair[0] != pair[1]}
@@ -240,7 +239,7 @@ def _difference(one: "FiledTensor", other: "FiledTensor") -> dict[str, object] |
     if is_readable(one.dtype) and is_readable(other.dtype):
         found = find_difference(one, other)
         return facts | _finite(found) if found or facts else None
-    if not facts and b"".join(read_bytes(one)) != b"".join(read_bytes(other)):
+    if not facts and not have_same_bytes(one, other):
         return {"bytes": "other"}
     return facts or None
 

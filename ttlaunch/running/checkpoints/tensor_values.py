@@ -121,6 +121,15 @@ def find_difference(one: FiledTensor, other: FiledTensor) -> TensorDifference | 
     return TensorDifference(values, _indices(first, one.shape), *pair, largest, relative) if values else None
 
 
+def have_same_bytes(one: FiledTensor, other: FiledTensor) -> bool:
+    """Whether two tensors of one type and shape have the same bytes, whatever their type.
+
+    Raises:
+        OSError: A file cannot be read, or ends too early.
+    """
+    return all(left == right for left, right in zip(_pieces(one), _pieces(other), strict=True))
+
+
 def _apart(left: float, right: float) -> float:
     """Return the absolute difference of two values; 0 of two NaN, infinite where only one value is finite."""
     if left == right or (math.isnan(left) and math.isnan(right)):
@@ -145,7 +154,7 @@ def _indices(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _pieces(tensor: FiledTensor) -> Iterator[bytes]:
     """Yield the bytes of a tensor, the same number of values at a time wherever its file is cut; the last time fewer."""
-    size = _PIECE_VALUES * _VALUE_BYTES[tensor.dtype]
+    size = _PIECE_VALUES * _VALUE_BYTES.get(tensor.dtype, 1)
     kept = bytearray()
     for piece in read_bytes(tensor):
         kept += piece
