@@ -76,3 +76,22 @@ def test_what_is_no_weights_is_refused(ttlaunch, files, here, command):
     answer = ttlaunch(f"weights {command}")
     assert 2 <= answer.status <= 5
     assert answer.stderr.startswith("error[")
+
+
+def test_types_whose_values_are_not_read_are_compared_by_their_bytes(ttlaunch, here):
+    from safetensors.torch import save_file  # noqa: PLC0415 - needs torch
+
+    for name, value in (("a", 1.0), ("b", 2.0), ("c", 1.0)):
+        save_file({"w": torch.full((3,), value).to(torch.float8_e4m3fn)}, here / name)
+    assert 0 == ttlaunch("weights diff a c").status
+    answer = ttlaunch("weights diff a b")
+    assert (1, True) == (answer.status, "w: other bytes; values of this type are not read" in answer.stdout)
+
+
+def test_another_type_with_the_same_values_is_said(ttlaunch, here):
+    from safetensors.torch import save_file  # noqa: PLC0415 - needs torch
+
+    save_file({"w": torch.ones(3)}, here / "a")
+    save_file({"w": torch.ones(3).bfloat16()}, here / "b")
+    answer = ttlaunch("weights diff a b --format concise")
+    assert (1, "w\tdtype F32 → BF16\n") == (answer.status, answer.stdout)

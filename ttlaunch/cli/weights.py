@@ -5,18 +5,21 @@
 
 import math
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabbed
+from ttlaunch.cli.console import can_redraw, print_json, print_lines, rich_console, show_diagnostics, tabbed
 from ttlaunch.cli.options import RunsDir
 from ttlaunch.diagnostics import Format, LaunchError, counted, file_error, shown, usage_error
 
 if TYPE_CHECKING:
+    from ttlaunch.running.checkpoints.tensor_difference import OtherTensor
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
     from ttlaunch.running.checkpoints.tensor_values import TensorDifference, TensorStatistics
 
@@ -59,6 +62,7 @@ WeightsForm = Annotated[
     ),
 ]
 _LONGEST_PATH = 200
+_SHOW_AFTER_S = 1.0
 
 
 @app.command(epilog=EXAMPLES)
@@ -150,7 +154,7 @@ def stats(what: Weights, *, runs_dir: RunsDir = Path("runs"), form: WeightsForm 
 
     weights = _weights_of(what, runs_dir=runs_dir, form=form, verb="measured")
     try:
-        found = {name: measure(one) if is_readable(one.dtype) else None for name, one in weights.items()}
+        found = {name: measure(one) if is_readable(one.dtype) else None for name, one in _in_turn(weights, form=form)}
     except OSError as error:
         raise file_error(error.filename or what, error, verb="read") from error
     if form is Format.JSON:
@@ -194,14 +198,16 @@ def diff(left: Weights, right: Weights, *, runs_dir: RunsDir = Path("runs"), for
 
     The exit status is 0 if names, types, shapes and all bits are the same, and 1 if not.
     """
+    from ttlaunch.running.checkpoints.tensor_difference import compare
+
     one, other = (_weights_of(what, runs_dir=runs_dir, form=form, verb="compared") for what in (left, right))
     only = [sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())]
-    both = [name for name in one if name in other]
+    both = {name: tensor for name, tensor in one.items() if name in other}
     try:
-        found = {name: _difference(one[name], other[name]) for name in both}
+        found = {name: compare(tensor, other[name]) for name, tensor in _in_turn(both, form=form)}
     except OSError as error:
         raise file_error(error.filename or left, error, verb="read") from error
-    differ = {name: facts for name, facts in found.items() if facts is not None}
+    differ = {name: how for name, how in found.items() if how}
     same = not (differ or any(only))
     if form is Format.JSON:
         facts = {
@@ -209,52 +215,58 @@ def diff(left: Weights, right: Weights, *, runs_dir: RunsDir = Path("runs"), for
             "compared": len(both),
             "only_left": only[0],
             "only_right": only[1],
-            "differences": differ,
+            "differences": {name: _as_json(how) for name, how in differ.items()},
         }
         print_json(facts, schema="weights-diff")
     elif form is Format.CONCISE:
         for side, names in zip(("left", "right"), only, strict=True):
             print_lines([tabbed((name, f"only {side}")) for name in names])
-        print_lines([tabbed((name, _in_words(facts))) for name, facts in differ.items()])
+        print_lines([tabbed((name, _in_words(how))) for name, how in differ.items()])
     else:
         titles = [shown(what, longest=_LONGEST_PATH) for what in (left, right)]
         print_lines([f"{titles[0]} → {titles[1]}"])
         for title, names in zip(titles, only, strict=True):
             print_lines([f"{name}: only in {title}" for name in names])
-        print_lines([f"{name}: {_in_words(facts)}" for name, facts in differ.items()])
+        print_lines([f"{name}: {_in_words(how)}" for name, how in differ.items()])
         equal = counted(len(both) - len(differ), "tensor")
         print_lines([f"{equal} the same to the last bit, {len(differ) + len(only[0]) + len(only[1])} not"])
     if not same:
         raise typer.Exit(1)
 
 
-def _difference(one: "FiledTensor", other: "FiledTensor") -> dict[str, object] | None:
-    """Return what differs between two tensors, by name; None if nothing does."""
-    from ttlaunch.running.checkpoints.tensor_values import find_difference, have_same_bytes, is_readable
-
-    kinds = {key: [getattr(one, key), getattr(other, key)] for key in ("dtype", "shape")}
-    facts: dict[str, object] = {key: pair for key, pair in kinds.items() if pair[0] != pair[1]}
-    if "shape" in facts:
-        return facts
-    if is_readable(one.dtype) and is_readable(other.dtype):
-        found = find_difference(one, other)
-        return facts | _finite(found) if found or facts else None
-    if not facts and not have_same_bytes(one, other):
-        return {"bytes": "other"}
-    return facts or None
+def _as_json(how: "OtherTensor") -> dict[str, object]:
+    pairs = {"dtype": how.dtypes, "shape": how.shapes}
+    facts: dict[str, object] = {key: list(pair) for key, pair in pairs.items() if pair}
+    return facts | _finite(how.values) | ({"bytes": "other"} if how.has_other_bytes else {})
 
 
-def _in_words(facts: Mapping[str, object]) -> str:
-    words = [f"{key} {pair[0]} → {pair[1]}" for key, pair in facts.items() if key in {"dtype", "shape"}]  # type: ignore[index]
-    if "values" in facts:
-        apart = ["not finite" if facts[key] is None else f"{facts[key]:.3g}" for key in ("largest", "relative")]
-        ends = ["not finite" if facts[key] is None else repr(facts[key]) for key in ("left", "right")]
-        differ = "1 value differs" if facts["values"] == 1 else f"{facts['values']:,} values differ"
-        words.append(f"{differ}, first at {list(facts['first'])}: {ends[0]} → {ends[1]}")  # type: ignore[call-overload]
-        words.append(f"at most {apart[0]} apart, relative {apart[1]}")
-    if "bytes" in facts:
+def _in_words(how: "OtherTensor") -> str:
+    pairs = {"dtype": how.dtypes, "shape": how.shapes}
+    words = [f"{key} {pair[0]} → {pair[1]}" for key, pair in pairs.items() if pair]
+    if how.values:
+        one = how.values
+        differ = "1 value differs" if one.values == 1 else f"{one.values:,} values differ"
+        words.append(f"{differ}, first at {list(one.first)}: {one.left!r} → {one.right!r}")
+        words.append(f"at most {one.largest:.3g} apart, relative {one.relative:.3g}")
+    if how.has_other_bytes:
         words.append("other bytes; values of this type are not read")
     return "; ".join(words)
+
+
+def _in_turn(weights: Mapping[str, "FiledTensor"], *, form: Format) -> Iterator[tuple[str, "FiledTensor"]]:
+    """Yield each tensor with its name; after a second, show on a terminal how much has been read."""
+    if form is Format.JSON or not can_redraw(sys.stderr):
+        yield from weights.items()
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress
+
+    bar = Progress(BarColumn(bar_width=30), DownloadColumn(), console=rich_console(sys.stderr), transient=True)
+    with bar:
+        task = bar.add_task("", total=sum(tensor.size for tensor in weights.values()), visible=False)
+        began = time.monotonic()
+        for name, tensor in weights.items():
+            yield name, tensor
+            bar.update(task, advance=tensor.size, visible=time.monotonic() - began > _SHOW_AFTER_S)
 
 
 def _weights_of(what: str, *, runs_dir: Path, form: Format, verb: str) -> Mapping[str, "FiledTensor"]:

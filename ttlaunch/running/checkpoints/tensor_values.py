@@ -26,18 +26,18 @@ class TensorStatistics:
     """What the values of a tensor are like; those that are not finite are counted and otherwise left out.
 
     Attributes:
-        norm: The square root of the sum of squares.
-        least: The least value; None without a finite one, like `largest` and `mean`.
         nan: How many values are not a number.
         infinite: How many are infinite.
+        norm: The square root of the sum of squares.
+        least: The least value; None without a finite one, like `largest` and `mean`.
     """
 
-    norm: float
-    least: float | None
-    largest: float | None
-    mean: float | None
     nan: int
     infinite: int
+    norm: float = 0.0
+    least: float | None = None
+    largest: float | None = None
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def measure(tensor: FiledTensor) -> TensorStatistics:
             norm, total = math.hypot(norm, *values), total + sum(values)
             least, largest = min(least, *values), max(largest, *values)
     if not finite_values:
-        return TensorStatistics(0.0, None, None, None, nan, infinite)
-    return TensorStatistics(norm, least, largest, total / finite_values, nan, infinite)
+        return TensorStatistics(nan, infinite)
+    return TensorStatistics(nan, infinite, norm=norm, least=least, largest=largest, mean=total / finite_values)
 
 
 def find_difference(one: FiledTensor, other: FiledTensor) -> TensorDifference | None:
