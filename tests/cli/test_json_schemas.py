@@ -50,6 +50,8 @@ WITH_A_RUN = {
     "weights diff latest latest": "weights-diff",
     "weights stats latest": "weights-stats",
     "weights export latest w.safetensors": "weights-export",
+    "weights export latest model --as hf": "weights-export",
+    "weights import model imported.safetensors": "weights-import",
     "generate latest a --max-tokens 2": "generate",
     "stop latest": "stop",
     "attach": "run",

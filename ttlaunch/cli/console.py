@@ -71,6 +71,7 @@ JSON_SCHEMAS = {
     "generate": 1,
     "weights-diff": 1,
     "weights-export": 1,
+    "weights-import": 1,
     "weights-stats": 1,
     "workers": 1,
 }

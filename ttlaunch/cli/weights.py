@@ -1,13 +1,15 @@
-"""`ttlaunch weights`: export the weights of a checkpoint as one safetensors file or as a folder, list, measure or compare them.
+"""`ttlaunch weights`: export the weights of a checkpoint, import those of another library, list, measure or compare them.
 
-`checkpoint_config.initial_weights` reads such a file. `show`, `stats` and `diff` take a checkpoint or such a file.
+`checkpoint_config.initial_weights` reads such a file. `show`, `stats` and `diff` take a checkpoint, such a file, or a
+folder of transformers.
 """
 
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
     from ttlaunch.running.checkpoints.tensor_values import TensorDifference, TensorStatistics
 
-app = typer.Typer(help="Show, compare and export weights.", no_args_is_help=True)
+app = typer.Typer(help="Show, compare, export and import weights.", no_args_is_help=True)
 
 EXAMPLES = """\
 [bold]ttlaunch weights export latest weights.safetensors[/bold]   the weights of the newest run with a checkpoint
@@ -33,6 +35,12 @@ EXAMPLES = """\
 [bold]ttlaunch weights export latest model --as hf[/bold]   a folder that transformers loads, with configuration and tokenizer
 
 [bold]ttlaunch run hierarchical_parallel --set checkpoint_config.initial_weights=weights.safetensors[/bold]   start training from them
+"""
+
+IMPORT_EXAMPLES = """\
+[bold]ttlaunch weights import gpt2-small weights.safetensors[/bold]   a folder that transformers saved, as weights to begin with
+
+[bold]ttlaunch weights import model/model.safetensors w.safetensors --format json[/bold]   sizes and SHA-256 for other programs
 """
 
 SHOW_EXAMPLES = """\
@@ -53,7 +61,12 @@ DIFF_EXAMPLES = """\
 [bold]ttlaunch weights diff latest weights.safetensors[/bold]   a checkpoint and a file
 """
 
-Weights = Annotated[str, typer.Argument(metavar="latest|RUN|PATH|FILE", help="A checkpoint, or a safetensors file.")]
+Weights = Annotated[
+    str,
+    typer.Argument(
+        metavar="latest|RUN|PATH|FILE", help="A checkpoint, a safetensors file, or a folder of transformers."
+    ),
+]
 WeightsForm = Annotated[
     Format,
     typer.Option(
@@ -89,10 +102,7 @@ def export(
     """Write the weights of the newest complete checkpoint to a safetensors file, or to a folder for other libraries."""
     from ttlaunch.running.checkpoints.tensor_file import write_tensors
 
-    if not file.strip():
-        raise usage_error("an empty text names no file to write")
-    if os.path.lexists(file):  # never raises, whatever was typed
-        raise usage_error(f"{file} already exists", "name another file")
+    _refuse_output(file)
     if layout == "hf":
         _export_folder(run, file, runs_dir=runs_dir, form=form, averaged=average)
         return
@@ -111,6 +121,18 @@ def export(
         print_lines([f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}"])
 
 
+def _refuse_output(file: str) -> None:
+    """Refuse to write a file that has no name or exists.
+
+    Raises:
+        LaunchError: It does.
+    """
+    if not file.strip():
+        raise usage_error("an empty text names no file to write")
+    if os.path.lexists(file):  # never raises, whatever was typed
+        raise usage_error(f"{file} already exists", "name another file")
+
+
 def _export_folder(run: str, folder: str, *, runs_dir: Path, form: Format, averaged: bool) -> None:
     """Write a folder that transformers loads, and report what was written."""
     from ttlaunch.app.export_weights import export_folder
@@ -121,6 +143,41 @@ def _export_folder(run: str, folder: str, *, runs_dir: Path, form: Format, avera
         print_json({"file": folder, "step": done.step, "tensors": done.tensors}, schema="weights-export")
     else:
         print_lines([f"wrote {counted(done.tensors, 'tensor')} of step {done.step} and the tokenizer to {folder}"])
+
+
+@app.command("import", epilog=IMPORT_EXAMPLES)
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER|FILE", help="A folder that transformers saved, or a file of one."),
+    ],
+    file: Annotated[str, typer.Argument(metavar="TO", help="Output file, which must not exist.")],
+    *,
+    form: Annotated[
+        Format, typer.Option("--format", help="Format of the answer: full, concise, json or github.")
+    ] = Format.FULL,
+) -> None:
+    """Write the weights of a GPT-2 that transformers saved as a safetensors file to begin a training with.
+
+    Every tensor is accounted for before anything is written; pickles are refused, and no code of a folder is run.
+    """
+    from ttlaunch.app.import_weights import find_pretrained, write_pretrained
+
+    _refuse_output(file)
+    model = find_pretrained(source)
+    with _progress(sum(tensor.size for tensor in model.weights.values()), form=form) as advance:
+        sha256 = write_pretrained(model, Path(file), source=source, wrote=advance)
+    keys = {f"transformer_config.{key}": value for key, value in model.sizes.items()}
+    if form is Format.JSON:
+        facts = {"file": file, "tensors": len(model.weights), "sha256": sha256, "vocabulary": model.vocabulary}
+        print_json({**facts, "set": keys}, schema="weights-import")
+        return
+    if form is Format.CONCISE:
+        print_lines([tabbed((file, len(model.weights), sha256))])
+        return
+    sets = [f"--set {key}={str(value).lower()}" for key, value in keys.items()]
+    print_lines([f"wrote {counted(len(model.weights), 'tensor')} to {file}", f"SHA-256 {sha256}"])
+    print_lines([f"a model of {model.vocabulary:,} tokens and these sizes begins with them:", *sets])
 
 
 @app.command(epilog=SHOW_EXAMPLES)
@@ -255,25 +312,35 @@ def _in_words(how: "OtherTensor") -> str:
 
 def _in_turn(weights: Mapping[str, "FiledTensor"], *, form: Format) -> Iterator[tuple[str, "FiledTensor"]]:
     """Yield each tensor with its name; after a second, show on a terminal how much has been read."""
+    with _progress(sum(tensor.size for tensor in weights.values()), form=form) as advance:
+        for name, tensor in weights.items():
+            yield name, tensor
+            advance(tensor.size)
+
+
+@contextmanager
+def _progress(total: int, *, form: Format) -> Iterator[Callable[[int], object]]:
+    """Return what to call with a number of bytes that were read or written; after a second a terminal shows their sum."""
     if form is Format.JSON or not can_redraw(sys.stderr):
-        yield from weights.items()
+        yield lambda _: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress
 
     bar = Progress(BarColumn(bar_width=30), DownloadColumn(), console=rich_console(sys.stderr), transient=True)
     with bar:
-        task = bar.add_task("", total=sum(tensor.size for tensor in weights.values()), visible=False)
+        task = bar.add_task("", total=total, visible=False)
         began = time.monotonic()
-        for name, tensor in weights.items():
-            yield name, tensor
-            bar.update(task, advance=tensor.size, visible=time.monotonic() - began > _SHOW_AFTER_S)
+        yield lambda done: bar.update(task, advance=done, visible=time.monotonic() - began > _SHOW_AFTER_S)
 
 
 def _weights_of(what: str, *, runs_dir: Path, form: Format, verb: str) -> Mapping[str, "FiledTensor"]:
     """Return the weights of a file, or of the newest complete checkpoint of a run or path, by name."""
+    from ttlaunch.app.import_weights import is_pretrained, pretrained_tensors
     from ttlaunch.records.regular_files import open_regular
     from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 
+    if is_pretrained(what):
+        return dict(sorted(pretrained_tensors(what, verb=verb).items()))
     if not os.path.isfile(what):  # noqa: PTH113 - never raises
         return _of_checkpoint(what, runs_dir=runs_dir, form=form)[1]
     try:

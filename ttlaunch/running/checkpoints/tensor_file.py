@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -160,6 +160,11 @@ class Transposed:
     source: FiledTensor
 
     @property
+    def path(self) -> Path:
+        """The file, or one of the files, of the stored matrix."""
+        return self.source.path
+
+    @property
     def dtype(self) -> str:
         return self.source.dtype
 
@@ -193,9 +198,19 @@ class Transposed:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, FiledTensor | Transposed], *, metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, FiledTensor | Transposed],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    wrote: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Write a new file with tensors of other files; the file appears complete or not at all.
+
+    Args:
+        path: The file.
+        tensors: By name, in the order in which they are written.
+        metadata: Further texts of the header.
+        wrote: Called with the number of bytes of each piece that was written.
 
     Cost: a piece of a tensor is in memory at a time, of a transposed one all of it.
 
@@ -217,10 +232,11 @@ def write_tensors(
             for tensor in tensors.values():
                 for piece in tensor.pieces() if isinstance(tensor, Transposed) else read_bytes(tensor):
                     file.write(piece)
+                    wrote(len(piece))
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError:
+    except BaseException:  # also an interruption
         unfinished.unlink(missing_ok=True)
         raise
 

@@ -7,10 +7,15 @@ transposed, because transformers computes them with `Conv1D`, whose weight has a
 Source: transformers, `models/gpt2/modeling_gpt2.py` and `configuration_gpt2.py`.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ttlaunch.records.parser import BadRecord, Count, Flag, Number, Word, parse, record
 from ttlaunch.running.checkpoints.tensor_file import FiledTensor, Transposed
+from ttlaunch.running.pretrained.read_folder import CONFIG, PretrainedError
 
 NORM_EPSILON = 1e-5
 """What a layer norm adds to a variance; torch's default, with which models of ours are trained."""
@@ -23,6 +28,10 @@ _AROUND_BLOCKS = {
     "head.norm.bias": "transformer.ln_f.bias",
     _HEAD: "lm_head.weight",
 }
+_BASE = "transformer."
+"""What the names of all tensors but the head's begin with, unless the model was saved without its head."""
+_BUFFER = re.compile(r"transformer\.h\.[0-9]+\.attn\.(bias|masked_bias)\Z")
+"""Tables of the causal mask, which older files contain and which nothing needs."""
 _IN_A_BLOCK = {
     "attention_norm": "ln_1",
     "attention_in": "attn.c_attn",
@@ -88,4 +97,113 @@ def gpt2_config(sizes: Mapping[str, Any], *, vocabulary: int) -> dict[str, Any]:
         "pad_token_id": None,
         "dtype": "float32",
         "use_cache": True,
+    }
+
+
+@record
+class Gpt2Config:
+    """The keys of `config.json` on which the values of a GPT-2 depend, with the values that it has where they are missing."""
+
+    vocab_size: Count = 50257
+    n_positions: Count = 1024
+    n_embd: Count = 768
+    n_layer: Count = 12
+    n_head: Count = 12
+    n_inner: Count | None = None
+    activation_function: Word = "gelu_new"
+    layer_norm_epsilon: Number = NORM_EPSILON
+    resid_pdrop: Number = 0.1
+    embd_pdrop: Number = 0.1
+    attn_pdrop: Number = 0.1
+    tie_word_embeddings: Flag = True
+    scale_attn_weights: Flag = True
+    scale_attn_by_inverse_layer_idx: Flag = False
+    reorder_and_upcast_attn: Flag = False
+    add_cross_attention: Flag = False
+
+
+def parse_gpt2_config(content: Mapping[str, Any]) -> Gpt2Config:
+    """Return the configuration of a GPT-2 that `model_type: gpt` computes.
+
+    Raises:
+        PretrainedError: A value is of another kind, or the model computes something else; every reason.
+    """
+    config = parse(Gpt2Config, dict(content))
+    if isinstance(config, BadRecord):
+        raise PretrainedError(f"{CONFIG}: {config.reason}")
+    reasons = list(_other_computation(config))
+    if reasons:
+        raise PretrainedError(*reasons)
+    return config
+
+
+def _other_computation(config: Gpt2Config) -> Iterator[str]:
+    """Yield each key by which a model computes other values than ours would with its weights."""
+    if config.activation_function != "gelu":
+        yield (
+            f"{CONFIG}: `activation_function` is {config.activation_function!r}, and models of `model_type: gpt` compute the "
+            "exact `gelu`"
+        )
+    if config.layer_norm_epsilon != NORM_EPSILON:
+        yield f"{CONFIG}: `layer_norm_epsilon` is {config.layer_norm_epsilon}, and ours is {NORM_EPSILON}"
+    if config.n_inner not in (None, 4 * config.n_embd):
+        yield f"{CONFIG}: `n_inner` is {config.n_inner}, and ours is 4 times `n_embd`, {4 * config.n_embd}"
+    if not config.n_head or config.n_embd % config.n_head:
+        yield f"{CONFIG}: `n_head` is {config.n_head}, which does not divide `n_embd`, {config.n_embd}"
+    if not config.scale_attn_weights:
+        yield f"{CONFIG}: `scale_attn_weights` is false, and ours scales them"
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if getattr(config, key):
+            yield f"{CONFIG}: `{key}` is true, and ours has no such thing"
+
+
+def sizes_of_gpt2(config: Gpt2Config) -> dict[str, Any]:
+    """Return the keys of `transformer_config` that make a model of these sizes; dropout is a matter of training."""
+    return {
+        "num_blocks": config.n_layer,
+        "num_heads": config.n_head,
+        "embedding_dim": config.n_embd,
+        "max_sequence_length": config.n_positions,
+        "tie_embeddings": config.tie_word_embeddings,
+    }
+
+
+def gpt2_shapes(config: Gpt2Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by its name in transformers, as the configuration says."""
+    width, wide = config.n_embd, 4 * config.n_embd
+    found: dict[str, tuple[int, ...]] = {
+        "transformer.wte.weight": (config.vocab_size, width),
+        "transformer.wpe.weight": (config.n_positions, width),
+        "transformer.ln_f.weight": (width,),
+        "transformer.ln_f.bias": (width,),
+    }
+    if not config.tie_word_embeddings:
+        found["lm_head.weight"] = (config.vocab_size, width)
+    matrices = {
+        "attn.c_attn": (width, 3 * width),
+        "attn.c_proj": (width, width),
+        "mlp.c_fc": (width, wide),
+        "mlp.c_proj": (wide, width),
+    }
+    for block in range(config.n_layer):
+        for name in ("ln_1", "ln_2"):
+            found |= {f"transformer.h.{block}.{name}.{kind}": (width,) for kind in ("weight", "bias")}
+        for name, shape in matrices.items():
+            found[f"transformer.h.{block}.{name}.weight"] = shape
+            found[f"transformer.h.{block}.{name}.bias"] = shape[1:]
+    return found
+
+
+def without_buffers(tensors: Mapping[str, FiledTensor]) -> dict[str, FiledTensor]:
+    """Return the parameters of a GPT-2 under the names that they have in the model with its head."""
+    if not any(name.startswith(_BASE) for name in tensors):
+        tensors = {name if name.startswith("lm_head.") else _BASE + name: one for name, one in tensors.items()}
+    return {name: one for name, one in tensors.items() if not _BUFFER.match(name)}
+
+
+def from_gpt2(tensors: Mapping[str, FiledTensor], config: Gpt2Config) -> dict[str, FiledTensor | Transposed]:
+    """Return the tensors of a GPT-2 under our names and in our shapes; they must be those of `gpt2_shapes`."""
+    names = gpt2_names(config.n_layer, tied=config.tie_word_embeddings)
+    return {
+        ours: Transposed(tensors[theirs]) if turned else tensors[theirs] for ours, (theirs, turned) in names.items()
     }
