@@ -93,6 +93,7 @@ def test_every_tensor_gets_our_name_and_shape(ttlaunch, here):
         "embedding_dim": 32,
         "max_sequence_length": 16,
         "tie_embeddings": False,
+        "activation": "gelu",
     } == {key.removeprefix("transformer_config."): value for key, value in facts["set"].items()}
 
 
@@ -275,9 +276,17 @@ def test_files_that_are_missing_links_or_pickles(ttlaunch, here):
     assert 2 == ttlaunch("weights import link v").status
 
 
+def test_the_activation_of_gpt2_has_our_name(ttlaunch, here):
+    for theirs in ("gelu_new", "gelu_pytorch_tanh"):
+        save(here / theirs, gpt2_tensors(), {**CONFIG, "activation_function": theirs})
+        assert (
+            "--set transformer_config.activation=gelu_new\n" in ttlaunch(f"weights import {theirs} {theirs}.w").stdout
+        )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_weights_of_transformers_compute_the_same_in_our_model(ttlaunch, here, tied):
+@pytest.mark.parametrize(("tied", "activation"), [(False, "gelu"), (True, "gelu_new")])
+def test_the_weights_of_transformers_compute_the_same_in_our_model(ttlaunch, here, tied, activation):
     import transformers  # noqa: PLC0415 - it takes seconds to import
 
     from tests.runtime.serving.served_models import configuration  # noqa: PLC0415 - needs torch
@@ -289,14 +298,14 @@ def test_the_weights_of_transformers_compute_the_same_in_our_model(ttlaunch, her
         n_embd=64,
         n_layer=2,
         n_head=4,
-        activation_function="gelu",
+        activation_function=activation,
         tie_word_embeddings=tied,
         initializer_range=0.2,
     )
     theirs = transformers.GPT2LMHeadModel(config).eval()
     theirs.save_pretrained(here / "m", max_shard_size="100KB")
     assert 0 == ttlaunch("weights import m w").status
-    cfg = configuration(length=LENGTH, tied=tied)
+    cfg = configuration(length=LENGTH, tied=tied, activation=activation)
     ours = Model(cfg, vocabulary=TOKENS, blocks=range(2), has_embedding=True, has_head=True)
     weights = imported(here / "w")
     assert set(weights) == {name for name, _ in ours.named_parameters()} - ({"head.output.weight"} if tied else set())

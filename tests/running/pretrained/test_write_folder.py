@@ -33,11 +33,11 @@ def written(tmp_path, *, kind="byte", vocabulary=256, alphabet=(), **sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-def test_transformers_computes_the_same(tmp_path, caplog, tied):
+@pytest.mark.parametrize(("tied", "activation"), [(False, "gelu"), (True, "gelu_new")])
+def test_transformers_computes_the_same(tmp_path, caplog, tied, activation):
     import transformers  # noqa: PLC0415 - it takes seconds to import
 
-    cfg, model, folder = written(tmp_path, tied=tied, length=48)
+    cfg, model, folder = written(tmp_path, tied=tied, activation=activation, length=48)
     transformers.utils.logging.enable_propagation()
     with caplog.at_level(logging.WARNING):
         theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)

@@ -13,13 +13,16 @@ from ttlaunch.runtime.serving.step_plan import Span, StepPlan
 VOCABULARY = 96
 
 
-def configuration(*, length=160, width=64, blocks=2, heads=4, model_type="gpt", precision="fp32", tied=False):
+def configuration(
+    *, length=160, width=64, blocks=2, heads=4, model_type="gpt", precision="fp32", tied=False, activation="gelu"
+):
     sizes = {
         "embedding_dim": width,
         "num_heads": heads,
         "num_blocks": blocks,
         "max_sequence_length": length,
         "tie_embeddings": tied,
+        "activation": activation,
     }
     training = {"model_type": model_type, "precision": precision}
     return TrainingFile.model_validate({"transformer_config": sizes, "training_config": training})

@@ -43,7 +43,13 @@ def test_keys_beyond_one_page_keep_the_bits():
 
 @pytest.mark.parametrize(
     "kind",
-    [{"precision": "bf16"}, {"tied": True}, {"model_type": "mlp"}, {"model_type": "mlp", "precision": "bf16"}],
+    [
+        {"precision": "bf16"},
+        {"tied": True},
+        {"activation": "gelu_new"},
+        {"model_type": "mlp"},
+        {"model_type": "mlp", "precision": "bf16"},
+    ],
     ids=str,
 )
 def test_every_kind_of_language_model_keeps_its_bits(kind):

@@ -1,7 +1,7 @@
 """GPT-2 in a folder of Hugging Face's transformers: what its configuration says, and how it names and turns our tensors.
 
-`model_type: gpt` is GPT-2 but for two things, and the configuration can say both: GELU is the exact one (`gelu`, not
-`gelu_new`), and the head has a matrix of its own unless `tie_embeddings` says otherwise. The matrices inside blocks are
+`model_type: gpt` is GPT-2, and the configuration says what may differ: the activation, and whether the head has a matrix of
+its own. The matrices inside blocks are
 transposed, because transformers computes them with `Conv1D`, whose weight has a row for each input.
 
 Source: transformers, `models/gpt2/modeling_gpt2.py` and `configuration_gpt2.py`.
@@ -13,12 +13,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ttlaunch.diagnostics import listed, shown
 from ttlaunch.records.parser import BadRecord, Count, Flag, Number, Word, parse, record
 from ttlaunch.running.checkpoints.tensor_file import FiledTensor, Transposed
 from ttlaunch.running.pretrained.read_folder import CONFIG, PretrainedError
 
 NORM_EPSILON = 1e-5
 """What a layer norm adds to a variance; torch's default, with which models of ours are trained."""
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
+"""Our name of each activation of theirs; two of theirs are the same function."""
 
 _HEAD = "head.output.weight"
 _AROUND_BLOCKS = {
@@ -80,7 +84,7 @@ def gpt2_config(sizes: Mapping[str, Any], *, vocabulary: int) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "activation_function": "gelu",
+        "activation_function": sizes.get("activation", "gelu"),  # checkpoints of before have none
         "vocab_size": vocabulary,
         "n_positions": sizes["max_sequence_length"],
         "n_embd": sizes["embedding_dim"],
@@ -139,10 +143,10 @@ def parse_gpt2_config(content: Mapping[str, Any]) -> Gpt2Config:
 
 def _other_computation(config: Gpt2Config) -> Iterator[str]:
     """Yield each key by which a model computes other values than ours would with its weights."""
-    if config.activation_function != "gelu":
+    if config.activation_function not in ACTIVATIONS:
         yield (
-            f"{CONFIG}: `activation_function` is {config.activation_function!r}, and models of `model_type: gpt` compute the "
-            "exact `gelu`"
+            f"{CONFIG}: `activation_function` is {shown(repr(config.activation_function))}, and ours has only "
+            f"{listed(ACTIVATIONS)}"
         )
     if config.layer_norm_epsilon != NORM_EPSILON:
         yield f"{CONFIG}: `layer_norm_epsilon` is {config.layer_norm_epsilon}, and ours is {NORM_EPSILON}"
@@ -165,6 +169,7 @@ def sizes_of_gpt2(config: Gpt2Config) -> dict[str, Any]:
         "embedding_dim": config.n_embd,
         "max_sequence_length": config.n_positions,
         "tie_embeddings": config.tie_word_embeddings,
+        "activation": ACTIVATIONS[config.activation_function],
     }
 
 

@@ -12,6 +12,7 @@ from math import isqrt
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttlaunch.runtime.model.activations import ACTIVATIONS
 from ttlaunch.runtime.model.dropout import Dropout, Masks
 from ttlaunch.runtime.model.layers import WHOLE, Layers
 from ttlaunch.spec.recipe.sections import TransformerConfig
@@ -38,6 +39,7 @@ class ConvolutionBlock(nn.Module):
 
     def __init__(self, cfg: TransformerConfig, *, index: int, layers: Layers = WHOLE) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[cfg.activation]
         width = cfg.embedding_dim
         self.convolution_norm = nn.LayerNorm(width)
         self.convolution_in = layers.convolution_in(width, width)
@@ -45,7 +47,7 @@ class ConvolutionBlock(nn.Module):
         self.dropout = Dropout(f"blocks.{index}.convolution", probability=cfg.dropout_prob)
 
     def forward(self, x_BTD: Tensor, masks: Masks | None) -> Tensor:
-        hidden = functional.gelu(_convolved(self.convolution_in, self.convolution_norm(x_BTD)))
+        hidden = self.activation(_convolved(self.convolution_in, self.convolution_norm(x_BTD)))
         out_BTD: Tensor = x_BTD + self.dropout(self.convolution_out(hidden), masks)
         return out_BTD
 

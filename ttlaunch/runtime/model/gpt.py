@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttlaunch.runtime.model.activations import ACTIVATIONS
 from ttlaunch.runtime.model.dropout import Dropout, Masks
 from ttlaunch.runtime.model.layers import WHOLE, Layers
 from ttlaunch.runtime.model.tied import second_use
@@ -40,6 +41,7 @@ class Block(nn.Module):
 
     def __init__(self, cfg: TransformerConfig, *, index: int, layers: Layers = WHOLE) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[cfg.activation]
         width = cfg.embedding_dim
         self.head_width = width // cfg.num_heads
         self.attention_norm = nn.LayerNorm(width)
@@ -53,7 +55,7 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, masks: Masks | None) -> Tensor:
         x_BTD = x_BTD + self.attention_dropout(self._attend(self.attention_norm(x_BTD)), masks)
-        hidden = functional.gelu(self.feed_forward_in(self.feed_forward_norm(x_BTD)))
+        hidden = self.activation(self.feed_forward_in(self.feed_forward_norm(x_BTD)))
         out_BTD: Tensor = x_BTD + self.feed_forward_dropout(self.feed_forward_out(hidden), masks)
         return out_BTD
 

@@ -9,6 +9,7 @@ Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttlaunch.runtime.model.activations import ACTIVATIONS
 from ttlaunch.runtime.model.dropout import Dropout, Masks
 from ttlaunch.runtime.model.layers import WHOLE, Layers
 from ttlaunch.spec.recipe.sections import TransformerConfig
@@ -39,6 +40,7 @@ class FeedForwardBlock(nn.Module):
 
     def __init__(self, cfg: TransformerConfig, *, index: int, layers: Layers = WHOLE) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[cfg.activation]
         width = cfg.embedding_dim
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward_in = layers.linear_in(width, 4 * width)
@@ -46,6 +48,6 @@ class FeedForwardBlock(nn.Module):
         self.feed_forward_dropout = Dropout(f"blocks.{index}.feed_forward", probability=cfg.dropout_prob)
 
     def forward(self, x_BTD: Tensor, masks: Masks | None) -> Tensor:
-        hidden = functional.gelu(self.feed_forward_in(self.feed_forward_norm(x_BTD)))
+        hidden = self.activation(self.feed_forward_in(self.feed_forward_norm(x_BTD)))
         out_BTD: Tensor = x_BTD + self.feed_forward_dropout(self.feed_forward_out(hidden), masks)
         return out_BTD

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS, ContextEmbedding
 from ttlaunch.runtime.model.model import Model
@@ -240,7 +239,7 @@ class CachedPart:
                 products.own(f"{name}.attention_in", self._norms[block.attention_norm](x_RD)), place, layout
             )
             x_RD = x_RD + products.whole(f"{name}.attention_out", products.gathered_heads(mixed_RD))
-        inner = functional.gelu(products.own(f"{name}.feed_forward_in", self._norms[block.feed_forward_norm](x_RD)))
+        inner = block.activation(products.own(f"{name}.feed_forward_in", self._norms[block.feed_forward_norm](x_RD)))
         hidden = products.gathered_as(f"{name}.feed_forward_in", inner)
         return x_RD + products.whole(f"{name}.feed_forward_out", hidden)
 

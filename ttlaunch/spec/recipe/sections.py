@@ -163,6 +163,10 @@ class TransformerConfig(Section):
     tie_embeddings: Annotated[bool, Bits.SHAPE] = Field(
         default=False, description="the head's matrix is that of the token embedding"
     )
+    activation: Annotated[Literal["gelu", "gelu_new"], Bits.SHAPE] = Field(
+        "gelu",
+        description="inside feed-forward layers; gelu: exact; gelu_new: its approximation by tanh, as GPT-2 has it",
+    )
 
 
 class PipelineParallelConfig(Section):
