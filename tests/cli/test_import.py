@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from ttlaunch.spec.recipe.corpus import TOKENS_MARK
+
 torch = pytest.importorskip("torch")
 
 WIDTH, BLOCKS, TOKENS, LENGTH = 32, 2, 50, 16
@@ -315,3 +317,54 @@ def test_the_weights_of_transformers_compute_the_same_in_our_model(ttlaunch, her
     texts = torch.randint(TOKENS, (3, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert (ours(texts).float() - theirs(texts).logits).abs().max() <= 1e-5
+
+
+def plan(ttlaunch, *options):
+    words = ["--set checkpoint_config.initial_weights=hf:m", *(f"--set {option}" for option in options)]
+    return ttlaunch(f"plan data_parallel --format concise {' '.join(words)}")
+
+
+def test_a_training_takes_the_sizes_of_the_folder(ttlaunch, here):
+    save(here / "m", {**gpt2_tensors(), **with_tokens(256)}, {**CONFIG, "vocab_size": 256})
+    assert 0 == plan(ttlaunch).status
+    same = plan(ttlaunch, "transformer_config.num_blocks=2")
+    assert 0 == same.status, same.stderr
+    other = plan(ttlaunch, "transformer_config.num_blocks=3", "transformer_config.tie_embeddings=true")
+    assert 3 == other.status
+    assert "[C042]: `num_blocks` is 3, and the model in " in other.stderr
+    assert "[C042]: `tie_embeddings` is true, and the model in " in other.stderr
+
+
+def test_a_model_of_another_type_cannot_begin_with_a_gpt2(ttlaunch, here):
+    save(here / "m", {**gpt2_tensors(), **with_tokens(256)}, {**CONFIG, "vocab_size": 256})
+    for kind in ("mlp", "conv"):
+        answer = plan(ttlaunch, f"training_config.model_type={kind}")
+        assert (3, True) == (answer.status, f"`model_type` is `{kind}`, and the model in " in answer.stderr)
+
+
+def with_tokens(count):
+    return {name: torch.zeros(count, WIDTH) for name in ("transformer.wte.weight", "lm_head.weight")}
+
+
+def test_a_training_with_another_number_of_tokens_is_refused(ttlaunch, here):
+    save(here / "m", gpt2_tensors())
+    answer = plan(ttlaunch)
+    assert (3, True) == (
+        answer.status,
+        "has 50 tokens, and the training data with `tokenizer_type` `byte` has 256" in answer.stderr,
+    )
+    for count, status in ((50, 0), (60, 3)):
+        (here / "tokens").write_text(f"{TOKENS_MARK} {count}\n" + " ".join(str(n % 50) for n in range(20_000)))
+        answer = plan(ttlaunch, "training_config.tokenizer_type=ids", "training_config.data_path=tokens")
+        assert status == answer.status, answer.stderr
+
+
+@pytest.mark.parametrize("mistake", ["auto_map", "shape", "nowhere", "shard"])
+def test_a_folder_to_begin_with_is_checked_in_the_plan(ttlaunch, here, mistake):
+    if mistake == "shard":
+        shards_with({"x": "../m/a.safetensors"})(here / "m")
+    elif mistake != "nowhere":
+        wrong = {"auto_map": {}} if mistake == "auto_map" else {"n_positions": 5}
+        save(here / "m", gpt2_tensors(), {**CONFIG, **wrong})
+    answer = plan(ttlaunch)
+    assert (3, True, False) == (answer.status, "[C042]" in answer.stderr, "Traceback" in answer.stderr)

@@ -3,19 +3,18 @@
 The files are read and verified here, before anything starts; ranks verify the same SHA-256 again.
 """
 
-import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
+from ttlaunch.app.initial_weights import find_initial_weights
 from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.running.checkpoints.resume import Checkpoint, Search
 
-_WEIGHTS_KEY = "checkpoint_config.initial_weights"
 _LONGEST = 300
 
 
@@ -51,7 +50,7 @@ def find_start(
     weights = config.checkpoint_config.initial_weights
     if weights is None:
         return None, []
-    return _initial_weights(choice, working_folder / os.path.expanduser(weights))  # noqa: PTH111 - never raises
+    return find_initial_weights(choice, weights, working_folder)
 
 
 def refuse_resume(name: str) -> Diagnostic:
@@ -190,28 +189,6 @@ def _from_memory(checkpoint: "Checkpoint") -> list[Diagnostic]:
         f"the run lost its coordinator"
     )
     return [Diagnostic("P084", message, severity=Severity.WARNING)]
-
-
-def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    from ttlaunch.records.regular_files import open_regular
-    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
-
-    span = choice.loaded.span(_WEIGHTS_KEY)
-    try:
-        with open_regular(
-            path, follow=True
-        ) as file:  # the user named this path, and caches of weights are full of links
-            parse_header(file, path)
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
-    except (OSError, ValueError, TensorFileError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        message = f"{shown(path, longest=_LONGEST)} cannot be used as initial weights: {reason}"
-        hints = ("`ttlaunch weights export RUN FILE` writes a file that fits",)
-        return None, [Diagnostic("C042", message, Label(span) if span else None, hints=hints)]
-    files = [{"path": str(path.resolve()), "sha256": digest, "bytes": size}]
-    return {"origin": str(path.resolve()), "step": 0, "files": files}, []
 
 
 def _short(path: Path, working_folder: Path) -> str:

@@ -412,6 +412,7 @@ def _configure(
     result: ResolvedSpec, request: RunSpec, recipe: "Recipe", *, found: "NamedFolder", working_folder: Path
 ) -> "LoadedConfig":
     """Read the recipe's configuration, and apply what `--set`, `--ranks` and `--naive` change."""
+    from ttlaunch.app.initial_weights import take_sizes
     from ttlaunch.planning.given_ranks import set_ranks
     from ttlaunch.spec.recipe.config import load_config, naive_config, unused_by_naive
 
@@ -421,6 +422,9 @@ def _configure(
         recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame
     )
     result.diagnostics += _other_kind(loaded) or loaded.diagnostics
+    if not request.naive:
+        loaded, mistakes = take_sizes(recipe, loaded, working_folder)
+        result.diagnostics += mistakes
     cluster = result.topology
     if (
         request.ranks is not None

@@ -69,13 +69,14 @@ class FiledTensor(Protocol):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor whose bytes are those from `start` up to, but not including, `end` of the file at `path`."""
+    """A tensor whose bytes are those from `start` up to, but not including, `end` of the file at `path`, which calls it `name`."""
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
+    name: str = ""
 
     @property
     def size(self) -> int:
@@ -260,7 +261,7 @@ def _stored(path: Path, name: str, content: object, *, base: int) -> tuple[str, 
     part = parse_part(name)
     if part is not None and shape != tuple(len(at) for at in part.places):
         raise TensorFileError(f"tensor {shown(name)} is of another shape than its name says")
-    return name, StoredTensor(path, entry.dtype, shape, base + start, base + end)
+    return name, StoredTensor(path, entry.dtype, shape, base + start, base + end, name)
 
 
 def read_bytes(tensor: FiledTensor) -> Iterator[bytes]:

@@ -35,7 +35,8 @@ def read_tensors(
     """Overwrite tensors of the same names from files that hold whole tensors or parts of them.
 
     Args:
-        files: `path` and `sha256` of each, as the launcher found them.
+        files: `path` and `sha256` of each, as the launcher found them. One of another library also has `names`: by our name of
+            a tensor its name there, and whether that matrix is transposed; its other tensors are left alone.
         into: The tensors to overwrite, by name, on any device. A name may be that of a part. Weights may be stored in a
             shorter dtype and are then converted; nothing else is.
         known: The names that files may contain, also for other ranks; None: any.
@@ -51,7 +52,8 @@ def read_tensors(
     for entry in files:
         path = Path(entry["path"])
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="pt") as opened:
+                file = _Renamed(opened, entry["names"]) if "names" in entry else opened
                 names = sorted(file.keys())
                 found = {name_of_whole(name) for name in names}
                 strangers |= found - set(found if known is None else known)
@@ -77,6 +79,38 @@ def _check_complete(missing: set[str], strangers: set[str], paths: str) -> None:
             f", nor are {more} others of its tensors" if more > 1 else ", nor is another tensor of it" if more else ""
         )
         raise CheckpointReadError(f"`{first}` of {paths} is no parameter of this model{others}")
+
+
+class _Renamed:
+    """An open file of another library, with our names of its tensors and its matrices as ours are."""
+
+    def __init__(self, file: Any, names: Mapping[str, tuple[str, bool]]) -> None:
+        self._file, self._names = file, names
+
+    def keys(self) -> list[str]:
+        return list(self._names)
+
+    def get_slice(self, name: str) -> Any:
+        theirs, is_transposed = self._names[name]
+        stored = self._file.get_slice(theirs)
+        return _Transposed(stored) if is_transposed else stored
+
+
+class _Transposed:
+    """A stored matrix of which rows are read as columns."""
+
+    def __init__(self, stored: Any) -> None:
+        self._stored = stored
+
+    def get_shape(self) -> list[int]:
+        return list(reversed(self._stored.get_shape()))
+
+    def get_dtype(self) -> str:
+        return str(self._stored.get_dtype())
+
+    def __getitem__(self, places: tuple[slice, ...]) -> Tensor:
+        found: Tensor = self._stored[tuple(reversed(places))]
+        return found.T
 
 
 class _Targets:

@@ -311,7 +311,8 @@ class CheckpointConfig(Section):
         "stop", description="when one cannot be written, as on a full disk: end the run, or report it and continue"
     )
     initial_weights: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="safetensors file with the weights to begin with; null: drawn from the seed"
+        None,
+        description="weights to begin with: a safetensors file, or `hf:` and a folder of transformers, which also says the sizes; null: drawn from the seed",
     )
 
 

@@ -1,0 +1,186 @@
+"""Find the weights that a configuration names to begin with: a safetensors file, or `hf:` and a folder of transformers.
+
+A folder also says the sizes of its model, so nobody has to copy them into the configuration. Its files are checked here,
+before anything starts, and read by the ranks in place: each rank opens the shards that have tensors of its own.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
+
+if TYPE_CHECKING:
+    from ttlaunch.planning.recipe_plan import RecipeChoice
+    from ttlaunch.running.checkpoints.tensor_file import FiledTensor, Transposed
+    from ttlaunch.spec.recipe.config import LoadedConfig
+    from ttlaunch.spec.recipe.declare import Recipe
+
+_KEY = "checkpoint_config.initial_weights"
+_TOKENS = "training_config.tokenizer_type"
+_FOLDER = "hf:"
+_LONGEST = 300
+_BYTES = 256
+
+
+def take_sizes(
+    recipe: "Recipe", loaded: "LoadedConfig", working_folder: Path
+) -> "tuple[LoadedConfig, list[Diagnostic]]":
+    """Return the configuration with the sizes of the folder's model, if it begins with one.
+
+    A size that the user gave must be the folder's.
+    """
+    from ttlaunch.app.import_weights import find_pretrained
+    from ttlaunch.spec.recipe.config import override_config
+
+    folder = _folder_of(loaded, working_folder)
+    if folder is None:
+        return loaded, []
+    try:
+        sizes = find_pretrained(str(folder)).sizes
+    except LaunchError as error:
+        return loaded, _at_the_key(error, loaded)
+    config = loaded.checked.model_dump()
+    if config["training_config"]["model_type"] != "gpt":
+        message = f"`model_type` is `{config['training_config']['model_type']}`, and the model in {shown(folder, longest=_LONGEST)} is a `gpt`"
+        return loaded, [Diagnostic("C042", message, loaded.label("training_config.model_type"))]
+    now = config["transformer_config"]
+    given = {key: loaded.span(f"transformer_config.{key}") for key in sizes}
+    found = [
+        Diagnostic(
+            "C042",
+            f"`{key}` is {_said(now[key])}, and the model in {shown(folder, longest=_LONGEST)} has {_said(sizes[key])}",
+            Label(span),
+            hints=("leave the key out: the folder says it",),
+        )
+        for key, span in given.items()
+        if span is not None and now[key] != sizes[key]
+    ]
+    missing = [f"transformer_config.{key}={_said(sizes[key])}" for key, span in given.items() if span is None]
+    return (loaded, found) if found else (override_config(recipe, loaded, missing, option=_KEY), [])
+
+
+def find_initial_weights(
+    choice: "RecipeChoice", weights: str, working_folder: Path
+) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    """Return the start of a run from weights, as `find_start` does; None with the mistakes if they cannot be used."""
+    folder = _folder_of(choice.loaded, working_folder)
+    if folder is not None:
+        return _from_folder(choice, folder)
+    return _from_file(choice, working_folder / os.path.expanduser(weights))  # noqa: PTH111 - never raises
+
+
+def _folder_of(loaded: "LoadedConfig", working_folder: Path) -> Path | None:
+    """Return the folder that `initial_weights` names; None if it names a file, or nothing."""
+    from ttlaunch.spec.recipe.sections import TrainingFile
+
+    if not isinstance(loaded.config, TrainingFile):
+        return None
+    weights = loaded.config.checkpoint_config.initial_weights or ""
+    if not weights.startswith(_FOLDER):
+        return None
+    return working_folder / os.path.expanduser(weights.removeprefix(_FOLDER))  # noqa: PTH111 - never raises
+
+
+def _said(value: object) -> str:
+    return str(value).lower()
+
+
+def _at_the_key(error: LaunchError, loaded: "LoadedConfig") -> list[Diagnostic]:
+    label = loaded.label(_KEY)
+    return [Diagnostic("C042", one.message, label, notes=one.notes, hints=one.hints) for one in error.diagnostics]
+
+
+def _from_folder(choice: "RecipeChoice", folder: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    from ttlaunch.app.import_weights import find_pretrained
+
+    try:
+        model = find_pretrained(str(folder))
+        wrong = _other_vocabulary(choice, folder, model.vocabulary)
+        return (None, [wrong]) if wrong else (_start(folder, model.weights), [])
+    except LaunchError:
+        return None, []  # said already, where the sizes were taken
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"{shown(folder, longest=_LONGEST)} cannot be used as initial weights: {reason}"
+        return None, [Diagnostic("C042", message, choice.loaded.label(_KEY))]
+
+
+def _start(folder: Path, weights: "Mapping[str, FiledTensor | Transposed]") -> dict[str, Any]:
+    """Return origin and files, each with the names of its tensors: ours, theirs, and whether the matrix is transposed.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    from ttlaunch.running.checkpoints.tensor_file import Transposed
+
+    names: dict[Path, dict[str, list[str | bool]]] = {}
+    for ours, tensor in weights.items():
+        stored = tensor.source if isinstance(tensor, Transposed) else tensor
+        names.setdefault(stored.path, {})[ours] = [stored.name, stored is not tensor]  # type: ignore[attr-defined]
+    files = [{**_described(path), "names": its} for path, its in names.items()]
+    return {"origin": str(folder.resolve()), "step": 0, "files": files}
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """Return path, SHA-256 and size of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    from ttlaunch.records.regular_files import open_regular
+
+    with open_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"path": str(path), "sha256": digest, "bytes": file.tell()}
+
+
+def _other_vocabulary(choice: "RecipeChoice", folder: Path, vocabulary: int) -> Diagnostic | None:
+    """Report a model that has another number of tokens than the training data."""
+    config = choice.loaded.checked.model_dump()
+    tokens = _tokens_of(choice, config)
+    if tokens in (None, vocabulary):
+        return None
+    kind = config["training_config"]["tokenizer_type"]
+    path = shown(folder, longest=_LONGEST)
+    message = f"the model in {path} has {vocabulary:,} tokens, and the training data with `tokenizer_type` `{kind}` has {tokens:,}"
+    made = f"`ttlaunch data TEXT tokens.txt --tokenizer {path}/tokenizer.json` writes the tokens of a text"
+    used = f"`--set {_TOKENS}=ids --set training_config.data_path=tokens.txt` trains on them"
+    return Diagnostic("C042", message, choice.loaded.label(_TOKENS) or choice.loaded.label(_KEY), hints=(made, used))
+
+
+def _tokens_of(choice: "RecipeChoice", config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens the training data has; None if it is drawn, or could not be read, which is said elsewhere."""
+    from ttlaunch.spec.recipe.data import read_data
+
+    if choice.data is None or config["data_config"]["source"] != "file":
+        return None
+    kind = config["training_config"]["tokenizer_type"]
+    if kind == "byte":
+        return _BYTES
+    corpus = read_data(Path(choice.data["path"]) if choice.data["path"] else None)
+    return corpus.vocabulary_of_ids if kind == "ids" else len(set(corpus.characters))
+
+
+def _from_file(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    from ttlaunch.records.regular_files import open_regular
+    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
+
+    span = choice.loaded.span(_KEY)
+    try:
+        with open_regular(
+            path, follow=True
+        ) as file:  # the user named this path, and caches of weights are full of links
+            parse_header(file, path)
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+    except (OSError, ValueError, TensorFileError) as error:
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        message = f"{shown(path, longest=_LONGEST)} cannot be used as initial weights: {reason}"
+        hints = ("`ttlaunch weights export RUN FILE` writes a file that fits",)
+        return None, [Diagnostic("C042", message, Label(span) if span else None, hints=hints)]
+    files = [{"path": str(path.resolve()), "sha256": digest, "bytes": size}]
+    return {"origin": str(path.resolve()), "step": 0, "files": files}, []
