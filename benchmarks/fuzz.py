@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from fuzz_cases import Sample, Target, bomb, mutated
-from fuzz_files import checkpoints, textproto, yaml
+from fuzz_files import checkpoints, pretrained, textproto, yaml
 from fuzz_hosts import frames, probes, records
 from fuzz_terminal import terminal_text
 
@@ -28,6 +28,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "records": records,
     "probes": probes,
     "checkpoints": checkpoints,
+    "pretrained": pretrained,
     "yaml": yaml,
     "textproto": textproto,
     "text": terminal_text,

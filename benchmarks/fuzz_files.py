@@ -1,7 +1,8 @@
-"""What users and strangers write, for `fuzz.py`: manifests and tensor headers of checkpoints, training files, mesh graphs."""
+"""What users and strangers write, for `fuzz.py`: checkpoints, models of other libraries, training files, mesh graphs."""
 
 import contextlib
 import json
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 from fuzz_cases import Sample, Target
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import Source, render
+from ttlaunch.app.import_weights import find_pretrained
+from ttlaunch.diagnostics import LaunchError, Source, render
 from ttlaunch.running.checkpoints.complete import manifest_digest
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.checkpoints.tensor_difference import read_weights
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError
+from ttlaunch.running.pretrained.gpt2 import gpt2_shapes, parse_gpt2_config
+from ttlaunch.running.pretrained.read_folder import CONFIG, INDEX
 from ttlaunch.spec.located.codes import CONFIGURATION, TOPOLOGY
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.located.source import source_from_bytes
@@ -39,6 +43,16 @@ MANIFEST = {
     "began_from": None,
     "state": {"data": {"epoch": 0}, "early_stop": {"best": 1.5, "misses": 0, "step": 5}},
     "files": {"rank-0.safetensors": {"size": 0, "sha256": "0" * 64, "tensors": ["a"]}},
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 3,
+    "n_positions": 2,
+    "n_embd": 2,
+    "n_layer": 1,
+    "n_head": 1,
+    "activation_function": "gelu",
+    "tie_word_embeddings": True,
 }
 LARGEST_SIGNED = 1_000_000
 YAML = b"""training_config: {steps: 20, seed: 1, learning_rate: 3e-4}
@@ -72,6 +86,35 @@ def checkpoints() -> Target:
 
     samples = [Sample(json.dumps(MANIFEST).encode(), read_manifest), Sample(json.dumps(HEADER).encode(), read_shard)]
     return Target(samples, (TensorFileError,), close=lambda: shutil.rmtree(folder))
+
+
+def pretrained() -> Target:
+    """Configurations, indexes and headers of folders that transformers saved; each is a model in which every tensor fits, or refused."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-pretrained-"))
+    names = {name: list(shape) for name, shape in gpt2_shapes(parse_gpt2_config(GPT2)).items()}
+    header, place = {}, 0
+    for name, shape in names.items():
+        end = place + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [place, end]}
+        place = end
+    shard, config = json.dumps(header).encode(), json.dumps(GPT2).encode()
+    index = json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}).encode()
+
+    def read(*, config: bytes = config, index: bytes = index, shard: bytes = shard) -> None:
+        (folder / CONFIG).write_bytes(config)
+        (folder / INDEX).write_bytes(index)
+        (folder / "a.safetensors").write_bytes(len(shard).to_bytes(8, "little") + shard + bytes(place))
+        model = find_pretrained(str(folder))
+        for tensor in model.weights.values():
+            repr((tensor.shape, tensor.dtype))
+
+    read()  # as it is, it is a model; otherwise every case would be refused for one reason
+    samples = [
+        Sample(config, lambda content: read(config=content)),
+        Sample(index, lambda content: read(index=content)),
+        Sample(shard, lambda content: read(shard=content)),
+    ]
+    return Target(samples, (LaunchError,), close=lambda: shutil.rmtree(folder))
 
 
 def yaml() -> Target:

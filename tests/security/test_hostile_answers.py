@@ -111,7 +111,7 @@ def test_addresses_by_the_thousand_are_refused(fuzz, doctor):
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("target", ["frames", "records", "probes"])
+@pytest.mark.parametrize("target", ["frames", "records", "probes", "pretrained"])
 def test_a_few_hundred_mutated_cases_break_nothing(fuzz, target):
     """`python benchmarks/fuzz.py` gives 100,000 of them."""
     assert [] == fuzz[0].run(target, seed=2, first=100, count=COUNT)
