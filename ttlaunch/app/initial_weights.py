@@ -7,6 +7,7 @@ before anything starts, and read by the ranks in place: each rank opens the shar
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ def take_sizes(
 ) -> "tuple[LoadedConfig, list[Diagnostic]]":
     """Return the configuration with the sizes of the folder's model, if it begins with one.
 
-    A size that the user gave must be the folder's.
+    A size that the user gave must be the folder's. With a mistake there is no configuration, as with one in a file.
     """
     from ttlaunch.app.import_weights import find_pretrained
     from ttlaunch.spec.recipe.config import override_config
@@ -41,11 +42,11 @@ def take_sizes(
     try:
         sizes = find_pretrained(str(folder)).sizes
     except LaunchError as error:
-        return loaded, _at_the_key(error, loaded)
+        return replace(loaded, config=None), _at_the_key(error, loaded)
     config = loaded.checked.model_dump()
     if config["training_config"]["model_type"] != "gpt":
         message = f"`model_type` is `{config['training_config']['model_type']}`, and the model in {shown(folder, longest=_LONGEST)} is a `gpt`"
-        return loaded, [Diagnostic("C042", message, loaded.label("training_config.model_type"))]
+        return replace(loaded, config=None), [Diagnostic("C042", message, loaded.label("training_config.model_type"))]
     now = config["transformer_config"]
     given = {key: loaded.span(f"transformer_config.{key}") for key in sizes}
     found = [
@@ -58,8 +59,10 @@ def take_sizes(
         for key, span in given.items()
         if span is not None and now[key] != sizes[key]
     ]
+    if found:
+        return replace(loaded, config=None), found
     missing = [f"transformer_config.{key}={_said(sizes[key])}" for key, span in given.items() if span is None]
-    return (loaded, found) if found else (override_config(recipe, loaded, missing, option=_KEY), [])
+    return override_config(recipe, loaded, missing, option=_KEY), []
 
 
 def find_initial_weights(
@@ -100,8 +103,8 @@ def _from_folder(choice: "RecipeChoice", folder: Path) -> tuple[dict[str, Any] |
         model = find_pretrained(str(folder))
         wrong = _other_vocabulary(choice, folder, model.vocabulary)
         return (None, [wrong]) if wrong else (_start(folder, model.weights), [])
-    except LaunchError:
-        return None, []  # said already, where the sizes were taken
+    except LaunchError as error:  # it was whole when the sizes were taken: somebody has changed it since
+        return None, _at_the_key(error, choice.loaded)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         message = f"{shown(folder, longest=_LONGEST)} cannot be used as initial weights: {reason}"
