@@ -30,7 +30,7 @@ MATRICES = {
 }
 
 
-def gpt2_tensors():
+def gpt2_tensors(blocks=BLOCKS):
     """The tensors of a GPT-2 with random values, by their names in transformers."""
     draw = torch.Generator().manual_seed(3)
     shapes = {
@@ -40,7 +40,7 @@ def gpt2_tensors():
         "transformer.ln_f.bias": (WIDTH,),
         "lm_head.weight": (TOKENS, WIDTH),
     }
-    for block in range(BLOCKS):
+    for block in range(blocks):
         shapes |= {f"transformer.h.{block}.{n}.{k}": (WIDTH,) for n in ("ln_1", "ln_2") for k in ("weight", "bias")}
         shapes |= {f"transformer.h.{block}.{name}.weight": shape for name, shape in MATRICES.items()}
         shapes |= {f"transformer.h.{block}.{name}.bias": shape[1:] for name, shape in MATRICES.items()}
@@ -325,14 +325,19 @@ def plan(ttlaunch, *options):
 
 
 def test_a_training_takes_the_sizes_of_the_folder(ttlaunch, here):
-    save(here / "m", {**gpt2_tensors(), **with_tokens(256)}, {**CONFIG, "vocab_size": 256})
-    assert 0 == plan(ttlaunch).status
-    same = plan(ttlaunch, "transformer_config.num_blocks=2")
+    """The recipe's own file has other sizes, which are nobody's wish; those of an option or of the user's file are."""
+    save(here / "m", {**gpt2_tensors(5), **with_tokens(256)}, {**CONFIG, "vocab_size": 256, "n_layer": 5})
+    taken = plan(ttlaunch)
+    assert 0 == taken.status, taken.stderr
+    same = plan(ttlaunch, "transformer_config.num_blocks=5")
     assert 0 == same.status, same.stderr
     other = plan(ttlaunch, "transformer_config.num_blocks=3", "transformer_config.tie_embeddings=true")
     assert 3 == other.status
     assert "[C042]: `num_blocks` is 3, and the model in " in other.stderr
     assert "[C042]: `tie_embeddings` is true, and the model in " in other.stderr
+    (here / "t.yaml").write_text("transformer_config: {num_heads: 4}\ncheckpoint_config: {initial_weights: 'hf:m'}\n")
+    answer = ttlaunch("plan data_parallel -c t.yaml --format concise")
+    assert (3, True) == (answer.status, "[C042]: `num_heads` is 4, and the model in " in answer.stderr)
 
 
 def test_a_model_of_another_type_cannot_begin_with_a_gpt2(ttlaunch, here):

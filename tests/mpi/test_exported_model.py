@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    sets = {"training_config.steps": 20, "transformer_config.num_blocks": 2, "transformer_config.embedding_dim": 64}
+    sets = {"training_config.steps": 20, "transformer_config.num_blocks": 3, "transformer_config.embedding_dim": 64}
     train(folder, "data_parallel", sets)
     return folder
 

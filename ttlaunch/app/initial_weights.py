@@ -6,7 +6,7 @@ before anything starts, and read by the ranks in place: each rank opens the shar
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
 
 if TYPE_CHECKING:
+    from ttlaunch.diagnostics import Span
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor, Transposed
     from ttlaunch.spec.recipe.config import LoadedConfig
@@ -22,16 +23,24 @@ if TYPE_CHECKING:
 _KEY = "checkpoint_config.initial_weights"
 _TOKENS = "training_config.tokenizer_type"
 _FOLDER = "hf:"
+_OPTION = "--set"
+"""The name of the source of values that an option gave."""
 _LONGEST = 300
 _BYTES = 256
 
 
 def take_sizes(
-    recipe: "Recipe", loaded: "LoadedConfig", working_folder: Path
+    recipe: "Recipe", loaded: "LoadedConfig", working_folder: Path, *, is_own_file: bool
 ) -> "tuple[LoadedConfig, list[Diagnostic]]":
     """Return the configuration with the sizes of the folder's model, if it begins with one.
 
     A size that the user gave must be the folder's. With a mistake there is no configuration, as with one in a file.
+
+    Args:
+        recipe: The recipe of the configuration.
+        loaded: The configuration as files and options say it.
+        working_folder: The folder to which relative paths are relative.
+        is_own_file: Whether the file is the recipe's own; then only options are the user's.
     """
     from ttlaunch.app.import_weights import find_pretrained
     from ttlaunch.spec.recipe.config import override_config
@@ -47,22 +56,28 @@ def take_sizes(
     if config["training_config"]["model_type"] != "gpt":
         message = f"`model_type` is `{config['training_config']['model_type']}`, and the model in {shown(folder, longest=_LONGEST)} is a `gpt`"
         return replace(loaded, config=None), [Diagnostic("C042", message, loaded.label("training_config.model_type"))]
-    now = config["transformer_config"]
-    given = {key: loaded.span(f"transformer_config.{key}") for key in sizes}
-    found = [
-        Diagnostic(
-            "C042",
-            f"`{key}` is {_said(now[key])}, and the model in {shown(folder, longest=_LONGEST)} has {_said(sizes[key])}",
-            Label(span),
-            hints=("leave the key out: the folder says it",),
-        )
-        for key, span in given.items()
-        if span is not None and now[key] != sizes[key]
-    ]
+    given = _given(loaded, sizes, is_own_file=is_own_file)
+    found = list(_contradictions(loaded, sizes, given, folder=folder))
     if found:
         return replace(loaded, config=None), found
-    missing = [f"transformer_config.{key}={_said(sizes[key])}" for key, span in given.items() if span is None]
-    return override_config(recipe, loaded, missing, option=_KEY), []
+    others = [f"transformer_config.{key}={_said(value)}" for key, value in sizes.items() if key not in given]
+    return override_config(recipe, loaded, others, option=_KEY), []
+
+
+def _given(loaded: "LoadedConfig", sizes: Mapping[str, Any], *, is_own_file: bool) -> "dict[str, Span]":
+    """Return where the user gave each size; those of the recipe's own file are nobody's wish."""
+    spans = {key: loaded.span(f"transformer_config.{key}") for key in sizes}
+    return {key: span for key, span in spans.items() if span and not (is_own_file and span.source.name != _OPTION)}
+
+
+def _contradictions(
+    loaded: "LoadedConfig", sizes: Mapping[str, Any], given: "Mapping[str, Span]", *, folder: Path
+) -> Iterator[Diagnostic]:
+    now, path = loaded.checked.model_dump()["transformer_config"], shown(folder, longest=_LONGEST)
+    for key, span in given.items():
+        if now[key] != sizes[key]:
+            message = f"`{key}` is {_said(now[key])}, and the model in {path} has {_said(sizes[key])}"
+            yield Diagnostic("C042", message, Label(span), hints=("leave the key out: the folder says it",))
 
 
 def find_initial_weights(

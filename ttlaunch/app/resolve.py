@@ -423,7 +423,7 @@ def _configure(
     )
     result.diagnostics += _other_kind(loaded) or loaded.diagnostics
     if not request.naive:
-        loaded, mistakes = take_sizes(recipe, loaded, working_folder)
+        loaded, mistakes = take_sizes(recipe, loaded, working_folder, is_own_file=request.config_file is None)
         result.diagnostics += mistakes
     cluster = result.topology
     if (
