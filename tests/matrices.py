@@ -18,6 +18,28 @@ KEPT = {
         "lightning_trainer",
     ],
     "cluster/test_run.py::test_recipes_run_across_four_hosts": ["fully_sharded-settings1"],
+    "cluster/test_run_faults.py::test_a_killed_process_is_named_with_its_host": ["rank-agents", "shim-openmpi"],
+    "cluster/test_run_faults.py::test_a_run_whose_daemon_on_a_host_was_killed_has_failed": ["openmpi", "warm"],
+    "cluster/test_run_faults.py::test_a_signal_ends_the_run_on_every_host": ["15-agents", "2-openmpi"],
+    # A status and a signal for every engine, the others for those that most runs have.
+    "engines/test_conformance.py::test_a_rank_that_exits_is_named_and_the_others_are_ended": [
+        "agents-255",
+        "agents-3",
+        "bash-3",
+        "mpich-3",
+        "open-mpi-4-3",
+        "open-mpi-5-255",
+        "open-mpi-5-3",
+    ],
+    "engines/test_conformance.py::test_a_signal_to_the_launcher_lets_ranks_end_in_their_own_way": [
+        "agents-15-143",
+        "agents-2-130",
+        "bash-2-130",
+        "mpich-15-143",
+        "open-mpi-4-2-130",
+        "open-mpi-5-15-143",
+        "open-mpi-5-2-130",
+    ],
     "mpi/test_data_parallel.py::test_workers_equal_one_process": ["4"],
     "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation": ["diloco"],
     "mpi/test_drift.py::test_workers_that_lead_end_with_equal_weights": ["synchronous"],
@@ -42,6 +64,8 @@ KEPT = {
         "synchronous-3",
     ],
     "mpi/test_communicators.py::test_fabric_sockets_keep_every_promise": ["3"],
+    # All ways are compared with each other in the test beside it.
+    "mpi/test_serve.py::test_tokens_are_those_of_the_forward_pass_of_training": ["columns of four", "three stages"],
     "mpi/test_traffic.py::test_tiers_move_what_they_say_over_real_transports": ["mpi"],
     "mpi/test_trainer_parts.py::test_all_parts_together_have_the_bits_of_one_process": ["data parallel"],
     "mpi/test_zero.py::test_no_stage_relies_on_buffered_sends": ["3"],
@@ -50,6 +74,19 @@ KEPT = {
         "kill mpirun at 1s",
         "kill rank=1 at 1s",
         "stop rank=1 at 1s",
+    ],
+    "running/test_elastic_runs.py::test_a_last_checkpoint_whose_writer_is_killed_while_it_writes_is_made_again_by_another_worker": [
+        ".safetensors"
+    ],
+    "running/test_elastic_runs.py::test_a_run_whose_supervisor_is_killed_goes_on_without_a_lost_step_from_the_memory_of_its_workers": [
+        "data_parallel"
+    ],
+    "running/test_elastic_runs.py::test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process": [
+        "kills1"
+    ],
+    "running/test_elastic_runs.py::test_slots_that_no_worker_has_alone_outlive_the_supervisor": ["3"],
+    "running/test_elastic_runs.py::test_what_workers_have_in_common_outlives_the_supervisor_also_where_bits_depend_on_who_comes": [
+        "classic_dp"
     ],
     "running/test_endings.py::test_after_ctrl_c_all_ranks_save_and_leave_after_the_same_step": [
         "one process",
@@ -62,6 +99,12 @@ KEPT = {
         "optimizer-exit-0",
         "worker-exception",
         "worker-kill",
+    ],
+    # One recipe of each kind of process: a replica, a stage, and one that answers instead of training.
+    "running/test_forked_recipes.py::test_what_ranks_of_a_recipe_share_has_one_thread_and_no_transport": [
+        "data_parallel",
+        "pipeline_parallel",
+        "serve",
     ],
     "running/test_hangs.py::test_a_hang_is_noticed_in_time_and_the_right_rank_is_named": ["recv-recv", "stopped"],
 }
