@@ -1,5 +1,7 @@
 """What the coordinator orders, event by event."""
 
+from dataclasses import replace
+
 import pytest
 
 from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
@@ -7,6 +9,7 @@ from ttlaunch.membership.messages import (
     Answered,
     Begin,
     Dismiss,
+    EndOrdered,
     Finish,
     Follow,
     LeaveAsked,
@@ -206,6 +209,31 @@ def test_too_few_workers_wait_and_go_on_when_one_comes():
     assert 1 == run.state.missing
     run.register(1, incarnation=1, applied=None)
     assert (0, 1) == begin_of(run.answer({0: 5, 1: None})).numbers
+
+
+@pytest.mark.parametrize("is_ordered_first", [False, True])
+def test_those_who_are_left_of_a_run_that_was_ordered_to_stop_end_it_together_however_few_they_are(is_ordered_first):
+    run = Run(3, minimum=3).begun()
+    for event in [EndOrdered(), Lost(Member(2, 0))][:: 1 if is_ordered_first else -1]:
+        run.feed(event)
+    begin = begin_of(run.answer({0: 5, 1: 4}))
+    assert ((0, 1), (0,), ((1, 4),)) == (begin.numbers, begin.holders, begin.behind)
+
+
+def test_members_that_have_answered_go_on_as_soon_as_the_run_is_ordered_to_stop():
+    run = Run(2, minimum=2).begun(2)
+    run.feed(Lost(Member(1, 0)))
+    assert not run.answer(5)
+    assert (0,) == begin_of(run.feed(EndOrdered())).numbers
+
+
+def test_a_server_without_workers_waits_for_them_to_the_end():
+    """It hands out tasks, and computes nothing itself."""
+    run = Run(2, minimum=2)
+    run.state = replace(run.state, terms=replace(run.state.terms, servers=1))
+    run.begun(2).feed(EndOrdered())
+    run.feed(Lost(Member(1, 0)))
+    assert not run.answer(5)
 
 
 def test_a_late_report_does_not_bring_back_a_process_that_was_lost():

@@ -30,6 +30,9 @@ SETTINGS = {
         workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=1)
     ),
     "one of two owners crashes, in any of two steps": Setting(work=Work(steps=2, slots=0), budget=Budget(crashes=1)),
+    "one crashes where both are needed until the run is ordered to stop": Setting(
+        minimum=2, budget=Budget(crashes=1, ends=1)
+    ),
     "an owner leaves": Setting(workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(leaves=1)),
 }
 

@@ -31,6 +31,7 @@ from ttlaunch.membership.coordinator import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
     Begin,
     Dismiss,
+    EndOrdered,
     Event,
     Finish,
     Follow,
@@ -53,6 +54,7 @@ class Budget:
 
     Attributes:
         returns: How many processes that were dismissed may come again; one more for each that is counted as lost and lives.
+        ends: How often the run may be ordered to stop.
     """
 
     crashes: int = 0
@@ -61,6 +63,7 @@ class Budget:
     leaves: int = 0
     lost_orders: int = 0
     returns: int = 0
+    ends: int = 0
 
     def less(self, name: str) -> "Budget":
         """Return what is left after one of these."""
@@ -179,10 +182,11 @@ class World:
         leaving = {number for number, one in self._coordinator(state).workers.items() if one.leaves}
         living = [one for one in self._all(state) if one.is_alive]
         staying = len({one.number for one in living} - leaving) + state[3].joins
+        enough = self._coordinator(state).minimum
         if self.work.slots is not None and self.setting.budget.crashes - state[3].crashes > 1:
             # The owner of a slot and its shadow may be gone together. Of one process, the others have all that it had.
-            return staying >= self.setting.minimum and covering_cut(one.state.shares for one in living) is not None
-        return staying >= self.setting.minimum and any(one.state.applied is not None for one in living)
+            return staying >= enough and covering_cut(one.state.shares for one in living) is not None
+        return staying >= enough and any(one.state.applied is not None for one in living)
 
     # Events
 
@@ -209,6 +213,8 @@ class World:
         yield from self._deliver(state)
         if budget.joins:
             yield from self._join(state)
+        if budget.ends:
+            yield self._tell((*state[:3], budget.less("ends")), "order to end", EndOrdered())
         yield self._tell(state, "tick", Tick())
 
     def _report(self, state: State, place: int, one: Process) -> Iterator[tuple[str, State]]:

@@ -32,6 +32,7 @@ from ttlaunch.membership.messages import (
     Answered,
     Begin,
     Dismiss,
+    EndOrdered,
     Event,
     Finish,
     Follow,
@@ -138,6 +139,7 @@ class Coordinator:
         worth: At how many looks in a row the work was worth dividing anew.
         looked: The step that all members had made at the last look; None before the first.
         epochs: The epochs that still count, where workers take steps of their own.
+        is_ending: Whether the run was ordered to stop.
     """
 
     terms: Terms
@@ -153,11 +155,21 @@ class Coordinator:
     worth: int = 0
     looked: int | None = None
     epochs: tuple[LocalEpoch, ...] = ()
+    is_ending: bool = False
+
+    @property
+    def minimum(self) -> int:
+        """How many members an epoch needs to begin."""
+        terms = self.terms
+        least = 1 + (
+            terms.servers if terms.slots is None else 0
+        )  # a server that hands out tasks computes nothing itself
+        return min(terms.minimum, least) if self.is_ending else terms.minimum
 
     @property
     def missing(self) -> int:
         """How many workers an epoch lacks; 0 if there are enough."""
-        return max(0, self.terms.minimum - len(self.workers))
+        return max(0, self.minimum - len(self.workers))
 
     @property
     def lacks_slots(self) -> bool:
@@ -191,6 +203,8 @@ def step(state: Coordinator, event: Event) -> Result:
             return _lose(state, member)
         case LeaveAsked(number) if number in state.workers:
             return _let_leave(state, number)
+        case EndOrdered():
+            return _let_end(state)
         case Tick():
             return _repeat(state)
     return state, []
@@ -241,6 +255,17 @@ def _let_leave(state: Coordinator, number: int) -> Result:
     return _settle(replace(state, workers={**state.workers, number: worker}))
 
 
+def _let_end(state: Coordinator) -> Result:
+    """Wait for nobody who is not there: whoever lacks what others have of the last step gets it from them, before all end."""
+    state = replace(state, is_ending=True)
+    match state.phase:
+        case Phase.COLLECTING:
+            return _begin_if_complete(state)
+        case Phase.WAITING:
+            return _settle(state)
+    return state, []
+
+
 def _lose(state: Coordinator, member: Member) -> Result:
     known = state.workers.get(member.number)
     seen = {**state.seen, member.number: max(member.incarnation, state.seen.get(member.number, 0))}
@@ -272,7 +297,7 @@ def _wanted(state: Coordinator) -> tuple[int, ...]:
     ready = [number for number in waiting if not state.workers[number].lacks_state]
     chosen = [*present, *ready][: state.terms.maximum]
     # Without the weights they would keep the others waiting; but too few make no step at all.
-    chosen += [number for number in waiting if number not in ready][: max(0, state.terms.minimum - len(chosen))]
+    chosen += [number for number in waiting if number not in ready][: max(0, state.minimum - len(chosen))]
     giving = sorted(number for number in state.members if number in state.workers and state.workers[number].leaves)
     if giving and not _have_state(state, chosen) and _have_state(state, [*giving, *chosen]):
         # Those who stay do not have the newest state yet, so some of those that leave give it first. The places of an epoch
@@ -338,7 +363,7 @@ def _begin_if_complete(state: Coordinator) -> Result:
     if applied is None or not _have_state(state, state.answers):
         return replace(state, phase=Phase.STRANDED), []
     wanted = _wanted(state)
-    if len(wanted) < state.terms.minimum:
+    if len(wanted) < state.minimum:
         return state, []  # they wait until somebody comes
     if not set(wanted) <= set(state.members):
         return _collect(state)  # somebody came while answers were awaited

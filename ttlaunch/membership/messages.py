@@ -135,11 +135,16 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True)
+class EndOrdered:
+    """The whole run was ordered to stop: nobody comes any more, and those who are left end it together, however few they are."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Some time has passed: repeat orders that may have been lost, and look whether work should be divided anew."""
 
 
-Event = Registered | Answered | Progressed | Lost | LeaveAsked | Tick
+Event = Registered | Answered | Progressed | Lost | LeaveAsked | EndOrdered | Tick
 
 
 # What the coordinator orders

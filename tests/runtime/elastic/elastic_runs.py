@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
-from ttlaunch.membership.messages import LeaveAsked, Lost, Member, Tick, order_to_json
+from ttlaunch.membership.messages import EndOrdered, LeaveAsked, Lost, Member, Tick, order_to_json
 from ttlaunch.membership.reports import event_of
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import read_progress
@@ -115,6 +115,8 @@ class Kind:
 DATA_PARALLEL = Kind(RECIPE, "worker", "trainer.py", HAPPENING + _FAULTS)
 
 KILL = "_os.kill(_os.getpid(), _signal.SIGKILL)"
+BEGUN = "open(f'begun-{_number}', 'w').close()"
+"""Tells `ElasticRun.until_begun`."""
 KILL_BEFORE_THE_LAST_SHARD = """
 def _isend(tensor, *, dest, tag=0, inner=one._ctx.isend):
     # The last message of the last bucket: others have what they need of this worker, and `dest` has not.
@@ -243,6 +245,22 @@ class ElasticRun:
 
     def until_members(self, *numbers):
         self.until(lambda run: run.state.begin is not None and run.state.begin.numbers == numbers)
+
+    def until_begun(self, *numbers):
+        """Wait until these workers have run `BEGUN`."""
+        self.until(lambda run: all((run.folder / f"begun-{number}").exists() for number in numbers))
+
+    def order_to_stop(self, *numbers):
+        """Order these workers, which are all that live, to stop as Ctrl-C does; return the last step."""
+        for number in numbers:
+            self.kill(number, signal.SIGUSR1)
+        self.until(lambda run: all(run.of_kind(number, contract.KIND_STOPPING) for number in numbers))
+        last = max(record["step"] for number in numbers for record in self.of_kind(number, contract.KIND_STOPPING))
+        (self.folder / contract.ENDING_FILE).write_text(json.dumps({"after_step": last}))
+        for number in numbers:
+            self.kill(number, signal.SIGUSR1)
+        self._take(EndOrdered())
+        return last
 
     def ask_to_leave(self, number):
         self._take(LeaveAsked(number))

@@ -9,7 +9,7 @@ import pytest
 
 from ttlaunch.spec.recipe.recorded_epochs import epochs_of
 
-from .elastic_runs import HAPPENING, KILL, RECIPES, ElasticRun, Kind, gate, in_one_process, validations_of
+from .elastic_runs import BEGUN, HAPPENING, KILL, RECIPES, ElasticRun, Kind, gate, in_one_process, validations_of
 from .local_replay import replay
 
 pytestmark = pytest.mark.slow
@@ -167,3 +167,26 @@ def test_workers_leave_and_come_and_the_bits_are_those_of_the_replay(begin):
     run.finish()
     assert {1: 0, 2: -9, 0: 0, 3: 0} == {number: run.statuses[number] for number in (1, 2, 0, 3)}
     check(run, finished=[4, 5, 6])
+
+
+def test_who_has_the_average_of_a_stopped_run_gives_it_to_those_that_lost_a_worker_in_it(begin):
+    """Otherwise the others would make it anew without those that have it, and end with other weights."""
+    lost = "from ttlaunch.runtime.comm.protocol import PeerLostError\nraise PeerLostError('worker 2 is gone')"
+    faults = {
+        (0, "before the step", 8): BEGUN + gate("ordered"),
+        (1, "before the step", 8): BEGUN,
+        (2, "before the step", 8): BEGUN,
+        # Worker 2 dies when 0 has all that it sent, and 1 has not.
+        (1, "after a sum", 8): gate("averaged") + lost,
+        (2, "after a sum", 8): gate("averaged") + KILL,
+    }
+    run = begin(first=3, minimum=3, faults=faults)
+    run.until_begun(0, 1, 2)
+    assert 8 == run.order_to_stop(0, 1, 2)
+    run.open("ordered")
+    run.until(lambda run: run.applied(0) == 8)
+    run.open("averaged")
+    run.finish()
+    assert {0: 0, 1: 0, 2: -9} == run.statuses
+    assert run.digest(0) == run.digest(1)
+    assert [(0, (0, 1, 2)), (8, (0, 1))] == [(epoch.applied, epoch.numbers) for epoch in run.epochs]

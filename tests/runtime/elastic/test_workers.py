@@ -1,13 +1,13 @@
 """Workers of an elastic run as real processes, with the coordinator's real state machine in the test."""
 
 import json
-import signal
 
 import pytest
 
 from ttlaunch import contract
 
 from .elastic_runs import (
+    BEGUN,
     KILL,
     KILL_BEFORE_THE_LAST_SHARD,
     SLOW,
@@ -22,7 +22,6 @@ from .elastic_runs import (
 pytestmark = pytest.mark.slow
 
 STEPS = 12
-BEGUN = "open('begun', 'w').close()"
 KILL_AFTER_THE_LAST_STEP = f"""
 import json
 if _os.path.exists({contract.ENDING_FILE!r}):
@@ -267,14 +266,8 @@ def test_a_checkpoint_comes_from_whoever_is_the_first_member(begin, expected):
 
 def stop(run):
     """Order all workers to stop before step 5, and return the last step."""
-    run.until(lambda run: (run.folder / "begun").exists())  # earlier, the last step could be the one before
-    for number in range(3):
-        run.kill(number, signal.SIGUSR1)
-    run.until(lambda run: all(run.of_kind(number, contract.KIND_STOPPING) for number in range(3)))
-    last = max(record["step"] for number in range(3) for record in run.of_kind(number, contract.KIND_STOPPING))
-    (run.folder / contract.ENDING_FILE).write_text(json.dumps({"after_step": last}))
-    for number in range(3):
-        run.kill(number, signal.SIGUSR1)
+    run.until_begun(0)  # earlier, the last step could be the one before
+    last = run.order_to_stop(0, 1, 2)
     run.open("stopping")
     run.finish()
     return last

@@ -94,7 +94,10 @@ class ElasticRun:
             why_lost: Returns how a rank was lost that has left no record of its end, as a clause; empty if it was not.
             is_ending: Whether the run is being ended, so that nobody is replaced any more.
         """
-        now, self._ranks, self._is_ending = time.monotonic(), ranks, is_ending
+        now, self._ranks = time.monotonic(), ranks
+        if is_ending and not self._is_ending:
+            self.membership.let_end(now)
+        self._is_ending = is_ending
         lost = [(state, why) for state in ranks if (why := self._why_gone(state) or self._if_present(state, why_lost))]
         for state, why in lost:
             self._gone.add(state.row.rank)

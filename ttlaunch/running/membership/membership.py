@@ -10,6 +10,7 @@ from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
 from ttlaunch.membership.messages import (
     Begin,
     Dismiss,
+    EndOrdered,
     Event,
     Finish,
     LeaveAsked,
@@ -169,6 +170,11 @@ class Membership:
                 self._journal.write("leaves", worker=number)
                 self._add_reason(f"{worker_name(number)} left", now)
                 self._handle(LeaveAsked(number), now)
+
+    def let_end(self, now: float) -> None:
+        """Note that the run was ordered to stop, so that nobody comes any more."""
+        with self._lock:
+            self._handle(EndOrdered(), now)
 
     def tick(self, now: float) -> None:
         """Repeat orders that may have been lost; call it a few times a second."""

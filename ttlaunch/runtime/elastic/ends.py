@@ -7,10 +7,6 @@ class LeftError(Exception):
     """This worker takes part no longer; its role ends, and that is no failure. The text says why."""
 
 
-class StoppedError(LeftError):
-    """The whole run ends early, and this worker has made the last step."""
-
-
 class AbandonedError(LeftError):
     """The run has lost its coordinator: this worker saves its state, and ends."""
 

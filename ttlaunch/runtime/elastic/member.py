@@ -9,7 +9,7 @@ tensors while somebody computes with them.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from ttlaunch.membership.messages import Begin, Message, Registered, Seat, Share
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import EpochOverError, PeerLostError
 from ttlaunch.runtime.elastic.catching_up import CatchingUp
-from ttlaunch.runtime.elastic.ends import HasLast, LeftError, StoppedError
+from ttlaunch.runtime.elastic.ends import HasLast, LeftError
 from ttlaunch.runtime.elastic.feed import Mean
 from ttlaunch.runtime.elastic.following import FollowerWays
 from ttlaunch.runtime.elastic.giving import Giver, describe_given, pull_state
@@ -327,7 +327,7 @@ class ElasticMember:
                 return
 
     def stay(self, at_end: Callable[[], object] = lambda: None) -> None:
-        """After the last step, give others what they need until all are done, or the run was ordered to stop and members change.
+        """After the last step, give others what they need until all are done.
 
         Args:
             at_end: What all members do together before they are done, once in each epoch.
@@ -335,10 +335,6 @@ class ElasticMember:
         Raises:
             LeftError: This worker takes part no longer.
         """
-        with suppress(StoppedError):  # then this worker has the parameters of the run's end, and reports them
-            self._stay(at_end)
-
-    def _stay(self, at_end: Callable[[], object]) -> None:
         while True:
             try:
                 self.begin  # noqa: B018 - it raises
