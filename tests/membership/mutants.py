@@ -6,7 +6,8 @@ from dataclasses import replace
 from tests.membership.process import Kind, Process, Rules, Work, take_the_state
 from tests.membership.world import Budget, Setting
 from ttlaunch.membership import coordinator
-from ttlaunch.membership.coordinator import Coordinator, Result
+from ttlaunch.membership.coordinator import Result
+from ttlaunch.membership.coordinator_state import Coordinator
 from ttlaunch.membership.messages import Answered, Begin, Dismiss, Event, Share
 from ttlaunch.membership.worker import WorkerState
 

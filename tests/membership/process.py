@@ -19,7 +19,8 @@ from itertools import pairwise
 
 from tests.membership.explorer import Violation
 from ttlaunch.membership import coordinator, worker
-from ttlaunch.membership.coordinator import Coordinator, Result
+from ttlaunch.membership.coordinator import Result
+from ttlaunch.membership.coordinator_state import Coordinator
 from ttlaunch.membership.messages import Begin, Event, Follow, Member, Prepare, Registered, Seat, Share
 from ttlaunch.membership.slots import covering_cut, divide_slots, sources_of
 from ttlaunch.membership.worker import WorkerState

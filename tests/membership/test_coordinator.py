@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
+from ttlaunch.membership.coordinator import step
+from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
     Answered,
     Begin,

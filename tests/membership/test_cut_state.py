@@ -3,7 +3,8 @@
 import pytest
 
 from tests.membership.test_coordinator import begin_of
-from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
+from ttlaunch.membership.coordinator import step
+from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
     Answered,
     Begin,

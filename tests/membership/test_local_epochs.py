@@ -1,6 +1,7 @@
 """Which workers share a local step follows from the epochs, each with its members and the step after which it began."""
 
-from ttlaunch.membership.coordinator import Coordinator, Terms, step
+from ttlaunch.membership.coordinator import step
+from ttlaunch.membership.coordinator_state import Coordinator, Terms
 from ttlaunch.membership.local_epochs import makers_of, still_counting
 from ttlaunch.membership.messages import Answered, Begin, Lost, Member, Progressed, Registered, Seat
 

@@ -27,7 +27,7 @@ from typing import Any
 from tests.membership import process as acts
 from tests.membership.explorer import Violation
 from tests.membership.process import Frame, Kind, Process, Work
-from ttlaunch.membership.coordinator import Coordinator, Phase, Terms
+from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
     Begin,
     Dismiss,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ttlaunch.membership.coordinator import Phase
+from ttlaunch.membership.coordinator_state import Phase
 from ttlaunch.membership.messages import Begin, Dismiss, Finish, Prepare, order_from_json
 from ttlaunch.planning.launch_plan import ElasticLimits
 from ttlaunch.records.members import MemberReport

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
+from ttlaunch.membership.coordinator import step
+from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import EndOrdered, LeaveAsked, Lost, Member, Tick, order_to_json
 from ttlaunch.membership.reports import event_of
 from ttlaunch.records.members import MemberReport

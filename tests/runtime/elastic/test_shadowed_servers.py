@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.membership.coordinator import Phase
+from ttlaunch.membership.coordinator_state import Phase
 
 from .elastic_runs import KILL, ElasticRun, Kind, gate, in_one_process, losses_of, validations_of
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.membership.coordinator import Phase
+from ttlaunch.membership.coordinator_state import Phase
 from ttlaunch.membership.slots import divide_slots
 from ttlaunch.running.report import combine_digests
 

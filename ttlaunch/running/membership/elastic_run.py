@@ -8,7 +8,7 @@ from typing import Any
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.diagnostics.terminal_text import clean
-from ttlaunch.membership.coordinator import Phase as MembersPhase
+from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.members import MemberReport

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ttlaunch.contract import worker_name
-from ttlaunch.membership.coordinator import Coordinator, Phase, Terms, step
+from ttlaunch.membership.coordinator import step
+from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
     Begin,
     Dismiss,

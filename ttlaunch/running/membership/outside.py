@@ -10,7 +10,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.contract import worker_name
-from ttlaunch.membership.coordinator import Phase as MembersPhase
+from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Finish, Member, order_to_json
 from ttlaunch.membership.messages import Order as OrderTo
 from ttlaunch.planning.launch_plan import RankRow
