@@ -208,7 +208,9 @@ def test_a_script_ahead_is_compiled_while_the_first_one_runs(interpreter, tmp_pa
     says = SAY.format(first=f"open({sign!r}, 'x').close()", then="")  # another load of it would raise FileExistsError
     python = interpreter({"waits": waits, "says": says}, ahead=["says"])
 
-    assert python.start("waits", timeout_s=10).expect(timeout_s=10)
+    first = python.start("waits", timeout_s=10)
+    python.send_ahead(timeout_s=10)
+    assert first.expect(timeout_s=10)
     assert python.start("says", timeout_s=10).expect(timeout_s=10)
     assert python.start("says", is_last=True, timeout_s=10).expect(timeout_s=10)
 
@@ -238,6 +240,47 @@ def test_a_script_after_one_that_was_dropped_gets_a_python_of_its_own(interprete
     second = python.start("one", timeout_s=10).expect(timeout_s=10)[0]
 
     assert first["parent"] != second["parent"]
+
+
+SAYS_HOW_IT_CAME = """
+    from ttlaunch import contract
+
+    def main(arguments):
+        try:
+            raise ValueError("asked for")
+        except ValueError as error:
+            contract.send_frame({"line": error.__traceback__.tb_lineno, "file": main.__code__.co_filename})
+        return 0
+"""
+
+
+def test_a_script_after_the_first_comes_as_bytecode_to_the_same_python(interpreter):
+    python = interpreter({"one": SAYS_HOW_IT_CAME, "two": SAYS_HOW_IT_CAME})
+    texts = [python.start("one", timeout_s=10).expect(timeout_s=10)[0]]
+    texts.append(python.start("two", is_last=True, timeout_s=10).expect(timeout_s=10)[0])
+
+    assert [(6, "ttlaunch.agent.one"), (None, "agent.two")] == [(one["line"], one["file"]) for one in texts]
+
+
+def test_a_script_for_a_python_with_other_bytecode_comes_as_text(interpreter, monkeypatch):
+    monkeypatch.setattr(pushed, "MAGIC_NUMBER", b"\0\0\r\n")
+    python = interpreter({"one": SAYS_HOW_IT_CAME, "two": SAYS_HOW_IT_CAME})
+    for name in ("one", "two"):
+        assert python.start(name, is_last=name == "two", timeout_s=10).expect(timeout_s=10)[0]["line"] == 6
+
+
+def test_a_python_that_was_started_ahead_gets_bytecode_at_once(shell_host, monkeypatch):
+    monkeypatch.setattr(pushed, "_source", lambda _: dedent(SAYS_HOW_IT_CAME))
+    pushed._packed_modules.cache_clear()
+    waiting = pushed.start_interpreter(shell_host.transport, timeout_s=10)
+    stream = start_script(shell_host.transport, "echo", interpreter=waiting, timeout_s=10)
+    assert stream.expect(timeout_s=10)[0]["line"] is None
+
+
+def test_bytecode_is_that_of_the_module_and_comes_from_its_file():
+    code = pushed._code("agent.claims")
+    assert code.co_filename.endswith("ttlaunch/agent/claims.py")
+    assert "claim_existing" in code.co_names
 
 
 def test_modules_are_packed_once_for_hosts_that_are_reached_at_the_same_time(monkeypatch):

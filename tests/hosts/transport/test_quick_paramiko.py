@@ -1,4 +1,4 @@
-"""paramiko is imported without invoke, which it still finds when it needs it."""
+"""paramiko is imported without invoke and importlib.metadata, which are still found when they are needed."""
 
 import subprocess
 import sys
@@ -22,3 +22,15 @@ def test_a_module_of_the_transport_imports_no_part_of_invoke_and_paramiko_can_us
     ask = _ASK.format(module=f"ttlaunch.hosts.transport.{module}")
     said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout
     assert ["", "found"] == said.split("\n")[:2]
+
+
+def test_paramiko_knows_its_version_without_importlib_metadata_which_is_there_afterwards():
+    code = (
+        "import sys, importlib\n"
+        "from ttlaunch.hosts.transport import ssh\n"
+        "print('importlib.metadata' in sys.modules, hasattr(importlib, 'metadata'))\n"
+        "import importlib.metadata, paramiko\n"
+        "print(paramiko.__version__ == importlib.metadata.version('paramiko'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False False", "True"]

@@ -162,6 +162,7 @@ def _ask(transport: Transport, question: Question, interpreter: Interpreter | No
         answered = time.time()
         if first is None:
             raise explain_end(stream, timeout_s=_END_S) or _no_answer(stream.process.stderr(), transport.host)
+        python.send_ahead(timeout_s=time_left(end))
         answer = stream.answer(HostAnswer, timeout_s=time_left(end))
         theirs = stream.checked(HostClock, first[0]).time
         # Their clock was read between our two readings, so the offset lies between these two differences.

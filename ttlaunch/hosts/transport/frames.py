@@ -13,6 +13,8 @@ from ttlaunch.records.parser import BadRecord, parse
 _T = TypeVar("_T")
 
 _SHOWN = 200
+PYTHON_IS_UP = "python"
+"""The kind of the frame by which a Python on a host says which bytecode it understands, before it runs the first script."""
 
 
 class FrameStream:
@@ -24,12 +26,16 @@ class FrameStream:
     Attributes:
         host: The host's name, for error messages.
         process: The script.
+        bytecode: Which bytecode the Python that runs the script understands, `importlib.util.MAGIC_NUMBER` in hexadecimal;
+            empty while it has not said so.
     """
 
     def __init__(self, host: str, process: Process) -> None:
         self.host = host
         self.process = process
+        self.bytecode = ""
         self._overdue: str | None = None
+        self._next: tuple[dict[str, Any], bytes] | None = None  # a frame that `wait_for_python` has received
 
     def send(self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> None:
         """Send one frame.
@@ -55,9 +61,34 @@ class FrameStream:
             HostError: TIMED_OUT if the frame, or one before it, was not complete within `timeout_s`, LOST if the
                 connection broke, SCRIPT if something that is no frame came.
         """
+        if self._next is not None:
+            kept, self._next = self._next, None
+            return kept
+        end = time.monotonic() + timeout_s
+        while True:
+            frame = self._read(end, timeout_s=timeout_s, largest_body=largest_body)
+            if frame is None or not self._says_bytecode(frame[0]):
+                return frame
+
+    def wait_for_python(self, *, timeout_s: float) -> None:
+        """Wait until a Python that has not been given a script yet has said which bytecode it understands, or has ended.
+
+        Raises:
+            HostError: As `receive`.
+        """
+        frame = self._read(time.monotonic() + timeout_s, timeout_s=timeout_s, largest_body=contract.LARGEST_BODY)
+        if frame is not None and not self._says_bytecode(frame[0]):
+            self._next = frame
+
+    def _says_bytecode(self, header: Mapping[str, Any]) -> bool:
+        if header.get("kind") != PYTHON_IS_UP:
+            return False
+        self.bytecode = str(header.get("bytecode"))
+        return True
+
+    def _read(self, end: float, *, timeout_s: float, largest_body: int) -> tuple[dict[str, Any], bytes] | None:
         if self._overdue is not None:
             raise HostError(self.host, Trouble.TIMED_OUT, self._overdue)
-        end = time.monotonic() + timeout_s
         try:
             return contract.read_frame(
                 lambda size: self.process.read(size, timeout_s=time_left(end)), largest_body=largest_body

@@ -1,8 +1,5 @@
 """Choose the `Transport` for a line of the hostfile: this machine, a Slurm job, or SSH."""
 
-import sys
-from importlib import import_module
-
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.local import LocalTransport, is_this_machine
@@ -23,21 +20,6 @@ def open_transport(address: HostAddress, *, keys: KeyRing | None = None, job: st
         from ttlaunch.hosts.transport.slurm import SlurmTransport  # noqa: PLC0415 - only for hosts of a Slurm job
 
         return SlurmTransport(address.name, job)
-    _import_paramiko()
     from ttlaunch.hosts.transport.ssh import SshTransport  # noqa: PLC0415 - 0.1 s that one machine alone does not need
 
     return SshTransport(address, keys=keys)
-
-
-def _import_paramiko() -> None:
-    """Import paramiko without invoke, which alone takes 70 ms more.
-
-    paramiko would run the commands of `Match exec` with it; ours are run in `ssh_config`.
-    """
-    if "paramiko" in sys.modules or "invoke" in sys.modules:
-        return
-    sys.modules["invoke"] = None  # type: ignore[assignment]  # what the import system takes for "not installed"
-    try:
-        import_module("paramiko")
-    finally:
-        del sys.modules["invoke"]

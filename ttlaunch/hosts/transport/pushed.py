@@ -3,9 +3,13 @@
 Nothing is written to the host's disk, and the command line has only a short loader. It reads modules and then the script to
 call, with its arguments. The rest of standard input, and the output, are frames between the script and its caller. A script
 that is not the last one runs in a fork of the loader, which then reads the next one: a host starts Python once for all of them.
+
+The loader says which bytecode its Python understands. If this Python has the same, the modules of later scripts are sent as bytecode,
+which this machine has in its cache: compiling them takes longer than anything else that a warm host does for a start.
 """
 
 import json
+import marshal
 import shlex
 import struct
 import threading
@@ -13,10 +17,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from importlib.util import MAGIC_NUMBER, find_spec
+from types import CodeType
 from typing import Any
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.transport.frames import FrameStream
+from ttlaunch.hosts.transport.frames import PYTHON_IS_UP, FrameStream
 from ttlaunch.hosts.transport.transport import Process, Transport
 
 OLDEST_PYTHON = (3, 9)
@@ -27,6 +33,7 @@ _PACKING = threading.Lock()
 _END_S = 1.0
 _NO_PYTHON = 78
 _TOO_OLD = 79
+_CODE = b"m"  # the first byte of modules as bytecode; JSON never begins with it
 _NOT_STARTED = "126|127"  # a shell's exit status for a program that exists and cannot be started
 
 # Understood by any Python, so that one that is too old can say so. Keeps the current folder out of the import path, and
@@ -37,7 +44,7 @@ if sys.version_info < {OLDEST_PYTHON}:
     sys.stderr.write("python %s is %d.%d\\n" % (sys.executable, sys.version_info[0], sys.version_info[1]))
     sys.exit({_TOO_OLD})
 sys.path[:] = [p for p in sys.path if p]
-import json, os, struct, types, zlib
+import json, marshal, os, struct, types, zlib
 def take(size):
     parts = []
     while size:
@@ -48,7 +55,8 @@ def take(size):
         size -= len(part)
     return b"".join(parts)
 def order():
-    return json.loads(zlib.decompress(take(struct.unpack(">I", take(4))[0])))
+    text = zlib.decompress(take(struct.unpack(">I", take(4))[0]))
+    return marshal.loads(text[1:]) if text[:1] == {_CODE!r} else json.loads(text)
 def load(modules):
     for name, text in modules:
         if name not in sys.modules:
@@ -58,7 +66,10 @@ def load(modules):
             parent, _, child = name.rpartition(".")
             if parent:
                 setattr(sys.modules[parent], child, module)
-            exec(compile(text, name, "exec"), module.__dict__)
+            exec(compile(text, name, "exec") if isinstance(text, str) else text, module.__dict__)
+magic = getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", b"")
+hello = json.dumps({{"kind": "{PYTHON_IS_UP}", "bytecode": magic.hex()}}).encode()
+os.write(1, struct.pack(">II", len(hello), 0) + hello)
 while True:
     load(order())
     script = order()
@@ -134,6 +145,9 @@ class Interpreter:
             process: A Python that is waiting on the host already.
         """
         self._transport, self._ahead, self._process = transport, tuple(ahead), process
+        self._bytecode = ""
+        self._stream: FrameStream | None = None  # of the newest script
+        self._owes_ahead = False
 
     def start(
         self,
@@ -158,44 +172,96 @@ class Interpreter:
         Raises:
             HostError: As `start_script`.
         """
-        ahead = () if is_last or self._process is not None else self._ahead
-        script = {"name": f"ttlaunch.agent.{name}", "arguments": dict(arguments or {})}
-        sent = _modules((*beside, name)) + _packed({**script, "last": is_last, "then": bool(ahead)})
-        sent += _modules(ahead) if ahead else b""
+        then = bool(self._ahead) and not is_last and self._process is None
+        script = {"name": f"ttlaunch.agent.{name}", "arguments": dict(arguments or {}), "last": is_last, "then": then}
         if self._process is None:
             self._process = start_interpreter(self._transport, pythons=pythons, timeout_s=timeout_s)
-        stream = FrameStream(self._transport.host, self._process)
+            stream = FrameStream(self._transport.host, self._process)
+        elif self._stream is None:  # it has been started without a script, so it is up, or will be soon
+            stream = FrameStream(self._transport.host, self._process)
+            stream.wait_for_python(timeout_s=timeout_s)
+            self._bytecode = stream.bytecode
+        else:
+            self.send_ahead(timeout_s=timeout_s)
+            stream = FrameStream(self._transport.host, self._process)
+        self._stream, self._owes_ahead = stream, then
+        self._write(stream, self._modules((*beside, name)) + _packed(script), timeout_s=timeout_s)
+        return stream
+
+    def send_ahead(self, *, timeout_s: float) -> None:
+        """Send the modules for later scripts, once the first script has answered something; without effect later.
+
+        Raises:
+            HostError: As `start`.
+        """
+        if self._stream is None:
+            return
+        self._bytecode = self._bytecode or self._stream.bytecode
+        if self._owes_ahead:
+            self._owes_ahead = False
+            self._write(self._stream, self._modules(self._ahead), timeout_s=timeout_s)
+
+    def _modules(self, names: tuple[str, ...]) -> bytes:
+        return _modules(names, as_code=self._bytecode == MAGIC_NUMBER.hex())
+
+    def _write(self, stream: FrameStream, sent: bytes, *, timeout_s: float) -> None:
         try:
             stream.process.write(sent, timeout_s=timeout_s)
         except HostError as error:
             if error.trouble is not Trouble.LOST:
                 raise
             raise explain_end(stream, timeout_s=_END_S) or error from error
-        return stream
 
     def drop(self) -> None:
         """End it, and the script that runs, as `Process.kill` does."""
         if self._process is not None:
             self._process.kill()
-            self._process = None
+            self._process = self._stream = None
+            self._bytecode, self._owes_ahead = "", False
 
 
-def _modules(names: tuple[str, ...]) -> bytes:
-    """Return the packed text of modules of `ttlaunch.agent`; hosts ask for the same ones at the same time, so one packs them for all."""
+def _modules(names: tuple[str, ...], *, as_code: bool = False) -> bytes:
+    """Return modules of `ttlaunch.agent`, packed; hosts ask for the same ones at the same time, so one packs them for all."""
     with _PACKING:
-        return _packed_modules(names)
+        return _packed_modules(names, as_code=as_code)
 
 
 @cache
-def _packed_modules(names: tuple[str, ...]) -> bytes:
+def _packed_modules(names: tuple[str, ...], *, as_code: bool) -> bytes:
+    if as_code:
+        packages = [(package, compile("", package, "exec")) for package in ("ttlaunch", "ttlaunch.agent")]
+        modules = [
+            ("ttlaunch.contract", _code("contract")),
+            *((f"ttlaunch.agent.{name}", _code(f"agent.{name}")) for name in names),
+        ]
+        return _packed_bytes(_CODE + marshal.dumps([*packages, *modules]))
     contract = files("ttlaunch").joinpath("contract.py").read_text(encoding="utf-8")
     known = [("ttlaunch", ""), ("ttlaunch.contract", contract), ("ttlaunch.agent", "")]
     return _packed([*known, *((f"ttlaunch.agent.{name}", _source(name)) for name in names)])
 
 
 def _packed(content: Any) -> bytes:
-    packed = zlib.compress(json.dumps(content).encode())  # what fits into a connection's first flight saves round trips
+    return _packed_bytes(json.dumps(content).encode())
+
+
+def _packed_bytes(content: bytes) -> bytes:
+    packed = zlib.compress(content)  # what fits into a connection's first flight saves round trips
     return struct.pack(">I", len(packed)) + packed
+
+
+def _code(name: str) -> CodeType:
+    """Return the bytecode of a module of ttlaunch, from Python's cache if it is there, without its table of lines."""
+    spec = find_spec(f"ttlaunch.{name}")
+    get_code = getattr(spec and spec.loader, "get_code", None)
+    code = get_code(f"ttlaunch.{name}") if get_code else None
+    if code is None:  # no file of this module
+        code = compile(_source(name.removeprefix("agent.")), name, "exec")
+    return _without_lines(code)
+
+
+def _without_lines(code: CodeType) -> CodeType:
+    consts = tuple(_without_lines(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_linetable=b"", co_consts=consts)
 
 
 def _source(name: str) -> str:
