@@ -325,6 +325,11 @@ def test_keys_about_text_are_refused_for_images(refused):
     refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)
 
 
+def test_bounds_of_stretched_positions_in_the_wrong_order_are_refused(refused):
+    text = "training_config:\n  model_type: llama\ntransformer_config:\n  rope_scaling:\n    low_freq_factor: 4\n"
+    refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)
+
+
 def test_drawn_data_that_cannot_be_and_keys_about_a_file_are_refused(refused):
     text = "data_config: {source: markov, vocabulary: 4, branching: 9}\ntraining_config:\n  data_path: book.txt\n"
     refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)

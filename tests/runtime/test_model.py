@@ -39,7 +39,7 @@ def test_the_classifier_of_images_has_as_many_parameters_as_the_formula_says(mak
     assert embedding + 2 * block + head == sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["gpt", "mlp"])
+@pytest.mark.parametrize("kind", ["gpt", "llama", "mlp"])
 def test_stages_begin_with_the_parameters_of_the_whole_model(make_cfg, make_context, kind):
     """B10."""
     cfg = make_cfg(training={"model_type": kind}, transformer={"num_blocks": 4})
@@ -60,7 +60,7 @@ def deviation(name, parameter, *, blocks):
     return inputs**-0.5 * ((2 * blocks) ** -0.5 if name.endswith("_out.weight") else 1)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "mlp"])
+@pytest.mark.parametrize("kind", ["gpt", "llama", "mlp"])
 def test_every_matrix_begins_with_draws_of_its_own_as_wide_as_promised(make_cfg, make_context, kind):
     made = {}
     for seed in (0, 1):
@@ -107,7 +107,7 @@ def test_named_parameters_takes_the_arguments_of_a_torch_module(make_cfg, ties, 
     assert [f"outer.{name}" for name in names] == [name for name, _ in model.named_parameters("outer")]
 
 
-@pytest.mark.parametrize("kind", ["gpt", "mlp", "conv"])
+@pytest.mark.parametrize("kind", ["gpt", "llama", "mlp", "conv"])
 def test_the_named_parts_of_ranks_that_split_matrices_are_the_whole_model(make_cfg, kind):
     """Each part has the whole model's values at the places that its name shows, and no value is missing."""
     cfg = make_cfg(training={"model_type": kind})
@@ -127,7 +127,7 @@ def test_the_named_parts_of_ranks_that_split_matrices_are_the_whole_model(make_c
     assert len(split) >= 2 * 3
 
 
-@pytest.mark.parametrize("kind", ["gpt", "mlp"])
+@pytest.mark.parametrize("kind", ["gpt", "llama", "mlp"])
 def test_a_model_run_in_two_chunks_of_its_blocks_has_the_logits_of_one_pass(make_cfg, make_context, kind):
     cfg = make_cfg(training={"model_type": kind}, transformer={"num_blocks": 3})
     ctx = make_context(cfg)
@@ -138,7 +138,7 @@ def test_a_model_run_in_two_chunks_of_its_blocks_has_the_logits_of_one_pass(make
     assert torch.equal(model(x_BT), model(half_BTD, blocks=range(1, 3)))
 
 
-@pytest.mark.parametrize("kind", ["gpt", "mlp"])
+@pytest.mark.parametrize("kind", ["gpt", "llama", "mlp"])
 def test_a_model_never_sees_the_token_it_predicts(make_cfg, make_context, kind):
     cfg = make_cfg(training={"model_type": kind})
     model = build_model(cfg, make_context(cfg))
@@ -150,7 +150,7 @@ def test_a_model_never_sees_the_token_it_predicts(make_cfg, make_context, kind):
     assert not torch.equal(before[:, 9], after[:, 9])
 
 
-@pytest.mark.parametrize("kind", ["gpt", "mlp"])
+@pytest.mark.parametrize("kind", ["gpt", "llama", "mlp"])
 @pytest.mark.parametrize("rule", ["adamw", "sgd"])
 def test_it_overfits_one_batch(make_cfg, make_context, kind, rule):
     """E5, A8."""
@@ -247,6 +247,7 @@ def test_the_transformer_is_that_of_its_paper(make_cfg, make_context, probabilit
 
 DROPS = {
     "gpt": ("attention", "feed_forward"),
+    "llama": ("attention", "feed_forward"),
     "mlp": ("feed_forward",),
     "conv": ("convolution",),
 }

@@ -18,7 +18,7 @@ SMALL = {
     "transformer_config": {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
     | {"dropout_prob": 0.1},
 }
-CASES = [(False, "gpt"), (True, "gpt"), (False, "mlp")]
+CASES = [(False, "gpt"), (True, "gpt"), (True, "llama"), (False, "mlp")]
 
 
 def config(*, tied=False, **training):

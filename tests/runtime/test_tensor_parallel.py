@@ -80,11 +80,12 @@ def check_close(expected, found, *, tolerance=CLOSE):
         (2, {}),
         (4, {}),
         (4, {"training": {"model_type": "mlp"}}),
+        (2, {"training": {"model_type": "llama"}, "transformer": {"num_kv_heads": 2, "mlp_dim": 24}}),
         (2, {"transformer": {"tie_embeddings": True}}),
         (2, {"training": {"activation_checkpointing": True}}),
         (2, {"training": {"optimizer": "sgd", "learning_rate": 0.05, "use_clip_grad_norm": False}}),
     ],
-    ids=["2 ranks", "4 ranks", "mlp", "tied", "recomputed", "sgd"],
+    ids=["2 ranks", "4 ranks", "mlp", "llama", "tied", "recomputed", "sgd"],
 )
 def test_a_split_model_equals_one_process_up_to_rounding(train, ranks, changes):
     """With dropout: every rank draws the same masks."""

@@ -106,7 +106,7 @@ def test_a_file_of_another_model_is_named(exported, make_cfg, make_context, tmp_
     assert expected.format(path=path) in said
 
 
-@pytest.mark.parametrize("model_type", ["gpt", "mlp"])
+@pytest.mark.parametrize("model_type", ["gpt", "llama", "mlp"])
 def test_a_part_knows_the_names_of_the_whole(make_cfg, make_context, model_type):
     cfg = make_cfg(training={"model_type": model_type}, transformer={"num_blocks": 3})
     whole = {name for name, _ in build_model(cfg, make_context(cfg)).named_parameters()}

@@ -51,7 +51,7 @@ def predict_memory(spec: "RunSpec") -> ServedMemory:
         LaunchError: The checkpoint cannot be read any more.
     """
     from ttlaunch.spec.recipe.sections import TrainingFile
-    from ttlaunch.spec.recipe.serving import cache_bytes
+    from ttlaunch.spec.recipe.serving import cache_bytes, gathered_of_row
 
     names = ("training_config", "transformer_config", "device_config")
     cfg = TrainingFile.model_validate({name: section_of(spec, name) for name in names})
@@ -60,11 +60,11 @@ def predict_memory(spec: "RunSpec") -> ServedMemory:
     weights = sum(tensor.size for tensor in weights_of(spec).values())
     is_shared = served["split"] == "columns" and ranks > 1
     width, logits = sizes.embedding_dim * _FLOAT, served["vocabulary"] * _FLOAT
-    if is_shared:  # each rank sends its columns of 7 D values a block, and of the logits, to every other one
-        sent = (ranks - 1) * (7 * width * sizes.num_blocks + logits)
+    if is_shared:  # each rank sends its columns of what a block gathers, and of the logits, to every other one
+        sent = (ranks - 1) * (gathered_of_row(cfg) * _FLOAT + logits)
     else:
         sent = (ranks - 1) * width + (logits if ranks > 1 else 0)
-    cache = cache_bytes(cfg, slots=slots, context=context)
+    cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)
     least = _PADDED_ROWS if is_shared and served["exact"] != "off" else 1
     return ServedMemory(weights * (ranks if is_shared else 1), cache, slots, context, sent, least)
 

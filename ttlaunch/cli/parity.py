@@ -24,6 +24,7 @@ from ttlaunch.diagnostics import (
 )
 from ttlaunch.planning.parity import (
     ACCUMULATIONS,
+    MODELS,
     PRECISIONS,
     RECIPES,
     SEQUENCES,
@@ -78,6 +79,7 @@ def parity(
     precision: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help=f"One of {', '.join(PRECISIONS)}. Repeatable.")
     ] = None,
+    model: Annotated[str, typer.Option(metavar="TYPE", help=f"The model's type: {' or '.join(MODELS)}.")] = MODELS[0],
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Optimizer steps of each training.")] = 20,
     simulated: Annotated[
         bool, typer.Option("--simulate", help="Run all ranks of a cell in one process, without mpirun.")
@@ -109,6 +111,7 @@ def parity(
     mistakes = [
         *_strangers("--recipe", recipes, RECIPES, notes=(_OTHERS,)),
         *_strangers("--precision", precision, PRECISIONS),
+        *_strangers("--model", [model], MODELS),
         *_strangers("--accumulation", accumulation, [k for k in range(1, SEQUENCES + 1) if SEQUENCES % k == 0]),
     ]
     if not mistakes:
@@ -120,6 +123,7 @@ def parity(
         ranks=ranks or (),
         accumulations=accumulation or ACCUMULATIONS,
         precisions=precision or PRECISIONS,
+        model=model,
     )
     if len(cells) == len({cell.precision for cell in cells}):  # there are only the references
         message = f"nothing would be compared: all that is left is {cells[0]}"

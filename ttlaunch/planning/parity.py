@@ -19,7 +19,12 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 ACCUMULATIONS = (1, 3)
 WORKERS = (1, 2, 3, 4)
 _BLOCKS = {2: [2, 2], 3: [1, 2, 1], 4: [1, 1, 1, 1]}
-_MODEL = "num_blocks: 4, num_heads: 2, embedding_dim: 16, max_sequence_length: 16, dropout_prob: 0.1"
+_SIZES = "num_blocks: 4, embedding_dim: 16, max_sequence_length: 16, dropout_prob: 0.1"
+_MODELS = MappingProxyType(
+    {"gpt": f"{_SIZES}, num_heads: 2", "llama": f"{_SIZES}, num_heads: 4, num_kv_heads: 2, mlp_dim: 24"}
+)
+MODELS = tuple(_MODELS)
+"""Kinds of models that can be trained; the first one is tried unless another is asked for."""
 
 
 class _Form(NamedTuple):
@@ -78,6 +83,7 @@ class Cell:
         workers: The number of ranks that compute gradients.
         ranks: The number of all ranks.
         accumulation: The number of parts into which the sequences of a step are divided.
+        model: One of `MODELS`.
     """
 
     recipe: str
@@ -86,9 +92,11 @@ class Cell:
     ranks: int
     accumulation: int
     precision: str
+    model: str = MODELS[0]
 
     def __str__(self) -> str:
-        return f"{self.layout}, {counted(self.ranks, 'rank')}, accumulation {self.accumulation}, {self.precision}"
+        kind = "" if self.model == MODELS[0] else f"{self.model}, "
+        return f"{kind}{self.layout}, {counted(self.ranks, 'rank')}, accumulation {self.accumulation}, {self.precision}"
 
     def overrides(self, *, steps: int) -> list[str]:
         """Return the values of `--set`: whole sections, which replace those of the recipe's own file."""
@@ -98,9 +106,10 @@ class Cell:
             "validation_sequences: 4, validation_interval: 1000000"
         )
         training += f", precision: {self.precision}" if self.precision != PRECISIONS[0] else ""
+        training += f", model_type: {self.model}" if self.model != MODELS[0] else ""
         sections = {
             "training_config": training,
-            "transformer_config": _MODEL,
+            "transformer_config": _MODELS[self.model],
             "scheduler_config": "type: cosine, warmup_steps: 5",
             "checkpoint_config": "interval: 1000000",  # so only the last step writes one
             "multihost_config": "num_workers: {count}",
@@ -136,6 +145,7 @@ def matrix(
     ranks: Collection[int] = (),
     accumulations: Collection[int] = ACCUMULATIONS,
     precisions: Collection[str] = PRECISIONS,
+    model: str = MODELS[0],
 ) -> list[Cell]:
     """Return the cells of a run of `ttlaunch parity`, in order; the first one of each precision is its reference.
 
@@ -144,12 +154,13 @@ def matrix(
         ranks: The world sizes to try; if empty, all that 1 to 4 workers give.
         accumulations: Divisors of `SEQUENCES`.
         precisions: Some of `PRECISIONS`.
+        model: One of `MODELS`.
     """
     cells = []
     for precision in precisions:
-        reference = Cell(RECIPES[0], "one process", 1, 1, min(accumulations), precision)
+        reference = Cell(RECIPES[0], "one process", 1, 1, min(accumulations), precision, model)
         others = [
-            Cell(recipe, layout, workers, size, accumulation, precision)
+            Cell(recipe, layout, workers, size, accumulation, precision, model)
             for recipe, layout, workers, size in _layouts()
             for accumulation in accumulations
             if recipe in recipes and (not ranks or size in ranks)

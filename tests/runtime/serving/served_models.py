@@ -14,7 +14,16 @@ VOCABULARY = 96
 
 
 def configuration(
-    *, length=160, width=64, blocks=2, heads=4, model_type="gpt", precision="fp32", tied=False, activation="gelu"
+    *,
+    length=160,
+    width=64,
+    blocks=2,
+    heads=4,
+    model_type="gpt",
+    precision="fp32",
+    tied=False,
+    activation="gelu",
+    **others,
 ):
     sizes = {
         "embedding_dim": width,
@@ -23,6 +32,7 @@ def configuration(
         "max_sequence_length": length,
         "tie_embeddings": tied,
         "activation": activation,
+        **others,
     }
     training = {"model_type": model_type, "precision": precision}
     return TrainingFile.model_validate({"transformer_config": sizes, "training_config": training})
@@ -86,10 +96,9 @@ class SharesInTurns(Products):
 
     def own(self, name, rows_RK):
         found = [share.own(name, rows_RK) for share in self._shares]
-        if not name.endswith("attention_in"):
-            return torch.cat(found, 1)
-        by_matrix = [part.chunk(3, 1) for part in found]
-        return torch.cat([part[matrix] for matrix in range(3) for part in by_matrix], 1)
+        matrices = len(self._shares[0].columns(name))
+        by_matrix = [part.chunk(matrices, 1) for part in found]
+        return torch.cat([part[matrix] for matrix in range(matrices) for part in by_matrix], 1)
 
 
 def cached_logits(part, texts, *, chunks=(1,), starts=(1, 5, 40), seed=7):

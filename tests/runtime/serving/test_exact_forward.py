@@ -21,6 +21,8 @@ from .served_models import (
     whole_part,
 )
 
+LLAMA = {"model_type": "llama", "heads": 6, "num_kv_heads": 2, "width": 96, "mlp_dim": 100}
+
 
 def count_differing(cfg, *, part=None, **batching):
     """Positions, of three texts, whose cached logits differ from those of training."""
@@ -29,15 +31,17 @@ def count_differing(cfg, *, part=None, **batching):
     return differing(found, training_logits(model, texts))
 
 
+@pytest.mark.parametrize("kind", [{}, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("length", [64, 128, 160])
 @pytest.mark.parametrize("chunks", [(1,), (1, 2, 3, 4, 7), (13, 32)])
-def test_cached_rows_have_the_bits_of_training(length, chunks):
+def test_cached_rows_have_the_bits_of_training(length, chunks, kind):
     """S2: alone, beside others, in chunks of any size."""
-    assert 0 == count_differing(configuration(length=length), chunks=chunks)
+    assert 0 == count_differing(configuration(length=length, **kind), chunks=chunks)
 
 
-def test_keys_beyond_one_page_keep_the_bits():
-    cfg = configuration(length=576, blocks=1)
+@pytest.mark.parametrize("kind", [{}, LLAMA], ids=["gpt", "llama"])
+def test_keys_beyond_one_page_keep_the_bits(kind):
+    cfg = configuration(length=576, blocks=1, **kind)
     assert 0 == count_differing(cfg, chunks=(1, 40, 64), starts=(98, 450, 510))
 
 
@@ -49,6 +53,9 @@ def test_keys_beyond_one_page_keep_the_bits():
         {"activation": "gelu_new"},
         {"model_type": "mlp"},
         {"model_type": "mlp", "precision": "bf16"},
+        LLAMA,
+        LLAMA | {"precision": "bf16"},
+        LLAMA | {"tied": True, "rope_scaling": {"original_length": 16}},
     ],
     ids=str,
 )
@@ -56,8 +63,9 @@ def test_every_kind_of_language_model_keeps_its_bits(kind):
     assert 0 == count_differing(configuration(length=64, **kind), chunks=(1, 3, 13))
 
 
-def test_stages_of_a_model_have_the_bits_of_the_whole():
-    cfg = configuration(length=64, blocks=3)
+@pytest.mark.parametrize("kind", [{}, LLAMA | {"tied": True}], ids=["gpt", "llama"])
+def test_stages_of_a_model_have_the_bits_of_the_whole(kind):
+    cfg = configuration(length=64, blocks=3, **kind)
     cuts = [(range(1), True, False), (range(1, 2), False, False), (range(2, 3), False, True)]
     parts = [
         whole_part(cfg, random_model(cfg, blocks=blocks, has_embedding=first, has_head=last))
@@ -68,8 +76,10 @@ def test_stages_of_a_model_have_the_bits_of_the_whole():
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_shares_of_columns_have_the_bits_of_the_whole(count, precision):
-    cfg = configuration(length=64, precision=precision)
+@pytest.mark.parametrize("kind", [{}, LLAMA], ids=["gpt", "llama"])
+def test_shares_of_columns_have_the_bits_of_the_whole(count, precision, kind):
+    """Columns need not follow the heads of a llama: 4 ranks share 2 heads of keys and values."""
+    cfg = configuration(length=64, precision=precision, **kind)
     part = whole_part(cfg, random_model(cfg), products=SharesInTurns(cfg, random_model(cfg), count=count))
     assert 0 == count_differing(cfg, part=part, chunks=(1, 13))
 
@@ -120,7 +130,7 @@ def test_what_cannot_be_served_is_refused_by_name(kind, context, rule):
         whole_part(cfg, random_model(cfg), context=context)
 
 
-@pytest.mark.parametrize("kind", [{}, {"precision": "bf16"}, {"model_type": "mlp"}, {"length": 640}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"precision": "bf16"}, {"model_type": "mlp"}, LLAMA, {"length": 640}], ids=str)
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_probe_finds_nothing_where_the_rules_hold(kind, count):
     cfg = configuration(**kind)

@@ -19,10 +19,18 @@ TIERS, PIPELINE, DATA, SERVERS, TENSOR = (
 )
 STAGES = "multihost_config.pipeline_parallel_config"
 TWO_STAGES = f"{STAGES}.blocks_per_rank=[2,2]"
+LLAMA = "training_config.model_type=llama"
 MARKOV = "data_config.source=markov"
 BROKEN = [
     (TIERS, "transformer_config.num_heads=5", "transformer_config.embedding_dim=64"),
     (TENSOR, "tensor_parallel_config.ranks=3", "transformer_config.num_heads=3"),
+    (TIERS, LLAMA, "transformer_config.num_kv_heads=3"),
+    (TIERS, LLAMA, "transformer_config.num_heads=4", "transformer_config.embedding_dim=12"),
+    (TIERS, LLAMA, "transformer_config.rope_scaling={low_freq_factor: 5}"),
+    (TIERS, LLAMA, "transformer_config.activation=gelu_new"),
+    (TIERS, "transformer_config.rope_theta=5000", "transformer_config.mlp_dim=64"),
+    (TENSOR, LLAMA, "tensor_parallel_config.ranks=4", "transformer_config.num_kv_heads=2"),
+    (TENSOR, LLAMA, "tensor_parallel_config.ranks=4", "transformer_config.mlp_dim=90"),
     (TIERS, "training_config.micro_batch_size=17"),
     (TIERS, "training_config.learning_rate=1.5", "training_config.weight_decay=0"),
     (TIERS, "training_config.optimizer=sgd", "training_config.learning_rate=101", "training_config.weight_decay=0"),
@@ -105,6 +113,14 @@ BROKEN = [
     (TIERS, "multihost_config.pipeline_parallel_config={blocks_per_rank: [4]}"),
 ]
 KEPT = [
+    (TIERS, LLAMA, "transformer_config.num_kv_heads=1", "transformer_config.rope_scaling={low_freq_factor: 3.9}"),
+    (
+        TENSOR,
+        LLAMA,
+        "tensor_parallel_config.ranks=2",
+        "transformer_config.num_kv_heads=2",
+        "transformer_config.mlp_dim=90",
+    ),
     (TIERS, "training_config.micro_batch_size=16", "multihost_config.num_workers=1"),
     (TIERS, "training_config.learning_rate=1", "training_config.weight_decay=0.05"),
     (

@@ -176,7 +176,7 @@ def test_sequences_of_blocks_are_those_that_their_micro_batches_have():
 
 @pytest.mark.parametrize(
     ("kind", "checkpointing", "passes", "layers"),
-    [("gpt", False, 1, 2 * 3), ("gpt", True, 2, 2 * 3), ("mlp", False, 1, 3)],
+    [("gpt", False, 1, 2 * 3), ("gpt", True, 2, 2 * 3), ("llama", False, 1, 2 * 3), ("mlp", False, 1, 3)],
 )
 def test_partial_sums_travel_for_each_layer_and_gradients_come_back(kind, checkpointing, passes, layers):
     """7 sequences in micro-batches of 2 for two replicas: the second has 2 + 1; of 3 for a validation the second has 1."""

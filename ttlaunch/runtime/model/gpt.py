@@ -45,10 +45,10 @@ class Block(nn.Module):
         width = cfg.embedding_dim
         self.head_width = width // cfg.num_heads
         self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = layers.linear_in(width, 3 * width, matrices=3)
+        self.attention_in = layers.linear_in(width, (width, width, width))
         self.attention_out = layers.linear_out(width, width)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_in = layers.linear_in(width, 4 * width)
+        self.feed_forward_in = layers.linear_in(width, (4 * width,))
         self.feed_forward_out = layers.linear_out(4 * width, width)
         self.attention_dropout = Dropout(f"blocks.{index}.attention", probability=cfg.dropout_prob)
         self.feed_forward_dropout = Dropout(f"blocks.{index}.feed_forward", probability=cfg.dropout_prob)

@@ -4,7 +4,7 @@ The models of this folder run on one device. A technique that splits matrices pa
 as they are, and so does the order in which they create parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import nn
@@ -19,13 +19,13 @@ class Layers(Protocol):
     def has_common_part(self) -> bool:
         """Whether this rank writes to checkpoints the parameters that are not split, such as norms."""
 
-    def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
-        """The first linear layer of a pair; `matrices` stand one behind the other in its outputs, such as query, key, value."""
+    def linear_in(self, inputs: int, outputs: Sequence[int], *, bias: bool = True) -> nn.Module:
+        """The first linear layer of a pair; in its outputs stand matrices one behind the other, such as query, key, value."""
 
     def convolution_in(self, inputs: int, outputs: int) -> nn.Module:
         """A convolution over 3 × 3 pixels, as the first layer of a pair."""
 
-    def linear_out(self, inputs: int, outputs: int) -> nn.Module:
+    def linear_out(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
         """The second layer of a pair."""
 
 
@@ -34,15 +34,14 @@ class WholeLayers:
 
     has_common_part = True
 
-    def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
-        del matrices  # only a layer that is split needs to know where each begins
-        return nn.Linear(inputs, outputs)
+    def linear_in(self, inputs: int, outputs: Sequence[int], *, bias: bool = True) -> nn.Module:
+        return nn.Linear(inputs, sum(outputs), bias=bias)  # only a layer that is split needs to know where each begins
 
     def convolution_in(self, inputs: int, outputs: int) -> nn.Module:
         return nn.Conv2d(inputs, outputs, 3, padding=1)
 
-    def linear_out(self, inputs: int, outputs: int) -> nn.Module:
-        return nn.Linear(inputs, outputs)
+    def linear_out(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
+        return nn.Linear(inputs, outputs, bias=bias)
 
 
 WHOLE = WholeLayers()

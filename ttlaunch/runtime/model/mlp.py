@@ -43,7 +43,7 @@ class FeedForwardBlock(nn.Module):
         self.activation = ACTIVATIONS[cfg.activation]
         width = cfg.embedding_dim
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_in = layers.linear_in(width, 4 * width)
+        self.feed_forward_in = layers.linear_in(width, (4 * width,))
         self.feed_forward_out = layers.linear_out(4 * width, width)
         self.feed_forward_dropout = Dropout(f"blocks.{index}.feed_forward", probability=cfg.dropout_prob)
 

@@ -181,7 +181,7 @@ class Model(nn.Module):
     def names_of_whole(self) -> frozenset[str]:
         """Return the names of all parameters of the whole model, of which this rank may have only some."""
         sizes = self._cfg.transformer_config
-        tiny = sizes.model_copy(update={"embedding_dim": sizes.num_heads, "max_sequence_length": 2})
+        tiny = sizes.model_copy(update={"embedding_dim": sizes.num_heads, "max_sequence_length": 2, "mlp_dim": 1})
         cfg = self._cfg.model_copy(update={"transformer_config": tiny})
         blocks = range(sizes.num_blocks)
         whole = Model(cfg, vocabulary=2, blocks=blocks, has_embedding=True, has_head=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ttlaunch.runtime.model.conv import ClassHead, ConvolutionBlock, ImageEmbedding
 from ttlaunch.runtime.model.gpt import Block, Embedding, Head
+from ttlaunch.runtime.model.llama import LlamaBlock, LlamaHead, TokenEmbedding
 from ttlaunch.runtime.model.mlp import ContextEmbedding, FeedForwardBlock
 
 Parts = tuple[type[Any], type[Any], type[Any]]
@@ -16,6 +17,7 @@ def parts_of(model_type: str) -> Parts:
     """The layers of `training_config.model_type`."""
     known: dict[str, Parts] = {
         "gpt": (Embedding, Block, Head),
+        "llama": (TokenEmbedding, LlamaBlock, LlamaHead),
         "mlp": (ContextEmbedding, FeedForwardBlock, Head),
         "conv": (ImageEmbedding, ConvolutionBlock, ClassHead),
     }

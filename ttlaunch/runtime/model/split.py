@@ -53,7 +53,7 @@ class Split:
             start += len(places)
 
 
-def split_evenly(shape: Sequence[int], *, dim: int, place: int, count: int, matrices: int = 1) -> Split:
+def split_evenly(shape: Sequence[int], *, dim: int, place: int, count: int, matrices: Sequence[int] = ()) -> Split:
     """The part of one of `count` ranks, of equal size for all.
 
     Args:
@@ -61,16 +61,19 @@ def split_evenly(shape: Sequence[int], *, dim: int, place: int, count: int, matr
         dim: The dimension to split.
         place: The rank's position among them.
         count: Ranks.
-        matrices: The number of matrices that are stacked in this dimension; each is split.
+        matrices: The length of each of the matrices that are stacked in this dimension, of which each is split; empty: one.
 
-    >>> split_evenly((12, 4), dim=0, place=1, count=2, matrices=3).ranges
-    (range(2, 4), range(6, 8), range(10, 12))
+    >>> split_evenly((12, 4), dim=0, place=1, count=2, matrices=(8, 2, 2)).ranges
+    (range(4, 8), range(9, 10), range(11, 12))
 
     Raises:
         ValueError: The ranks cannot have equal parts.
     """
-    each, rest = divmod(shape[dim], matrices * count)
-    if rest:
-        raise ValueError(f"{count} ranks cannot have equal parts of {shape[dim] // matrices} rows or columns")
-    starts = [(matrix * count + place) * each for matrix in range(matrices)]
-    return Split(tuple(shape), dim, tuple(range(start, start + each) for start in starts))
+    ranges, start = [], 0
+    for length in matrices or (shape[dim],):
+        each, rest = divmod(length, count)
+        if rest:
+            raise ValueError(f"{count} ranks cannot have equal parts of {length} rows or columns")
+        ranges.append(range(start + place * each, start + (place + 1) * each))
+        start += length
+    return Split(tuple(shape), dim, tuple(ranges))

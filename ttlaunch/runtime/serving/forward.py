@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ttlaunch.runtime.model.llama import LlamaBlock, RotaryPositions, TokenEmbedding, gated, rotated
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS, ContextEmbedding
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.serving import rules
@@ -100,6 +101,7 @@ class _Layout:
     def __init__(self, plan: StepPlan, cache: KvCache, *, dtype: torch.dtype, padding: rules.Padding) -> None:
         spans = plan.spans
         self.rows = plan.rows
+        self.cos_RW = self.sin_RW = torch.empty(0)  # of a model without rotary positions
         self.slots_R = torch.tensor([span.slot for span in spans for _ in range(span.count)])
         positions = [place for span in spans for place in range(span.start, span.start + span.count)]
         self.positions_R = torch.tensor(positions)
@@ -142,10 +144,13 @@ def _shape_of(span: Span, cache: KvCache, padding: rules.Padding) -> tuple[int, 
     return padding.query_rows(span.count), min(cache.keys, padding.key_count(span.start + span.count, cache.length))
 
 
-def _norm_of(module: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
+def _norm_of(module: nn.LayerNorm | nn.RMSNorm) -> Callable[[Tensor], Tensor]:
     """The function of a norm, without the time that calling a module takes."""
-    shape, weight, bias, eps = list(module.normalized_shape), module.weight, module.bias, module.eps
-    return lambda x_RD: torch.layer_norm(x_RD, shape, weight, bias, eps)
+    shape, weight, eps = list(module.normalized_shape), module.weight, module.eps
+    if isinstance(module, nn.RMSNorm):
+        return lambda x_RD: torch.rms_norm(x_RD, shape, weight, eps)
+    bias, layer_eps = module.bias, module.eps
+    return lambda x_RD: torch.layer_norm(x_RD, shape, weight, bias, layer_eps)
 
 
 class CachedPart:
@@ -174,7 +179,10 @@ class CachedPart:
         if cfg.training_config.model_type == "conv":
             raise ValueError("a model of images generates no text")
         self._model = model
-        self._norms = {module: _norm_of(module) for module in model.modules() if isinstance(module, nn.LayerNorm)}
+        norms = (nn.LayerNorm, nn.RMSNorm)
+        self._norms = {module: _norm_of(module) for module in model.modules() if isinstance(module, norms)}
+        self._positions = RotaryPositions(cfg.transformer_config)
+        self._is_llama = cfg.training_config.model_type == "llama"
         self.products = products or Products(cfg, model)
         self.cache = KvCache(cfg, blocks=len(model.blocks), slots=slots, context=context, products=self.products)
 
@@ -201,11 +209,14 @@ class CachedPart:
             Where the part has the head, logits, shape (plan.wanted, V), float32; otherwise rows, shape (plan.rows, D),
             float32.
 
-        Cost: without shares no message; with shares each block gathers four times, 7 D values a row, and the head once.
+        Cost: without shares no message; with shares each block gathers four times, 7 D values a row of a gpt, and the head
+            once.
         """
         for copy in plan.copies:
             self.cache.copy(copy)
         layout = _Layout(plan, self.cache, dtype=self.products.format, padding=self.products.padding)
+        if self._is_llama:
+            self._turn_rows(layout)
         if self.has_embedding:
             self.cache.tokens_SC[layout.slots_R, layout.positions_R] = x
         padded_RD = rules.padded_rows(x, layout.padded_R) if layout.is_padded else x
@@ -221,6 +232,9 @@ class CachedPart:
         return self.products.whole("head", last_RD)[: layout.wanted].float()
 
     def _embed(self, embedding: Any, tokens_R: Tensor, layout: _Layout) -> Tensor:
+        if isinstance(embedding, TokenEmbedding):
+            tokens_RD: Tensor = embedding.token(tokens_R)
+            return tokens_RD
         positions_R = rules.padded_rows(layout.positions_R, layout.padded_R)
         if not isinstance(embedding, ContextEmbedding):
             rows_RD: Tensor = embedding.token(tokens_R) + embedding.position(positions_R)
@@ -234,19 +248,38 @@ class CachedPart:
     def _run_block(self, block: Any, x_RD: Tensor, *, name: str, place: int, layout: _Layout) -> Tensor:
         """Compute the blocks of this part for each row, with the bits of their `forward`."""
         products = self.products
+        if isinstance(block, LlamaBlock):
+            return self._run_llama_block(block, x_RD, name=name, place=place, layout=layout)
         if products.heads:
-            mixed_RD = self._attend(
-                products.own(f"{name}.attention_in", self._norms[block.attention_norm](x_RD)), place, layout
-            )
+            projected_RN = products.own(f"{name}.attention_in", self._norms[block.attention_norm](x_RD))
+            q_k_v = projected_RN.view(len(projected_RN), 3, len(products.heads), -1).unbind(1)
+            mixed_RD = self._attend(*q_k_v, place=place, layout=layout)
             x_RD = x_RD + products.whole(f"{name}.attention_out", products.gathered_heads(mixed_RD))
         inner = block.activation(products.own(f"{name}.feed_forward_in", self._norms[block.feed_forward_norm](x_RD)))
         hidden = products.gathered_as(f"{name}.feed_forward_in", inner)
         return x_RD + products.whole(f"{name}.feed_forward_out", hidden)
 
-    def _attend(self, projected_RN: Tensor, place: int, layout: _Layout) -> Tensor:
+    def _run_llama_block(self, block: LlamaBlock, x_RD: Tensor, *, name: str, place: int, layout: _Layout) -> Tensor:
+        """The same for a llama: with shares, each rank attends with all heads, because it has all keys and values."""
+        products = self.products
+        projected_RN = products.whole(f"{name}.attention_in", self._norms[block.attention_norm](x_RD))
+        q_RHW, k_RHW, v_RHW = block.split_heads(projected_RN)
+        q_RHW, k_RHW = (rotated(part, layout.cos_RW, layout.sin_RW) for part in (q_RHW, k_RHW))
+        mixed_RD = self._attend(q_RHW, k_RHW, v_RHW, place=place, layout=layout)
+        x_RD = x_RD + products.whole(f"{name}.attention_out", mixed_RD)
+        inner = gated(products.own(f"{name}.feed_forward_in", self._norms[block.feed_forward_norm](x_RD)))
+        hidden = products.gathered_as(f"{name}.feed_forward_in", inner)
+        return x_RD + products.whole(f"{name}.feed_forward_out", hidden)
+
+    def _turn_rows(self, layout: _Layout) -> None:
+        """Look up how far the position of each row turns its queries and keys."""
+        tables = self._positions.of_length(self.cache.length, device=torch.device("cpu"))
+        positions_R = rules.padded_rows(layout.positions_R, layout.padded_R)
+        layout.cos_RW, layout.sin_RW = (table[positions_R] for table in tables)
+
+    def _attend(self, q_RHW: Tensor, k_RHW: Tensor, v_RHW: Tensor, *, place: int, layout: _Layout) -> Tensor:
         """Keep the rows' keys and values, and mix for each row the values that it sees, shape (R, H W)."""
         cache = self.cache
-        q_RHW, k_RHW, v_RHW = projected_RN.view(len(projected_RN), 3, len(self.products.heads), -1).unbind(1)
         keys_SHCW, values_SHCW = cache.keys_LSHCW[place], cache.values_LSHCW[place]
         for span, first in layout.placed:  # of few spans, slices take half the time of indices
             rows, kept = slice(first, first + span.count), slice(span.start, span.start + span.count)

@@ -35,14 +35,14 @@ def probe(cfg: TrainingFile, model: Model, products: Products) -> list[str]:
     Returns:
         A sentence for each finding; empty: the logits served will be those of training, bit for bit.
     """
-    return [*_of_length(cfg), *_of_products(cfg, model, products), *_of_attention(cfg, products)]
+    return [*_of_length(cfg, products), *_of_products(cfg, model, products), *_of_attention(cfg, products)]
 
 
-def _of_length(cfg: TrainingFile) -> Iterator[str]:
+def _of_length(cfg: TrainingFile, products: Products) -> Iterator[str]:
     length = cfg.transformer_config.max_sequence_length
     if length < rules.ROWS:
         yield f"sequences of {length} tokens were trained in products of fewer than {rules.ROWS} rows"
-    elif cfg.training_config.model_type == "gpt" and (rows := rules.last_block_rows(length)) in _LAST_BLOCK:
+    elif products.heads and (rows := rules.last_block_rows(length)) in _LAST_BLOCK:
         yield f"at {length} tokens, training's attention ends with a block of {rows} rows, which round differently"
 
 

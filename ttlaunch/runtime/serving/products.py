@@ -40,7 +40,8 @@ class Products:
     """Computes linear layers by name: `blocks.3.feed_forward_in`, `head`, `embedding.context`.
 
     Attributes:
-        heads: The heads of every block that this rank attends with; empty if the model has none.
+        heads: The heads of every block whose keys and values this rank keeps; empty if the model has none. Of a llama, where
+            heads share them, each rank has all.
         format: The number format of products and attention.
         padding: Whether rows get the bits of training.
     """
@@ -72,8 +73,10 @@ class Products:
             raise ValueError("shares of matrices need a way to gather columns")
         self.format, self.padding = compute_format(cfg), padding
         self._gather, self._place, self._count = gather, place, count
-        self._num_heads = cfg.transformer_config.num_heads if cfg.training_config.model_type == "gpt" else 0
-        self.heads = _cut_evenly(self._num_heads, count)[place]
+        kind, sizes = cfg.training_config.model_type, cfg.transformer_config
+        self._is_llama = kind == "llama"
+        self._num_heads = sizes.num_heads if kind == "gpt" else 0
+        self.heads = range(sizes.kv_heads) if self._is_llama else _cut_evenly(self._num_heads, count)[place]
         self._own: dict[str, list[range]] = {}
         self._widths: dict[str, list[int]] = {}
         self._layers: dict[str, tuple[Tensor, Tensor | None]] = {}
@@ -86,8 +89,10 @@ class Products:
         if self._count == 1:
             self._keep(name, weight_NK, bias_N)
             return
-        parts = self._head_columns(outputs) if name.endswith("attention_in") else _whole_ranges(outputs, self._count)
+        parts = self._parts(name, outputs)
         self._widths[name] = [sum(map(len, part)) for part in parts]
+        if self._is_gated(name):
+            self._widths[name] = [len(first) for first, _ in parts]  # what is gathered has been multiplied by its gate
         if min(self._widths[name]) < rules.LEAST_SHARE:
             few = f"{min(self._widths[name])} columns of {name}; each rank needs at least {rules.LEAST_SHARE}"
             raise ValueError(f"{self._count} ranks would leave one of them {few}")
@@ -104,6 +109,19 @@ class Products:
         if not self.padding.is_exact:
             weight = weight.T.contiguous()  # a product of one row takes two thirds of the time, and has other bits
         self._layers[name] = weight, None if bias_n is None else bias_n.to(self.format)
+
+    def _is_gated(self, name: str) -> bool:
+        return self._is_llama and name.endswith("feed_forward_in")
+
+    def _parts(self, name: str, outputs: int) -> list[list[range]]:
+        """For each share, its columns of a layer."""
+        if self._num_heads and name.endswith("attention_in"):
+            return self._head_columns(outputs)
+        if not self._is_gated(name):
+            return _whole_ranges(outputs, self._count)
+        inside = outputs // 2  # a gate, and then what it multiplies
+        shares = rules.cut_columns(inside, self._count)
+        return [[part, range(inside + part.start, inside + part.stop)] for part in shares]
 
     def _head_columns(self, outputs: int) -> list[list[range]]:
         """For each share, the columns of its heads' queries, keys and values."""

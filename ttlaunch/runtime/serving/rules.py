@@ -108,14 +108,15 @@ def attend(q_BHnW: Tensor, k_BHTW: Tensor, v_BHTW: Tensor, *, bias_B1nT: Tensor)
 
     Args:
         q_BHnW: Queries, of a number of rows from `padded_count`.
-        k_BHTW: Keys, as many as `key_count` says.
+        k_BHTW: Keys, as many as `key_count` says; with fewer heads, adjacent ones of the queries share each.
         v_BHTW: Their values.
         bias_B1nT: 0 where a query sees a key, otherwise minus infinity; in the queries' format.
 
     Returns:
         Shape (B, H, n, W).
     """
-    return functional.scaled_dot_product_attention(q_BHnW, k_BHTW, v_BHTW, attn_mask=bias_B1nT)
+    is_shared = q_BHnW.shape[1] != k_BHTW.shape[1]
+    return functional.scaled_dot_product_attention(q_BHnW, k_BHTW, v_BHTW, attn_mask=bias_B1nT, enable_gqa=is_shared)
 
 
 def causal_bias(positions_Bn: Tensor, *, keys: int, dtype: torch.dtype) -> Tensor:

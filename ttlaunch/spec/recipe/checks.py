@@ -8,6 +8,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.spec.recipe.compression import pushes_are_compressed
 from ttlaunch.spec.recipe.declare import Check, Layout, Problem
 from ttlaunch.spec.recipe.images import text_keys_need_text
+from ttlaunch.spec.recipe.llama import keys_of_llama_need_one, llama_heads_fit, llama_positions_fit
 from ttlaunch.spec.recipe.sections import PipelineParallelConfig, TrainingConfig, TrainingFile
 from ttlaunch.spec.recipe.synthetic import generated_data_fit_the_training
 
@@ -117,6 +118,9 @@ GENERAL = (
     text_keys_need_text,
     generated_data_fit_the_training,
     heads_divide_the_embedding,
+    llama_heads_fit,
+    llama_positions_fit,
+    keys_of_llama_need_one,
     a_micro_batch_fits_the_step,
     rates_can_train,
     the_rate_has_steps_to_fall,

@@ -38,8 +38,10 @@ class TrainingConfig(Section):
     micro_batch_size: Positive | None = Field(
         None, description="sequences of one forward pass; null: batch_size // 8, at least 1"
     )
-    model_type: Annotated[Literal["gpt", "mlp", "conv"], Bits.SHAPE] = Field(
-        "gpt", description="gpt: transformer; mlp: feed-forward, fixed context; conv: convolutions, for images"
+    model_type: Annotated[Literal["gpt", "llama", "mlp", "conv"], Bits.SHAPE] = Field(
+        "gpt",
+        description="gpt: transformer, as GPT-2; llama: transformer, as Llama; mlp: feed-forward, fixed context; "
+        "conv: convolutions, for images",
     )
     # The path is marked as free, because `--resume` compares the SHA-256 of the text instead.
     data_path: Annotated[Annotated[str, Field(min_length=1)] | None, Bits.FREE] = Field(
@@ -150,6 +152,26 @@ class DataConfig(Section):
     )
 
 
+_LLAMA = ReadOnlyWith("training_config.model_type", "llama")
+
+
+class RopeScalingConfig(Section):
+    """How Llama 3 stretches rotary positions, so that a model reads longer texts than its first training had."""
+
+    factor: Annotated[float, Field(ge=1, le=10**6)] = Field(
+        8.0, description="by how much the slowest rotations are slowed down"
+    )
+    low_freq_factor: Annotated[float, Field(gt=0, le=10**6)] = Field(
+        1.0, description="rotations with fewer turns than this in `original_length` tokens are slowed down in full"
+    )
+    high_freq_factor: Annotated[float, Field(gt=0, le=10**6)] = Field(
+        4.0, description="rotations with more turns than this in `original_length` tokens stay as they are"
+    )
+    original_length: Annotated[int, Field(ge=1, le=10**7)] = Field(
+        8192, description="tokens of a sequence in the first training"
+    )
+
+
 class TransformerConfig(Section):
     """The size of the model."""
 
@@ -165,8 +187,35 @@ class TransformerConfig(Section):
     )
     activation: Annotated[Literal["gelu", "gelu_new"], Bits.SHAPE] = Field(
         "gelu",
-        description="inside feed-forward layers; gelu: exact; gelu_new: its approximation by tanh, as GPT-2 has it",
+        description="inside feed-forward layers; gelu: exact; gelu_new: its approximation by tanh, as GPT-2 has it; "
+        "a llama has silu",
     )
+    num_kv_heads: Annotated[Size | None, Bits.SHAPE, _LLAMA] = Field(
+        None, description="llama: heads of keys and values, which heads share; divides num_heads; null: num_heads"
+    )
+    mlp_dim: Annotated[Size | None, Bits.SHAPE, _LLAMA] = Field(
+        None, description="llama: width of a feed-forward layer inside; null: 4 × embedding_dim"
+    )
+    norm_epsilon: Annotated[float, Field(gt=0, lt=1), Bits.SHAPE, _LLAMA] = Field(
+        1e-5, description="llama: added to the mean square in a norm"
+    )
+    rope_theta: Annotated[float, Field(ge=1, le=10**12), Bits.SHAPE, _LLAMA] = Field(
+        10_000.0,
+        description="llama: base of the rotary positions; the slowest turns once in 2π × it tokens, or a little less",
+    )
+    rope_scaling: Annotated[RopeScalingConfig | None, Bits.SHAPE, _LLAMA] = Field(
+        None, description="llama: stretched rotary positions, as in Llama 3; null: positions as they are"
+    )
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def inner_width(self) -> int:
+        """Return the width of a feed-forward layer inside."""
+        return self.mlp_dim or 4 * self.embedding_dim
 
 
 class PipelineParallelConfig(Section):

@@ -11,7 +11,7 @@ from ttlaunch.spec.recipe.declare import Check, Layout, Per, Problem
 from ttlaunch.spec.recipe.sections import TrainingFile
 from ttlaunch.spec.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Ranks, Traffic
 
-_INNER = {"gpt": 4, "mlp": 4, "conv": 1}  # how many times wider a block is inside than the residual stream
+_INNER = {"mlp": 4, "conv": 1}  # how many times wider a block is inside than the residual stream
 
 
 def split_models_fit(ranks: Per, replicas: Per) -> Check:
@@ -55,26 +55,40 @@ def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> It
         key: The dotted key that sets this number.
     """
     model, kind = config.transformer_config, config.training_config.model_type
-    heads, inner = model.num_heads, _INNER[kind] * model.embedding_dim
-    if kind == "gpt" and heads % ranks:
-        fitting = listed([str(count) for count in range(1, heads + 1) if heads % count == 0], quote="")
+    if kind in _INNER:
+        inner, layer = _INNER[kind] * model.embedding_dim, "feed-forward layer" if kind == "mlp" else "convolution"
+        factors = f"{_INNER[kind]} × {model.embedding_dim} = {inner}"
+        yield from _equal_widths(
+            ranks, inner, layer=layer, key=key, others=(("transformer_config.embedding_dim", factors),)
+        )
+        return
+    heads = {"num_heads": (model.num_heads, "attention head")}
+    if kind == "llama" and model.num_kv_heads is not None:
+        heads["num_kv_heads"] = (model.num_kv_heads, "head")
+    for name, (count, noun) in heads.items():
+        if not count % ranks:
+            continue
+        fitting = listed([str(fits) for fits in range(1, count + 1) if count % fits == 0], quote="")
+        of = " of keys and values" if name == "num_kv_heads" else ""
         yield Problem(
             "C080",
-            f"{counted(ranks, 'rank')} cannot have equal shares of {counted(heads, 'attention head')}",
+            f"{counted(ranks, 'rank')} cannot have equal shares of {counted(count, noun)}{of}",
             key,
-            f"{heads} / {ranks} leaves {heads % ranks}",
-            others=(("transformer_config.num_heads", counted(heads, "head")),),
-            hints=(f"{heads} heads can be shared by {fitting} ranks",),
+            f"{count} / {ranks} leaves {count % ranks}",
+            others=((f"transformer_config.{name}", counted(count, "head")),),
+            hints=(f"{count} heads can be shared by {fitting} ranks",),
         )
-    elif kind != "gpt" and inner % ranks:
-        layer = "feed-forward layer" if kind == "mlp" else "convolution"
-        yield Problem(
-            "C080",
-            f"{counted(ranks, 'rank')} cannot have equal shares of a {layer} that is {inner} wide",
-            key,
-            f"{inner} / {ranks} leaves {inner % ranks}",
-            others=(("transformer_config.embedding_dim", f"{_INNER[kind]} × {model.embedding_dim} = {inner}"),),
-        )
+    if kind == "llama":
+        inside = (("transformer_config.mlp_dim", f"{model.inner_width} wide inside"),)
+        yield from _equal_widths(ranks, model.inner_width, layer="feed-forward layer", key=key, others=inside)
+
+
+def _equal_widths(
+    ranks: int, inner: int, *, layer: str, key: str, others: tuple[tuple[str, str], ...]
+) -> Iterator[Problem]:
+    if inner % ranks:
+        message = f"{counted(ranks, 'rank')} cannot have equal shares of a {layer} that is {inner} wide"
+        yield Problem("C080", message, key, f"{inner} / {ranks} leaves {inner % ranks}", others=others)
 
 
 def split_model_traffic(
@@ -101,7 +115,7 @@ def split_model_traffic(
     """
     training, model = config.training_config, config.transformer_config
     each, place = training.sequences_per_micro_batch, model.max_sequence_length * model.embedding_dim
-    layers = (2 if training.model_type == "gpt" else 1) * (model.num_blocks if blocks is None else blocks)
+    layers = (1 if training.model_type in _INNER else 2) * (model.num_blocks if blocks is None else blocks)
     passes = 2 if training.activation_checkpointing else 1
     found = []
     trained = _micro_batches(training.sequences_per_step, each, replica=replica, replicas=replicas)

@@ -7,7 +7,7 @@ Between the two layers, an activation function or whole attention heads need no 
 Source: the paper that `share.py` cites.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -40,15 +40,17 @@ class ColumnParallelLinear(nn.Module):
         splits: The values of each parameter that the rank has, by parameter name.
     """
 
-    def __init__(self, inputs: int, outputs: int, share: Share, *, matrices: int = 1) -> None:
-        """Create the layer; `matrices` are stacked in the outputs, such as query, key and value, and each is split."""
+    def __init__(self, inputs: int, outputs: Sequence[int], share: Share, *, bias: bool = True) -> None:
+        """Create the layer; in the outputs, matrices are stacked, such as query, key and value, and each is split."""
         super().__init__()
-        place, count = share.place, share.count
-        weight = split_evenly((outputs, inputs), dim=0, place=place, count=count, matrices=matrices)
-        bias = Split((outputs,), 0, weight.ranges)
-        self.splits: Mapping[str, Split] = {"weight": weight, "bias": bias}
+        place, count, rows = share.place, share.count, sum(outputs)
+        weight = split_evenly((rows, inputs), dim=0, place=place, count=count, matrices=outputs)
+        self.splits: Mapping[str, Split] = {"weight": weight}
         self.weight = nn.Parameter(torch.empty(weight.local_shape))
-        self.bias = nn.Parameter(torch.empty(bias.local_shape))
+        self.bias: nn.Parameter | None = None
+        if bias:
+            self.splits = {"weight": weight, "bias": Split((rows,), 0, weight.ranges)}
+            self.bias = nn.Parameter(torch.empty(weight.local_shape[0]))
         self._share = share
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,16 +64,17 @@ class RowParallelLinear(nn.Module):
         splits: The values of each parameter that the rank has, by parameter name.
     """
 
-    def __init__(self, inputs: int, outputs: int, share: Share) -> None:
+    def __init__(self, inputs: int, outputs: int, share: Share, *, bias: bool = True) -> None:
         super().__init__()
         weight = split_evenly((outputs, inputs), dim=1, place=share.place, count=share.count)
         self.splits: Mapping[str, Split] = {"weight": weight}
         self.weight = nn.Parameter(torch.empty(weight.local_shape))
-        self.bias = nn.Parameter(torch.empty(outputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self._share = share
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._share.leave(functional.linear(x, self.weight)) + self.bias
+        y = self._share.leave(functional.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
 
 
 class ColumnParallelConvolution(nn.Module):

@@ -48,17 +48,17 @@ class ModelShare:
         """Whether checkpoints take the parameters that all ranks have whole from this rank."""
         return self.place == 0
 
-    def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
+    def linear_in(self, inputs: int, outputs: Sequence[int], *, bias: bool = True) -> nn.Module:
         """Build this share of the first of two linear layers, for the blocks of `model/layers.py`."""
-        return ColumnParallelLinear(inputs, outputs, self, matrices=matrices)
+        return ColumnParallelLinear(inputs, outputs, self, bias=bias)
 
     def convolution_in(self, inputs: int, outputs: int) -> nn.Module:
         """Build this share of a convolution, as the first of two layers."""
         return ColumnParallelConvolution(inputs, outputs, self)
 
-    def linear_out(self, inputs: int, outputs: int) -> nn.Module:
+    def linear_out(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
         """Build this share of the second of two layers."""
-        return RowParallelLinear(inputs, outputs, self)
+        return RowParallelLinear(inputs, outputs, self, bias=bias)
 
     def enter(self, x: Tensor) -> Tensor:
         """Return activations unchanged; the backward pass adds up the gradients of all ranks, in float32.
