@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.serving.columns import ColumnModel as ColumnModel
     from ttlaunch.runtime.parallel.serving.columns import columns_among as columns_among
     from ttlaunch.runtime.parallel.serving.columns import run_share as run_share
-    from ttlaunch.runtime.parallel.serving.exactness import padding_of as padding_of
+    from ttlaunch.runtime.parallel.serving.exactness import agree_on_padding as agree_on_padding
     from ttlaunch.runtime.parallel.serving.exactness import why_not_exact as why_not_exact
     from ttlaunch.runtime.parallel.serving.head import Served as Served
     from ttlaunch.runtime.parallel.serving.head import answer_asks as answer_asks

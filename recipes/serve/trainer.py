@@ -4,9 +4,9 @@
     asks --> head and shares: each computes some columns of every matrix, and gathers the others' --> answers
 
 The engine of the head computes one row for each stream and step: the keys and values of all earlier tokens are in a cache. The
-logits are nevertheless those of the training's forward pass over the whole text, bit for bit: products have at least four
-rows, and attention sees as many keys as in training, with those that do not exist yet masked. So a text depends only on weights,
-prompt and seed: not on who else asks at the same time, nor on the number of ranks.
+logits are nevertheless those of the training's forward pass over the whole text, bit for bit: products have as many rows as the CPU
+needs for that, and attention sees as many keys as in training, with those that do not exist yet masked. So a text depends only on
+weights, prompt and seed: not on who else asks at the same time, nor on the number of ranks.
 
     ttlaunch generate latest "def main("
     ttlaunch generate latest "def main(" --ranks 2
@@ -26,13 +26,13 @@ from ttlaunch.train import (
     Served,
     StagedModel,
     StageSizes,
+    agree_on_padding,
     answer_asks,
     build_served_model,
     columns_among,
     contiguous_blocks,
     describe_served,
     make_tokenizer,
-    padding_of,
     run_share,
     run_stage,
     why_not_exact,
@@ -92,7 +92,7 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
         has_head=place == count - 1,
     )
     column = sharing.index(ctx.rank) if len(sharing) > 1 else 0
-    padding, gather = padding_of(served.exact), columns_among(ctx, sharing)
+    padding, gather = agree_on_padding(ctx, sharing, served.exact), columns_among(ctx, sharing)
     products = Products(cfg, model, place=column, count=len(sharing), gather=gather, padding=padding)
     broken = why_not_exact(cfg, ctx, model, products=products, exact=served.exact)
     return CachedPart(cfg, model, slots=served.max_streams, context=_context(cfg), products=products), broken

@@ -14,7 +14,7 @@ from ttlaunch.runtime.serving import rules
 from ttlaunch.runtime.serving.products import Products, linear_layers
 from ttlaunch.spec.recipe.sections import TrainingFile
 
-_ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 33, 64)
+_ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 17, 33, 64)
 _MOST_VALUES = 2 * 10**7
 """Matrices with more values than this, counted once a shape, are probed with fewer rows."""
 
@@ -65,7 +65,7 @@ def _of_products(cfg: TrainingFile, model: Model, products: Products) -> Iterato
 def _is_equal(products: Products, name: str, x_RK: Tensor, expected_RN: Tensor) -> bool:  # noqa: PLR0917  a private comparison
     """Whether the first rows, computed as a step computes so many, have the expected bits."""
     rows = len(expected_RN)
-    padded = torch.arange(rules.EXACT.product_rows(rows)).clamp_(max=rows - 1)
+    padded = torch.arange(products.padding.product_rows(rows)).clamp_(max=rows - 1)
     return torch.equal(products.own(name, rules.padded_rows(x_RK, padded))[:rows], expected_RN)
 
 

@@ -2,8 +2,9 @@
 
 All were found by measurement, with torch's products (MKL, oneDNN) and its attention kernel for CPUs:
 
-- Products of 1, of 2 or 3, and of 4 or more rows round differently; with 4 or more, a row does not depend on the others.
-  Several threads share the rows: of 5 to 7 or 9 to 11, one of two threads gets fewer than 4. Multiples of 4 hold there.
+- Products of few rows round differently from those of many; from some number of rows on, a row does not depend on the others.
+  With AVX2 that number is 4, with AVX-512 it is 3, 11 or 16, by the inputs of the product. Several threads may share the rows: of 5
+  to 7 or 9 to 11, one of two threads gets fewer than 4. Multiples of 4 hold there, but not for every shape with AVX-512.
 - Attention depends on how many keys it is handed, masked ones included, and on whether the last block of query rows has 1, 2
   or 3 rows. So queries are padded to a multiple of 4, and keys reach to the next multiple of 512 or the end of a sequence.
 - Padding must be real rows: a row that is repeated with a stride of 0 takes another path through these kernels.
@@ -20,8 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ROWS = 4
-"""The fewest rows of a product; the number of query rows is a multiple of it."""
+ROWS = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 4
+"""The fewest rows of a product on this CPU."""
+
+QUERY_ROWS = 4
+"""The number of query rows, and of rows of a product for several threads, is a multiple of it."""
 
 KEYS = 512
 """Attention is handed a multiple of so many keys, or those of a whole sequence if that is shorter."""
@@ -43,15 +47,23 @@ class Padding:
 
     Attributes:
         is_exact: Whether rows get the bits of training.
+        rows: The fewest rows of a product; None: as many as this CPU needs. Ranks that share matrices need one number, for all CPUs.
     """
 
     is_exact: bool
+    rows: int | None = None
+
+    @property
+    def least_rows(self) -> int:
+        """The fewest rows of a product."""
+        return 1 if not self.is_exact else self.rows or ROWS
 
     def product_rows(self, rows: int) -> int:
         """Return to how many rows a product is padded, with the number of threads that torch has now."""
         if not self.is_exact:
             return rows
-        return max(ROWS, rows) if torch.get_num_threads() == 1 else padded_count(rows)
+        rows = max(self.least_rows, rows)
+        return rows if torch.get_num_threads() == 1 else padded_count(rows)
 
     def query_rows(self, rows: int) -> int:
         """Return to how many rows the queries of one sequence are padded."""
@@ -71,7 +83,7 @@ def padded_count(rows: int) -> int:
     >>> [padded_count(rows) for rows in (1, 4, 98)]
     [4, 4, 100]
     """
-    return -(-rows // ROWS) * ROWS
+    return -(-rows // QUERY_ROWS) * QUERY_ROWS
 
 
 def key_count(end: int, length: int) -> int:

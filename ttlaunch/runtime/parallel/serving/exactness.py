@@ -1,5 +1,7 @@
 """Whether a serving run gives the bits of training: each rank probes its part, and the head hears what all have found."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -9,18 +11,41 @@ from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.serving.probe import probe
 from ttlaunch.runtime.serving.products import Products
 from ttlaunch.runtime.serving.rules import EXACT, FAST, Padding
+from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 Exactness = Literal["auto", "on", "off"]
 """Whether logits get the bits of training: where possible, or else refuse; `off` computes less, with other bits."""
 
-_FINDINGS = 4
-"""Tag of the message with the number of a rank's findings."""
+_FINDINGS, _LEAST_ROWS = 4, 5
+"""Tags of the messages with the number of a rank's findings, and with the fewest rows of its products."""
 
 
-def padding_of(exact: Exactness) -> Padding:
-    """Return how products and attention are padded."""
-    return FAST if exact == "off" else EXACT
+def agree_on_padding(ctx: RankContext, sharing: Sequence[Rank], exact: Exactness) -> Padding:
+    """Return how products and attention are padded: alike on ranks that gather columns of them, whose CPUs may differ.
+
+    Args:
+        ctx: Every one of `sharing` calls this once, before it computes anything.
+        sharing: The ranks that share matrices, the head first.
+        exact: Whether bits have to be those of training.
+
+    Cost: two numbers between the head and each other rank.
+    """
+    if exact == "off" or len(sharing) == 1:
+        return FAST if exact == "off" else EXACT
+    head, *others = sharing
+    rows = torch.tensor([EXACT.least_rows])
+    if ctx.rank != head:
+        ctx.send(rows, dest=head, tag=_LEAST_ROWS)
+        ctx.recv(rows, source=head, tag=_LEAST_ROWS)
+        return replace(EXACT, rows=int(rows))
+    theirs = torch.zeros(1, dtype=torch.int64)
+    for rank in others:
+        ctx.recv(theirs, source=rank, tag=_LEAST_ROWS)
+        rows = torch.maximum(rows, theirs)
+    for rank in others:
+        ctx.send(rows, dest=rank, tag=_LEAST_ROWS)
+    return replace(EXACT, rows=int(rows))
 
 
 def why_not_exact(
