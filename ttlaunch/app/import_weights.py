@@ -4,15 +4,29 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttlaunch.diagnostics import LaunchError, counted, did_you_mean, file_error, shown, usage_error, usage_mistake
+from ttlaunch.diagnostics import (
+    Diagnostic,
+    LaunchError,
+    Severity,
+    counted,
+    did_you_mean,
+    file_error,
+    shown,
+    usage_error,
+    usage_mistake,
+)
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ttlaunch.running.checkpoints.tensor_file import FiledTensor, Transposed
+    from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor
+    from ttlaunch.running.pretrained.gguf import GgufModel
     from ttlaunch.running.pretrained.read_folder import PretrainedFolder
+    from ttlaunch.untrusted.child import UntrustedError
 
 _KNOWN = ("gpt2",)
 _FILES = ("model.safetensors", "model.safetensors.index.json")
@@ -30,26 +44,31 @@ class Pretrained:
         weights: Its tensors under our names, in our shapes.
         sizes: The keys of `transformer_config` that describe it.
         vocabulary: Rows of its embedding.
+        gguf: The file that it comes from, if that is a GGUF.
     """
 
-    weights: "Mapping[str, FiledTensor | Transposed]"
+    weights: "Mapping[str, AnyTensor]"
     sizes: Mapping[str, Any]
     vocabulary: int
+    gguf: "GgufModel | None" = None
 
 
 def find_pretrained(where: str) -> Pretrained:
-    """Read a folder in the layout of Hugging Face, or a safetensors file beside its `config.json`, and check every tensor.
+    """Read a folder in the layout of Hugging Face, a safetensors file beside its `config.json`, or a GGUF; check every tensor.
 
     Raises:
         LaunchError: It has no model that ours can be; every reason, up to a limit.
     """
-    from ttlaunch.running.pretrained.read_folder import PretrainedError, read_pretrained
+    from ttlaunch.running.pretrained.gguf import is_gguf, read_gguf
+    from ttlaunch.running.pretrained.read_folder import PretrainedError, PretrainedFolder, read_pretrained
 
     if not where.strip():
         raise usage_error("an empty text names no folder and no file", _HINT)
     try:
-        folder = read_pretrained(Path(where))
-        return _as_ours(folder)
+        if is_gguf(Path(where)):
+            gguf = read_gguf(Path(where))
+            return replace(_as_ours(PretrainedFolder(gguf.config, gguf.tensors)), gguf=gguf)
+        return _as_ours(read_pretrained(Path(where)))
     except (OSError, ValueError) as error:
         if not isinstance(error, OSError):  # a NUL in the path
             raise usage_error(f"{shown(where, longest=_LONGEST)} names no folder and no file", _HINT) from error
@@ -74,14 +93,78 @@ def write_pretrained(model: Pretrained, to: Path, *, source: str, wrote: Callabl
         LaunchError: The model's files cannot be read any more, or the file cannot be written.
     """
     from ttlaunch.running.checkpoints.tensor_file import write_tensors
+    from ttlaunch.untrusted.child import UntrustedError
 
     try:
-        write_tensors(to, model.weights, wrote=wrote)
+        with model.gguf.reader if model.gguf else nullcontext():
+            write_tensors(to, model.weights, wrote=wrote)
         with to.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    except UntrustedError as error:
+        raise refuse_untrusted(source, error) from error
     except OSError as error:
         was_read = error.filename in {str(one.path) for one in model.weights.values()}
         raise file_error(source if was_read else to, error, verb="read" if was_read else "written") from error
+
+
+def write_pretrained_folder(
+    model: Pretrained, to: Path, *, source: str, wrote: Callable[[int], object]
+) -> tuple[str, list[Diagnostic]]:
+    """Write the model of a GGUF as a folder of transformers, and return the SHA-256 of its tensors, with warnings.
+
+    Args:
+        model: The model.
+        to: The folder to write, which must not exist.
+        source: The file that the model came from, as it was typed.
+        wrote: Called with the number of bytes of each piece that was written.
+
+    Cost: as that of `write_pretrained`.
+
+    Raises:
+        LaunchError: The model comes from a folder, its file cannot be read any more, or the folder cannot be written.
+    """
+    from ttlaunch.running.pretrained.gguf import read_gguf_tokenizer
+    from ttlaunch.running.pretrained.write_folder import write_folder
+    from ttlaunch.untrusted.child import UntrustedError
+
+    if model.gguf is None:
+        path = shown(source, longest=_LONGEST)
+        raise usage_error(f"{path} is in the layout of transformers already", "leave `--as hf` out, or copy the folder")
+    warnings: list[Diagnostic] = []
+    special: dict[str, str] = {}
+    texts: dict[str, Mapping[str, Any] | bytes] = {"config.json": model.gguf.config}
+    try:
+        try:
+            special, texts["tokenizer.json"] = read_gguf_tokenizer(Path(source))
+        except UntrustedError as error:
+            message = f"{shown(source, longest=_LONGEST)}: the tokenizer is left out: {shown(error, longest=_LONGEST)}"
+            warnings.append(replace(usage_mistake(message), severity=Severity.WARNING))
+        texts["tokenizer_config.json"] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **special,
+            "model_max_length": model.sizes["max_sequence_length"],
+            "clean_up_tokenization_spaces": False,
+        }
+        if model.gguf.template is not None:
+            texts["chat_template.jinja"] = model.gguf.template.encode()
+        with model.gguf.reader:
+            write_folder(to, model.gguf.tensors, texts, wrote=wrote)
+        with (to / "model.safetensors").open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), warnings
+    except UntrustedError as error:
+        raise refuse_untrusted(source, error) from error
+    except OSError as error:
+        was_read = error.filename in {str(one.path) for one in model.weights.values()}
+        raise file_error(source if was_read else to, error, verb="read" if was_read else "written") from error
+
+
+def refuse_untrusted(where: str, error: "UntrustedError") -> LaunchError:
+    """Return the refusal of a file whose limited child ended without an answer."""
+    from ttlaunch.untrusted.child import MissingLibraryError
+
+    message = f"{shown(where, longest=_LONGEST)} cannot be imported: {shown(error, longest=_LONGEST)}"
+    hints = ("`pip install 'ttlaunch[pretrained]'`",) if isinstance(error, MissingLibraryError) else ()
+    return usage_error(message, *hints)
 
 
 def is_pretrained(where: str) -> bool:
@@ -150,7 +233,7 @@ def _other_model(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"{CONFIG}: `quantization_config` says that values are quantised, and only plain values are read"
 
 
-def _check_blocks(blocks: int, tensors: "Mapping[str, FiledTensor]") -> None:
+def _check_blocks(blocks: int, tensors: "Mapping[str, AnyTensor]") -> None:
     """Compare the number of blocks with the files before anything is made for each block: the number may be any.
 
     Raises:
@@ -163,11 +246,14 @@ def _check_blocks(blocks: int, tensors: "Mapping[str, FiledTensor]") -> None:
         raise PretrainedError(f"{CONFIG}: `n_layer` is {blocks}, and the files have {counted(len(numbers), 'block')}")
 
 
-def _second_head(tensors: "Mapping[str, FiledTensor]") -> Iterator[str]:
+def _second_head(tensors: "Mapping[str, AnyTensor]") -> Iterator[str]:
     """Yield what is wrong with a head's matrix that is stored although it is that of the embedding."""
     from ttlaunch.running.checkpoints.tensor_difference import compare
+    from ttlaunch.running.checkpoints.tensor_file import ComputedTensor
 
     head, embedding = tensors.get("lm_head.weight"), tensors.get("transformer.wte.weight")
+    if isinstance(head, ComputedTensor) or isinstance(embedding, ComputedTensor):
+        return  # a GGUF whose head is stored has one of its own
     if head and embedding and compare(head, embedding):
         yield (
             "tensor `lm_head.weight` differs from `transformer.wte.weight`, and `tie_word_embeddings` says that both are "

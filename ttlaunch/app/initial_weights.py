@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
 
 if TYPE_CHECKING:
     from ttlaunch.diagnostics import Span
     from ttlaunch.planning.recipe_plan import RecipeChoice
-    from ttlaunch.running.checkpoints.tensor_file import FiledTensor, Transposed
+    from ttlaunch.running.checkpoints.tensor_file import AnyTensor, StoredTensor
     from ttlaunch.spec.recipe.config import LoadedConfig
     from ttlaunch.spec.recipe.declare import Recipe
 
@@ -49,9 +49,15 @@ def take_sizes(
     if folder is None:
         return loaded, []
     try:
-        sizes = find_pretrained(str(folder)).sizes
+        model = find_pretrained(str(folder))
     except LaunchError as error:
         return replace(loaded, config=None), _at_the_key(error, loaded)
+    if model.gguf is not None:
+        path = shown(folder, longest=_LONGEST)
+        message = f"{path} is a GGUF file, and ranks read the tensors of a folder of transformers"
+        hint = f"`ttlaunch weights import {path} DIR --as hf` makes one, which `hf:DIR` names"
+        return replace(loaded, config=None), [Diagnostic("C042", message, loaded.label(_KEY), hints=(hint,))]
+    sizes = model.sizes
     config = loaded.checked.model_dump()
     if config["training_config"]["model_type"] != "gpt":
         message = f"`model_type` is `{config['training_config']['model_type']}`, and the model in {shown(folder, longest=_LONGEST)} is a `gpt`"
@@ -126,7 +132,7 @@ def _from_folder(choice: "RecipeChoice", folder: Path) -> tuple[dict[str, Any] |
         return None, [Diagnostic("C042", message, choice.loaded.label(_KEY))]
 
 
-def _start(folder: Path, weights: "Mapping[str, FiledTensor | Transposed]") -> dict[str, Any]:
+def _start(folder: Path, weights: "Mapping[str, AnyTensor]") -> dict[str, Any]:
     """Return origin and files, each with the names of its tensors: ours, theirs, and whether the matrix is transposed.
 
     Raises:
@@ -136,8 +142,9 @@ def _start(folder: Path, weights: "Mapping[str, FiledTensor | Transposed]") -> d
 
     names: dict[Path, dict[str, list[str | bool]]] = {}
     for ours, tensor in weights.items():
-        stored = tensor.source if isinstance(tensor, Transposed) else tensor
-        names.setdefault(stored.path, {})[ours] = [stored.name, stored is not tensor]  # type: ignore[attr-defined]
+        # A folder has no other tensors than stored ones.
+        stored = cast("StoredTensor", tensor.source if isinstance(tensor, Transposed) else tensor)
+        names.setdefault(stored.path, {})[ours] = [stored.name, stored is not tensor]
     files = [{**_described(path), "names": its} for path, its in names.items()]
     return {"origin": str(folder.resolve()), "step": 0, "files": files}
 

@@ -40,6 +40,8 @@ EXAMPLES = """\
 IMPORT_EXAMPLES = """\
 [bold]ttlaunch weights import gpt2-small weights.safetensors[/bold]   a folder that transformers saved, as weights to begin with
 
+[bold]ttlaunch weights import model.gguf model --as hf[/bold]   a GGUF file as a folder of transformers, with its tokenizer
+
 [bold]ttlaunch weights import model/model.safetensors w.safetensors --format json[/bold]   sizes and SHA-256 for other programs
 """
 
@@ -149,27 +151,43 @@ def _export_folder(run: str, folder: str, *, runs_dir: Path, form: Format, avera
 def import_(
     source: Annotated[
         str,
-        typer.Argument(metavar="FOLDER|FILE", help="A folder that transformers saved, or a file of one."),
+        typer.Argument(
+            metavar="FOLDER|FILE", help="A folder that transformers saved, a safetensors file of one, or a GGUF file."
+        ),
     ],
-    file: Annotated[str, typer.Argument(metavar="TO", help="Output file, which must not exist.")],
+    file: Annotated[str, typer.Argument(metavar="TO", help="Output file or folder, which must not exist.")],
     *,
+    layout: Annotated[
+        Literal["plain", "hf"],
+        typer.Option(
+            "--as",
+            help="plain: a safetensors file, under our parameter names; hf: for a GGUF, a folder of transformers "
+            "with its configuration, tokenizer and chat template.",
+        ),
+    ] = "plain",
     form: Annotated[
         Format, typer.Option("--format", help="Format of the answer: full, concise, json or github.")
     ] = Format.FULL,
 ) -> None:
-    """Write the weights of a GPT-2 that transformers saved as a safetensors file to begin a training with.
+    """Write the weights of a model that transformers or llama.cpp saved as a safetensors file to begin a training with.
 
     Every tensor is accounted for before anything is written; pickles are refused, and no code of a folder is run.
     """
-    from ttlaunch.app.import_weights import find_pretrained, write_pretrained
+    from ttlaunch.app.import_weights import find_pretrained, write_pretrained, write_pretrained_folder
 
     _refuse_output(file)
     model = find_pretrained(source)
     with _progress(sum(tensor.size for tensor in model.weights.values()), form=form) as advance:
-        sha256 = write_pretrained(model, Path(file), source=source, wrote=advance)
+        if layout == "hf":
+            sha256, warnings = write_pretrained_folder(model, Path(file), source=source, wrote=advance)
+        else:
+            sha256, warnings = write_pretrained(model, Path(file), source=source, wrote=advance), []
+    show_diagnostics(warnings, form=form)
+    quantised = dict(sorted(model.gguf.quantised.items())) if model.gguf else {}
     keys = {f"transformer_config.{key}": value for key, value in model.sizes.items()}
     if form is Format.JSON:
         facts = {"file": file, "tensors": len(model.weights), "sha256": sha256, "vocabulary": model.vocabulary}
+        facts["dequantised"] = quantised
         print_json({**facts, "set": keys}, schema="weights-import")
         return
     if form is Format.CONCISE:
@@ -177,6 +195,12 @@ def import_(
         return
     sets = [f"--set {key}={str(value).lower()}" for key, value in keys.items()]
     print_lines([f"wrote {counted(len(model.weights), 'tensor')} to {file}", f"SHA-256 {sha256}"])
+    for kind, count in quantised.items():
+        were = "was" if count == 1 else "were"
+        print_lines([f"{counted(count, 'tensor')} of {kind} {were} dequantised to F32"])
+    if layout == "hf":
+        print_lines([f"`--set checkpoint_config.initial_weights=hf:{file}` begins a training with them"])
+        return
     print_lines([f"a model of {model.vocabulary:,} tokens and these sizes begins with them:", *sets])
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, runtime_checkable
 
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.records.parser import BadRecord, Count, Size, Word, load, parse, record, shown
@@ -65,6 +65,31 @@ class FiledTensor(Protocol):
 
     def extents(self) -> list[Extent]:
         """Return the parts of files that together are the tensor's bytes, in their order."""
+
+
+@runtime_checkable
+class ComputedTensor(Protocol):
+    """A tensor whose bytes are not those of a file, but computed from them."""
+
+    @property
+    def path(self) -> Path:
+        """The file, or one of the files, that it is computed from."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of the tensor, in any pieces."""
+
+
+AnyTensor = FiledTensor | ComputedTensor
 
 
 @dataclass(frozen=True)
@@ -152,17 +177,17 @@ def _check_places(tensors: Mapping[str, StoredTensor], *, base: int) -> None:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A stored matrix with rows and columns exchanged.
+    """A matrix with rows and columns exchanged.
 
     Attributes:
-        source: The stored matrix; a value of it takes whole bytes.
+        source: The matrix; a value of it takes whole bytes.
     """
 
-    source: FiledTensor
+    source: AnyTensor
 
     @property
     def path(self) -> Path:
-        """The file, or one of the files, of the stored matrix."""
+        """The file, or one of the files, of the matrix."""
         return self.source.path
 
     @property
@@ -190,7 +215,7 @@ class Transposed:
             return
         stored = bytearray(self.source.size)
         place = 0
-        for piece in read_bytes(self.source):
+        for piece in pieces_of(self.source):
             stored[place : place + len(piece)] = piece
             place += len(piece)
         values = memoryview(stored).cast(unit)
@@ -198,9 +223,23 @@ class Transposed:
             yield values[column::columns].tobytes()
 
 
+def transposed(tensor: AnyTensor) -> AnyTensor:
+    """Return a matrix with rows and columns exchanged; one that was exchanged already as it was before."""
+    return tensor.source if isinstance(tensor, Transposed) else Transposed(tensor)
+
+
+def pieces_of(tensor: AnyTensor) -> Iterator[bytes]:
+    """Return the bytes of a tensor, stored or computed, piece by piece.
+
+    Raises:
+        OSError: A file cannot be read, or ends too early.
+    """
+    return tensor.pieces() if isinstance(tensor, ComputedTensor) else read_bytes(tensor)
+
+
 def write_tensors(
     path: Path,
-    tensors: Mapping[str, FiledTensor | Transposed],
+    tensors: Mapping[str, AnyTensor],
     *,
     metadata: Mapping[str, str] | None = None,
     wrote: Callable[[int], object] = lambda _: None,
@@ -231,7 +270,7 @@ def write_tensors(
         with unfinished.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for tensor in tensors.values():
-                for piece in tensor.pieces() if isinstance(tensor, Transposed) else read_bytes(tensor):
+                for piece in pieces_of(tensor):
                     file.write(piece)
                     wrote(len(piece))
             file.flush()

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 
 from ttlaunch.diagnostics import closest, shown
-from ttlaunch.running.checkpoints.tensor_file import FiledTensor
+from ttlaunch.running.checkpoints.tensor_file import AnyTensor
 
 TYPES = ("F32", "BF16", "F16")
 """Types of values with which a training can begin."""
 _MOST_COMPARED = 200
 
 
-def account_for(found: Mapping[str, FiledTensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+def account_for(found: Mapping[str, AnyTensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     """Yield what is wrong with each tensor that the model lacks, does not know, or has in another shape or type.
 
     Args:

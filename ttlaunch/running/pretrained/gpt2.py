@@ -15,7 +15,7 @@ from typing import Any
 
 from ttlaunch.diagnostics import listed, shown
 from ttlaunch.records.parser import BadRecord, Count, Flag, Number, Word, parse, record
-from ttlaunch.running.checkpoints.tensor_file import FiledTensor, Transposed
+from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor, transposed
 from ttlaunch.running.pretrained.read_folder import CONFIG, PretrainedError
 
 NORM_EPSILON = 1e-5
@@ -62,14 +62,14 @@ def gpt2_names(num_blocks: int, *, tied: bool) -> dict[str, tuple[str, bool]]:
     return names
 
 
-def as_gpt2(weights: Mapping[str, FiledTensor], *, num_blocks: int, tied: bool) -> dict[str, FiledTensor | Transposed]:
+def as_gpt2(weights: Mapping[str, FiledTensor], *, num_blocks: int, tied: bool) -> dict[str, AnyTensor]:
     """Return the tensors of a model under the names and in the shapes of `GPT2LMHeadModel`.
 
     Raises:
         KeyError: A parameter is missing; it says which.
     """
     return {
-        theirs: Transposed(weights[ours]) if turned else weights[ours]
+        theirs: transposed(weights[ours]) if turned else weights[ours]
         for ours, (theirs, turned) in gpt2_names(num_blocks, tied=tied).items()
     }
 
@@ -199,16 +199,16 @@ def gpt2_shapes(config: Gpt2Config) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def without_buffers(tensors: Mapping[str, FiledTensor]) -> dict[str, FiledTensor]:
+def without_buffers(tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
     """Return the parameters of a GPT-2 under the names that they have in the model with its head."""
     if not any(name.startswith(_BASE) for name in tensors):
         tensors = {name if name.startswith("lm_head.") else _BASE + name: one for name, one in tensors.items()}
     return {name: one for name, one in tensors.items() if not _BUFFER.match(name)}
 
 
-def from_gpt2(tensors: Mapping[str, FiledTensor], config: Gpt2Config) -> dict[str, FiledTensor | Transposed]:
+def from_gpt2(tensors: Mapping[str, AnyTensor], config: Gpt2Config) -> dict[str, AnyTensor]:
     """Return the tensors of a GPT-2 under our names and in our shapes; they must be those of `gpt2_shapes`."""
     names = gpt2_names(config.n_layer, tied=config.tie_word_embeddings)
     return {
-        ours: Transposed(tensors[theirs]) if turned else tensors[theirs] for ours, (theirs, turned) in names.items()
+        ours: transposed(tensors[theirs]) if turned else tensors[theirs] for ours, (theirs, turned) in names.items()
     }

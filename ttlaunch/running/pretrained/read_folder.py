@@ -16,7 +16,7 @@ from ttlaunch.diagnostics import shown
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.records.parser import BadRecord, Word, load, parse, record
 from ttlaunch.records.regular_files import open_regular
-from ttlaunch.running.checkpoints.tensor_file import StoredTensor, TensorFileError, parse_header
+from ttlaunch.running.checkpoints.tensor_file import AnyTensor, StoredTensor, TensorFileError, parse_header
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -48,7 +48,7 @@ class PretrainedFolder:
     """
 
     config: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, AnyTensor]
 
 
 @record

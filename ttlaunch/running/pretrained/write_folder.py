@@ -1,13 +1,13 @@
-"""Write a folder with a model of ours that Hugging Face's transformers loads as GPT-2."""
+"""Write a folder with a model that Hugging Face's transformers loads."""
 
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.running.checkpoints.tensor_file import FiledTensor, write_tensors
+from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor, write_tensors
 from ttlaunch.running.pretrained.gpt2 import as_gpt2, gpt2_config
 
 _FOLDER_MODE = 0o755
@@ -44,13 +44,39 @@ def write_gpt2_folder(
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
     }
+    write_folder(folder, tensors, texts)
+
+
+def write_folder(
+    folder: Path,
+    tensors: Mapping[str, AnyTensor],
+    texts: Mapping[str, Mapping[str, Any] | bytes],
+    *,
+    wrote: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Write tensors and texts as a folder, which appears complete or not at all.
+
+    Args:
+        folder: It must not exist.
+        tensors: By their names in the folder.
+        texts: By the name of a file its content: bytes, or what JSON writes.
+        wrote: Called with the number of bytes of each piece of a tensor that was written.
+
+    Raises:
+        OSError: A file of a tensor cannot be read, or the folder cannot be written.
+    """
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         unfinished.chmod(_FOLDER_MODE)
-        write_tensors(unfinished / "model.safetensors", tensors, metadata={"format": "pt"})
+        write_tensors(unfinished / "model.safetensors", tensors, metadata={"format": "pt"}, wrote=wrote)
         for name, content in texts.items():
-            (unfinished / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            data = content if isinstance(content, bytes) else _json(content)
+            (unfinished / name).write_bytes(data)
         unfinished.rename(folder)
-    except OSError:
+    except BaseException:  # also an interruption
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
