@@ -21,8 +21,12 @@ def answers(requests, file):
 @pytest.fixture
 def tasks(monkeypatch):
     """A task that does whatever it is asked."""
-    start = f"exec({TASK!r}); from ttlaunch.untrusted import read; read._find = lambda _: answers; read.main()"
-    monkeypatch.setattr(child, "_CODE", child._CODE.replace("from ttlaunch.untrusted.read import main; main()", start))
+    start = (
+        f"exec({TASK!r}); import ttlaunch.untrusted.__main__ as child; child._find = lambda _: answers; child.main()"
+    )
+    monkeypatch.setattr(
+        child, "_CODE", child._CODE.replace("from ttlaunch.untrusted.__main__ import main; main()", start)
+    )
 
 
 def ask(code, **limits):

@@ -35,7 +35,7 @@ or anything else."""
 _PIECE = 2**16
 _LONGEST_REASON = 2000
 _ROOT = str(Path(__file__).resolve().parents[2])
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ttlaunch.untrusted.read import main; main()"
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ttlaunch.untrusted.__main__ import main; main()"
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
     "OPENBLAS_NUM_THREADS": "1",  # each thread would take address space
@@ -78,7 +78,7 @@ class Child:
         """Start it.
 
         Args:
-            task: A task of `read.py`.
+            task: A task of `__main__.py`.
             file: A file that the child may read; its position is not used.
             cpu_s: Seconds of processor time, those for imports included.
             memory: Bytes of address space.
@@ -184,7 +184,7 @@ class Child:
 def read_limited(
     task: str, request: Mapping[str, Any], *, file: IO[bytes] | None = None, most: int = ANSWER, cpu_s: int = CPU_S
 ) -> bytes:
-    """Let a limited child do one task of `read.py`, and return what it answers.
+    """Let a limited child do one task of `__main__.py`, and return what it answers.
 
     Args:
         task: The task.
