@@ -123,30 +123,14 @@ def write_pretrained_folder(
     Raises:
         LaunchError: The model comes from a folder, its file cannot be read any more, or the folder cannot be written.
     """
-    from ttlaunch.running.pretrained.gguf import read_gguf_tokenizer
     from ttlaunch.running.pretrained.write_folder import write_folder
     from ttlaunch.untrusted.child import UntrustedError
 
     if model.gguf is None:
         path = shown(source, longest=_LONGEST)
         raise usage_error(f"{path} is in the layout of transformers already", "leave `--as hf` out, or copy the folder")
-    warnings: list[Diagnostic] = []
-    special: dict[str, str] = {}
-    texts: dict[str, Mapping[str, Any] | bytes] = {"config.json": model.gguf.config}
     try:
-        try:
-            special, texts["tokenizer.json"] = read_gguf_tokenizer(Path(source))
-        except UntrustedError as error:
-            message = f"{shown(source, longest=_LONGEST)}: the tokenizer is left out: {shown(error, longest=_LONGEST)}"
-            warnings.append(replace(usage_mistake(message), severity=Severity.WARNING))
-        texts["tokenizer_config.json"] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **special,
-            "model_max_length": model.sizes["max_sequence_length"],
-            "clean_up_tokenization_spaces": False,
-        }
-        if model.gguf.template is not None:
-            texts["chat_template.jinja"] = model.gguf.template.encode()
+        texts, warnings = _texts_of(model, model.gguf, source=source)
         with model.gguf.reader:
             write_folder(to, model.gguf.tensors, texts, wrote=wrote)
         with (to / "model.safetensors").open("rb") as file:
@@ -156,6 +140,36 @@ def write_pretrained_folder(
     except OSError as error:
         was_read = error.filename in {str(one.path) for one in model.weights.values()}
         raise file_error(source if was_read else to, error, verb="read" if was_read else "written") from error
+
+
+def _texts_of(
+    model: Pretrained, gguf: "GgufModel", *, source: str
+) -> "tuple[dict[str, Mapping[str, Any] | bytes], list[Diagnostic]]":
+    """Return the files beside the tensors by name; a tokenizer that is not converted is left out with a warning.
+
+    Raises:
+        OSError: The file of the model cannot be read.
+    """
+    from ttlaunch.running.pretrained.gguf import read_gguf_tokenizer
+    from ttlaunch.untrusted.child import UntrustedError
+
+    texts: dict[str, Mapping[str, Any] | bytes] = {"config.json": gguf.config}
+    special: dict[str, str] = {}
+    warnings: list[Diagnostic] = []
+    try:
+        special, texts["tokenizer.json"] = read_gguf_tokenizer(Path(source))
+    except UntrustedError as error:
+        message = f"{shown(source, longest=_LONGEST)}: the tokenizer is left out: {shown(error, longest=_LONGEST)}"
+        warnings.append(replace(usage_mistake(message), severity=Severity.WARNING))
+    texts["tokenizer_config.json"] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "model_max_length": model.sizes["max_sequence_length"],
+        "clean_up_tokenization_spaces": False,
+    }
+    if gguf.template is not None:
+        texts["chat_template.jinja"] = gguf.template.encode()
+    return texts, warnings
 
 
 def refuse_untrusted(where: str, error: "UntrustedError") -> LaunchError:

@@ -63,20 +63,13 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
     if not isinstance(cut, str) or cut not in _ALIASES:
         known = ", ".join(_ALIASES)
         raise UntrustedError(f"its tokenizer cuts texts as `{str(cut)[:40]}` does, and only {known} are known")
-    tokens, merges = _list(header, "tokens", str), _list(header, "merges", str)
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise UntrustedError(f"`{_KEY}tokens` has {len(tokens) - len(vocabulary)} tokens twice")
-    pairs = [pair.split(" ", 1) for pair in merges]
-    lost = next((pair for pair in pairs if len(pair) != 2 or not _known(pair, vocabulary)), None)  # noqa: PLR2004 - a pair
-    if lost is not None:
-        raise UntrustedError(f"`{_KEY}merges` joins {lost!r:.80}, which are no tokens that make a token")
+    vocabulary, pairs = _pairs(_list(header, "tokens", str), _list(header, "merges", str))
     begins = header.values.get(f"{_KEY}add_bos_token") is True
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": list(_added(header, tokens)),
+        "added_tokens": list(_added(header, list(vocabulary))),
         "normalizer": {"type": "NFC"} if _ALIASES[cut] == "qwen2" else None,
         "pre_tokenizer": _cut(_ALIASES[cut]),
         "post_processor": _beginning(special_tokens(header), vocabulary) if begins else None,
@@ -94,6 +87,18 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
             "merges": pairs,
         },
     }
+
+
+def _pairs(tokens: list[str], merges: list[str]) -> tuple[dict[str, int], list[list[str]]]:
+    """Return the tokens with their numbers, and the pairs that are joined; both parts and the whole must be tokens."""
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise UntrustedError(f"`{_KEY}tokens` has {len(tokens) - len(vocabulary)} tokens twice")
+    pairs = [pair.split(" ", 1) for pair in merges]
+    lost = next((pair for pair in pairs if len(pair) != 2 or not _known(pair, vocabulary)), None)  # noqa: PLR2004 - a pair
+    if lost is not None:
+        raise UntrustedError(f"`{_KEY}merges` joins {lost!r:.80}, which are no tokens that make a token")
+    return vocabulary, pairs
 
 
 def _known(pair: list[str], vocabulary: dict[str, int]) -> bool:
