@@ -175,10 +175,10 @@ def test_very_many_wrong_tensors_are_counted(ttlaunch, here):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model_type": "gpt_neo"}, "only `gpt2` is imported"),
+        ({"model_type": "gpt_neo"}, "only `gpt2` and `llama` are imported"),
         ({"model_type": "gtp2"}, "did you mean `gpt2`?"),
         ({"model_type": None}, "`model_type` is None"),
-        ({"model_type": ["gpt2"]}, "only `gpt2` is imported"),
+        ({"model_type": ["gpt2"]}, "only `gpt2` and `llama` are imported"),
         ({"activation_function": "relu"}, "`activation_function` is 'relu'"),
         ({"layer_norm_epsilon": 1e-6}, "`layer_norm_epsilon` is 1e-06"),
         ({"n_inner": 100}, "`n_inner` is 100"),

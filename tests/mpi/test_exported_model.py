@@ -6,6 +6,8 @@ import pytest
 
 from tests.mpi.typed import command, train
 
+torch = pytest.importorskip("torch")
+
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
@@ -62,6 +64,40 @@ def test_a_folder_is_trained_further_to_the_same_bits_on_any_number_of_ranks(tra
         found.add((trained / file).read_bytes())
     assert 1 == len(found)
     assert found != {(trained / "plain.safetensors").read_bytes()}
+
+
+def test_a_llama_of_transformers_is_trained_further_to_the_same_bits_and_leaves_again(tmp_path, caplog):
+    """Shards, joined matrices, a tied head, on 1 rank, 2 ranks and as shards of ZeRO; greedy tokens are those of the run."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - it takes seconds to import
+
+    from tests.runtime.llamas import random_llama  # noqa: PLC0415 - needs transformers
+
+    random_llama(vocab_size=256, tie_word_embeddings=True).save_pretrained(tmp_path / "llama", max_shard_size="60KB")
+    assert (tmp_path / "llama" / "model.safetensors.index.json").is_file()
+    begins = [("data_parallel", 1), ("data_parallel", 2), ("zero", 2)]
+    found = set()
+    for recipe, ranks in begins:
+        sets = {
+            "training_config.steps": 3,
+            "training_config.learning_rate": 0.01,
+            "transformer_config.max_sequence_length": 48,
+        }
+        sets["checkpoint_config.initial_weights"] = "hf:llama"
+        words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+        ended = command(tmp_path, "run", recipe, "-n", str(ranks), "--format", "json", *words)
+        assert 0 == ended.returncode, ended.stderr
+        found.add(json.loads(ended.stdout)["parameters_sha256"])
+    assert 1 == len(found)
+    exported = command(tmp_path, "weights", "export", "latest", "again", "--as", "hf")
+    assert 0 == exported.returncode, exported.stderr
+    words = ("generate", "latest", "def f", "--max-tokens", "20", "--temperature", "0", "--format", "json")
+    ours = json.loads(command(tmp_path, *words).stdout)["choices"][0]["tokens"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    given = torch.tensor([list(b"def f")])
+    theirs = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=20, do_sample=False, pad_token_id=0
+    )
+    assert ours == theirs[0, given.shape[1] :].tolist()
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained):

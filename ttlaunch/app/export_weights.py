@@ -30,7 +30,7 @@ class Exported:
 
 
 def export_folder(run: str, folder: Path, *, averaged: bool, runs_dir: Path, working_folder: Path) -> Exported:
-    """Write the newest checkpoint's model as a folder of transformers' `GPT2LMHeadModel`.
+    """Write the newest checkpoint's model as a folder of transformers' `GPT2LMHeadModel` or `LlamaForCausalLM`.
 
     Args:
         run: `latest`, a run, or the path of a checkpoint.
@@ -42,45 +42,47 @@ def export_folder(run: str, folder: Path, *, averaged: bool, runs_dir: Path, wor
     Raises:
         LaunchError: There is no such checkpoint, transformers has no model like it, or the folder cannot be written.
     """
-    from ttlaunch.running.pretrained.write_folder import write_gpt2_folder
+    from ttlaunch.running.pretrained.write_folder import write_model_folder
 
     checkpoint, found = search_checkpoint(run, runs_dir=working_folder / runs_dir, working_folder=working_folder)
     if checkpoint is None:
         raise LaunchError(found)
-    weights, sizes = _gpt_of(checkpoint, averaged=averaged)
+    kind, weights, sizes = _model_of(checkpoint, averaged=averaged)
     tokenizer = _tokenizer_of(checkpoint, working_folder, vocabulary=weights["embedding.token.weight"].shape[0])
     try:
-        write_gpt2_folder(folder, weights, sizes=sizes, tokenizer=tokenizer)
+        write_model_folder(folder, weights, model_type=kind, sizes=sizes, tokenizer=tokenizer)
     except OSError as error:
         source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
         raise file_error(source or folder, error, verb="read" if source else "written") from error
     return Exported(checkpoint.step, len(weights), tuple(found))
 
 
-def _gpt_of(checkpoint: "Checkpoint", *, averaged: bool) -> "tuple[dict[str, FiledTensor], Mapping[str, Any]]":
-    """Return the weights of a model that transformers has, by name, and its sizes.
+def _model_of(checkpoint: "Checkpoint", *, averaged: bool) -> "tuple[str, dict[str, FiledTensor], Mapping[str, Any]]":
+    """Return the type of a model that transformers has, its weights by name, and its sizes.
 
     Raises:
         LaunchError: It has no such model, or the checkpoint lacks a part of it.
     """
     from ttlaunch.running.checkpoints.tensor_difference import read_weights
     from ttlaunch.running.pretrained.gpt2 import gpt2_names
+    from ttlaunch.running.pretrained.llama import llama_names
 
     config = checkpoint.manifest["config"]
     kind, sizes = read_section(config, "training_config")["model_type"], read_section(config, "transformer_config")
-    if kind != "gpt":
+    if kind not in {"gpt", "llama"}:
         message = f"the checkpoint's model is of `model_type: {shown(kind)}`, and transformers has no model like it"
         raise usage_error(message, "without `--as hf`, a file with the weights under their own names is written")
     if averaged and not read_weights(checkpoint.path, averaged=True):
         hint = "`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`"
         raise usage_error(f"the checkpoint of step {checkpoint.step} has no average of the weights", hint)
     weights = whole_weights(checkpoint, blocks=sizes["num_blocks"], averaged=averaged)
-    names = gpt2_names(sizes["num_blocks"], tied=sizes["tie_embeddings"])
+    names_of = llama_names if kind == "llama" else gpt2_names
+    names = names_of(sizes["num_blocks"], tied=sizes["tie_embeddings"])
     missing = [name for name in names if name not in weights]
     if missing:
         message = f"the checkpoint has no whole model: it lacks `{missing[0]}`"
         raise usage_error(message, "`ttlaunch weights show` lists what it has")
-    return {name: weights[name] for name in names}, sizes
+    return kind, {name: weights[name] for name in names}, sizes
 
 
 def _tokenizer_of(checkpoint: "Checkpoint", working_folder: Path, *, vocabulary: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from ttlaunch.diagnostics import (
     counted,
     did_you_mean,
     file_error,
+    listed,
     shown,
     usage_error,
     usage_mistake,
@@ -28,10 +29,19 @@ if TYPE_CHECKING:
     from ttlaunch.running.pretrained.read_folder import PretrainedFolder
     from ttlaunch.untrusted.child import UntrustedError
 
-_KNOWN = ("gpt2",)
+_KNOWN = ("gpt2", "llama")
 _FILES = ("model.safetensors", "model.safetensors.index.json")
+_HEAD = "lm_head.weight"
 _MOST_REASONS = 20
-_BLOCK = re.compile(r"(?:transformer\.)?h\.([0-9]{1,9})\.")
+_NOT_OURS = {
+    "qwen2": "its queries, keys and values have biases, which a llama of ours has not",
+    "mistral": "its attention may slide a window over a text, which ours does not",
+    "mixtral": "it is a mixture of experts, which ours is not",
+    "qwen2_moe": "it is a mixture of experts, which ours is not",
+    "qwen3": "it normalises queries and keys, which ours does not",
+}
+"""By the type of a model that is much like a llama, what makes it another one."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _LONGEST = 300
 _HINT = "a folder has `config.json` and `model.safetensors`, or shards with `model.safetensors.index.json`"
 
@@ -42,14 +52,18 @@ class Pretrained:
 
     Attributes:
         weights: Its tensors under our names, in our shapes.
+        model_type: What it is with us, as in `training_config.model_type`.
         sizes: The keys of `transformer_config` that describe it.
         vocabulary: Rows of its embedding.
+        context: Tokens of the longest text for which it was made.
         gguf: The file that it comes from, if that is a GGUF.
     """
 
     weights: "Mapping[str, AnyTensor]"
+    model_type: str
     sizes: Mapping[str, Any]
     vocabulary: int
+    context: int
     gguf: "GgufModel | None" = None
 
 
@@ -164,7 +178,7 @@ def _texts_of(
     texts["tokenizer_config.json"] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
-        "model_max_length": model.sizes["max_sequence_length"],
+        "model_max_length": model.context,
         "clean_up_tokenization_spaces": False,
     }
     if gguf.template is not None:
@@ -208,29 +222,59 @@ def _as_ours(folder: "PretrainedFolder") -> Pretrained:
     Raises:
         PretrainedError: Ours cannot be it; every reason.
     """
-    from ttlaunch.running.pretrained.account import account_for
-    from ttlaunch.running.pretrained.gpt2 import (
-        from_gpt2,
-        gpt2_shapes,
-        parse_gpt2_config,
-        sizes_of_gpt2,
-        without_buffers,
-    )
     from ttlaunch.running.pretrained.read_folder import PretrainedError
 
     reasons = list(_other_model(folder.config))
     if reasons:
         raise PretrainedError(*reasons)
-    config = parse_gpt2_config(folder.config)
-    _check_blocks(config.n_layer, folder.tensors)
-    tensors, shapes = without_buffers(folder.tensors), gpt2_shapes(config)
-    if config.tie_word_embeddings:
-        reasons += _second_head(tensors)
-        tensors.pop("lm_head.weight", None)
-    reasons += account_for(tensors, shapes)
+    return (_as_llama if folder.config["model_type"] == "llama" else _as_gpt)(folder)
+
+
+def _as_gpt(folder: "PretrainedFolder") -> Pretrained:
+    from ttlaunch.running.pretrained import gpt2
+
+    config = gpt2.parse_gpt2_config(folder.config)
+    _check_blocks(folder.tensors, key="n_layer", blocks=config.n_layer, within="h")
+    tensors, shapes = gpt2.without_buffers(folder.tensors), gpt2.gpt2_shapes(config)
+    _account(tensors, shapes, tied_to="transformer.wte.weight" if config.tie_word_embeddings else None)
+    weights, sizes = gpt2.from_gpt2(tensors, config), gpt2.sizes_of_gpt2(config)
+    return Pretrained(weights, "gpt", sizes, config.vocab_size, config.n_positions)
+
+
+def _as_llama(folder: "PretrainedFolder") -> Pretrained:
+    from ttlaunch.running.pretrained import llama
+
+    config, positions = llama.parse_llama_config(folder.config)
+    _check_blocks(folder.tensors, key="num_hidden_layers", blocks=config.num_hidden_layers, within="layers")
+    tensors, shapes = llama.without_llama_buffers(folder.tensors), llama.llama_shapes(config)
+    tied_to = "model.embed_tokens.weight" if config.tie_word_embeddings else None
+    _account(tensors, shapes, tied_to=tied_to, others=llama.mixed_types(tensors, config))
+    weights, sizes = llama.from_llama(tensors, config), llama.sizes_of_llama(config, positions)
+    return Pretrained(weights, "llama", sizes, config.vocab_size, config.max_position_embeddings)
+
+
+def _account(
+    tensors: "dict[str, AnyTensor]",
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    tied_to: str | None,
+    others: Iterable[str] = (),
+) -> None:
+    """Check that a model has all of its tensors and no others; a second copy of a tied head's matrix is left out.
+
+    Raises:
+        PretrainedError: It has not; every reason, `others` included.
+    """
+    from ttlaunch.running.pretrained.account import account_for
+    from ttlaunch.running.pretrained.read_folder import PretrainedError
+
+    reasons: list[str] = []
+    if tied_to is not None:
+        reasons += _second_head(tensors, tied_to)
+        tensors.pop(_HEAD, None)
+    reasons += [*account_for(tensors, shapes), *others]
     if reasons:
         raise PretrainedError(*reasons)
-    return Pretrained(from_gpt2(tensors, config), sizes_of_gpt2(config), config.vocab_size)
 
 
 def _other_model(config: Mapping[str, Any]) -> Iterator[str]:
@@ -240,14 +284,21 @@ def _other_model(config: Mapping[str, Any]) -> Iterator[str]:
     if kind not in _KNOWN:
         nearest = "".join(did_you_mean(kind, _KNOWN)) if isinstance(kind, str) else ""
         said = f"`model_type` is {shown(repr(kind))}" if "model_type" in config else "`model_type` is missing"
-        yield f"{CONFIG}: {said}, and only `gpt2` is imported" + (f"; {nearest}" if nearest else "")
+        other = f"; {_NOT_OURS[kind]}" if isinstance(kind, str) and kind in _NOT_OURS else ""
+        near = f"; {nearest}" if nearest and not other else ""
+        yield f"{CONFIG}: {said}, and only {listed(_KNOWN, last='and')} are imported{other or near}"
     if "auto_map" in config:
         yield f"{CONFIG}: `auto_map` asks for code that comes with the weights, which is never run"
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        yield f"{CONFIG}: `sliding_window` is {shown(config['sliding_window'])}, and ours attends to the whole text"
+    for key in _EXPERTS:
+        if config.get(key):
+            yield f"{CONFIG}: `{key}` is {shown(config[key])}, and ours is no mixture of experts"
     if config.get("quantization_config") is not None:
         yield f"{CONFIG}: `quantization_config` says that values are quantised, and only plain values are read"
 
 
-def _check_blocks(blocks: int, tensors: "Mapping[str, AnyTensor]") -> None:
+def _check_blocks(tensors: "Mapping[str, AnyTensor]", *, key: str, blocks: int, within: str) -> None:
     """Compare the number of blocks with the files before anything is made for each block: the number may be any.
 
     Raises:
@@ -255,24 +306,22 @@ def _check_blocks(blocks: int, tensors: "Mapping[str, AnyTensor]") -> None:
     """
     from ttlaunch.running.pretrained.read_folder import CONFIG, PretrainedError
 
-    numbers = {int(match[1]) for name in tensors if (match := _BLOCK.match(name))}
+    name_of_block = re.compile(rf"(?:transformer\.|model\.)?{within}\.([0-9]{{1,9}})\.")
+    numbers = {int(match[1]) for name in tensors if (match := name_of_block.match(name))}
     if len(numbers) != blocks:
-        raise PretrainedError(f"{CONFIG}: `n_layer` is {blocks}, and the files have {counted(len(numbers), 'block')}")
+        raise PretrainedError(f"{CONFIG}: `{key}` is {blocks}, and the files have {counted(len(numbers), 'block')}")
 
 
-def _second_head(tensors: "Mapping[str, AnyTensor]") -> Iterator[str]:
+def _second_head(tensors: "Mapping[str, AnyTensor]", tied_to: str) -> Iterator[str]:
     """Yield what is wrong with a head's matrix that is stored although it is that of the embedding."""
     from ttlaunch.running.checkpoints.tensor_difference import compare
     from ttlaunch.running.checkpoints.tensor_file import ComputedTensor
 
-    head, embedding = tensors.get("lm_head.weight"), tensors.get("transformer.wte.weight")
+    head, embedding = tensors.get(_HEAD), tensors.get(tied_to)
     if isinstance(head, ComputedTensor) or isinstance(embedding, ComputedTensor):
         return  # a GGUF whose head is stored has one of its own
     if head and embedding and compare(head, embedding):
-        yield (
-            "tensor `lm_head.weight` differs from `transformer.wte.weight`, and `tie_word_embeddings` says that both are "
-            "one matrix"
-        )
+        yield (f"tensor `{_HEAD}` differs from `{tied_to}`, and `tie_word_embeddings` says that both are one matrix")
 
 
 def _refuse(where: str, reasons: list[str], *, verb: str = "imported") -> LaunchError:

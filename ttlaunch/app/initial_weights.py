@@ -5,8 +5,9 @@ before anything starts, and read by the ranks in place: each rank opens the shar
 """
 
 import hashlib
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
 
 if TYPE_CHECKING:
+    from ttlaunch.app.import_weights import Pretrained
     from ttlaunch.diagnostics import Span
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.running.checkpoints.tensor_file import AnyTensor, StoredTensor
     from ttlaunch.spec.recipe.config import LoadedConfig
     from ttlaunch.spec.recipe.declare import Recipe
 
+_SIZES = "transformer_config"
+_TYPE, _LENGTH = "training_config.model_type", f"{_SIZES}.max_sequence_length"
 _KEY = "checkpoint_config.initial_weights"
 _TOKENS = "training_config.tokenizer_type"
 _FOLDER = "hf:"
@@ -57,33 +61,51 @@ def take_sizes(
         message = f"{path} is a GGUF file, and ranks read the tensors of a folder of transformers"
         hint = f"`ttlaunch weights import {path} DIR --as hf` makes one, which `hf:DIR` names"
         return replace(loaded, config=None), [Diagnostic("C042", message, loaded.label(_KEY), hints=(hint,))]
-    sizes = model.sizes
-    config = loaded.checked.model_dump()
-    if config["training_config"]["model_type"] != "gpt":
-        message = f"`model_type` is `{config['training_config']['model_type']}`, and the model in {shown(folder, longest=_LONGEST)} is a `gpt`"
-        return replace(loaded, config=None), [Diagnostic("C042", message, loaded.label("training_config.model_type"))]
-    given = _given(loaded, sizes, is_own_file=is_own_file)
-    found = list(_contradictions(loaded, sizes, given, folder=folder))
+    keys = {_TYPE: model.model_type, **{f"{_SIZES}.{key}": value for key, value in model.sizes.items()}}
+    given = _given(loaded, {*keys, _LENGTH}, is_own_file=is_own_file)
+    found = [*_contradictions(loaded, keys, given, folder=folder), *_too_long(loaded, model, given, folder=folder)]
     if found:
         return replace(loaded, config=None), found
-    others = [f"transformer_config.{key}={_said(value)}" for key, value in sizes.items() if key not in given]
+    if _LENGTH not in given and _value(loaded, _LENGTH) > model.context:
+        keys[_LENGTH] = model.context
+    others = [f"{key}={_said(value)}" for key, value in keys.items() if key not in given]
     return override_config(recipe, loaded, others, option=_KEY), []
 
 
-def _given(loaded: "LoadedConfig", sizes: Mapping[str, Any], *, is_own_file: bool) -> "dict[str, Span]":
-    """Return where the user gave each size; those of the recipe's own file are nobody's wish."""
-    spans = {key: loaded.span(f"transformer_config.{key}") for key in sizes}
+def _given(loaded: "LoadedConfig", keys: Iterable[str], *, is_own_file: bool) -> "dict[str, Span]":
+    """Return where the user gave each key; those of the recipe's own file are nobody's wish."""
+    spans = {key: loaded.span(key) for key in keys}
     return {key: span for key, span in spans.items() if span and not (is_own_file and span.source.name != _OPTION)}
 
 
+def _value(loaded: "LoadedConfig", key: str) -> Any:
+    section, _, name = key.partition(".")
+    return loaded.checked.model_dump()[section][name]
+
+
 def _contradictions(
-    loaded: "LoadedConfig", sizes: Mapping[str, Any], given: "Mapping[str, Span]", *, folder: Path
+    loaded: "LoadedConfig", keys: Mapping[str, Any], given: "Mapping[str, Span]", *, folder: Path
 ) -> Iterator[Diagnostic]:
-    now, path = loaded.checked.model_dump()["transformer_config"], shown(folder, longest=_LONGEST)
+    path, hint = shown(folder, longest=_LONGEST), "leave the key out: the folder says it"
     for key, span in given.items():
-        if now[key] != sizes[key]:
-            message = f"`{key}` is {_said(now[key])}, and the model in {path} has {_said(sizes[key])}"
-            yield Diagnostic("C042", message, Label(span), hints=("leave the key out: the folder says it",))
+        now, name = _value(loaded, key), key.partition(".")[2]
+        if key == _TYPE and now != keys[key]:
+            message = f"`{name}` is `{now}`, and the model in {path} is a `{keys[key]}`"
+            yield Diagnostic("C042", message, Label(span), hints=(hint,))
+        elif key in keys and now != keys[key]:
+            message = f"`{name}` is {_said(now)}, and the model in {path} has {_said(keys[key])}"
+            yield Diagnostic("C042", message, Label(span), hints=(hint,))
+
+
+def _too_long(
+    loaded: "LoadedConfig", model: "Pretrained", given: "Mapping[str, Span]", *, folder: Path
+) -> Iterator[Diagnostic]:
+    """Report sequences that are longer than the texts for which a llama was made; shorter ones need no other weights."""
+    length = _value(loaded, _LENGTH)
+    if _LENGTH in given and "max_sequence_length" not in model.sizes and length > model.context:
+        path = shown(folder, longest=_LONGEST)
+        message = f"`max_sequence_length` is {length}, and the model in {path} was made for texts of up to {model.context} tokens"
+        yield Diagnostic("C042", message, Label(given[_LENGTH]))
 
 
 def find_initial_weights(
@@ -109,7 +131,7 @@ def _folder_of(loaded: "LoadedConfig", working_folder: Path) -> Path | None:
 
 
 def _said(value: object) -> str:
-    return str(value).lower()
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _at_the_key(error: LaunchError, loaded: "LoadedConfig") -> list[Diagnostic]:
@@ -135,6 +157,8 @@ def _from_folder(choice: "RecipeChoice", folder: Path) -> tuple[dict[str, Any] |
 def _start(folder: Path, weights: "Mapping[str, AnyTensor]") -> dict[str, Any]:
     """Return origin and files, each with the names of its tensors: ours, theirs, and whether the matrix is transposed.
 
+    A matrix that is some rows of ours has the name of this part.
+
     Raises:
         OSError: A file cannot be read.
     """
@@ -142,11 +166,28 @@ def _start(folder: Path, weights: "Mapping[str, AnyTensor]") -> dict[str, Any]:
 
     names: dict[Path, dict[str, list[str | bool]]] = {}
     for ours, tensor in weights.items():
-        # A folder has no other tensors than stored ones.
-        stored = cast("StoredTensor", tensor.source if isinstance(tensor, Transposed) else tensor)
-        names.setdefault(stored.path, {})[ours] = [stored.name, stored is not tensor]
+        for name, part in _parts(ours, tensor):
+            # A folder has no other tensors than stored ones.
+            stored = cast("StoredTensor", part.source if isinstance(part, Transposed) else part)
+            names.setdefault(stored.path, {})[name] = [stored.name, stored is not part]
     files = [{**_described(path), "names": its} for path, its in names.items()]
     return {"origin": str(folder.resolve()), "step": 0, "files": files}
+
+
+def _parts(name: str, tensor: "AnyTensor") -> "Iterator[tuple[str, AnyTensor]]":
+    """Yield a tensor, or the matrices that are its rows, each with its name as a part."""
+    from ttlaunch.running.pretrained.llama import StackedRows
+    from ttlaunch.stored_parts import Part
+
+    if not isinstance(tensor, StackedRows):
+        yield name, tensor
+        return
+    start = 0
+    for part in tensor.parts:
+        rows = range(start, start + part.shape[0])
+        others = (range(length) for length in tensor.shape[1:])
+        yield str(Part(name, (rows, *others), tensor.shape)), part
+        start = rows.stop
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -4,8 +4,10 @@
 folder of transformers.
 """
 
+import json
 import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -185,6 +187,7 @@ def import_(
     show_diagnostics(warnings, form=form)
     quantised = dict(sorted(model.gguf.quantised.items())) if model.gguf else {}
     keys = {f"transformer_config.{key}": value for key, value in model.sizes.items()}
+    keys = keys if model.model_type == "gpt" else {"training_config.model_type": model.model_type, **keys}
     if form is Format.JSON:
         facts = {"file": file, "tensors": len(model.weights), "sha256": sha256, "vocabulary": model.vocabulary}
         facts["dequantised"] = quantised
@@ -193,7 +196,8 @@ def import_(
     if form is Format.CONCISE:
         print_lines([tabbed((file, len(model.weights), sha256))])
         return
-    sets = [f"--set {key}={str(value).lower()}" for key, value in keys.items()]
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
+    sets = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items()]
     print_lines([f"wrote {counted(len(model.weights), 'tensor')} to {file}", f"SHA-256 {sha256}"])
     for kind, count in quantised.items():
         were = "was" if count == 1 else "were"

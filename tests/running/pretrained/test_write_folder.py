@@ -7,7 +7,7 @@ import pytest
 from tests.runtime.serving.served_models import configuration, random_model, random_texts
 from ttlaunch.running.checkpoints.tensor_file import Transposed, read_bytes, read_header, write_tensors
 from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
-from ttlaunch.running.pretrained.write_folder import write_gpt2_folder
+from ttlaunch.running.pretrained.write_folder import write_model_folder
 
 torch = pytest.importorskip("torch")
 
@@ -22,28 +22,44 @@ def stored(model, path):
     return read_header(path)
 
 
-def written(tmp_path, *, kind="byte", vocabulary=256, alphabet=(), **sizes):
+def written(tmp_path, *, tokens="byte", vocabulary=256, alphabet=(), **sizes):
     cfg = configuration(**sizes)
     model = random_model(cfg, vocabulary=vocabulary)
     folder = tmp_path / "model"
-    tokenizer = tokenizer_json(kind, vocabulary=vocabulary, alphabet=alphabet)
+    tokenizer = tokenizer_json(tokens, vocabulary=vocabulary, alphabet=alphabet)
     weights = stored(model, tmp_path / "ours.safetensors")
-    write_gpt2_folder(folder, weights, sizes=cfg.transformer_config.model_dump(), tokenizer=tokenizer)
+    write_model_folder(
+        folder,
+        weights,
+        model_type=cfg.training_config.model_type,
+        sizes=cfg.transformer_config.model_dump(),
+        tokenizer=tokenizer,
+    )
     return cfg, model, folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tied", "activation"), [(False, "gelu"), (True, "gelu_new")])
-def test_transformers_computes_the_same(tmp_path, caplog, tied, activation):
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("GPT2", {}),
+        ("GPT2", {"tied": True, "activation": "gelu_new"}),
+        ("Llama", {"num_kv_heads": 2, "mlp_dim": 40, "norm_epsilon": 1e-6}),
+        ("Llama", {"tied": True, "rope_theta": 5e5, "rope_scaling": {"factor": 2.0, "original_length": 16}}),
+    ],
+    ids=["gpt", "gpt tied", "llama", "llama tied"],
+)
+def test_transformers_computes_the_same(tmp_path, caplog, kind, sizes):
     import transformers  # noqa: PLC0415 - it takes seconds to import
 
-    cfg, model, folder = written(tmp_path, tied=tied, activation=activation, length=48)
+    cfg, model, folder = written(tmp_path, model_type="llama" if kind == "Llama" else "gpt", length=48, **sizes)
     transformers.utils.logging.enable_propagation()
     with caplog.at_level(logging.WARNING):
         theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert [] == [record.getMessage() for record in caplog.records]
     assert all(not wrong for wrong in loading.values()), loading
-    assert "GPT2LMHeadModel" == type(theirs).__name__
+    assert type(theirs).__name__ in {"GPT2LMHeadModel", "LlamaForCausalLM"}
+    assert type(theirs).__name__.startswith(kind)
     texts = torch.tensor(random_texts(cfg, vocabulary=256))
     with torch.no_grad():
         ours_BTV, theirs_BTV = model(texts).float(), theirs(texts).logits
@@ -62,7 +78,7 @@ def test_transformers_computes_the_same(tmp_path, caplog, tied, activation):
 def test_transformers_loads_the_tokenizer(tmp_path):
     import transformers  # noqa: PLC0415 - it takes seconds to import
 
-    _, _, folder = written(tmp_path, kind="char", vocabulary=len(ALPHABET), alphabet=ALPHABET)
+    _, _, folder = written(tmp_path, tokens="char", vocabulary=len(ALPHABET), alphabet=ALPHABET)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = "das maß\n  ist voll 😀"
     assert [ALPHABET.index(ord(character)) for character in text] == tokenizer(text)["input_ids"]
@@ -124,5 +140,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
     (tmp_path / "ours.safetensors").unlink()  # the files of the checkpoint are gone in the meantime
     tokenizer = tokenizer_json("byte", vocabulary=256)
     with pytest.raises(FileNotFoundError):
-        write_gpt2_folder(tmp_path / "m", weights, sizes=cfg.transformer_config.model_dump(), tokenizer=tokenizer)
+        write_model_folder(
+            tmp_path / "m", weights, model_type="gpt", sizes=cfg.transformer_config.model_dump(), tokenizer=tokenizer
+        )
     assert [] == list(tmp_path.iterdir())

@@ -9,19 +9,26 @@ from typing import Any
 
 from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor, write_tensors
 from ttlaunch.running.pretrained.gpt2 import as_gpt2, gpt2_config
+from ttlaunch.running.pretrained.llama import as_llama, llama_config
 
 _FOLDER_MODE = 0o755
 _EMBEDDING = "embedding.token.weight"
 
 
-def write_gpt2_folder(
-    folder: Path, weights: Mapping[str, FiledTensor], *, sizes: Mapping[str, Any], tokenizer: Mapping[str, Any]
+def write_model_folder(
+    folder: Path,
+    weights: Mapping[str, FiledTensor],
+    *,
+    model_type: str,
+    sizes: Mapping[str, Any],
+    tokenizer: Mapping[str, Any],
 ) -> None:
     """Write configuration, weights, tokenizer and settings of generation; the folder appears complete or not at all.
 
     Args:
         folder: It must not exist.
         weights: Every parameter of the model by its name.
+        model_type: `gpt` or `llama`.
         sizes: `transformer_config`.
         tokenizer: The content of `tokenizer.json`.
 
@@ -31,7 +38,12 @@ def write_gpt2_folder(
         OSError: A file of a tensor cannot be read, or the folder cannot be written.
         KeyError: A parameter is missing; it says which.
     """
-    tensors = as_gpt2(weights, num_blocks=sizes["num_blocks"], tied=sizes["tie_embeddings"])
+    vocabulary = weights[_EMBEDDING].shape[0]
+    if model_type == "llama":
+        config, tensors = llama_config(sizes, vocabulary=vocabulary), as_llama(weights, sizes)
+    else:
+        config = gpt2_config(sizes, vocabulary=vocabulary)
+        tensors = as_gpt2(weights, num_blocks=sizes["num_blocks"], tied=sizes["tie_embeddings"])
     generation = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "do_sample": False}
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -39,7 +51,7 @@ def write_gpt2_folder(
         "clean_up_tokenization_spaces": False,
     }
     texts = {
-        "config.json": gpt2_config(sizes, vocabulary=weights[_EMBEDDING].shape[0]),
+        "config.json": config,
         "generation_config.json": generation,
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
