@@ -134,7 +134,7 @@ def _run() -> Iterator[tuple[subprocess.Popen[str], Path]]:
         command = [str(Path(sys.executable).with_name("ttlaunch")), "run", *words]
         process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            [folder] = _await(lambda: list(Path(place).glob("runs/*-*")), bool, process)
+            [folder] = _await(lambda: list(Path(place).glob("runs/[!.]*-*")), bool, process)
             yield process, folder
         finally:
             if process.poll() is None:

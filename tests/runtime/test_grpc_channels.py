@@ -7,6 +7,7 @@ import pytest
 from ttlaunch.runtime.comm.grpc.channels import EAGER_BYTES, INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.frames import (
     CHUNK_BYTES,
+    ENCRYPTED_CHUNK_BYTES,
     HEADER_BYTES,
     MOST_BYTES,
     BadFrameError,
@@ -145,6 +146,23 @@ def test_a_small_message_does_not_wait_for_a_large_one_that_is_being_sent():
     for _ in range(3):
         pair.send()
     assert (True, False) == (small.done, large.done)
+
+
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, ENCRYPTED_CHUNK_BYTES])
+def test_no_frame_has_more_of_a_tensor_than_its_stream_takes(chunk_bytes):
+    pair = Pair(chunk_bytes=chunk_bytes)
+    content = bytes(range(256)) * (CHUNK_BYTES // 128) + b"ended"
+    sent, received = transfer(content), empty(len(content))
+    pair.receiver.post(received, tag=0)
+    pair.sender.post(sent, tag=0)
+    pair.answer(), pair.return_answer()
+    while pair.send():
+        pass
+    payloads = [len(frame.payload) for frame in map(parse, pair.frames) if frame.kind is Kind.DATA]
+    assert [chunk_bytes] * (2 * CHUNK_BYTES // chunk_bytes) + [5] == payloads
+    pair.pump()
+    assert received.done
+    assert bytes(received.view) == content
 
 
 def test_messages_travel_at_once_if_the_receiver_has_asked_before():

@@ -19,6 +19,9 @@ from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS
 CHUNK_BYTES = 2**20
 """The most bytes of a tensor in one frame. Larger ones are not faster, and a frame is in memory twice."""
 
+ENCRYPTED_CHUNK_BYTES = 2**19
+"""The same between hosts. TLS has a frame in memory twice more, and its work on each byte hides that of more frames."""
+
 _MAGIC = 0x7474
 _FIELDS = struct.Struct(f"<HBBB3xIIIQ{MAX_DIMS}qQQ")
 _CHECKSUM = struct.Struct("<I")

@@ -17,13 +17,14 @@ import grpc.aio
 
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer
-from ttlaunch.runtime.comm.grpc.frames import BadFrameError, parse
+from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, ENCRYPTED_CHUNK_BYTES, BadFrameError, parse
 from ttlaunch.runtime.comm.grpc.peers import (
     SERVER_OPTIONS,
     SERVICE,
     WORKER,
     Route,
     StrangerError,
+    is_encrypted,
     metadata_of,
     recognise,
     route_between,
@@ -219,9 +220,12 @@ class Links:
         if peer not in self._outgoing:
             route = route_between(self._directory, self._rank, self._members[peer])
             incarnation = route.own.incarnation
+            chunk_bytes = ENCRYPTED_CHUNK_BYTES if is_encrypted(route, self._directory) else CHUNK_BYTES
 
             def make(epoch: int) -> Outgoing:
-                return Outgoing(epoch=epoch, incarnation=incarnation, inline_bytes=self._inline_bytes)
+                return Outgoing(
+                    epoch=epoch, incarnation=incarnation, inline_bytes=self._inline_bytes, chunk_bytes=chunk_bytes
+                )
 
             channel = _Channel(Fence(make, epoch=self._directory.epoch, incarnation=incarnation))
             self._outgoing[peer] = channel

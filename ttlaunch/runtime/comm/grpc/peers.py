@@ -79,10 +79,15 @@ def route_between(directory: Directory, own: Rank, other: Rank) -> Route:
     return Route(own_peer, peer, directory.names[other], directory.addresses[other], is_same_host)
 
 
+def is_encrypted(route: Route, directory: Directory) -> bool:
+    """Whether what is sent between two workers leaves their host."""
+    return not route.is_same_host and route.address.network is not None and directory.certificates is not None
+
+
 def target_of(route: Route, directory: Directory) -> Target:
     """Return where a worker is reached: over its Unix socket within a host, and between hosts with certificates only."""
     certificates = directory.certificates
-    if route.is_same_host or route.address.network is None or certificates is None:
+    if not is_encrypted(route, directory) or route.address.network is None or certificates is None:
         return Target(f"unix:{route.address.socket}", None, _CLIENT_OPTIONS)
     credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.own)
     name = ("grpc.ssl_target_name_override", contract.peer_name(route.peer.worker))
