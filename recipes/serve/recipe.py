@@ -18,8 +18,10 @@ class ServeConfig(Section):
     weights_sha256: str = Field("", description="hash over all parameters, as the report of the training has it")
     vocabulary: Positive = Field(256, description="number of different tokens, the rows of the embedding")
     alphabet: list[int] = Field([], description="tokenizer_type char: the code points that are tokens, ascending")
-    split: Literal["stages", "columns"] = Field("stages", description="each rank has blocks, or columns of matrices")
-    ranks: Annotated[int, Field(ge=1, le=64)] = Field(1, description="ranks that share the model, the head among them")
+    stages: Annotated[int, Field(ge=0, le=63)] = Field(0, description="ranks besides the head that have blocks")
+    shares: Annotated[int, Field(ge=0, le=63)] = Field(
+        0, description="ranks besides the head with columns of every matrix"
+    )
     max_streams: Annotated[int, Field(ge=1, le=64)] = Field(8, description="slots: streams computed at once")
     max_waiting: Annotated[int, Field(ge=0, le=4096)] = Field(32, description="streams that may wait for a slot")
     max_context: Positive | None = Field(None, description="tokens of a stream; null: max_sequence_length")
@@ -30,14 +32,9 @@ class ServeConfig(Section):
     guesses: bool = Field(default=True, description="compute guessed tokens in idle rows; changes no token")
 
     @property
-    def stages(self) -> int:
-        """Return the number of stages besides the head."""
-        return self.ranks - 1 if self.split == "stages" else 0
-
-    @property
-    def shares(self) -> int:
-        """Return the number of ranks besides the head that have columns."""
-        return self.ranks - 1 if self.split == "columns" else 0
+    def split(self) -> Literal["stages", "columns"]:
+        """Return what each of several ranks has: blocks, or columns of matrices."""
+        return "columns" if self.shares else "stages"
 
 
 class Config(TrainingFile):

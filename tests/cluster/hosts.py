@@ -18,7 +18,7 @@ from tests.cluster import accounts, layout, mounts, power, sshd
 from tests.cluster.inside import KEPT
 from tests.cluster.keeper import Keeper, new_state_folder
 from tests.cluster.layout import LAUNCHER
-from tests.cluster.network import Network
+from tests.cluster.network import Network, connect_inside
 
 ROOT = Path(__file__).parents[2]
 CODE = tuple(dict.fromkeys((sys.prefix, sys.base_prefix, str(ROOT))))
@@ -155,6 +155,10 @@ class Cluster:
             "LANG": "C.UTF-8",
             "SHELL": accounts.SHELL,
         }
+
+    def connect(self, host, port):
+        """A connection from a machine to a port on which one of its own programs listens."""
+        return connect_inside(self._machines[host].keeper, port)
 
     def _disk(self, host):
         return Path(f"{self._rack.root()}{self.state}/disks/{host}")

@@ -159,8 +159,17 @@ def _in_network(keeper, *command, check=True, **options):
     return ended
 
 
+def connect_inside(keeper, port):
+    """A connection that a program on a machine makes to a port of that machine itself."""
+    return _made_inside(keeper, lambda: socket.create_connection(("127.0.0.1", port), timeout=60))
+
+
 def _listener(keeper, port):
-    """A listening socket in another network: made by a thread that moves there and ends, so that nobody else moves."""
+    return _made_inside(keeper, lambda: socket.create_server(("", port), backlog=128))
+
+
+def _made_inside(keeper, make_socket):
+    """A socket in another network: made by a thread that moves there and ends, so that nobody else moves."""
     found = []
 
     def make():
@@ -168,7 +177,7 @@ def _listener(keeper, port):
         with Path(f"/proc/{keeper.pid}/ns/net").open("rb") as namespace:
             if libc.setns(namespace.fileno(), NEW_NET) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        found.append(socket.create_server(("", port), backlog=128))
+        found.append(make_socket())
 
     thread = threading.Thread(target=make)
     thread.start()

@@ -12,7 +12,7 @@ from ttlaunch.app.execute import RunOptions, marks_of_command
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_handle import Run
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.app.serve import HANG_TIMEOUT_S, refuse_other_hosts
+from ttlaunch.app.serve import HANG_TIMEOUT_S
 from ttlaunch.app.spawn import spawn_supervisor
 from ttlaunch.diagnostics import Diagnostic, LaunchError, usage_error
 from ttlaunch.serving import wire
@@ -115,7 +115,6 @@ def serving(spec: RunSpec, dialogue: Dialogue) -> Iterator[Head]:
 
     marks = marks_of_command()
     prepared = prepare(spec, dialogue)
-    refuse_other_hosts(prepared)
     with scratch_folder() as scratch:
         place = scratch / _SOCKET
         options = RunOptions(spec.runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks, answers_at=str(place))

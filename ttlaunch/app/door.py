@@ -18,9 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ttlaunch import contract
 from ttlaunch.app.execute import FolderView, RunOptions
 from ttlaunch.app.held_weights import hold_weights
-from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
+from ttlaunch.diagnostics import Diagnostic, LaunchError, listed, shown, usage_mistake
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.serving import wire
 from ttlaunch.web.addresses import KeyRefusedError, is_loopback, listen, read_key
@@ -33,6 +34,7 @@ KEY_VARIABLE = "TTLAUNCH_SERVE_KEY"
 _LIBRARIES = ("starlette", "uvicorn")
 _SOCKET = "serve.sock"
 _LEAVING_S = 5.0
+_LOOK_S = 0.5
 _LONGEST_REASON = 1000
 _HIGHEST_PORT = 65535
 
@@ -137,6 +139,8 @@ class Door:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closing, self._lock = threading.Event(), threading.Lock()
         self._reason = "the run has ended"
+        self._folder: RunFolder | None = None
+        self._is_retiring = False
 
     def begin(self, folder: "RunFolder") -> None:
         """Start the process, with what it has to complain about in the file of the supervisor.
@@ -146,7 +150,9 @@ class Door:
         """
         if self._process is None:
             self._process = self._start(folder)
+        self._folder, self._is_retiring = folder, False
         self._tell("loading", None)
+        threading.Thread(target=self._tell_silences, args=(folder,), daemon=True).start()
 
     def ended(self, outcome: "Outcome", goes_on: bool) -> None:  # noqa: FBT001 - called by position, as a function
         """Tell clients why the ranks have ended, and whether others follow."""
@@ -155,11 +161,12 @@ class Door:
             reason = "newer weights are being loaded" if goes_on else "the run was stopped"
         else:
             reason = failure.message
-        self._reason = reason
+        self._reason, self._folder = reason, None
         self._tell("restarting" if goes_on else "failed", reason)
 
     def retire(self, step: int) -> None:
         """Have the ranks end as soon as no text is open, so that others can load the weights of a later step."""
+        self._is_retiring = True
         self._tell("retiring", f"the weights of step {step} are being loaded")
 
     def close(self) -> None:
@@ -206,6 +213,26 @@ class Door:
                 "stderr", f"the process that answers clients {how}; the run ends with it".encode()
             )
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def _tell_silences(self, folder: "RunFolder") -> None:
+        """Tell clients which host does not answer: until it is back or lost, as long as its lease, nobody else knows more."""
+        from ttlaunch.running.runs.files import Tail
+        from ttlaunch.running.runs.run_folder import read_event
+
+        events, silent = Tail(folder.file(contract.EVENTS_FILE)), set[str]()
+        while not self._is_closing.wait(_LOOK_S) and self._folder is folder:
+            before = set(silent)
+            for line in events.read():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    event = read_event(line)
+                    if event["event"] == "host_silent":
+                        silent.add(event["host"])
+                    elif event["event"] == "host_back":
+                        silent.discard(event["host"])
+            if silent != before and self._folder is folder and not self._is_retiring:
+                names = listed(sorted(silent), last="and", quote="")
+                does_not = "does not" if len(silent) == 1 else "do not"
+                self._tell("running", f"{names} {does_not} answer" if silent else None)
 
     def _tell(self, state: str, reason: str | None) -> None:
         if self._process is not None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,7 @@ from ttlaunch.app.prepare_run import PreparedRun, make_plan
 from ttlaunch.app.program_on_hosts import check_program
 from ttlaunch.app.reach import in_background, reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
+from ttlaunch.app.served_memory import check_hosts
 from ttlaunch.app.sync_code import pythons_of, sync_code
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity
 from ttlaunch.engines.base import Capability
@@ -56,6 +57,8 @@ from ttlaunch.spec.topology.model import Topology
 if TYPE_CHECKING:
     from ttlaunch.app.coordinator_network import OpenNetwork
 
+_HEAD = "head"
+"""The socket on which the head of a serving run answers, in the run's folder in shared memory on its host."""
 Reading = Future[tuple[Release | None, list[Diagnostic]]]
 """The future release for the hosts and its diagnostics, while a thread reads the files."""
 
@@ -186,6 +189,7 @@ def _check_hosts(
     found = [diagnostic for diagnostic in checked if diagnostic.severity is Severity.ERROR]
     if prepared.description.choice is not None:
         found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=topology)
+        found += check_hosts(prepared, answers.facts)
     if _needs_torch(prepared):
         found += check_packages(answers.facts, topology=topology, needed=("torch",))
     cluster.stop(found)
@@ -331,6 +335,9 @@ class _ReadyHosts:
         python, secrets = prepared.surroundings.python, self.plan.secrets
         if is_python(self.plan):
             variables = {**variables, contract.ENV_MASTER_ADDR: self._addresses[self.plan.ranks[0].host]}
+        asked_at = variables.get(contract.ENV_ANSWERS_AT)
+        if asked_at is not None:
+            variables = {**variables, contract.ENV_ANSWERS_AT: f"{scratch}/{_HEAD}"}
         on_hosts = RunOnHosts(
             self.plan,
             folder,
@@ -350,7 +357,17 @@ class _ReadyHosts:
             if isinstance(controller, dict):
                 self._cluster.stop([], controller)
             assert not isinstance(controller, dict)  # noqa: S101 - `stop` raises if a host failed
-            yield controller
+            with self._head_at(asked_at, scratch):
+                yield controller
         finally:
             for host in self._hosts:
                 host.transport.close()
+
+    def _head_at(self, here: str | None, scratch: Path) -> AbstractContextManager[None]:
+        """Let those who ask a serving run reach its head, rank 0, through a socket on this machine; `here`: its path."""
+        if here is None:
+            return nullcontext()
+        from ttlaunch.running.agents.distant_head import distant_head
+
+        head = next(host for host in self._hosts if host.transport.host == self.plan.ranks[0].host)
+        return distant_head(head.transport, there=f"{scratch}/{_HEAD}", here=Path(here), python=head.python)

@@ -15,7 +15,6 @@ from ttlaunch.diagnostics import Diagnostic, LaunchError, counted, shown, usage_
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.running.checkpoints.resume import Checkpoint
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
 
@@ -122,22 +121,10 @@ def weights_of(spec: RunSpec) -> "Mapping[str, FiledTensor]":
     return {name: one for name, one in found.items() if name.startswith(_OF_MODEL)}
 
 
-def refuse_other_hosts(prepared: "PreparedRun") -> None:
-    """Refuse ranks on other hosts: the head answers on a socket that only its own machine has.
-
-    Raises:
-        LaunchError: The cluster has other hosts.
-    """
-    if not prepared.is_here:
-        message = "the ranks of a serving run have to be on this machine, and the cluster has other hosts"
-        raise usage_error(message, "leave `--on` out")
-
-
 def _chosen(options: ServeOptions) -> dict[str, Any]:
     """Return the keys of `serve_config` that say how a model is served."""
     return {
-        "split": options.split or "stages",
-        "ranks": options.ranks,
+        "shares" if options.split == "columns" else "stages": options.ranks - 1,
         "max_streams": options.max_streams,
         "max_waiting": options.max_waiting,
         "max_context": options.max_context,

@@ -1,5 +1,7 @@
 """What a serving run takes of memory and sends, predicted from a checkpoint's sizes before anything starts."""
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ttlaunch.app.serve import section_of, weights_of
@@ -7,7 +9,9 @@ from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, counted, render
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.run_spec import RunSpec
+    from ttlaunch.hosts.doctor.facts import HostFacts
 
 _FLOAT = 4
 _PADDED_ROWS = 4
@@ -44,8 +48,12 @@ class ServedMemory:
         return lines
 
 
-def predict_memory(spec: "RunSpec") -> ServedMemory:
+def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory:
     """Predict what a specification made by `find_served` takes.
+
+    Args:
+        spec: The specification.
+        ranks: The number of ranks, if hosts were lost since the specification was made; None for that of the specification.
 
     Raises:
         LaunchError: The checkpoint cannot be read any more.
@@ -56,9 +64,11 @@ def predict_memory(spec: "RunSpec") -> ServedMemory:
     names = ("training_config", "transformer_config", "device_config")
     cfg = TrainingFile.model_validate({name: section_of(spec, name) for name in names})
     served, sizes = section_of(spec, "serve_config"), cfg.transformer_config
-    context, slots, ranks = served["max_context"] or sizes.max_sequence_length, served["max_streams"], served["ranks"]
+    context, slots = served["max_context"] or sizes.max_sequence_length, served["max_streams"]
+    shares = served.get("shares", 0)
+    ranks = ranks or 1 + shares + served.get("stages", 0)
     weights = sum(tensor.size for tensor in weights_of(spec).values())
-    is_shared = served["split"] == "columns" and ranks > 1
+    is_shared = shares > 0 and ranks > 1
     width, logits = sizes.embedding_dim * _FLOAT, served["vocabulary"] * _FLOAT
     if is_shared:  # each rank sends its columns of what a block gathers, and of the logits, to every other one
         sent = (ranks - 1) * (gathered_of_row(cfg) * _FLOAT + logits)
@@ -67,6 +77,37 @@ def predict_memory(spec: "RunSpec") -> ServedMemory:
     cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)
     least = _PADDED_ROWS if is_shared and served["exact"] != "off" else 1
     return ServedMemory(weights * (ranks if is_shared else 1), cache, slots, context, sent, least)
+
+
+def check_hosts(prepared: "PreparedRun", facts: "Mapping[str, HostFacts]") -> list[Diagnostic]:
+    """Report hosts that have no room for the ranks of a run that reads the weights of a model and trains nothing.
+
+    Raises:
+        LaunchError: The checkpoint cannot be read any more.
+    """
+    choice, rows = prepared.description.choice, prepared.plan.ranks
+    if choice is None or not choice.recipe.only_weights:
+        return []
+    available = {host: known.memory.available_bytes for host, known in facts.items() if known.memory is not None}
+    memory = predict_memory(prepared.request, ranks=len(rows))
+    return list(too_large_for(memory, Counter(str(row.host) for row in rows), available))
+
+
+def too_large_for(memory: ServedMemory, ranks: Mapping[str, int], available: Mapping[str, int]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each host without room for its part of weights and cache, which is that of its ranks.
+
+    Args:
+        memory: What all ranks have together.
+        ranks: The number of ranks on each host.
+        available: The memory that is left there, in bytes, where it is known.
+    """
+    for host, count in ranks.items():
+        needed = (memory.weights + memory.cache) * count // sum(ranks.values())
+        if needed > (left := available.get(host, needed)):
+            ranks_there = f"its {counted(count, 'rank')} need{'s' if count == 1 else ''}"
+            message = f"{host} has {render_size(left)} of memory left, and {ranks_there} {render_size(needed)}"
+            hints = (f"more hosts, or `--max-streams {max(1, memory.slots // 2)}`: {memory.described()[0]}",)
+            yield Diagnostic("P009", message, hints=hints, blame=Blame.HOSTS)
 
 
 def refuse_too_large(memory: ServedMemory) -> None:

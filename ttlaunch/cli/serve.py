@@ -146,15 +146,15 @@ def _prepared(
     """Check everything but the ports, and return the plan, what it takes, and what looks for newer weights."""
     from ttlaunch.app.newer_weights import NewerWeights
     from ttlaunch.app.prepare_run import prepare
-    from ttlaunch.app.serve import find_served, refuse_other_hosts
+    from ttlaunch.app.serve import find_served
     from ttlaunch.app.served_memory import predict_memory, refuse_too_large
 
     spec, found = find_served(run, how, runs_dir=runs_dir, working_folder=Path.cwd())
     dialogue.warn(found)
     memory = predict_memory(spec)
-    refuse_too_large(memory)
     prepared = prepare(spec, dialogue)
-    refuse_other_hosts(prepared)
+    if prepared.is_here:  # other hosts are asked when the supervisor has reached them
+        refuse_too_large(memory)
 
     def spec_of(folder: Path) -> "RunSpec":
         return find_served(str(folder), how, runs_dir=runs_dir, working_folder=Path.cwd())[0]
@@ -184,7 +184,7 @@ def _work(
     from ttlaunch.app.door import serving_door, telling
     from ttlaunch.app.restarts import run_with_restarts
 
-    ready = make_ready(prepared, options, dialogue)
+    ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
     def work(begun: "Begun") -> "list[Outcome]":
         with serving_door(ports, options) as (door, answering):

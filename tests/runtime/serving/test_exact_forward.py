@@ -205,6 +205,8 @@ def test_without_one_of_the_rules_bits_differ(monkeypatch, mutant):
 
 def test_shares_of_fewer_than_16_columns_change_bits(monkeypatch):
     monkeypatch.setattr(rules, "LEAST_SHARE", 1)
-    cfg = configuration(length=64, width=256, heads=32, blocks=1)  # with AVX-512, products of few inputs keep their bits
+    cfg = configuration(
+        length=64, width=256, heads=32, blocks=1
+    )  # with AVX-512, products of few inputs keep their bits
     part = whole_part(cfg, random_model(cfg), products=SharesInTurns(cfg, random_model(cfg), count=32))
     assert 0 < count_differing(cfg, part=part, chunks=(1, 13))

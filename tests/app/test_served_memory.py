@@ -1,0 +1,23 @@
+"""What a serving run takes of memory is compared with what each host has left."""
+
+import pytest
+
+from ttlaunch.app.served_memory import ServedMemory, too_large_for
+from ttlaunch.diagnostics import Blame
+
+MEMORY = ServedMemory(weights=600, cache=300, slots=8, context=64, sent_by_row=0, least_rows=1)
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ({"a": 600, "b": 300}, []),
+        ({"a": 599, "b": 300}, ["a has 599 bytes of memory left, and its 2 ranks need 600 bytes"]),
+        ({"a": 600, "b": 0}, ["b has 0 bytes of memory left, and its 1 rank needs 300 bytes"]),
+        ({}, []),
+    ],
+)
+def test_a_host_without_room_for_its_ranks_is_named(left, expected):
+    found = list(too_large_for(MEMORY, {"a": 2, "b": 1}, left))
+    assert expected == [one.message for one in found]
+    assert all(one.blame is Blame.HOSTS for one in found)
