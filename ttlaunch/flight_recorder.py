@@ -63,6 +63,8 @@ NOBODY = -3
 WORLD = 0
 """The tag of the group of all ranks."""
 
+DATA_PARALLEL_START = "DistributedDataParallel's start"
+"""The operation in which ranks form a replica's group. It is also where torch imports its compiler, which takes seconds."""
 DONE = "done"
 """The phase that a rank announces when its role has returned."""
 

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.flight_recorder import COLLECTIVE, DONE, GROUP
+from ttlaunch.flight_recorder import COLLECTIVE, DATA_PARALLEL_START, DONE, GROUP
 from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.records.agents import RankProcess, StoppedHelper
+from ttlaunch.records.ranks import ErrorInFlight
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -48,6 +49,10 @@ class RankController:
 
 
 ENGINE = SimpleNamespace(names=SimpleNamespace(launcher="mpirun"))
+
+
+class PythonProgram(CommandProgram):
+    is_python = True
 
 
 class Run:
@@ -214,6 +219,43 @@ def test_ranks_of_a_script_that_import_torch_are_left_alone_while_they_touch_new
         one.controller.faults = {0: count, 1: 5}
         assert one.rest(1) is None
     told_after(one, least=6, most=11)
+
+
+def test_ranks_that_import_the_compiler_of_torch_while_they_join_a_replica_are_left_alone(run):
+    one = run(timeout_s=7.0, program=PythonProgram)
+    for state, box in zip(one.ranks, one.boxes, strict=True):
+        state.phase, state.stage = Phase.STARTING, "setting up"
+        tag = box.join_group((0, 1))
+        box.begin(COLLECTIVE, (DATA_PARALLEL_START, None), None, peer=GROUP, tag=tag, size=0, now=10)
+    for count in range(40):
+        one.controller.faults = {0: count, 1: 5}
+        assert one.rest(1) is None
+    told_after(one, least=6, most=11)
+
+
+def test_ranks_of_a_script_that_have_run_all_of_their_code_may_take_two_minutes_to_end(run):
+    one = run(timeout_s=7.0, program=PythonProgram)
+    for state in one.ranks:
+        state.in_flight = ErrorInFlight(error=None, left=100.0)
+    told_after(one, least=120, most=124)
+
+
+def test_a_rank_that_has_run_all_of_its_code_does_not_excuse_one_that_has_not(run):
+    one = run(timeout_s=7.0, program=PythonProgram)
+    one.ranks[0].in_flight = ErrorInFlight(error=None, left=100.0)
+    told_after(one, least=7, most=13)
+
+
+def test_a_rank_that_waits_in_any_other_operation_may_not_stand_still_while_it_touches_new_memory(run):
+    one = run(timeout_s=7.0, program=PythonProgram)
+    for state, box in zip(one.ranks, one.boxes, strict=True):
+        state.phase, state.stage = Phase.STARTING, "setting up"
+        box.begin(COLLECTIVE, ("all_reduce", None), None, peer=GROUP, tag=box.join_group((0, 1)), size=0, now=10)
+    for count in range(20):
+        one.controller.faults = {0: count, 1: 5}
+        if one.rest(1) is not None:
+            return
+    pytest.fail("no hang was told")
 
 
 def test_a_script_that_has_begun_to_train_may_not_stand_still_while_it_touches_new_memory(run):

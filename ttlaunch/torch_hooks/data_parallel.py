@@ -13,7 +13,7 @@ import functools
 import sys
 import weakref
 
-from ttlaunch.flight_recorder import BEGUN_COLLECTIVE, COLLECTIVE, WORLD
+from ttlaunch.flight_recorder import BEGUN_COLLECTIVE, COLLECTIVE, DATA_PARALLEL_START, WORLD
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ttlaunch.torch_hooks.group_records import GroupRecords
 
 BACKWARD = "DistributedDataParallel's backward pass"
-_START, _BUFFERS = "DistributedDataParallel's start", "DistributedDataParallel's broadcast of buffers"
+_BUFFERS = "DistributedDataParallel's broadcast of buffers"
 _MOST_OUTPUTS, _DEEPEST = 16, 4
 
 
@@ -78,7 +78,7 @@ def wrap_data_parallel(module: ModuleType, records: GroupRecords) -> None:
         return output
 
     kind._post_forward = ends_forward  # noqa: SLF001
-    kind.__init__ = _meeting(kind.__init__, records, _START)
+    kind.__init__ = _meeting(kind.__init__, records, DATA_PARALLEL_START)
     kind._sync_buffers = _meeting(kind._sync_buffers, records, _BUFFERS)  # noqa: SLF001
 
 

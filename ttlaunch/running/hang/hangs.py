@@ -13,7 +13,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.count import counted, render_duration
-from ttlaunch.flight_recorder import DONE, Recording
+from ttlaunch.flight_recorder import DATA_PARALLEL_START, DONE, Recording
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.failures.causes import Cause
@@ -163,7 +163,7 @@ class HangWatch:
             return None
         # A rank that announced a long phase, such as a checkpoint, may take its time, and so may processes that are exiting,
         # which have no counters; unless a signal has stopped one of the run's processes.
-        is_exiting = self._is_recipe and all(state.phase is Phase.DONE for state in ranks)
+        is_exiting = all(_is_exiting(state, is_recipe=self._is_recipe) for state in ranks)
         granted = self._is_granted(recordings) or (is_exiting and self._quiet.seconds < FIRST_TIMEOUT_S)
         if granted and not (case.snapshot.stopped or case.snapshot.helpers):
             if now - case.since > _ANSWER_S:
@@ -207,9 +207,13 @@ class HangWatch:
         """Return the ranks that still import their packages; only their page faults show progress.
 
         A rank of a script says when it begins to import torch, and when its first backward pass begins; the first optimizer imports as
-        much again.
+        much again, and so does DistributedDataParallel before it waits for other ranks.
         """
-        waiting = {rank for rank, recording in recordings.items() if recording.waiting}
+        waiting = {
+            rank
+            for rank, recording in recordings.items()
+            if recording.waiting and recording.waiting.name != DATA_PARALLEL_START
+        }
         starting = [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
         return [state for state in starting if self._is_recipe or state.stage in _LOADING_STAGES]
 
@@ -311,6 +315,12 @@ class HangWatch:
             process=snapshot.processes.get(row.rank),
             thread_error=read_thread_error(self._folder.file(contract.stderr_file(row.rank))),
         )
+
+
+def _is_exiting(state: RankState, *, is_recipe: bool) -> bool:
+    """Whether a rank has run all of its code: what libraries still do then, such as freeing memory, no counter shows."""
+    has_left = not is_recipe and state.in_flight is not None and state.in_flight.left is not None
+    return state.phase is Phase.DONE or has_left
 
 
 def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, *, launcher: str) -> Failure:

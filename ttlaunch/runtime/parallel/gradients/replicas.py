@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ttlaunch.flight_recorder import BEGUN_COLLECTIVE, GROUP
+from ttlaunch.flight_recorder import BEGUN_COLLECTIVE, DATA_PARALLEL_START, GROUP
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
@@ -45,11 +45,7 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
     with ctx.announced("import"):
         importlib.import_module("torch._dynamo")  # DistributedDataParallel imports it, which takes seconds
     recorder = ctx.traffic.recorder
-    with (
-        nullcontext()
-        if recorder is None
-        else recorder.meeting("DistributedDataParallel's start", tag=recorder.join_group(among))
-    ):
+    with nullcontext() if recorder is None else recorder.meeting(DATA_PARALLEL_START, tag=recorder.join_group(among)):
         replica = DistributedDataParallel(model)
     if recorder is None and ctx.traffic.trace is None:
         return replica
