@@ -78,6 +78,50 @@ def test_devices_of_the_job_are_those_of_its_ranks(slurm4, ttlaunch):
     assert_nothing_is_left(slurm4)
 
 
+BINDINGS = """\
+mesh_graph_desc_path: mgd.yaml
+rank_bindings:
+  - {{rank: 0, mesh_id: 0, env_overrides: {{CUDA_VISIBLE_DEVICES: "{0}"}}}}
+  - {{rank: 1, mesh_id: 1, env_overrides: {{CUDA_VISIBLE_DEVICES: "{1}"}}}}
+"""
+MESHES = """\
+ChipSpec: {arch: cuda, ethernet_ports: {N: 1, E: 1, S: 1, W: 1}}
+Board: [{name: b, type: Mesh, topology: [1, 1]}]
+Mesh:
+  - {id: 0, board: b, device_topology: [1, 1], host_topology: [1, 1]}
+  - {id: 1, board: b, device_topology: [1, 1], host_topology: [1, 1]}
+RelaxedGraph: []
+"""
+
+
+def test_bindings_name_devices_that_the_job_has_on_each_of_its_hosts(slurm4, ttlaunch):
+    """Another job has device 0 of the first host, so this one has device 1 there and 0 on the second host."""
+    (ttlaunch.cwd / "mgd.yaml").write_text(MESHES)
+    run = f"{ttlaunch.python} -m ttlaunch run where.py --on slurm --rank-bindings"
+    for name, devices in (("good", (1, 0)), ("counted", (0, 0)), ("first", (7, 0)), ("second", (1, 1))):
+        (ttlaunch.cwd / f"{name}.yaml").write_text(BINDINGS.format(*devices))
+    inner = "; ".join(f"{run} {name}.yaml; echo status $?" for name in ("good", "counted", "first", "second"))
+    words = ["salloc", "--quiet", "--nodes=2", "--nodelist=node0,node1", "--ntasks-per-node=1", "--gres=gpu:1"]
+    other = ["salloc", "--quiet", "--nodelist=node0", "--gres=gpu:1", "sh", "-c", "echo ready; read line"]
+    with slurm4.cluster.popen("launcher", other, stdin=-1, stdout=-1) as first:
+        assert "ready" == first.stdout.readline().strip()
+        answer = slurm4.run("launcher", [*words, "sh", "-c", inner], cwd=ttlaunch.cwd)
+        first.stdin.close()
+    assert ["0", "0", "3", "3"] == re.findall(r"status (\d)", answer.stdout), answer.stderr
+    assert sorted(re.findall(r"\| (\d node\d \d)", answer.stdout)) == [
+        "0 node0 0",
+        "0 node0 1",
+        "1 node1 0",
+        "1 node1 0",
+    ]
+    assert re.findall(r"error\[(P072)\]: rank (\d) names device (\d), .* on `(node\d)`", answer.stderr) == [
+        ("P072", "0", "7", "node0"),
+        ("P072", "1", "1", "node1"),
+    ]
+    assert re.findall("the job has .*", answer.stderr) == ["the job has 1", "the job has 0"]
+    assert_nothing_is_left(slurm4)
+
+
 def test_a_recipe_has_the_bits_that_it_has_on_one_machine(slurm4, ttlaunch):
     there = ttlaunch(f"run data_parallel {STEPS} --on slurm:debug --nodes 2 --format json", timeout_s=120)
     assert 0 == there.status, there.stderr
