@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.membership.messages import Answered, Member, Progressed, Registered, Seat, Share
+from ttlaunch.membership.messages import Answered, CutOff, Member, Progressed, Registered, Seat, Share
 from ttlaunch.membership.reports import event_of, fields_of
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.parser import BadRecord
@@ -20,6 +20,7 @@ EVENTS = [
     Answered(Member(3, 0), 4, 17, shares=(Share(3, (0, 2)), Share(4, (1, 0))), is_ready=True),
     Progressed(Member(3, 0), 4, 17, 0.25),
     Progressed(Member(3, 0), 4, 60, None, is_done=True),
+    CutOff(Member(3, 0), 4, 17),
 ]
 
 

@@ -30,6 +30,7 @@ from tests.membership.process import Frame, Kind, Process, Work
 from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
     Begin,
+    CutOff,
     Dismiss,
     EndOrdered,
     Event,
@@ -55,6 +56,7 @@ class Budget:
     Attributes:
         returns: How many processes that were dismissed may come again; one more for each that is counted as lost and lives.
         ends: How often the run may be ordered to stop.
+        breaks: How often a member may say that it has lost its connection to another one, although nobody has ended.
     """
 
     crashes: int = 0
@@ -64,6 +66,7 @@ class Budget:
     lost_orders: int = 0
     returns: int = 0
     ends: int = 0
+    breaks: int = 0
 
     def less(self, name: str) -> "Budget":
         """Return what is left after one of these."""
@@ -72,7 +75,7 @@ class Budget:
     @property
     def changes(self) -> int:
         """How many epochs may follow from all that may still happen."""
-        return 2 * self.crashes + 3 * self.suspicions + 2 * self.joins + 3 * self.leaves
+        return 2 * self.crashes + 3 * self.suspicions + 2 * self.joins + 3 * self.leaves + self.breaks
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,10 @@ class World:
                 returns = budget.returns + self.setting.comes_again
                 spent = (*state[:3], replace(budget.less("suspicions"), returns=returns))
                 yield self._tell(spent, f"suspect {one.number}", Lost(one.state.member))
+            if one.is_alive and budget.breaks and one.state.begin is not None:
+                spent = (*state[:3], budget.less("breaks"))
+                said = CutOff(one.state.member, one.state.epoch, one.state.applied)
+                yield self._tell(spent, f"cut off {one.number}", said)
             if one.is_alive and is_known and budget.leaves and not known.leaves:
                 spent = (*state[:3], budget.less("leaves"))
                 yield self._tell(spent, f"leave {one.number}", LeaveAsked(one.number))

@@ -31,6 +31,7 @@ from ttlaunch.membership.local_epochs import still_counting
 from ttlaunch.membership.messages import (
     Answered,
     Begin,
+    CutOff,
     Dismiss,
     EndOrdered,
     Event,
@@ -75,6 +76,8 @@ def step(state: Coordinator, event: Event) -> Result:
             return _take_answer(state, event)
         case Progressed():
             return _take_progress(state, event)
+        case CutOff():
+            return _begin_anew(state, event)
         case Lost(member):
             return _lose(state, member)
         case LeaveAsked(number) if number in state.workers:
@@ -129,6 +132,13 @@ def _let_leave(state: Coordinator, number: int) -> Result:
         return replace(state, workers=others), _to_all(state, [number], Dismiss("it was asked to leave"))
     worker = replace(state.workers[number], leaves=True)
     return _settle(replace(state, workers={**state.workers, number: worker}))
+
+
+def _begin_anew(state: Coordinator, event: CutOff) -> Result:
+    """Begin another epoch with the same members: their connections are opened anew where they broke."""
+    known = state.workers.get(event.member.number)
+    acts = known is not None and known.seat.member == event.member and event.member.number in state.members
+    return _collect(state) if acts and state.phase is Phase.RUNNING and event.epoch == state.epoch else (state, [])
 
 
 def _let_end(state: Coordinator) -> Result:

@@ -121,6 +121,19 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class CutOff:
+    """A member cannot go on in an epoch: it has lost its connection to another member, and nobody has ended.
+
+    Attributes:
+        applied: As in `Registered`.
+    """
+
+    member: Member
+    epoch: Count
+    applied: Step | None
+
+
+@dataclass(frozen=True)
 class Lost:
     """A worker's process has ended, or it is to be treated so."""
 
@@ -144,7 +157,7 @@ class Tick:
     """Some time has passed: repeat orders that may have been lost, and look whether work should be divided anew."""
 
 
-Event = Registered | Answered | Progressed | Lost | LeaveAsked | EndOrdered | Tick
+Event = Registered | Answered | Progressed | CutOff | Lost | LeaveAsked | EndOrdered | Tick
 
 
 # What the coordinator orders

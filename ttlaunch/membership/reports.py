@@ -1,6 +1,6 @@
 """What a worker writes into its records, as events of the coordinator."""
 
-from ttlaunch.membership.messages import Answered, Event, Member, Progressed, Registered, Seat, Share
+from ttlaunch.membership.messages import Answered, CutOff, Event, Member, Progressed, Registered, Seat, Share
 from ttlaunch.membership.pulse import Beat
 from ttlaunch.records.members import MemberReport
 
@@ -11,7 +11,7 @@ _MOST_SHARES = 2
 """The slots of the former cut and those of the present one."""
 
 
-def fields_of(event: Registered | Answered | Progressed) -> dict[str, object]:
+def fields_of(event: Registered | Answered | Progressed | CutOff) -> dict[str, object]:
     """Return the fields of the record (`contract.KIND_MEMBER`) that reports an event of this worker."""
     own: dict[str, object]
     match event:
@@ -28,6 +28,8 @@ def fields_of(event: Registered | Answered | Progressed) -> dict[str, object]:
         case Progressed():
             common = {"epoch": event.epoch, "applied": event.applied, "is_done": event.is_done}
             return {"what": "progressed", "incarnation": event.member.incarnation, **common, "pace_s": event.pace_s}
+        case CutOff(member, epoch, applied):
+            return {"what": "cut off", "incarnation": member.incarnation, "epoch": epoch, "applied": applied}
 
 
 def event_of(number: int, report: MemberReport) -> Event | None:
@@ -52,6 +54,8 @@ def event_of(number: int, report: MemberReport) -> Event | None:
             shares=shares,
             is_ready=report.is_ready,
         )
+    if report.what == "cut off":
+        return CutOff(member, report.epoch, report.applied)
     if report.what == "progressed" and report.applied is not None:
         return Progressed(member, report.epoch, report.applied, report.pace_s, report.is_done)
     return None

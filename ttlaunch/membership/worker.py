@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ttlaunch.membership.messages import Answered, Begin, Member, Prepare, Progressed, Share
+from ttlaunch.membership.messages import Answered, Begin, CutOff, Member, Prepare, Progressed, Share
 
 Leaves = tuple[int, int]
 
@@ -63,6 +63,11 @@ def answer(state: WorkerState) -> Answered:
         shares=state.shares,
         is_ready=state.is_ready,
     )
+
+
+def cut_off(state: WorkerState) -> CutOff:
+    """Say that this worker cannot go on in its epoch."""
+    return CutOff(state.member, state.epoch, state.applied)
 
 
 def begin(state: WorkerState, order: Begin) -> WorkerState:

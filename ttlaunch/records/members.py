@@ -10,7 +10,7 @@ class MemberReport:
     """What a worker of an elastic run tells the coordinator; `membership/reports.py` makes its events of it.
 
     Attributes:
-        what: `registered`, `answered` or `progressed`.
+        what: `registered`, `answered`, `progressed` or `cut off`.
         follows: Whether it gets the state while the members go on; see `membership/messages.py`.
         shares: The parts of the state that it has: pairs (number of slots in all, those that it has).
         is_ready: Whether it has the mean gradient of its slots for the next step.

@@ -72,6 +72,20 @@ def test_steps_that_only_a_lost_worker_had_made_are_counted_with_the_change(worl
     assert [0, 3] == [entry["lost_steps"] for entry in read_journal(world.folder.path) if entry["what"] == "epoch"]
 
 
+def test_a_member_that_is_cut_off_begins_an_epoch_of_the_same_members_but_not_again_and_again(world):
+    """Workers of other machines take part, too: one that lies could keep the run from making steps."""
+    world.begin(now=0.0)
+    world.report(1, "cut off", now=2.0, epoch=1, applied=0)
+    assert [(0, 1, 2)] == [change.members for change in world.members.changes]
+    world.report(1, "cut off", now=5.0, epoch=1, applied=0)
+    world.answer_all(now=5.1)
+    assert [(0, 1, 2), (0, 1, 2)] == [change.members for change in world.members.changes]
+    assert ("worker-0001 lost its connection to another worker",) == world.members.changes[-1].reasons
+    world.report(1, "cut off", now=5.2, epoch=2, applied=0)
+    world.report(1, "cut off", now=9.9, epoch=1, applied=0)
+    assert 2 == world.members.state.epoch
+
+
 def test_a_lost_worker_begins_an_epoch_without_it_whose_reason_and_cost_are_known(world):
     world.begin(now=0.0)
     world.report(0, "progressed", now=9.0, epoch=1, applied=4)

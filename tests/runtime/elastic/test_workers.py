@@ -264,6 +264,15 @@ def test_a_checkpoint_comes_from_whoever_is_the_first_member(begin, expected):
     assert {("step-4.tmp", "rank-0"): [0], ("step-8.tmp", "rank-1"): [1], ("step-12.tmp", "rank-1"): [1]} == found
 
 
+@pytest.mark.parametrize("place", ["in a micro-batch", "in a validation"])
+def test_a_connection_that_breaks_between_two_that_live_is_opened_anew(begin, expected, place):
+    lost = "from ttlaunch.runtime.comm.protocol import PeerLostError\nraise PeerLostError('worker 0 is gone')"
+    once = f"if not _at.get('broke'):\n    _at['broke'] = True\n    {lost.replace(chr(10), chr(10) + '    ')}"
+    run = begin(first=2, faults={(1, place, 8): once}).finish()
+    check(run, expected, finished=[0, 1])
+    assert [(0, 1), (0, 1)] == [epoch.numbers for epoch in run.epochs]
+
+
 def stop(run):
     """Order all workers to stop before step 5, and return the last step."""
     run.until_begun(0)  # earlier, the last step could be the one before

@@ -18,7 +18,7 @@ from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.name_cause import signal_name
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.membership.journal import Journal
-from ttlaunch.running.membership.membership import Membership
+from ttlaunch.running.membership.membership import FASTER, Membership
 from ttlaunch.running.membership.outside import OutsideWorkers
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.facts import MEMBERS_FILE
@@ -257,8 +257,10 @@ class ElasticRun:
             if change.pause_s is None and change is changes[-1]:
                 break
             self._shown += 1
-            if change.pause_s is None or change.members == changes[number - 1].members:
+            if change.pause_s is None or change.reasons == (FASTER,):
                 continue  # it was over before it had made a step, or only divided the work anew
+            if change.members == changes[number - 1].members:
+                self._say("; ".join(change.reasons))
             anew = f", {change.computed_anew} micro-batches computed anew" if change.computed_anew else ""
             who = counted(len(change.members), "worker")
             self._say(

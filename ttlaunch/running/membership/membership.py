@@ -10,6 +10,7 @@ from ttlaunch.membership.coordinator import step
 from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
     Begin,
+    CutOff,
     Dismiss,
     EndOrdered,
     Event,
@@ -29,7 +30,13 @@ from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.members import MemberReport
 from ttlaunch.running.membership.journal import Journal
 
+FASTER = "some members are faster than others"
+"""The reason of an epoch that only divides the work anew."""
+
 _TICK_S = 0.5
+_LEAST_S = (
+    3.0  # an epoch lasts at least so long before a member may ask for another one: workers of strangers take part, too
+)
 
 
 @dataclass
@@ -105,6 +112,7 @@ class Membership:
         self._applied: dict[int, tuple[int, float]] = {}  # by number: the newest step, and when it was reported
         self._came: set[int] = set()  # workers that have made no step since they joined
         self._ticked = 0.0
+        self._began = 0.0  # the newest epoch
         self._lock = threading.RLock()
 
     @property
@@ -143,6 +151,10 @@ class Membership:
                 self._journal.write("registered", worker=number, incarnation=report.incarnation, applied=event.applied)
             if isinstance(event, Registered) and self._is_ready_now(number, event):
                 self._add_reason(f"{worker_name(number)} joined", now)
+            if isinstance(event, CutOff):
+                if event.epoch != self._state.epoch or self.phase is not Phase.RUNNING or now - self._began < _LEAST_S:
+                    return
+                self._add_reason(f"{worker_name(number)} lost its connection to another worker", now)
             self._handle(event, now)
             self._note_step(number, report, now)
 
@@ -218,6 +230,7 @@ class Membership:
         self._send(orders)
 
     def _begin(self, begin: Begin, now: float) -> None:
+        self._began = now
         # A server without slots hands out whole steps, and counts those that it hands out again.
         has_tasks = self._state.terms.servers > 0 and self._state.terms.slots is None
         anew = 0 if has_tasks or not self.changes else sum(last - first for rows in begin.todo for first, last in rows)
@@ -226,7 +239,7 @@ class Membership:
         self._came = {*self._came, *came} & {*begin.numbers}
         late = [f"{worker_name(number)} joined" for number in came]  # had it waited, too few would have made steps
         self._reasons += [reason for reason in late if reason not in self._reasons]
-        reasons = tuple(self._reasons) or ("some members are faster than others",)
+        reasons = tuple(self._reasons) or (FASTER,)
         reasons, self._reasons = reasons if self.changes else (), []
         self._disturbed = self._disturbed if self.changes else now
         gone = set(self.changes[-1].members).difference(begin.numbers) if self.changes else ()

@@ -204,7 +204,9 @@ class ElasticMember:
 
     def await_change(self) -> None:
         """Wait until the coordinator has ended the epoch; then no transfer reads or writes tensors any more."""
-        self._standing.await_change(self._reporter.waiting())
+        self._standing.await_change(
+            self._reporter.waiting(), report=lambda state: self._reporter.report(worker.cut_off(state))
+        )
 
     def hold(self, nodes: Iterable[range]) -> None:
         """Note the nodes of the next step that this worker has."""

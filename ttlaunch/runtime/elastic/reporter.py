@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 
-from ttlaunch.membership.messages import Answered, Progressed, Registered
+from ttlaunch.membership.messages import Answered, CutOff, Progressed, Registered
 from ttlaunch.membership.reports import fields_of
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
@@ -51,7 +51,7 @@ class Reporter:
         """Seconds that this worker needs for a micro-batch, without waits; None as long as it does not know."""
         return median(self._paces) if self._paces else None
 
-    def report(self, event: Registered | Answered | Progressed) -> None:
+    def report(self, event: Registered | Answered | Progressed | CutOff) -> None:
         """Write an event, and repeat it until the next."""
         with self._lock:
             self._last = fields_of(event)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # ranks of every recipe import this file, also where gRPC is 
 
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0  # the coordinator notices a worker that is gone sooner than this
+_UNNOTICED_S = 5.0  # and a process that has ended long before; so a connection broke between two that live
 
 
 class Standing:
@@ -125,19 +126,29 @@ class Standing:
             if self._state.epoch and self._state.begin is None:
                 raise EpochOverError(f"epoch {self._state.epoch} needs this worker")
 
-    def await_change(self, waiting: AbstractContextManager[None]) -> None:
+    def await_change(
+        self, waiting: AbstractContextManager[None], *, report: Callable[[worker.WorkerState], object]
+    ) -> None:
         """Wait until the coordinator has ended the epoch; then no transfer reads or writes tensors any more.
+
+        Args:
+            waiting: Is entered while this waits.
+            report: Asks for another epoch, since this worker lost a member that nobody else misses.
 
         Raises:
             LeftError: This worker takes part no longer.
             CommunicationError: A member was lost, and the coordinator does not react.
         """
         with self._changed, waiting:
-            is_first = self.directory is None
-            deadline = time.monotonic() + _PATIENCE_S
+            is_first, has_asked = self.directory is None, False
+            began = time.monotonic()
             while self._state.begin is not None or not self._state.epoch:
                 self._check_stays()
-                if not is_first and time.monotonic() > deadline:
+                waited_s = time.monotonic() - began
+                if not is_first and waited_s > _UNNOTICED_S and not has_asked:
+                    has_asked = True
+                    report(self._state)
+                if not is_first and waited_s > _PATIENCE_S:
                     raise CommunicationError(
                         f"{contract.worker_name(self._own.number)} lost a member, and its orders do not come"
                     )
