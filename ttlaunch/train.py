@@ -125,8 +125,10 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.zero.weights import GatheredWeights as GatheredWeights
     from ttlaunch.runtime.serving.ask import Limits as Limits
     from ttlaunch.runtime.serving.engine import Engine as Engine
+    from ttlaunch.runtime.serving.folder_tokenizer import read_tokenizer as read_tokenizer
     from ttlaunch.runtime.serving.forward import CachedPart as CachedPart
     from ttlaunch.runtime.serving.products import Products as Products
+    from ttlaunch.runtime.serving.text import NamedTokenizer as NamedTokenizer
     from ttlaunch.runtime.serving.text import make_tokenizer as make_tokenizer
     from ttlaunch.runtime.training.loop import TrainingLoop as TrainingLoop
     from ttlaunch.runtime.training.one_process import train_in_one_process as train_in_one_process

@@ -21,6 +21,7 @@ from ttlaunch.train import (
     ColumnModel,
     Engine,
     Limits,
+    NamedTokenizer,
     Products,
     RankContext,
     Served,
@@ -33,6 +34,7 @@ from ttlaunch.train import (
     contiguous_blocks,
     describe_served,
     make_tokenizer,
+    read_tokenizer,
     run_share,
     run_stage,
     why_not_exact,
@@ -50,9 +52,7 @@ def head(cfg: Config, ctx: RankContext) -> None:
         model = ColumnModel(ctx, sharing, slots=slots, run_part=part.run)
     else:
         model = StagedModel(ctx, (ctx.rank, *ctx.ranks("stage")), _sizes(cfg), run_part=part.run)
-    tokenizer = make_tokenizer(
-        cfg.training_config.tokenizer_type, vocabulary=served.vocabulary, alphabet=served.alphabet
-    )
+    tokenizer = _tokenizer(cfg)
     limits = Limits(slots, served.max_waiting, part.cache.context, guesses=served.guesses)
     what = Served(
         model=served.model,
@@ -96,6 +96,15 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
     products = Products(cfg, model, place=column, count=len(sharing), gather=gather, padding=padding)
     broken = why_not_exact(cfg, ctx, model, products=products, exact=served.exact)
     return CachedPart(cfg, model, slots=served.max_streams, context=_context(cfg), products=products), broken
+
+
+def _tokenizer(cfg: Config) -> NamedTokenizer:
+    """Make the model's tokenizer: that of others, whose file has been checked, or one of ours."""
+    served, kind = cfg.serve_config, cfg.training_config.tokenizer_type
+    if served.tokenizer_file:
+        file, sha256 = served.tokenizer_file, served.tokenizer_sha256
+        return read_tokenizer(file, sha256=sha256, vocabulary=served.vocabulary, ends=served.ends)
+    return make_tokenizer(kind, vocabulary=served.vocabulary, alphabet=served.alphabet)
 
 
 def _context(cfg: Config) -> int:

@@ -28,11 +28,13 @@ def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None
     Returns:
         The data's path, SHA-256 and size, or None; and the mistake, or None.
     """
+    from ttlaunch.app.tokenized_data import is_text_for_a_tokenizer, tokenize_corpus
     from ttlaunch.contract import referred_variable
     from ttlaunch.spec.recipe.corpus import CorpusError
     from ttlaunch.spec.recipe.data import check_data as check_content
     from ttlaunch.spec.recipe.data import default_path, given_path, read_data
     from ttlaunch.spec.recipe.images import DIGITS
+    from ttlaunch.spec.recipe.synthetic import is_synthetic
 
     given = given_path(loaded.config)
     variable = referred_variable(given or "")
@@ -42,6 +44,9 @@ def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None
         path = path_in(given, working_folder)
     try:
         corpus = read_data(path)
+        if not is_synthetic(loaded.config) and is_text_for_a_tokenizer(loaded.config, corpus):
+            path = tokenize_corpus(loaded, corpus, working_folder)
+            corpus = read_data(path)
         check_content(corpus, loaded.config)
     except CorpusError as error:
         code, key = _CORPUS_CODES[str(error.reason)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.find_start import search_checkpoint
-from ttlaunch.app.serve import find_alphabet, read_section, whole_weights
+from ttlaunch.app.serve import find_alphabet, find_named_tokenizer, read_section, whole_weights
 from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
 
@@ -48,9 +48,10 @@ def export_folder(run: str, folder: Path, *, averaged: bool, runs_dir: Path, wor
     if checkpoint is None:
         raise LaunchError(found)
     kind, weights, sizes = _model_of(checkpoint, averaged=averaged)
-    tokenizer = _tokenizer_of(checkpoint, working_folder, vocabulary=weights["embedding.token.weight"].shape[0])
+    vocabulary = weights["embedding.token.weight"].shape[0]
+    texts, more = _texts_of_tokenizer(checkpoint, working_folder, vocabulary=vocabulary)
     try:
-        write_model_folder(folder, weights, model_type=kind, sizes=sizes, tokenizer=tokenizer)
+        write_model_folder(folder, weights, model_type=kind, sizes=sizes, texts=texts, more=more)
     except OSError as error:
         source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
         raise file_error(source or folder, error, verb="read" if source else "written") from error
@@ -83,6 +84,29 @@ def _model_of(checkpoint: "Checkpoint", *, averaged: bool) -> "tuple[str, dict[s
         message = f"the checkpoint has no whole model: it lacks `{missing[0]}`"
         raise usage_error(message, "`ttlaunch weights show` lists what it has")
     return kind, {name: weights[name] for name in names}, sizes
+
+
+def _texts_of_tokenizer(
+    checkpoint: "Checkpoint", working_folder: Path, *, vocabulary: int
+) -> "tuple[dict[str, Mapping[str, Any] | bytes], dict[str, Mapping[str, Any]]]":
+    """Return the files of the tokenizer by name, that came with the model or is ours, and by file what is said of its tokens.
+
+    Raises:
+        LaunchError: As `_tokenizer_of`; or the tokenizer of the training is gone or has changed.
+    """
+    training = read_section(checkpoint.manifest["config"], "training_config")
+    found = find_named_tokenizer(training, working_folder)
+    if found is None:
+        return {"tokenizer.json": _tokenizer_of(checkpoint, working_folder, vocabulary=vocabulary)}, {}
+    try:
+        content = found.path.read_bytes()
+    except OSError as error:
+        raise file_error(found.path, error, verb="read") from error
+    texts: dict[str, Mapping[str, Any] | bytes] = {"tokenizer.json": content}
+    if found.template is not None:
+        texts["chat_template.jinja"] = found.template.encode()
+    ends: dict[str, Any] = {"eos_token_id": found.ends[0]} if found.ends else {}
+    return texts, {"tokenizer_config.json": found.special, "generation_config.json": ends, "config.json": ends}
 
 
 def _tokenizer_of(checkpoint: "Checkpoint", working_folder: Path, *, vocabulary: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ttlaunch.app.tokenized_data import EXTRA
 from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ttlaunch.diagnostics import Span
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.running.checkpoints.tensor_file import AnyTensor, StoredTensor
+    from ttlaunch.running.pretrained.read_folder import PretrainedError
     from ttlaunch.spec.recipe.config import LoadedConfig
     from ttlaunch.spec.recipe.declare import Recipe
 
@@ -47,9 +49,11 @@ def take_sizes(
         is_own_file: Whether the file is the recipe's own; then only options are the user's.
     """
     from ttlaunch.app.import_weights import find_pretrained
+    from ttlaunch.app.tokenized_data import tokenizer_keys
+    from ttlaunch.running.pretrained.read_folder import PretrainedError
     from ttlaunch.spec.recipe.config import override_config
 
-    folder = _folder_of(loaded, working_folder)
+    folder = folder_of(loaded, working_folder)
     if folder is None:
         return loaded, []
     try:
@@ -62,14 +66,26 @@ def take_sizes(
         hint = f"`ttlaunch weights import {path} DIR --as hf` makes one, which `hf:DIR` names"
         return replace(loaded, config=None), [Diagnostic("C042", message, loaded.label(_KEY), hints=(hint,))]
     keys = {_TYPE: model.model_type, **{f"{_SIZES}.{key}": value for key, value in model.sizes.items()}}
-    given = _given(loaded, {*keys, _LENGTH}, is_own_file=is_own_file)
+    given = _given(loaded, {*keys, _LENGTH, _TOKENS}, is_own_file=is_own_file)
     found = [*_contradictions(loaded, keys, given, folder=folder), *_too_long(loaded, model, given, folder=folder)]
     if found:
         return replace(loaded, config=None), found
     if _LENGTH not in given and _value(loaded, _LENGTH) > model.context:
         keys[_LENGTH] = model.context
     others = [f"{key}={_said(value)}" for key, value in keys.items() if key not in given]
+    try:
+        if _TOKENS not in given and _value(loaded, "data_config.source") == "file":
+            others += tokenizer_keys(folder)
+    except PretrainedError as error:
+        return replace(loaded, config=None), [_refused_tokenizer(folder, error, loaded)]
     return override_config(recipe, loaded, others, option=_KEY), []
+
+
+def _refused_tokenizer(folder: Path, error: "PretrainedError", loaded: "LoadedConfig") -> Diagnostic:
+    message = f"{shown(folder, longest=_LONGEST)} has a tokenizer that is not taken: {error}"
+    hints = (EXTRA,) if "not installed" in message else ()
+    without = f"`--set {_TOKENS}=ids` with a file of tokens as `data_path` does without it"
+    return Diagnostic("C042", message, loaded.label(_KEY), hints=(*hints, without))
 
 
 def _given(loaded: "LoadedConfig", keys: Iterable[str], *, is_own_file: bool) -> "dict[str, Span]":
@@ -112,13 +128,13 @@ def find_initial_weights(
     choice: "RecipeChoice", weights: str, working_folder: Path
 ) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
     """Return the start of a run from weights, as `find_start` does; None with the mistakes if they cannot be used."""
-    folder = _folder_of(choice.loaded, working_folder)
+    folder = folder_of(choice.loaded, working_folder)
     if folder is not None:
         return _from_folder(choice, folder)
     return _from_file(choice, working_folder / os.path.expanduser(weights))  # noqa: PTH111 - never raises
 
 
-def _folder_of(loaded: "LoadedConfig", working_folder: Path) -> Path | None:
+def folder_of(loaded: "LoadedConfig", working_folder: Path) -> Path | None:
     """Return the folder that `initial_weights` names; None if it names a file, or nothing."""
     from ttlaunch.spec.recipe.sections import TrainingFile
 

@@ -17,6 +17,7 @@ from ttlaunch.quick_dataclass import dataclass
 if TYPE_CHECKING:
     from ttlaunch.running.checkpoints.resume import Checkpoint
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
+    from ttlaunch.running.pretrained.read_tokenizer import FoundTokenizer
 
 RECIPE = "serve"
 HANG_TIMEOUT_S = 15.0
@@ -25,6 +26,7 @@ HANG_TIMEOUT_S = 15.0
 _EMBEDDING = "embedding.token.weight"
 _OF_MODEL = ("embedding.", "blocks.", "head.")
 _DTYPES = {"F32": "float32"}
+_LONGEST = 300
 _LEAST_COLUMNS = 16
 """The least columns of a matrix that a rank may have, if its products are to have the bits of whole ones."""
 
@@ -86,6 +88,7 @@ def find_served(
         "weights_sha256": hash_of_weights(weights),
         "vocabulary": weights[_EMBEDDING].shape[0],
         "alphabet": find_alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
+        **_tokenizer_of(training, working_folder),
     }
     overrides = _overrides(config, options, {**asked, **_chosen(options)})
     spec = RunSpec(RECIPE, on=options.on, overrides=overrides, ranks=options.ranks, resume=str(path), runs_dir=runs_dir)
@@ -259,6 +262,42 @@ def _check_sizes(sizes: Mapping[str, Any], options: ServeOptions) -> None:
 
 def _is_drawn(config: Mapping[str, Any]) -> bool:
     return bool(read_section(config, "data_config")["source"] == "markov")
+
+
+def find_named_tokenizer(training: Mapping[str, Any], working_folder: Path) -> "FoundTokenizer | None":
+    """Return the tokenizer whose tokens a model was trained on; None if it has one of ours, or only numbers.
+
+    Raises:
+        LaunchError: Its file is gone, has changed, or is not taken.
+    """
+    from ttlaunch.app.tokenized_data import EXTRA, named_tokenizer
+    from ttlaunch.running.pretrained.read_folder import PretrainedError
+
+    where = training.get("tokenizer_path")  # checkpoints of before have none
+    if training["tokenizer_type"] != "ids" or not isinstance(where, str):
+        return None
+    sha256 = training.get("tokenizer_sha256")
+    try:
+        return named_tokenizer(where, sha256 if isinstance(sha256, str) else None, working_folder)
+    except (OSError, ValueError, PretrainedError) as error:
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        message = f"the tokenizer of the training, {shown(where, longest=_LONGEST)}, cannot be used: {reason}"
+        hint = EXTRA if "not installed" in reason else "put the file back as it was in the training"
+        raise usage_error(message, hint) from error
+
+
+def _tokenizer_of(training: Mapping[str, Any], working_folder: Path) -> dict[str, Any]:
+    """Return the keys of `serve_config` that name a tokenizer and a chat template of others."""
+    found = find_named_tokenizer(training, working_folder)
+    if found is None:
+        return {}
+    return {
+        "tokenizer_file": str(found.path.resolve()),
+        "tokenizer_sha256": found.sha256,
+        "ends": list(found.ends),
+        "chat_template": found.template,
+        "special_tokens": dict(found.special),
+    }
 
 
 def find_alphabet(checkpoint: "Checkpoint", training: Mapping[str, Any], working_folder: Path) -> list[int]:

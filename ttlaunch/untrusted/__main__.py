@@ -17,7 +17,13 @@ from typing import BinaryIO, Protocol
 
 from ttlaunch.untrusted.child import FAILED, NO_LIBRARY, OUT_OF_MEMORY, REFUSED, MissingLibraryError, UntrustedError
 
-_TASKS = {"gguf-header": "gguf_header", "gguf-tokenizer": "gguf_tokenizer", "gguf-values": "gguf_values"}
+_TASKS = {
+    "chat": "chat_template",
+    "gguf-header": "gguf_header",
+    "gguf-tokenizer": "gguf_tokenizer",
+    "gguf-values": "gguf_values",
+    "tokenizer": "tokenizer",
+}
 """By task the module that does it, with a function `answers`."""
 _PR_SET_PDEATHSIG = 1
 

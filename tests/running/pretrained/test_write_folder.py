@@ -33,7 +33,7 @@ def written(tmp_path, *, tokens="byte", vocabulary=256, alphabet=(), **sizes):
         weights,
         model_type=cfg.training_config.model_type,
         sizes=cfg.transformer_config.model_dump(),
-        tokenizer=tokenizer,
+        texts={"tokenizer.json": tokenizer},
     )
     return cfg, model, folder
 
@@ -141,6 +141,10 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
     tokenizer = tokenizer_json("byte", vocabulary=256)
     with pytest.raises(FileNotFoundError):
         write_model_folder(
-            tmp_path / "m", weights, model_type="gpt", sizes=cfg.transformer_config.model_dump(), tokenizer=tokenizer
+            tmp_path / "m",
+            weights,
+            model_type="gpt",
+            sizes=cfg.transformer_config.model_dump(),
+            texts={"tokenizer.json": tokenizer},
         )
     assert [] == list(tmp_path.iterdir())

@@ -66,10 +66,10 @@ def read_pretrained(where: Path) -> PretrainedFolder:
         PretrainedError: A file is missing, or is not what its name says.
     """
     if where.is_dir():
-        return PretrainedFolder(_read_object(where / CONFIG), read_folder_tensors(where))
+        return PretrainedFolder(read_object(where / CONFIG), read_folder_tensors(where))
     refuse_pickle(where)
     tensors = _read_shard(where)
-    return PretrainedFolder(_read_object(Path(os.path.realpath(where)).parent / CONFIG), tensors)
+    return PretrainedFolder(read_object(Path(os.path.realpath(where)).parent / CONFIG), tensors)
 
 
 def read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -112,7 +112,7 @@ def _read_shard(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_shards(folder: Path) -> dict[str, StoredTensor]:
-    index = parse(_Index, _read_object(folder / INDEX))
+    index = parse(_Index, read_object(folder / INDEX))
     if isinstance(index, BadRecord):
         raise PretrainedError(f"{INDEX}: {index.reason}")
     places = index.weight_map
@@ -142,7 +142,13 @@ def _misplaced(shard: str, stored: Mapping[str, StoredTensor], places: Mapping[s
             yield f"`{shown(shard)}` has `{shown(tensor)}`, which {INDEX} says is {said}"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read an object of JSON, up to a limit.
+
+    Raises:
+        OSError: The file cannot be read.
+        PretrainedError: It has none, or too much.
+    """
     with open_regular(path, follow=True) as file:
         data = bytearray()
         while len(data) <= _LARGEST_TEXT and (piece := file.read(_LARGEST_TEXT + 1 - len(data))):

@@ -7,8 +7,7 @@ text become words: their numbers, separated by spaces.
 from collections.abc import Sequence
 from typing import Any
 
-_PRINTABLE = (range(ord("!"), ord("~") + 1), range(ord("¡"), ord("¬") + 1), range(ord("®"), ord("ÿ") + 1))
-"""Bytes that GPT-2's alphabet of bytes writes as the character of the same number."""
+from ttlaunch.serving.byte_level import byte_characters
 
 
 def tokenizer_json(kind: str, *, vocabulary: int, alphabet: Sequence[int] = ()) -> dict[str, Any]:
@@ -35,17 +34,6 @@ def tokenizer_json(kind: str, *, vocabulary: int, alphabet: Sequence[int] = ()) 
     if tokens != vocabulary:
         raise ValueError(f"the model has {vocabulary} tokens, its tokenizer {tokens}")
     return content
-
-
-def byte_characters() -> list[str]:
-    """Return for each byte the character that stands for it in a byte-level vocabulary, as GPT-2 defined it.
-
-    >>> byte_characters()[65], byte_characters()[32]
-    ('A', 'Ġ')
-    """
-    shown = {byte for span in _PRINTABLE for byte in span}
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
 
 
 def _pairs(characters: Sequence[str]) -> dict[str, Any]:

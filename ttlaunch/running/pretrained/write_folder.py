@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor, write_tensors
@@ -21,7 +22,8 @@ def write_model_folder(
     *,
     model_type: str,
     sizes: Mapping[str, Any],
-    tokenizer: Mapping[str, Any],
+    texts: Mapping[str, Mapping[str, Any] | bytes],
+    more: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Write configuration, weights, tokenizer and settings of generation; the folder appears complete or not at all.
 
@@ -30,7 +32,8 @@ def write_model_folder(
         weights: Every parameter of the model by its name.
         model_type: `gpt` or `llama`.
         sizes: `transformer_config`.
-        tokenizer: The content of `tokenizer.json`.
+        texts: Further files by name: `tokenizer.json`, and the chat template if there is one.
+        more: By the name of a file keys that it has besides.
 
     Cost: one matrix is in memory at a time.
 
@@ -50,13 +53,10 @@ def write_model_folder(
         "model_max_length": sizes["max_sequence_length"],
         "clean_up_tokenization_spaces": False,
     }
-    texts = {
-        "config.json": config,
-        "generation_config.json": generation,
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": tokenizer_config,
-    }
-    write_folder(folder, tensors, texts)
+    own = {"config.json": config, "generation_config.json": generation, "tokenizer_config.json": tokenizer_config}
+    write_folder(
+        folder, tensors, {**texts, **{name: {**content, **more.get(name, {})} for name, content in own.items()}}
+    )
 
 
 def write_folder(

@@ -52,6 +52,14 @@ class TrainingConfig(Section):
     tokenizer_type: Annotated[Literal["byte", "char", "ids"], Bits.SHAPE] = Field(
         "byte", description="byte: 256 tokens; char: those in the text; ids: a file of `ttlaunch data --tokenizer`"
     )
+    tokenizer_path: Annotated[Annotated[str, Field(min_length=1)] | None, Bits.FREE] = Field(
+        None,
+        description="for tokenizer_type ids: a tokenizer.json that makes tokens of a text before the start; `initial_weights` "
+        "of `hf:FOLDER` sets it",
+    )
+    tokenizer_sha256: Annotated[Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None, Bits.FREE] = Field(
+        None, description="the SHA-256 that the file of tokenizer_path must have; null: any"
+    )
     response_template: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="text that begins a response; only tokens of responses count in the loss; null: all do"
     )

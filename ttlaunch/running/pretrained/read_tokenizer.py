@@ -1,0 +1,160 @@
+"""The tokenizer and the chat template that came with a model, and texts as its tokens.
+
+All of it may come from anybody: `tokenizer.json` is read by a limited child, which takes only parts that need time and memory
+in proportion to a text (`untrusted/tokenizer.py`), and the same child encodes the text of a training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.diagnostics import shown
+from ttlaunch.records.parser import BadRecord, Count, load, parse, record
+from ttlaunch.records.regular_files import open_regular
+from ttlaunch.running.pretrained.read_folder import PretrainedError, read_object
+from ttlaunch.untrusted.child import CPU_S, Child, UntrustedError
+
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""The tokens by whose names a chat template asks for them."""
+_LONGEST_TEMPLATE = 2**18
+_LARGEST = 64 * 2**20
+_LARGEST_ANSWER = 2**16
+_BYTES_A_CPU_SECOND = 100_000
+"""Bytes of text that any machine encodes in a second of processor time."""
+_CHUNK = 2**18
+"""Characters that are encoded at once, at least."""
+
+
+@dataclass(frozen=True)
+class FoundTokenizer:
+    """A tokenizer that is safe to use.
+
+    Attributes:
+        path: Its file.
+        sha256: The hash of the file.
+        vocabulary: One more than the largest number of a token.
+        special: Texts of special tokens by `SPECIAL`.
+        ends: The numbers of the tokens that end a text.
+        template: The chat template; None without one.
+    """
+
+    path: Path
+    sha256: str
+    vocabulary: int
+    special: Mapping[str, str]
+    ends: tuple[int, ...]
+    template: str | None
+
+
+@record
+class _Facts:
+    """What the limited child says of a file."""
+
+    vocabulary: Count
+    largest: Count
+    numbers: tuple[Count | None, ...]
+
+
+def read_tokenizer(folder: Path) -> FoundTokenizer:
+    """Read the tokenizer of a folder.
+
+    Raises:
+        OSError: A file cannot be read.
+        PretrainedError: The folder has none, or one that is not taken.
+    """
+    settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    if "auto_map" in settings:
+        raise PretrainedError(f"{SETTINGS}: `auto_map` asks for code that comes with the model, which is never run")
+    special = {name: text for name in SPECIAL if (text := _text_of(settings.get(name)))}
+    path = folder / TOKENIZER
+    with open_regular(path, follow=True) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with Child("tokenizer", file=file) as child:
+                child.send({"tokens": [special.get("eos_token", "")]}, is_last=True)
+                facts = parse(_Facts, load(child.answer(_LARGEST_ANSWER)))
+        except UntrustedError as error:
+            raise PretrainedError(f"{TOKENIZER}: {error}") from error
+    if isinstance(facts, BadRecord):
+        raise PretrainedError(f"{TOKENIZER}: {facts.reason}")
+    ends = tuple(number for number in facts.numbers if number is not None)
+    vocabulary = max(facts.vocabulary, facts.largest + 1)
+    return FoundTokenizer(path, digest, vocabulary, special, ends, _template_of(folder, settings))
+
+
+def encode_text(text: str, tokenizer: Path) -> Iterator[array[int]]:
+    """Yield the tokens of a text, piece by piece, without special tokens at its ends.
+
+    Args:
+        text: The text.
+        tokenizer: A `tokenizer.json`.
+
+    Cost: a child's; the limit of its processor time grows with the text.
+
+    Raises:
+        OSError: The file cannot be read.
+        UntrustedError: It is no tokenizer that is taken, or it has no tokens for the text.
+    """
+    with open_regular(tokenizer, follow=True) as file:
+        cpu_s = CPU_S + len(text) // _BYTES_A_CPU_SECOND
+        with Child("tokenizer", file=file, cpu_s=cpu_s, wall_s=60.0 + 20.0 * cpu_s) as child:
+            child.send({"tokens": []})
+            b"".join(_line(child))
+            for piece in _pieces(text):
+                child.send({"text": piece})
+                count = int.from_bytes(b"".join(child.pieces(4)), "little")
+                yield array("I", b"".join(child.pieces(4 * count)))
+
+
+def _line(child: Child) -> Iterator[bytes]:
+    yield from iter(lambda: b"".join(child.pieces(1)), b"\n")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text where every tokenizer that is taken cuts it too: between a letter or digit and a line break.
+
+    A tokenizer that cuts nowhere could join the two; none that was made for texts of several lines has such a token.
+    """
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + _CHUNK)
+        while end >= 0 and not text[end - 1].isalnum():
+            end = text.find("\n", end + 1)
+        end = len(text) if end < 0 else end
+        yield text[start:end]
+        start = end
+
+
+def _text_of(token: Any) -> str | None:
+    """Return the text of a token, which may be in an object of its own."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _template_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the chat template: that of its own file, or that among the settings, of several the one named `default`."""
+    if (folder / TEMPLATE).exists():
+        with open_regular(folder / TEMPLATE, follow=True) as file:
+            data = file.read(_LONGEST_TEMPLATE + 1)
+        try:
+            found: Any = data.decode()
+        except UnicodeDecodeError as error:
+            raise PretrainedError(f"{TEMPLATE}: it is not UTF-8") from error
+    else:
+        found = settings.get("chat_template")
+        if isinstance(found, list):
+            named = [one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"]
+            found = named[0] if named else None
+    if found is not None and not isinstance(found, str):
+        raise PretrainedError(f"{SETTINGS}: `chat_template` is {shown(repr(found))[:60]}, and no text")
+    if found is not None and len(found) > _LONGEST_TEMPLATE:
+        raise PretrainedError(f"the chat template has more than {_LONGEST_TEMPLATE >> 10} KiB")
+    return found
