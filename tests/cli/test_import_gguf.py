@@ -1,6 +1,7 @@
 """`ttlaunch weights import FILE.gguf`: both layouts, what is said of quantised tensors, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,31 @@ def test_a_folder_needs_no_other_layout_and_a_gguf_no_ranks(ttlaunch, here):
     answer = ttlaunch("plan data_parallel --set checkpoint_config.initial_weights=hf:m.gguf")
     assert (3, True) == (answer.status, "m.gguf is a GGUF file" in answer.stderr), answer.stderr
     assert "m.gguf DIR --as hf` makes one" in answer.stderr
+
+
+def tokens_of(plan):
+    described = json.loads(plan.stdout)["data"]
+    return described["sha256"], Path(described["path"]).read_text().splitlines()
+
+
+def test_the_folders_tokenizer_makes_tokens_of_the_text_of_a_training(ttlaunch, here, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    write_gguf(here / "m.gguf")
+    assert 0 == ttlaunch("weights import m.gguf m --as hf").status
+    text = "hello world 12\n" * 4000
+    (here / "t.txt").write_text(text)
+    words = "plan data_parallel --format json --set checkpoint_config.initial_weights=hf:m --set training_config.data_path=t.txt"
+    first = ttlaunch(words)
+    assert 0 == first.status, first.stderr
+    sha256, (head, *rows) = tokens_of(first)
+    assert head.endswith(f" {TOKENS}")
+    made = tokenizers.Tokenizer.from_file(str(here / "m/tokenizer.json"))
+    assert made.encode(text, add_special_tokens=False).ids == [int(one) for row in rows for one in row.split()]
+    assert sha256 == tokens_of(ttlaunch(words))[0]
+    assert 1 == len(list((here / "cache/ttlaunch/tokens").iterdir()))
+    chosen = ttlaunch(f"{words} --set training_config.tokenizer_type=byte")
+    assert (3, True) == (chosen.status, f"has {TOKENS} tokens" in chosen.stdout)
+    (here / "m/tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    refused = ttlaunch(words)
+    assert (3, True) == (refused.status, "has a tokenizer that is not taken" in refused.stderr + refused.stdout)

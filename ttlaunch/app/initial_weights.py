@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ttlaunch.app.tokenized_data import EXTRA
+from ttlaunch.app.tokenized_data import EXTRA, folder_of, tokenizer_keys
 from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _SIZES = "transformer_config"
 _TYPE, _LENGTH = "training_config.model_type", f"{_SIZES}.max_sequence_length"
 _KEY = "checkpoint_config.initial_weights"
 _TOKENS = "training_config.tokenizer_type"
-_FOLDER = "hf:"
 _OPTION = "--set"
 """The name of the source of values that an option gave."""
 _LONGEST = 300
@@ -49,7 +48,6 @@ def take_sizes(
         is_own_file: Whether the file is the recipe's own; then only options are the user's.
     """
     from ttlaunch.app.import_weights import find_pretrained
-    from ttlaunch.app.tokenized_data import tokenizer_keys
     from ttlaunch.running.pretrained.read_folder import PretrainedError
     from ttlaunch.spec.recipe.config import override_config
 
@@ -61,10 +59,7 @@ def take_sizes(
     except LaunchError as error:
         return replace(loaded, config=None), _at_the_key(error, loaded)
     if model.gguf is not None:
-        path = shown(folder, longest=_LONGEST)
-        message = f"{path} is a GGUF file, and ranks read the tensors of a folder of transformers"
-        hint = f"`ttlaunch weights import {path} DIR --as hf` makes one, which `hf:DIR` names"
-        return replace(loaded, config=None), [Diagnostic("C042", message, loaded.label(_KEY), hints=(hint,))]
+        return replace(loaded, config=None), [_refused_gguf(folder, loaded)]
     keys = {_TYPE: model.model_type, **{f"{_SIZES}.{key}": value for key, value in model.sizes.items()}}
     given = _given(loaded, {*keys, _LENGTH, _TOKENS}, is_own_file=is_own_file)
     found = [*_contradictions(loaded, keys, given, folder=folder), *_too_long(loaded, model, given, folder=folder)]
@@ -79,6 +74,13 @@ def take_sizes(
     except PretrainedError as error:
         return replace(loaded, config=None), [_refused_tokenizer(folder, error, loaded)]
     return override_config(recipe, loaded, others, option=_KEY), []
+
+
+def _refused_gguf(folder: Path, loaded: "LoadedConfig") -> Diagnostic:
+    path = shown(folder, longest=_LONGEST)
+    message = f"{path} is a GGUF file, and ranks read the tensors of a folder of transformers"
+    hint = f"`ttlaunch weights import {path} DIR --as hf` makes one, which `hf:DIR` names"
+    return Diagnostic("C042", message, loaded.label(_KEY), hints=(hint,))
 
 
 def _refused_tokenizer(folder: Path, error: "PretrainedError", loaded: "LoadedConfig") -> Diagnostic:
@@ -132,18 +134,6 @@ def find_initial_weights(
     if folder is not None:
         return _from_folder(choice, folder)
     return _from_file(choice, working_folder / os.path.expanduser(weights))  # noqa: PTH111 - never raises
-
-
-def folder_of(loaded: "LoadedConfig", working_folder: Path) -> Path | None:
-    """Return the folder that `initial_weights` names; None if it names a file, or nothing."""
-    from ttlaunch.spec.recipe.sections import TrainingFile
-
-    if not isinstance(loaded.config, TrainingFile):
-        return None
-    weights = loaded.config.checkpoint_config.initial_weights or ""
-    if not weights.startswith(_FOLDER):
-        return None
-    return working_folder / os.path.expanduser(weights.removeprefix(_FOLDER))  # noqa: PTH111 - never raises
 
 
 def _said(value: object) -> str:

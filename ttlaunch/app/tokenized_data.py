@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EXTRA = "`pip install 'ttlaunch[pretrained]'`"
 _BYTES = 256
+_FOLDER = "hf:"
 _FORMAT = 1
 _LONGEST = 300
 
@@ -126,10 +127,21 @@ def named_tokenizer(where: str, sha256: str | None, working_folder: Path) -> Fou
 def _rows_of_model(loaded: LoadedConfig, working_folder: Path) -> int | None:
     """Return the tokens of the model with which the training begins, which may be more than its tokenizer has."""
     from ttlaunch.app.import_weights import find_pretrained
-    from ttlaunch.app.initial_weights import folder_of
 
     folder = folder_of(loaded, working_folder)
     return find_pretrained(str(folder)).vocabulary if folder else None
+
+
+def folder_of(loaded: LoadedConfig, working_folder: Path) -> Path | None:
+    """Return the folder that `initial_weights` names; None if it names a file, or nothing."""
+    from ttlaunch.spec.recipe.sections import TrainingFile
+
+    if not isinstance(loaded.config, TrainingFile):
+        return None
+    weights = loaded.config.checkpoint_config.initial_weights or ""
+    if not weights.startswith(_FOLDER):
+        return None
+    return working_folder / os.path.expanduser(weights.removeprefix(_FOLDER))  # noqa: PTH111 - never raises
 
 
 def _cache() -> Path:
