@@ -185,8 +185,8 @@ def _from_memory(checkpoint: "Checkpoint") -> list[Diagnostic]:
     if saved_by is None:
         return []
     message = (
-        f"training goes on from step {checkpoint.step}, whose state {shown(saved_by, longest=_LONGEST)} saved from memory when "
-        f"the run lost its coordinator"
+        f"training goes on from step {checkpoint.step}, whose state {shown(saved_by, longest=_LONGEST)} saved from memory "
+        "when the run ended"
     )
     return [Diagnostic("P084", message, severity=Severity.WARNING)]
 

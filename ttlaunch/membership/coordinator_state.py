@@ -122,7 +122,12 @@ class Coordinator:
     @property
     def missing(self) -> int:
         """How many workers an epoch lacks; 0 if there are enough."""
-        return max(0, self.minimum - len(self.workers))
+        return max(0, self.minimum - len(self.staying))
+
+    @property
+    def staying(self) -> frozenset[int]:
+        """The numbers of the workers that are ready and were not asked to leave."""
+        return frozenset(number for number, worker in self.workers.items() if not worker.leaves)
 
     @property
     def lacks_slots(self) -> bool:

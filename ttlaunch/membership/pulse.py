@@ -10,6 +10,11 @@ _MEDIANS = 4.0  # and after this many times the median step
 _STEPS = 64  # of which the median is taken
 
 
+def limit_for(median_s: float) -> float:
+    """Return after how many seconds without progress something counts as hung that usually takes `median_s`."""
+    return max(LEAST_S, _MEDIANS * median_s)
+
+
 @dataclass(frozen=True)
 class Beat:
     """What a member last reported of itself.
@@ -45,7 +50,7 @@ class Pulse:
         """Seconds without progress after which a member in a step is late."""
         if self._hang_s is not None:
             return self._hang_s
-        return max(LEAST_S, _MEDIANS * median(self._steps_s)) if self._steps_s else LEAST_S
+        return limit_for(median(self._steps_s)) if self._steps_s else LEAST_S
 
     def note_step(self, seconds: float) -> None:
         """Take the time of a step into account."""

@@ -21,6 +21,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints, newest_step
+from ttlaunch.running.checkpoints.last_states import take_in_last_state
 from ttlaunch.running.conclude import Ending, compared_replicas, conclude, folder_failure
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
@@ -35,6 +36,7 @@ from ttlaunch.running.ending import (
     keeps_checkpoints,
     stopped,
 )
+from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.stderr_tail import stderr_tails
 from ttlaunch.running.flight_recorders import drop_evidence, keep_recorders
 from ttlaunch.running.hang.hangs import HangWatch
@@ -274,6 +276,8 @@ class _Supervision:
             self._pass_on(checkpoints)  # a checkpoint counts if ranks on other hosts have come as far
             self.watch.replicas.settle({})  # no rank reports any more digests
             checkpoints.finish()
+            if self._elastic is not None and self._elastic.has_saved and keeps_checkpoints(self.plan):
+                take_in_last_state(self.folder.path)
         except OSError as error:
             self._ending.failure = self._ending.failure or folder_failure(error)
         self._notice_last_losses()
@@ -304,7 +308,17 @@ class _Supervision:
     def _notice_hang(self) -> None:
         if self._ending.since is None and self._ending.failure is None:
             self._standing.notice(self.watch.ranks)
-            self._ending.failure = self._exits.check() or self._hangs.check(self.watch.ranks)
+            self._ending.failure = self._exits.check() or self._hang()
+
+    def _hang(self) -> Failure | None:
+        """Return the failure to report if the run hangs; an elastic one goes on without the rank that is to blame."""
+        elastic, ranks = self._elastic, self.watch.ranks
+        if elastic is not None and elastic.waits_for_workers(ranks):
+            return None  # it says so, and for whom
+        hang = self._hangs.check(ranks)
+        if hang is None or (elastic is not None and elastic.outlives(hang, ranks, why_lost=self._ending.why_lost)):
+            return None
+        return hang
 
     def _notice_difference(self) -> None:
         """End a run whose replicas differ; no checkpoint of this step or a later one is completed."""
@@ -322,9 +336,12 @@ class _Supervision:
         if self._elastic is None:
             return
         ending, ranks = self._ending, self.watch.ranks
-        self._elastic.notice(ranks, why_lost=ending.why_lost, is_ending=ending.since is not None)
+        is_ending = ending.since is not None
+        self._elastic.notice(ranks, why_lost=ending.why_lost, is_ending=is_ending, away=ending.away.keys())
+        if is_ending and not ending.is_failing:
+            self._elastic.end_waiting(ranks)
         ending.tolerate(self._elastic.tolerated, ranks)
-        self._elastic.notice_hosts(ending.away, ranks, is_ending=ending.since is not None)
+        self._elastic.notice_hosts(ending.away, ranks, is_ending=is_ending)
         ending.failure = ending.failure or self._elastic.failure
         if self.plan.elastic is not None and self.plan.elastic.has_local_steps:
             # Others make an average anew that only a lost worker had completed, and without that worker it is another one.

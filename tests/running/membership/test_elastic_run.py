@@ -1,12 +1,16 @@
 """Which ends of workers the supervisor of an elastic run tolerates, and in whose place it starts others."""
 
+from dataclasses import replace
+
 import pytest
 
+from ttlaunch import contract
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import RankError, RankExit
+from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import SilentView
 from ttlaunch.running.membership.elastic_run import ElasticRun
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -17,7 +21,7 @@ class Controller:
     """Notes what the supervisor does with the ranks; real ones are in `tests/running/test_elastic_runs.py`."""
 
     def __init__(self):
-        self.added, self.signals = [], []
+        self.added, self.signals, self.told = [], [], []
 
     def add(self, ranks):
         for state in ranks:
@@ -25,7 +29,7 @@ class Controller:
             self.added.append(state.row.rank)
 
     def tell(self, number, message):
-        pass
+        self.told.append((number, message))
 
     def signal_ranks(self, ranks, number, *, marker=None):
         self.signals += [(state.row.rank, number) for state in ranks]
@@ -56,9 +60,9 @@ class Supervised:
         state.exit = RankExit(rank=number, **{"status": 1, **how})
         state.phase = Phase.FAILED
 
-    def look(self, lost=()):
+    def look(self, lost=(), away=()):
         why = lambda state: "was lost: its shim was killed" if state.row.rank in lost else ""  # noqa: E731
-        self.run.notice(self.ranks, why_lost=why, is_ending=False)
+        self.run.notice(self.ranks, why_lost=why, is_ending=False, away=away)
 
 
 @pytest.fixture
@@ -136,3 +140,84 @@ def test_the_last_workers_of_a_place_that_end_at_once_are_not_replaced_for_ever(
         supervised.end(number)
         supervised.look()
     assert [3, 5] == supervised.controller.added  # worker 1 had not made a step either, so three have ended in a row
+
+
+@pytest.mark.parametrize("elastic", ["1:2", "2:2"])
+def test_a_worker_that_makes_no_progress_is_killed_and_replaced_also_where_too_few_are_left_without_it(
+    tmp_path, elastic
+):
+    supervised = Supervised(tmp_path, elastic)
+    supervised.begin()
+    supervised.report(0, "progressed", epoch=1, applied=1, limit_s=60.0)
+    supervised.report(1, "progressed", epoch=1, applied=1, limit_s=0.0)
+    supervised.look()
+    supervised.look()
+    assert ([(1, 9)], [3]) == (supervised.controller.signals, supervised.controller.added)
+    assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)
+
+
+def test_a_run_whose_weights_are_gone_says_so_and_does_not_count_those_that_are_left(supervised):
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.run.membership.lose(1, "was lost", 0.0)
+    supervised.report(0, "answered", epoch=2, applied=None)
+    supervised.look()
+    failure = supervised.run.failure
+    assert "the worker that is left cannot go on: the weights are gone with those that ended" == failure.cause
+    assert (("worker-0001 was lost",), True) == (failure.evidence, "--resume run" in failure.next_step)
+
+
+def test_a_run_that_has_too_few_workers_and_starts_none_only_waits_for_others(tmp_path):
+    supervised = Supervised(tmp_path, elastic="2:2")
+    supervised.begin()
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    assert not supervised.run.waits_for_workers(supervised.ranks)
+    supervised.look(lost={1, 3}, away={"box"})
+    supervised.report(0, "answered", epoch=2, applied=1)
+    supervised.look(lost={1, 3}, away={"box"})
+    assert ([], None, True) == (
+        supervised.controller.added,
+        supervised.run.failure,
+        supervised.run.waits_for_workers(supervised.ranks),
+    )
+    supervised.ranks[3].phase = Phase.STARTING
+    assert not supervised.run.waits_for_workers(supervised.ranks)  # one that does not start may hang
+
+
+def test_workers_that_wait_for_others_save_what_they_have_when_the_run_is_to_stop(tmp_path):
+    supervised = Supervised(tmp_path, elastic="2:2")
+    supervised.begin()
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.run.end_waiting(supervised.ranks)
+    supervised.look(lost={1, 3}, away={"box"})
+    supervised.report(0, "answered", epoch=2, applied=1)
+    save = [told for told in supervised.controller.told if told[1] == contract.ORDER_TO_SAVE]
+    assert ([], False) == (save, supervised.run.has_saved)
+    supervised.run.end_waiting(supervised.ranks)
+    save = [told for told in supervised.controller.told if told[1] == contract.ORDER_TO_SAVE]
+    assert ([(0, contract.ORDER_TO_SAVE)], True) == (save, supervised.run.has_saved)
+
+
+def test_a_run_that_has_too_few_workers_ends_where_nobody_can_join_any_more(tmp_path):
+    supervised = Supervised(tmp_path, elastic="2:2")
+    supervised.begin()
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.run.waits_for_others = True
+    (tmp_path / "members.jsonl").unlink()
+    (tmp_path / "members.jsonl").mkdir()  # the journal cannot be written any more
+    supervised.end(1, status=None, signal=9)
+    supervised.look()
+    assert ([], frozenset()) == (supervised.controller.added, supervised.run.tolerated)  # so worker 1 is what is named
+
+
+def test_who_is_to_blame_for_a_hang_is_replaced_where_others_have_the_weights(supervised):
+    hang = Failure(code="R014", rank=1, cause="has not moved for 31 s", time=0.0)
+    why_lost = lambda _: ""  # noqa: E731
+    nobody = replace(hang, rank=None)
+    assert not supervised.run.outlives(nobody, supervised.ranks, why_lost=why_lost)
+    assert supervised.run.outlives(hang, supervised.ranks, why_lost=why_lost)
+    assert supervised.run.outlives(hang, supervised.ranks, why_lost=why_lost)  # its process has not ended yet
+    assert ([(1, 9)], [3]) == (supervised.controller.signals, supervised.controller.added)
+    supervised.look()
+    assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)
+    last = replace(hang, rank=0)
+    assert not supervised.run.outlives(last, supervised.ranks, why_lost=why_lost)

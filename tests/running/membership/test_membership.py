@@ -9,6 +9,7 @@ from ttlaunch.membership.messages import Begin, Dismiss, Finish, Prepare, order_
 from ttlaunch.planning.launch_plan import ElasticLimits
 from ttlaunch.records.members import MemberReport
 from ttlaunch.running.membership.journal import Journal, read_journal
+from ttlaunch.running.membership.members import NotAdmittedError
 from ttlaunch.running.membership.membership import Membership
 from ttlaunch.running.runs.run_folder import RunFolder
 
@@ -16,11 +17,11 @@ from ttlaunch.running.runs.run_folder import RunFolder
 class World:
     """A membership, what it has ordered, and reports of workers as they come from their records."""
 
-    def __init__(self, folder, *, first=3, minimum=1, maximum=3, **rest):
+    def __init__(self, folder, *, first=3, minimum=1, maximum=3, servers=0, **rest):
         self.folder = RunFolder("run", folder)
         self.journal = Journal(self.folder)
         self.orders = []  # with the length of the journal when each was given
-        limits = ElasticLimits(minimum, maximum, micro_batches=8, first=first)
+        limits = ElasticLimits(minimum, maximum, micro_batches=8, first=first, servers=servers)
         self.members = Membership(limits, self.journal, tell=self.note, **rest)
 
     def note(self, member, message):
@@ -125,6 +126,35 @@ def test_a_worker_that_is_asked_to_leave_is_dismissed_and_the_others_go_on(world
     world.answer_all(applied=1)
     assert ([2], "left") == (world.given(Dismiss), world.members.left[2])
     assert (0, 1) == world.members.changes[-1].members
+
+
+def test_a_worker_without_which_too_few_are_left_cannot_leave_and_nothing_is_interrupted(tmp_path):
+    world = World(tmp_path, minimum=2)
+    world.begin()
+    world.members.let_leave(2, now=1.0)
+    world.members.let_leave(2, now=1.1)  # it leaves already
+    with pytest.raises(
+        NotAdmittedError, match="worker-0001 cannot leave: a step needs 2 workers, and without it 1 is left"
+    ):
+        world.members.let_leave(1, now=1.2)
+    world.answer_all(applied=1)
+    assert ((0, 1), Phase.RUNNING) == (world.members.changes[-1].members, world.members.phase)
+
+
+def test_a_worker_that_leaves_does_not_count_among_those_that_are_there(tmp_path):
+    world = World(tmp_path, minimum=2)
+    world.begin()
+    world.members.let_leave(2, now=1.0)
+    world.members.lose(1, "was killed by SIGKILL", now=1.1)
+    assert 1 == world.members.state.missing
+
+
+def test_the_server_that_alone_has_the_weights_cannot_leave(tmp_path):
+    world = World(tmp_path, servers=1)
+    world.begin()
+    with pytest.raises(NotAdmittedError, match="worker-0000 cannot leave: it is the server"):
+        world.members.let_leave(0, now=1.0)
+    world.members.let_leave(1, now=1.0)
 
 
 def test_a_member_without_progress_counts_as_hung_and_one_that_waits_for_it_does_not(tmp_path):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.diagnostics.terminal_text import clean
@@ -26,6 +27,7 @@ from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Phase, RankState
 
 _FUTILE = 3  # replacements in a row at one place that end before they have taken part
+_SAVE_AGAIN_S = 0.5
 _QUIET_S, _REMINDER_S = 15.0, 60.0  # after which, and how often then, it is said who is awaited
 _RESUME = "`ttlaunch run RECIPE --resume {}` continues from the newest checkpoint of this run, if it has one"
 _OVER = {MembersPhase.FINISHED, MembersPhase.STRANDED}
@@ -40,6 +42,7 @@ class ElasticRun:
         failure: Why the run cannot go on although no worker has failed; None as long as it can.
         outside: The workers that join by themselves.
         waits_for_others: Whether workers may come that this run does not start itself.
+        has_saved: Whether workers were ordered to save their state from memory, see `end_waiting`.
     """
 
     def __init__(self, plan: LaunchPlan, folder: RunFolder, view: View, *, controller: RankController) -> None:
@@ -51,7 +54,8 @@ class ElasticRun:
         self.membership = Membership(plan.elastic, self._journal, tell=self._tell)
         self.tolerated: frozenset[int] = frozenset()
         self.failure: Failure | None = None
-        self.waits_for_others = False
+        self.waits_for_others = self.has_saved = False
+        self._save_again = 0.0
         self._planned = plan.world_size
         self._ranks: Sequence[RankState] = ()
         self.outside = OutsideWorkers(
@@ -81,37 +85,87 @@ class ElasticRun:
         """Whether every member has made all steps."""
         return self.membership.phase is MembersPhase.FINISHED
 
+    def waits_for_workers(self, ranks: Sequence[RankState]) -> bool:
+        """Whether no step is made because too few workers are there, and none is starting here: the run then only waits."""
+        state = self.membership.state
+        if not state.missing or self.membership.phase in {*_OVER, MembersPhase.RUNNING}:
+            return False
+        return not any(one.exit is None and one.row.rank not in {*self._gone, *state.seen} for one in _present(ranks))
+
+    def end_waiting(self, ranks: Sequence[RankState]) -> None:
+        """Have workers that wait for others save what they have and end, because the run is to stop and nobody comes any more.
+
+        Call it a few times a second while the run is being stopped; the order is repeated until it is obeyed.
+        """
+        now = time.monotonic()
+        if not self.membership.changes or now < self._save_again or not self.waits_for_workers(ranks):
+            return
+        self._save_again = now + _SAVE_AGAIN_S
+        if not self.has_saved:
+            self._say("too few workers are left to finish the step; they save the one before it")
+        self.has_saved = True
+        for state in _present(ranks):
+            if state.exit is None and state.row.rank not in self._gone:
+                self._controller.tell(state.row.rank, contract.ORDER_TO_SAVE)
+
+    def outlives(self, hang: Failure, ranks: Sequence[RankState], *, why_lost: Callable[[RankState], str]) -> bool:
+        """End the worker that is to blame for a hang, if others have the weights and go on; returns whether they do.
+
+        A worker in a step is ended sooner (`membership/pulse.py`); this is for what may take long, such as its first step.
+        """
+        number = hang.rank
+        if number is None or not self.membership.changes or self.membership.phase in _OVER:
+            return False
+        others = [one for other, one in self.membership.state.workers.items() if other != number]
+        if number not in self._gone and any(one.applied is not None for one in others):
+            self._end_hung(ranks[number], f"{hang.cause}, and was killed", time.monotonic())
+            self._replace(ranks, [number], why_lost)
+        return number in self._gone
+
     def take(self, state: RankState, record: AnyProgress) -> None:
         """Take a record of a worker."""
         if isinstance(record, MemberReport):
             self.membership.take(state.row.rank, record, time.monotonic())
 
-    def notice(self, ranks: Sequence[RankState], *, why_lost: Callable[[RankState], str], is_ending: bool) -> None:
+    def notice(
+        self,
+        ranks: Sequence[RankState],
+        *,
+        why_lost: Callable[[RankState], str],
+        is_ending: bool,
+        away: Collection[str] = (),
+    ) -> None:
         """Look who is gone; call it a few times a second, after records were taken.
 
         Args:
             ranks: All ranks.
             why_lost: Returns how a rank was lost that has left no record of its end, as a clause; empty if it was not.
             is_ending: Whether the run is being ended, so that nobody is replaced any more.
+            away: The hosts that are lost now, and may come back.
         """
         now, self._ranks = time.monotonic(), ranks
         if is_ending and not self._is_ending:
             self.membership.let_end(now)
         self._is_ending = is_ending
-        lost = [(state, why) for state in ranks if (why := self._why_gone(state) or self._if_present(state, why_lost))]
-        for state, why in lost:
+        gone = [(state, why) for state in ranks if (why := self._why_gone(state) or self._if_present(state, why_lost))]
+        for state, why in gone:
             self._gone.add(state.row.rank)
             self._lose(state, why, now)
+        lost = [state.row.rank for state, _ in gone]
         for number, seconds in self.membership.late(now).items():
             if number >= self._planned:
                 self.membership.lose(number, f"made no progress for {render_duration(seconds)}", now)
             elif number not in self._gone:
-                self._end_hung(ranks[number], seconds, now)
+                self._end_hung(ranks[number], f"made no progress for {render_duration(seconds)} and was killed", now)
+                lost.append(number)
         self.membership.tick(now)
         has_begun = bool(self.membership.changes)  # until then, a worker that ends may well do so every time
         if has_begun and not is_ending:
-            self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
-        if self.membership.phase is MembersPhase.STRANDED or self._nobody_can_come(ranks, is_ending=is_ending):
+            self._replace(ranks, lost, why_lost)
+        may_return = not is_ending and (self._away or (has_begun and away))
+        can_come = (self.waits_for_others or may_return) and not self.membership.is_frozen
+        is_too_few = not can_come and self._has_too_few(ranks, is_ending=is_ending)
+        if self.membership.phase is MembersPhase.STRANDED or is_too_few:
             self.tolerated = self._outlived(ranks)  # the failure to name is one that the others did not outlive
             self.failure = self.failure or self._too_few(ranks, why_lost)
             return
@@ -119,7 +173,7 @@ class ElasticRun:
             self._end_starting(ranks)
         self.tolerated = frozenset(number for number in self._gone if not _could_not_save(ranks[number]))
         if not has_begun and not is_ending:
-            self._replace(ranks, [state.row.rank for state, _ in lost], why_lost)
+            self._replace(ranks, lost, why_lost)
         self._say_what_changed(now)
 
     def notice_hosts(self, lost: MutableMapping[str, Any], ranks: Sequence[RankState], *, is_ending: bool) -> None:
@@ -181,11 +235,11 @@ class ElasticRun:
         append_event(self._folder, "worker_lost", worker=worker_name(number), reason=why)
         self.membership.lose(number, why, now)
 
-    def _end_hung(self, state: RankState, seconds: float, now: float) -> None:
+    def _end_hung(self, state: RankState, why: str, now: float) -> None:
         """Kill a worker that has stopped making progress; a stopped process dies too."""
         number = state.row.rank
         self._gone.add(number)
-        self._lose(state, f"made no progress for {render_duration(seconds)} and was killed", now)
+        self._lose(state, why, now)
         self._controller.signal_ranks([state], signal.SIGKILL)
 
     def _end_starting(self, ranks: Sequence[RankState]) -> None:
@@ -214,14 +268,15 @@ class ElasticRun:
             append_event(self._folder, "worker_started", worker=started, in_place_of=worker_name(number))
             self._say(f"{started} starts in place of {worker_name(number)}")
 
-    def _nobody_can_come(self, ranks: Sequence[RankState], *, is_ending: bool) -> bool:
+    def _has_too_few(self, ranks: Sequence[RankState], *, is_ending: bool) -> bool:
         """Whether the workers that are left are too few, and none is starting."""
-        if self.membership.phase in _OVER or self.waits_for_others or (self._away and not is_ending):
+        if self.membership.phase in _OVER:
             return False
-        present = [state for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in self._gone]
+        present = [state for state in _present(ranks) if state.row.rank not in self._gone]
         if is_ending:
             return not present
-        return len(present) < self._limits.minimum and self.membership.phase is not MembersPhase.RUNNING
+        is_short = sum(state.exit is None for state in present) < self._limits.minimum
+        return is_short and self.membership.phase is not MembersPhase.RUNNING
 
     def _outlived(self, ranks: Sequence[RankState]) -> frozenset[int]:
         """Return the workers without which others have made a step, and those that were dismissed: they did not end the run."""
@@ -237,15 +292,18 @@ class ElasticRun:
     def _too_few(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> Failure | None:
         """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
         why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
+        resume = _RESUME.format(self._folder.run_id)
         if self.membership.state.lacks_slots:
             cause = "a part of the state is gone: the worker that owned it and its shadow ended together"
-            return Failure(
-                code="R075", cause=cause, time=time.time(), evidence=why, next_step=_RESUME.format(self._folder.run_id)
-            )
+            return Failure(code="R075", cause=cause, time=time.time(), evidence=why, next_step=resume)
         left = [state for state in _present(ranks) if state.row.rank not in self.tolerated]
         if any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in left):
             return None
         count = len(self.membership.state.workers)
+        if count and self.membership.phase is MembersPhase.STRANDED:
+            who = "the worker that is left" if count == 1 else f"the {count} workers that are left"
+            cause = f"{who} cannot go on: the weights are gone with those that ended"
+            return Failure(code="R075", cause=cause, time=time.time(), evidence=why, next_step=resume)
         cause = (
             f"{counted(count, 'worker')} {'is' if count == 1 else 'are'} left, and a step needs {self._limits.minimum}"
         )
@@ -282,8 +340,11 @@ class ElasticRun:
             self._next_reminder = now + (_REMINDER_S if is_starting else _QUIET_S)
         if now < self._next_reminder:
             return
-        here = ", ".join(worker_name(number) for number in sorted(self.membership.state.workers)) or "nobody"
-        self._say(f"waiting for {counted(missing, 'worker')} more of {self._limits.minimum}; ready: {here}")
+        here = ", ".join(map(worker_name, sorted(self.membership.state.staying))) or "nobody"
+        changes, left = self.membership.changes, self.membership.left
+        gone = [number for number in (changes[-1].members if changes else ()) if number in left]
+        missed = "".join(f"; {worker_name(number)} {left[number]}" for number in gone)
+        self._say(f"waiting for {counted(missing, 'worker')} more of {self._limits.minimum}; ready: {here}{missed}")
         self._next_reminder = now + _REMINDER_S
 
     def _say(self, text: str) -> None:

@@ -80,7 +80,7 @@ class Worker:
 
 
 class NotAdmittedError(Exception):
-    """A worker cannot take part now; the text says why, in one clause."""
+    """A worker cannot take part now, or cannot leave; the text says why, in one clause."""
 
 
 class Members(Protocol):
@@ -104,6 +104,7 @@ class Members(Protocol):
 
         Raises:
             KeyError: No worker has this number.
+            NotAdmittedError: The others could not go on without it.
         """
 
     def heartbeat(self, number: int, beat: Heartbeat, records: Sequence[AnyProgress], *, wait_s: float) -> Orders:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ttlaunch.contract import worker_name
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.membership.coordinator import step
 from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
 from ttlaunch.membership.messages import (
@@ -29,6 +30,7 @@ from ttlaunch.planning.launch_plan import ElasticLimits
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.members import MemberReport
 from ttlaunch.running.membership.journal import Journal
+from ttlaunch.running.membership.members import NotAdmittedError
 
 FASTER = "some members are faster than others"
 """The reason of an epoch that only divides the work anew."""
@@ -176,9 +178,14 @@ class Membership:
             self.left.pop(number, None)
 
     def let_leave(self, number: int, now: float) -> None:
-        """Let a worker leave at the next boundary of a step."""
+        """Let a worker leave at the next boundary of a step; one that leaves already, or does not take part, is left as it is.
+
+        Raises:
+            NotAdmittedError: The others could not go on without it.
+        """
         with self._lock:
-            if number in self._state.workers and not self._state.workers[number].leaves:
+            if number in self._state.staying:
+                self._check_can_leave(number)
                 self.left.setdefault(number, "left")
                 self._journal.write("leaves", worker=number)
                 self._add_reason(f"{worker_name(number)} left", now)
@@ -188,6 +195,17 @@ class Membership:
         """Note that the run was ordered to stop, so that nobody comes any more."""
         with self._lock:
             self._handle(EndOrdered(), now)
+
+    def _check_can_leave(self, number: int) -> None:
+        terms, others = self._state.terms, len(self._state.staying) - 1
+        if others < terms.minimum:
+            left = f"{others} {'is' if others == 1 else 'are'} left"
+            raise NotAdmittedError(
+                f"{worker_name(number)} cannot leave: a step needs {counted(terms.minimum, 'worker')}, and without it {left}"
+            )
+        has_alone = terms.servers > 0 and terms.slots is None
+        if has_alone and number in self._state.places[: terms.servers]:
+            raise NotAdmittedError(f"{worker_name(number)} cannot leave: it is the server, which alone has the weights")
 
     def tick(self, now: float) -> None:
         """Repeat orders that may have been lost; call it a few times a second."""

@@ -185,6 +185,10 @@ class ElasticMember:
         self._makes_steps = not self.takes_states
         return self.applied
 
+    def take_tasks(self) -> None:
+        """Have no part in the steps of the run, and compute tasks that another member hands out; call it before `join`."""
+        self._reporter.has_own_tasks = True
+
     def regroup(self) -> None:
         """Answer what this worker has, and wait until it acts in the next epoch, with the state that this one starts from.
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 
 from ttlaunch.membership.messages import Answered, CutOff, Progressed, Registered
+from ttlaunch.membership.pulse import limit_for
 from ttlaunch.membership.reports import fields_of
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
@@ -29,6 +30,8 @@ class Reporter:
         own_steps: Returns how many steps only its own weights have.
         has_stepped: Whether it has made a step; the first one of a process may take long.
         pauses: Whether it waits for the coordinator.
+        has_own_tasks: Whether it makes no step of the run but computes tasks, so that the time of a step says nothing about it.
+        pace_s: Seconds that it needs for a micro-batch, without waits; None as long as it does not know.
     """
 
     def __init__(self, write: Callable[..., object], traffic: TrafficCounter) -> None:
@@ -37,7 +40,8 @@ class Reporter:
         self.given: Mapping[int, int] = {}
         self.taken = (0, 0)
         self.own_steps: Callable[[], int] = int
-        self.has_stepped = self.pauses = False
+        self.has_stepped = self.pauses = self.has_own_tasks = False
+        self.pace_s: float | None = None
         self._write, self._traffic = write, traffic
         self._lock = threading.Lock()
         self._last: dict[str, object] = {}
@@ -45,11 +49,6 @@ class Reporter:
         self._paces: deque[float] = deque(maxlen=_PACES)
         self._closing = threading.Event()
         threading.Thread(target=self._repeat, name="reports", daemon=True).start()
-
-    @property
-    def pace_s(self) -> float | None:
-        """Seconds that this worker needs for a micro-batch, without waits; None as long as it does not know."""
-        return median(self._paces) if self._paces else None
 
     def report(self, event: Registered | Answered | Progressed | CutOff) -> None:
         """Write an event, and repeat it until the next."""
@@ -61,6 +60,7 @@ class Reporter:
         """Note that a micro-batch is done, and how long it took."""
         if self.micro_batches:  # the first one of a process takes longer
             self._paces.append(seconds)
+            self.pace_s = median(self._paces)
         self.micro_batches += 1
 
     def timed(self, indices: Iterable[int], *, check: Callable[[], object]) -> Iterator[int]:
@@ -109,7 +109,6 @@ class Reporter:
                     self._write_last()
 
     def _write_last(self) -> None:
-        is_long = self._long > 0 or not self.has_stepped
         given = self.given  # the role's thread replaces it
         self._write(
             **self._last,
@@ -117,5 +116,13 @@ class Reporter:
             **({"given": sorted(given.items()), "taken": self.taken} if given else {}),
             counts=(self.micro_batches, self._traffic.sent_bytes, sum(given.values())),
             waits=self.pauses or self._traffic.is_waiting,
-            limit_s=_LONG_S if is_long else None,
+            limit_s=self._limit_s(),
         )
+
+    def _limit_s(self) -> float | None:
+        """Return how long what this worker does now may take; None: as long as steps of the run say."""
+        pace_s = self.pace_s  # the role's thread replaces it
+        has_begun = pace_s is not None if self.has_own_tasks else self.has_stepped
+        if self._long or not has_begun:
+            return _LONG_S
+        return limit_for(pace_s) if self.has_own_tasks and pace_s is not None else None

@@ -203,7 +203,7 @@ class Standing:
     def _check_stays(self) -> None:
         """Raise if this worker takes part no longer; called under the lock."""
         if self._is_abandoned:
-            raise AbandonedError("the run has lost its coordinator")
+            raise AbandonedError("it was told to save its state")
         if isinstance(self._end, Dismiss):
             raise LeftError(self._end.reason)
         state = self._state

@@ -70,6 +70,7 @@ class ElasticTaskClient:
         Raises:
             LeftError: The run needs this worker no more.
         """
+        self._member.take_tasks()
         self._member.join(None, applied=None)
         self._take_answer()
         self._began, self.waited_s = time.monotonic(), 0.0
