@@ -22,6 +22,7 @@ from fuzz_cases import Sample, Target, bomb, mutated
 from fuzz_files import checkpoints, pretrained, textproto, yaml
 from fuzz_hosts import frames, probes, records
 from fuzz_terminal import terminal_text
+from fuzz_untrusted import gguf, templates, tokenizers
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "frames": frames,
@@ -29,6 +30,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "probes": probes,
     "checkpoints": checkpoints,
     "pretrained": pretrained,
+    "gguf": gguf,
+    "tokenizers": tokenizers,
+    "templates": templates,
     "yaml": yaml,
     "textproto": textproto,
     "text": terminal_text,

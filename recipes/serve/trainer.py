@@ -60,6 +60,8 @@ def head(cfg: Config, ctx: RankContext) -> None:
         split=served.split,
         max_streams=slots,
         max_waiting=served.max_waiting,
+        chat_template=served.chat_template,
+        special_tokens=served.special_tokens,
     )
     hello = describe_served(cfg, ctx, what, tokenizer=tokenizer, part=part, broken=broken)
     token_bytes = part.cache.nbytes // (slots * part.cache.context)

@@ -72,7 +72,9 @@ class Head:
             step=40,
             context=self.arguments.context,
             tokenizer_sha256=self.sha,
-            template_sha256=self.sha,
+            template_sha256=hashlib.sha256((self.arguments.template or "").encode()).hexdigest(),
+            chat_template=self.arguments.template,
+            special_tokens={"bos_token": "Z"},
             max_streams=self.arguments.streams,
             max_waiting=self.arguments.waiting,
         )
@@ -181,6 +183,7 @@ def main():
     parser.add_argument("--waiting", type=int, default=32)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--pace", type=float, default=0.002)
+    parser.add_argument("--template", help="the model's chat template")
     parser.add_argument("--weights", default="weights")
     parser.add_argument("--silent", action="store_true", help="answer no ping")
     arguments = parser.parse_args()

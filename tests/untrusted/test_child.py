@@ -21,9 +21,7 @@ def answers(requests, file):
 @pytest.fixture
 def tasks(monkeypatch):
     """A task that does whatever it is asked."""
-    start = (
-        f"exec({TASK!r}); import ttlaunch.untrusted.__main__ as child; child._find = lambda _: answers; child.main()"
-    )
+    start = f"exec({TASK!r}); import ttlaunch.untrusted.__main__ as child; child.find_task = lambda _: answers; child.main()"
     monkeypatch.setattr(
         child, "_CODE", child._CODE.replace("from ttlaunch.untrusted.__main__ import main; main()", start)
     )

@@ -17,6 +17,7 @@ MOST: Final = 2**53
 """Largest whole number that every reader of JSON keeps exactly."""
 
 _LONGEST_NAME: Final = 200
+_LONGEST_NAMED: Final = 1024
 _MOST_NAMED: Final = 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -130,6 +131,14 @@ def named_numbers(value: Any) -> dict[str, int]:
         raise UnfitError(f"expected at most {_MOST_NAMED} named numbers")
     name, amount = string(_LONGEST_NAME), whole(-MOST)
     return {name(key): amount(one) for key, one in value.items()}
+
+
+def named_texts(value: Any) -> dict[str, str]:
+    """Check a few texts by name."""
+    if type(value) is not dict or len(value) > _MOST_NAMED:
+        raise UnfitError(f"expected at most {_MOST_NAMED} named texts")
+    name, text = string(_LONGEST_NAME), string(_LONGEST_NAMED)
+    return {name(key): text(one) for key, one in value.items()}
 
 
 def object_of(made: type) -> Check:

@@ -14,7 +14,7 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -24,6 +24,7 @@ from ttlaunch.serving.checked import (
     decimal,
     list_of,
     named_numbers,
+    named_texts,
     object_of,
     one_of,
     or_none,
@@ -39,6 +40,7 @@ MOST_TOKENS: Final = 1 << 17
 MOST_CHOICES: Final = 8
 """Most texts for one prompt: OpenAI's `n`."""
 MOST_LOGPROBS: Final = 20
+_LONGEST_TEMPLATE: Final = 1 << 18
 MOST_STOPS: Final = 4
 LEAST_LOGPROB: Final = -9999.0
 """What stands for the logarithm of a probability of zero."""
@@ -174,6 +176,8 @@ class Hello:
     template_sha256: Annotated[str, sha256]
     max_streams: Annotated[int, whole(1, 64)]
     max_waiting: Annotated[int, whole(0, 4096)] = 32
+    chat_template: Annotated[str | None, or_none(string(_LONGEST_TEMPLATE))] = None
+    special_tokens: Annotated[Mapping[str, str], named_texts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

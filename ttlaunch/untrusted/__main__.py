@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NoReturn, Protocol
 
 from ttlaunch.untrusted.child import FAILED, NO_LIBRARY, OUT_OF_MEMORY, REFUSED, MissingLibraryError, UntrustedError
 
@@ -39,11 +39,16 @@ def main() -> None:
     _, task, descriptor, cpu_s, memory, parent = sys.argv[1:]
     _end_with(int(parent))
     try:
-        answers = _find(task)
+        answers = find_task(task)
     except MissingLibraryError as error:
         _end(NO_LIBRARY, error.library)
     file = os.fdopen(int(descriptor), "rb", closefd=False) if int(descriptor) >= 0 else sys.stdin.buffer
-    limit(cpu_s=int(cpu_s), memory=int(memory))
+    do(answers, file, cpu_s=int(cpu_s), memory=int(memory))
+
+
+def do(answers: Task, file: BinaryIO, *, cpu_s: int, memory: int) -> NoReturn:
+    """Give up what is not needed, do a task with the requests of the standard input, and end the process."""
+    limit(cpu_s=cpu_s, memory=memory)
     try:
         for piece in answers(map(json.loads, sys.stdin.buffer), file):
             _write(piece)
@@ -69,7 +74,7 @@ def limit(*, cpu_s: int, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 
-def _find(task: str) -> Task:
+def find_task(task: str) -> Task:
     try:
         module = importlib.import_module(f"ttlaunch.untrusted.{_TASKS[task]}")
     except ModuleNotFoundError as error:
@@ -95,6 +100,6 @@ def _write(piece: bytes) -> None:
         rest = rest[os.write(1, rest) :]
 
 
-def _end(status: int, reason: str) -> None:
+def _end(status: int, reason: str) -> NoReturn:
     os.write(1, reason.encode(errors="replace"))
     os._exit(status)

@@ -87,16 +87,7 @@ class Child:
         self._task, self._cpu_s, self._memory, self._wall_s = task, cpu_s, memory, wall_s
         descriptor = file.fileno() if file else -1
         limits = (task, str(descriptor), str(cpu_s), str(memory), str(os.getpid()))
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", "-c", _CODE, _ROOT, *limits],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_ENVIRONMENT,
-            cwd="/",
-            pass_fds=(descriptor,) if file else (),
-            start_new_session=True,
-        )
+        process = start(limits, descriptor)
         self._process = process
         self._requests, self._answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
 
@@ -179,6 +170,25 @@ class Child:
         if status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
             raise UntrustedError(f"reading it takes more than {_size(self._memory)} of memory")
         raise UntrustedError(f"its reader ended with status {status}{': ' if reason else ''}{reason}")
+
+
+def start(arguments: tuple[str, ...], descriptor: int) -> subprocess.Popen[bytes]:
+    """Start the process of a child.
+
+    Args:
+        arguments: What `__main__.py` takes, behind the folder of this package.
+        descriptor: The file that the child may read; -1 for none.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-B", "-c", _CODE, _ROOT, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_ENVIRONMENT,
+        cwd="/",
+        pass_fds=(descriptor,) if descriptor >= 0 else (),
+        start_new_session=True,
+    )
 
 
 def read_limited(

@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from ttlaunch.serving.checked import UnfitError, build
 from ttlaunch.serving.door.link import Link, NotReadyError
 from ttlaunch.serving.door.streams import Interrupted, Stream
 from ttlaunch.serving.wire import Accepted, Ask, Hello, Refused, WireError
+from ttlaunch.untrusted.child import UntrustedError
 
 OPENAI: Final = "/v1/"
 """Where the paths of OpenAI's API begin; its clients expect mistakes in another form, and 400 where the others get 422."""
@@ -117,12 +119,19 @@ def known(link: Link) -> Hello:
 
 
 async def begin(link: Link, ask: Ask) -> tuple[Stream, Accepted]:
-    """Ask, and wait until the head has accepted.
+    """Ask, and wait until the head has accepted; a chat becomes a text by the model's own template, if it has one.
 
     Raises:
         TooLongError: If the prompt does not fit into the context.
         AnswerError: If the head refuses for another reason, or no head is there.
     """
+    if ask.messages is not None and link.hello is not None and link.hello.chat_template is not None:
+        try:
+            ask = replace(ask, text=await link.templates.render(link.hello, ask.messages), messages=None)
+        except UntrustedError as error:
+            raise AnswerError(
+                422, f"the model's chat template: {error}", code="bad_template", param="messages"
+            ) from None
     try:
         stream = link.ask(ask)
     except NotReadyError as error:

@@ -240,7 +240,8 @@ class ChatApi:
         forgotten = 0
         while True:
             now = ask.messages or (ChatMessage(role="user", content=ask.text or ""),)
-            whole_chat = replace(ask, text=None, messages=(*memory.turns, *now)) if memory.turns else ask
+            is_chat = memory.turns or answers.known(self._link).chat_template is not None
+            whole_chat = replace(ask, text=None, messages=(*memory.turns, *now)) if is_chat else ask
             try:
                 begun = await answers.begin(self._link, whole_chat)
             except TooLongError:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from ttlaunch.serving import wire
 from ttlaunch.serving.door.metrics import Meters
 from ttlaunch.serving.door.streams import Interrupted, Order, Stream
+from ttlaunch.serving.door.templates import Templates
 
 LONGEST_SILENCE_S: Final = 5.0
 """For how long a token that has passed every stage proves that all of them work."""
@@ -58,6 +59,7 @@ class Link:
         self._path = path
         self._meters = meters
         self._clock = clock
+        self.templates = Templates()
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._writer: asyncio.StreamWriter | None = None

@@ -3,8 +3,8 @@
 import hashlib
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -42,6 +42,8 @@ class Served:
         split: What each of several ranks has.
         max_streams: Streams that are computed at once.
         max_waiting: Streams that may wait for that.
+        chat_template: The template in Jinja that came with the model; None for the plain one of our own models.
+        special_tokens: Texts that the template asks for by name.
     """
 
     model: str
@@ -49,6 +51,8 @@ class Served:
     split: Literal["stages", "columns"]
     max_streams: int
     max_waiting: int
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 def describe_served(
@@ -86,9 +90,11 @@ def describe_served(
         exact=not broken,
         why_not_exact="; ".join(broken) or None,
         tokenizer_sha256=tokenizer.sha256,
-        template_sha256=hashlib.sha256(TEMPLATE.encode()).hexdigest(),
+        template_sha256=hashlib.sha256((served.chat_template or TEMPLATE).encode()).hexdigest(),
         max_streams=served.max_streams,
         max_waiting=served.max_waiting,
+        chat_template=served.chat_template,
+        special_tokens=served.special_tokens,
     )
 
 
