@@ -54,6 +54,7 @@ def main() -> None:
         print(f"{name:14} {medians[name]:6.2f} s   {min(seconds):.2f} to {max(seconds):.2f}")
     print(f"{'difference':14} {medians['run, openmpi'] - medians['mpirun']:6.2f} s   (openmpi to mpirun, at most 0.9)")
     print(f"{'quotient':14} {medians['run, agents'] / medians['run, openmpi']:6.2f}     (agents to openmpi)")
+    print(f"{'quotient':14} {medians['run, agents'] / medians['mpirun']:6.2f}     (agents to mpirun, at most 1.5)")
 
 
 def _bare(folder: Path) -> list[str]:

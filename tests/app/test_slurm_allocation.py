@@ -2,8 +2,11 @@
 
 import pytest
 
+from ttlaunch.app import slurm_allocation, submit
+from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.slurm_allocation import explain_slurm, warn_of_waiting
-from ttlaunch.diagnostics import has_errors
+from ttlaunch.diagnostics import LaunchError, has_errors
+from ttlaunch.spec.topology.slurm_request import SlurmRequest
 
 NO_CONFIGURATION = """\
 sbatch: error: fetch_config: DNS SRV lookup failed
@@ -36,3 +39,42 @@ def test_only_reasons_that_somebody_has_to_remove_are_warned_of():
     [warning] = warn_of_waiting("7", "PartitionDown")
     assert ("H046", False) == (warning.code, has_errors([warning]))
     assert [] == [one for reason in ("", "Priority", "Resources") for one in warn_of_waiting("7", reason)]
+
+
+class Listener(Unattended):
+    """Keeps what was said of a wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def waiting(self, text):
+        self.said.append(text)
+
+
+@pytest.fixture
+def slow_slurm(tmp_path, monkeypatch):
+    """Commands of Slurm's that say nothing for a second, and then that munge does not answer."""
+    for name in ("salloc", "sbatch", "srun"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nsleep 1\nprintf '%s\\n' '{NO_MUNGE.splitlines()[-1]}' >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    for module in (slurm_allocation, submit):
+        monkeypatch.setattr(module, "SILENT_S", 0.1)
+    return tmp_path
+
+
+def test_a_slurm_that_does_not_answer_is_told_of_once_while_its_commands_try_again(slow_slurm):
+    listener, allocation = Listener(), slurm_allocation._Salloc(SlurmRequest())
+    with pytest.raises(LaunchError) as caught:
+        allocation.wait(listener)
+    with allocation._process as process:
+        process.stdin.close()
+    assert ["H044"] == [one.code for one in caught.value.diagnostics]
+    assert [slurm_allocation.SILENT] == listener.said
+
+    with pytest.raises(LaunchError) as caught:
+        submit._sbatch(slow_slurm, SlurmRequest(), listener)
+    assert ["H044"] == [one.code for one in caught.value.diagnostics]
+    assert [slurm_allocation.SILENT] * 2 == listener.said

@@ -30,6 +30,9 @@ _TICK_S = 0.2
 _ASK_EVERY_S = 2.0
 _END_S = 10.0
 _LAST_WORDS_S = 1.0
+SILENT_S = 5.0
+SILENT = "Slurm has not answered yet; its commands try again for up to a minute if munge or the controller does not answer; Ctrl-C gives up"
+"""What is said of a command of Slurm's that has said nothing itself for `SILENT_S` seconds."""
 _END = b"\0\0"
 _CHUNK = 65536
 _HOLD = "env -0; printf '\\0'; exec cat >/dev/null"
@@ -108,6 +111,7 @@ class _Salloc:
         process, listening = self._start()
         assert process.stdout is not None  # noqa: S101 - all three streams are pipes
         received, asked, reason = b"", time.monotonic(), ""
+        began, is_told = asked, False
         while not received.endswith(_END):
             if select.select([process.stdout], [], [], _TICK_S)[0]:
                 part = os.read(process.stdout.fileno(), _CHUNK)
@@ -118,6 +122,9 @@ class _Salloc:
                 received += part
             elif self.job is None and any(_TRIES_AGAIN.search(line) for line in self._said):
                 raise LaunchError([self._refused()])  # salloc would try for a minute
+            elif self.job is None and not is_told and time.monotonic() - began > SILENT_S:
+                is_told = True
+                dialogue.waiting(SILENT)
             elif self.job is not None and time.monotonic() - asked > _ASK_EVERY_S:
                 reason, asked = self._report(reason, dialogue), time.monotonic()
         pairs = (line.decode("utf-8", "replace").partition("=") for line in received.split(b"\0") if b"=" in line)

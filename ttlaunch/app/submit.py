@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,7 +19,7 @@ from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.app.slurm_allocation import explain_slurm, missing_configuration, warn_of_waiting
+from ttlaunch.app.slurm_allocation import SILENT, SILENT_S, explain_slurm, missing_configuration, warn_of_waiting
 from ttlaunch.app.slurm_job import JOB_PREFIX, ORDER_FILE, SCRIPT_FILE, Job, ask_queue, write_job
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, Severity, file_error, shown, usage_error
 from ttlaunch.hosts.sync.release import Release, make_release
@@ -127,7 +128,7 @@ def submit(submission: Submission, dialogue: Dialogue) -> tuple[Path, str]:
     folder = _make_folder(submission.options.runs_dir)
     try:
         _fill(folder, submission, release)
-        number = _sbatch(folder, submission.request)
+        number = _sbatch(folder, submission.request, dialogue)
         write_job(folder, number=number, name=program.name, submitted=time.time())
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -239,7 +240,7 @@ def _warn_of_script(path: Path | None, release: Release) -> list[Diagnostic]:
     return [Diagnostic("P073", message, notes=notes, hints=hints, severity=Severity.WARNING)]
 
 
-def _sbatch(folder: Path, request: SlurmRequest) -> str:
+def _sbatch(folder: Path, request: SlurmRequest, dialogue: Dialogue) -> str:
     """Hand the script to Slurm, and return the job's number.
 
     Raises:
@@ -247,6 +248,9 @@ def _sbatch(folder: Path, request: SlurmRequest) -> str:
     """
     # Variables such as SBATCH_PARTITION would override what the script says.
     environment = {name: value for name, value in slurm_environment().items() if not name.startswith("SBATCH_")}
+    silent = threading.Timer(SILENT_S, dialogue.waiting, (SILENT,))
+    silent.daemon = True
+    silent.start()
     try:
         answer = subprocess.run(
             ["sbatch", "--parsable", SCRIPT_FILE],
@@ -267,6 +271,8 @@ def _sbatch(folder: Path, request: SlurmRequest) -> str:
         said = error.stderr.decode("utf-8", "replace") if isinstance(error.stderr, bytes) else ""
         late = explain_slurm(f"{said} sbatch: no answer within {_SUBMIT_S:g} s")
         raise LaunchError([late] if late else []) from error
+    finally:
+        silent.cancel()
     number = answer.stdout.strip().partition(";")[0]
     if answer.returncode == 0 and number.isdecimal():
         return number

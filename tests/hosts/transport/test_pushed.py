@@ -277,6 +277,18 @@ def test_a_python_that_was_started_ahead_gets_bytecode_at_once(shell_host, monke
     assert stream.expect(timeout_s=10)[0]["line"] is None
 
 
+def test_only_the_first_frame_may_say_which_bytecode_a_host_understands(script):
+    """A host that sends it again and again is no script of ours, and would be waited for until the deadline."""
+    stream = script("""
+        from ttlaunch import contract
+        def main(arguments):
+            while True:
+                contract.send_frame({"kind": "python", "bytecode": "00"})
+    """)
+    assert stream.expect(timeout_s=10)[0]["kind"] == "python"
+    stream.process.kill()
+
+
 def test_bytecode_is_that_of_the_module_and_comes_from_its_file():
     code = pushed._code("agent.claims")
     assert code.co_filename.endswith("ttlaunch/agent/claims.py")

@@ -34,6 +34,7 @@ class FrameStream:
         self.host = host
         self.process = process
         self.bytecode = ""
+        self._has_begun = False  # a frame has come
         self._overdue: str | None = None
         self._next: tuple[dict[str, Any], bytes] | None = None  # a frame that `wait_for_python` has received
 
@@ -81,10 +82,11 @@ class FrameStream:
             self._next = frame
 
     def _says_bytecode(self, header: Mapping[str, Any]) -> bool:
-        if header.get("kind") != PYTHON_IS_UP:
-            return False
-        self.bytecode = str(header.get("bytecode"))
-        return True
+        is_hello = header.get("kind") == PYTHON_IS_UP and not self._has_begun  # later it is no frame of our scripts
+        self._has_begun = True
+        if is_hello:
+            self.bytecode = str(header.get("bytecode"))
+        return is_hello
 
     def _read(self, end: float, *, timeout_s: float, largest_body: int) -> tuple[dict[str, Any], bytes] | None:
         if self._overdue is not None:
