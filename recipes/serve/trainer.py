@@ -85,6 +85,7 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
     """Build what this rank has of the model, with its cache; at the head, also why bits differ from those of training."""
     served, sharing = cfg.serve_config, (ctx.sole("head"), *ctx.ranks("share"))
     place, count = (ctx.rank, 1 + len(ctx.ranks("stage"))) if len(sharing) == 1 else (0, 1)
+    column = sharing.index(ctx.rank) if len(sharing) > 1 else 0
     model = build_served_model(
         cfg,
         ctx,
@@ -92,8 +93,9 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
         blocks=contiguous_blocks(cfg.transformer_config.num_blocks, count)[place],
         has_embedding=place == 0,
         has_head=place == count - 1,
+        place=column,
+        count=len(sharing),
     )
-    column = sharing.index(ctx.rank) if len(sharing) > 1 else 0
     padding, gather = agree_on_padding(ctx, sharing, served.exact), columns_among(ctx, sharing)
     products = Products(cfg, model, place=column, count=len(sharing), gather=gather, padding=padding)
     broken = why_not_exact(cfg, ctx, model, products=products, exact=served.exact)

@@ -134,7 +134,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(trained):
     ("options", "message"),
     [
         (ServeOptions(ranks=4), "4 ranks cannot share 3 blocks as stages"),
-        (ServeOptions(ranks=5, split="columns"), "64 columns over 5 ranks are less than 16 each"),
+        (ServeOptions(ranks=5, split="columns"), "5 ranks cannot share 4 heads of attention"),
         (ServeOptions(max_context=65), "`--max-context 65` exceeds the 64 tokens"),
     ],
 )

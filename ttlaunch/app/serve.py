@@ -82,6 +82,8 @@ def find_served(
     _check_model(training, config)
     weights = whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
     _check_sizes(sizes, options)
+    if options.split == "columns":
+        check_shares(sizes, options.ranks, kind=training["model_type"], vocabulary=weights[_EMBEDDING].shape[0])
     path = checkpoint.path.resolve()
     asked = {
         "model": _name(checkpoint, path),
@@ -250,11 +252,26 @@ def _check_sizes(sizes: Mapping[str, Any], options: ServeOptions) -> None:
     if options.split != "columns" and options.ranks > sizes["num_blocks"]:
         message = f"{counted(options.ranks, 'rank')} cannot share {counted(sizes['num_blocks'], 'block')} as stages"
         raise usage_error(message, f"`--ranks {sizes['num_blocks']}` is the most, or `--split columns`")
-    width = sizes["embedding_dim"]
-    if options.split == "columns" and width // options.ranks < _LEAST_COLUMNS:
+
+
+def check_shares(sizes: Mapping[str, Any], ranks: int, *, kind: str, vocabulary: int) -> None:
+    """Check that each rank has enough columns of every matrix, and a head of attention where heads are shared.
+
+    Raises:
+        LaunchError: It has not.
+    """
+    heads = sizes["num_heads"]
+    if kind == "gpt" and heads < ranks:
+        message = f"{counted(ranks, 'rank')} cannot share {counted(heads, 'head')} of attention"
+        raise usage_error(message, f"`--ranks {heads}` is the most, or `--split stages`")
+    widths = {"columns": sizes["embedding_dim"], "columns of the head, one for each token,": vocabulary}
+    if kind == "llama":
+        widths["columns inside of a feed-forward layer"] = sizes["mlp_dim"] or 4 * sizes["embedding_dim"]
+    what = min(widths, key=lambda name: widths[name])
+    if (width := widths[what]) // ranks < _LEAST_COLUMNS:
         most = max(1, width // _LEAST_COLUMNS)
         message = (
-            f"{width} columns over {counted(options.ranks, 'rank')} are less than {_LEAST_COLUMNS} each, and products of fewer "
+            f"{width} {what} over {counted(ranks, 'rank')} are less than {_LEAST_COLUMNS} each, and products of fewer "
             "columns have other bits than whole ones"
         )
         raise usage_error(message, f"`--ranks {most}` is the most, or `--split stages`")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ttlaunch.hosts.doctor.facts import HostFacts
 
 _FLOAT = 4
+_EMBEDDING = "embedding.token.weight"
+_WHOLE = (_EMBEDDING, "embedding.position.", "norm.")
+"""What the names of parameters contain that every rank has as a whole, where ranks share matrices by columns."""
 _PADDED_ROWS = 4
 """Shares gather the rows of a step after they are padded; stages send them before."""
 
@@ -23,7 +26,7 @@ class ServedMemory:
     """What all ranks of a serving run have together, in bytes.
 
     Attributes:
-        weights: Weights, as they are loaded; shares of columns load whole matrices first, so each rank has all of them.
+        weights: Weights. Ranks that share matrices by columns each have norms and embedding as a whole.
         cache: Keys and values of all texts.
         slots: Texts at once.
         context: Tokens of each.
@@ -67,7 +70,7 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
     context, slots = served["max_context"] or sizes.max_sequence_length, served["max_streams"]
     shares = served.get("shares", 0)
     ranks = ranks or 1 + shares + served.get("stages", 0)
-    weights = sum(tensor.size for tensor in weights_of(spec).values())
+    found = {name: tensor.size for name, tensor in weights_of(spec).items()}
     is_shared = shares > 0 and ranks > 1
     width, logits = sizes.embedding_dim * _FLOAT, served["vocabulary"] * _FLOAT
     if is_shared:  # each rank sends its columns of what a block gathers, and of the logits, to every other one
@@ -76,7 +79,22 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
         sent = (ranks - 1) * width + (logits if ranks > 1 else 0)
     cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)
     least = _PADDED_ROWS if is_shared and served["exact"] != "off" else 1
-    return ServedMemory(weights * (ranks if is_shared else 1), cache, slots, context, sent, least)
+    weights = weight_bytes(found, ranks=ranks, is_shared=is_shared, is_tied=sizes.tie_embeddings)
+    return ServedMemory(weights, cache, slots, context, sent, least)
+
+
+def weight_bytes(sizes: Mapping[str, int], *, ranks: int, is_shared: bool, is_tied: bool) -> int:
+    """Return what all ranks have of a model's weights together, in bytes.
+
+    Args:
+        sizes: The bytes of each parameter, by name.
+        ranks: Ranks that share the model.
+        is_shared: Whether they share its matrices by columns; otherwise each has some blocks.
+        is_tied: Whether the head computes with the embedding's matrix, of which it has columns then, or a copy in the last stage.
+    """
+    everywhere = sum(size for name, size in sizes.items() if any(part in name for part in _WHOLE))
+    copies = sizes[_EMBEDDING] if is_tied and ranks > 1 else 0
+    return sum(sizes.values()) + (everywhere * (ranks - 1) if is_shared else 0) + copies
 
 
 def check_hosts(prepared: "PreparedRun", facts: "Mapping[str, HostFacts]") -> list[Diagnostic]:

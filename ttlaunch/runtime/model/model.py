@@ -81,8 +81,13 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Set every parameter from (seed, name) alone. Of a split parameter, each rank draws all values and keeps its part."""
+        """Set every parameter from (seed, name) alone. Of a split parameter, each rank draws all values and keeps its part.
+
+        Parameters on torch's device `meta` have no memory: whoever builds such a model gives them memory and values.
+        """
         for name, parameter in self.named_parameters():
+            if parameter.is_meta:
+                continue
             split = self.splits.get(name)
             whole = parameter if split is None else parameter.new_empty(split.shape)
             initialise(name, whole, seed=self.seed, num_blocks=self.num_blocks, is_tied=self.is_tied)

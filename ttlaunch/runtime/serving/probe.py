@@ -3,7 +3,7 @@
 Shapes: R = rows, K = inputs, N = outputs of a layer; T = tokens of a sequence, W = width of a head.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -47,19 +47,42 @@ def _of_length(cfg: TrainingFile, products: Products) -> Iterator[str]:
 
 
 def _of_products(cfg: TrainingFile, model: Model, products: Products) -> Iterator[str]:
-    by_shape = {weight_NK.shape: name for name, (weight_NK, _) in linear_layers(model).items()}
+    by_shape = {_shape_of(model, name, weight): name for name, (weight, _) in linear_layers(model).items()}
     is_large = sum(rows * columns for rows, columns in by_shape) > _MOST_VALUES
     many = min(64 if is_large else 256, max(rules.ROWS, cfg.transformer_config.max_sequence_length))
     counts = (1, 8) if is_large else _ROWS
-    for name in by_shape.values():
-        whole_NK, bias_N = linear_layers(model)[name]
-        x_RK = torch.randn(many, whole_NK.shape[1], generator=_generator()).to(products.format)
+    for shape, name in by_shape.items():
+        whole_NK, bias_N = (_whole(part, products.columns(name), shape[0]) for part in linear_layers(model)[name])
+        assert whole_NK is not None  # noqa: S101 - a layer has a matrix
+        x_RK = torch.randn(many, shape[1], generator=_generator()).to(products.format)
         bias = None if bias_N is None else bias_N.to(products.format)
         whole_RN = functional.linear(x_RK, whole_NK.to(products.format), bias)
+        more_RN = functional.linear(x_RK.repeat(4, 1), whole_NK.to(products.format), bias)
+        if not torch.equal(more_RN[:many], whole_RN):
+            yield f"{name}: products of {many} rows differ from one of {4 * many} rows, as several texts at once are in training"
         expected_RN = torch.cat([whole_RN[:, part.start : part.stop] for part in products.columns(name)], 1)
         wrong = [rows for rows in counts if rows <= many and not _is_equal(products, name, x_RK, expected_RN[:rows])]
         if wrong:
             yield f"{name}: products of {', '.join(map(str, wrong))} rows differ from one of {many} rows"
+
+
+def _shape_of(model: Model, name: str, weight: Tensor) -> tuple[int, int]:
+    """The shape of a layer's whole matrix."""
+    split = model.splits.get("head.output.weight" if name == "head" else f"{name}.weight")
+    rows, columns = weight.shape if split is None else split.shape
+    return rows, columns
+
+
+def _whole(part: Tensor | None, columns: Sequence[range], outputs: int) -> Tensor | None:
+    """A layer's matrix or bias; where other ranks have the other columns, with zeros in their place."""
+    if part is None or len(part) == outputs:
+        return part
+    whole = part.new_zeros(outputs, *part.shape[1:])
+    start = 0
+    for each in columns:
+        whole[each.start : each.stop] = part[start : start + len(each)]
+        start += len(each)
+    return whole
 
 
 def _is_equal(products: Products, name: str, x_RK: Tensor, expected_RN: Tensor) -> bool:  # noqa: PLR0917  a private comparison

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving.shares import Shares
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 Gather = Callable[[Tensor, Sequence[int]], Tensor]
@@ -56,11 +58,11 @@ class Products:
         gather: Gather | None = None,
         padding: rules.Padding = rules.EXACT,
     ) -> None:
-        """Take the layers of a model, or copies of a share's columns.
+        """Take the layers of a model, or copies of a share's columns where the model has whole matrices.
 
         Args:
             cfg: The precision and the heads.
-            model: All blocks or those of a stage, with whole matrices.
+            model: All blocks or those of a stage, with whole matrices or this rank's columns of them.
             place: This rank's position among those that share the matrices.
             count: The number of ranks that share them.
             gather: Gathers columns; required if `count` is above 1.
@@ -73,30 +75,31 @@ class Products:
             raise ValueError("shares of matrices need a way to gather columns")
         self.format, self.padding = compute_format(cfg), padding
         self._gather, self._place, self._count = gather, place, count
-        kind, sizes = cfg.training_config.model_type, cfg.transformer_config
-        self._is_llama = kind == "llama"
-        self._num_heads = sizes.num_heads if kind == "gpt" else 0
-        self.heads = range(sizes.kv_heads) if self._is_llama else _cut_evenly(self._num_heads, count)[place]
+        self._sharing = Shares(cfg, count)
+        self.heads = self._sharing.heads(place)
         self._own: dict[str, list[range]] = {}
         self._widths: dict[str, list[int]] = {}
         self._layers: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name, (weight_NK, bias_N) in linear_layers(model).items():
-            self._add(name, weight_NK, bias_N)
+            self._add(name, weight_NK, bias_N, split=model.splits.get(_parameter(name)))
 
-    def _add(self, name: str, weight_NK: Tensor, bias_N: Tensor | None) -> None:
-        outputs = len(weight_NK)
+    def _add(self, name: str, weight_NK: Tensor, bias_N: Tensor | None, *, split: Split | None) -> None:
+        outputs = len(weight_NK) if split is None else split.shape[0]
         self._own[name] = [range(outputs)]
         if self._count == 1:
             self._keep(name, weight_NK, bias_N)
             return
-        parts = self._parts(name, outputs)
+        parts = self._sharing.parts(name, outputs)
         self._widths[name] = [sum(map(len, part)) for part in parts]
-        if self._is_gated(name):
+        if self._sharing.is_gated(name):
             self._widths[name] = [len(first) for first, _ in parts]  # what is gathered has been multiplied by its gate
         if min(self._widths[name]) < rules.LEAST_SHARE:
             few = f"{min(self._widths[name])} columns of {name}; each rank needs at least {rules.LEAST_SHARE}"
             raise ValueError(f"{self._count} ranks would leave one of them {few}")
         own = self._own[name] = parts[self._place]
+        if split is not None:  # only these columns were read
+            self._keep(name, weight_NK, bias_N)
+            return
         cut = [
             torch.cat([whole[each.start : each.stop] for each in own])
             for whole in (weight_NK, bias_N)
@@ -109,27 +112,6 @@ class Products:
         if not self.padding.is_exact:
             weight = weight.T.contiguous()  # a product of one row takes two thirds of the time, and has other bits
         self._layers[name] = weight, None if bias_n is None else bias_n.to(self.format)
-
-    def _is_gated(self, name: str) -> bool:
-        return self._is_llama and name.endswith("feed_forward_in")
-
-    def _parts(self, name: str, outputs: int) -> list[list[range]]:
-        """For each share, its columns of a layer."""
-        if self._num_heads and name.endswith("attention_in"):
-            return self._head_columns(outputs)
-        if not self._is_gated(name):
-            return _whole_ranges(outputs, self._count)
-        inside = outputs // 2  # a gate, and then what it multiplies
-        shares = rules.cut_columns(inside, self._count)
-        return [[part, range(inside + part.start, inside + part.stop)] for part in shares]
-
-    def _head_columns(self, outputs: int) -> list[list[range]]:
-        """For each share, the columns of its heads' queries, keys and values."""
-        each, width = outputs // 3, outputs // 3 // self._num_heads
-        return [
-            [range(each * matrix + width * part.start, each * matrix + width * part.stop) for matrix in range(3)]
-            for part in _cut_evenly(self._num_heads, self._count)
-        ]
 
     def columns(self, name: str) -> list[range]:
         """Return which columns of a layer's outputs this rank computes, in their order in `own`."""
@@ -151,7 +133,7 @@ class Products:
     def gathered_heads(self, mixed_Rn: Tensor) -> Tensor:
         """Put together what the heads of all shares have mixed, shape (R, D)."""
         width = mixed_Rn.shape[1] // max(1, len(self.heads))
-        return self._gathered(mixed_Rn, [len(part) * width for part in _cut_evenly(self._num_heads, self._count)])
+        return self._gathered(mixed_Rn, [len(part) * width for part in self._sharing.heads_of_all])
 
     def whole(self, name: str, rows_RK: Tensor) -> Tensor:
         """Compute a layer, shape (R, N), in `format`: this rank's columns, gathered with those of the others."""
@@ -162,7 +144,7 @@ class Products:
 
 
 def linear_layers(model: Model) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Return the matrix and bias of each linear layer by name; the head's matrix may be the embedding's."""
+    """Return what this rank has of each linear layer's matrix and bias, by name; the head's matrix may be the embedding's."""
     found: dict[str, tuple[Tensor, Tensor | None]] = {
         name: (layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         for name, layer in model.named_modules()
@@ -175,9 +157,6 @@ def linear_layers(model: Model) -> dict[str, tuple[Tensor, Tensor | None]]:
     return found
 
 
-def _whole_ranges(columns: int, count: int) -> list[list[range]]:
-    return [[part] for part in rules.cut_columns(columns, count)]
-
-
-def _cut_evenly(items: int, count: int) -> list[range]:
-    return [range(place * items // count, (place + 1) * items // count) for place in range(count)]
+def _parameter(layer: str) -> str:
+    """Return the name of a layer's matrix."""
+    return "head.output.weight" if layer == "head" else f"{layer}.weight"

@@ -119,7 +119,8 @@ class StepMemory:
     def _see(self, storage: torch.UntypedStorage, kind: str) -> None:
         """Note a storage as of this kind, unless it is known."""
         address = storage._cdata  # noqa: SLF001  which it keeps, while `data_ptr` is 0 as long as it is empty
-        if address not in self._live:
+        has_memory = storage.device.type != "meta"
+        if has_memory and address not in self._live:
             self._live[address] = storage
             self._kinds[address] = kind
 

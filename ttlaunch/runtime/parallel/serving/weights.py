@@ -1,10 +1,18 @@
-"""The part of a trained model that a rank of a serving run has: built, and filled from a checkpoint of any layout."""
+"""The part of a trained model that a rank of a serving run has: built, and filled from a checkpoint of any layout.
+
+Only this part is ever in memory: of a matrix that ranks share by columns, files are read column by column.
+"""
 
 from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.model.layers import WHOLE, Layers
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.serving.shares import Shares
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 
@@ -16,7 +24,8 @@ def build_served_model(
     blocks: Iterable[int] | None = None,
     has_embedding: bool = True,
     has_head: bool = True,
-    layers: Layers = WHOLE,
+    place: int = 0,
+    count: int = 1,
 ) -> Model:
     """Build a part of a model and read its weights from the checkpoint that the run was given; it cannot be trained.
 
@@ -27,22 +36,50 @@ def build_served_model(
         blocks: The blocks of the part; None: all.
         has_embedding: Whether the part begins with the embedding.
         has_head: Whether the part ends with the head.
-        layers: This rank's share of the matrices of its blocks.
+        place: This rank's position among those that share the matrices by columns.
+        count: The number of ranks that share them.
+
+    Cost: memory for the part, and while it is read for one tensor of it more.
 
     Raises:
         CheckpointReadError: The files are not what the launching machine found, or lack a tensor of this part.
+        ValueError: The matrices are too narrow for so many ranks.
     """
-    model = Model(
-        cfg,
-        vocabulary=vocabulary,
-        blocks=range(cfg.transformer_config.num_blocks) if blocks is None else blocks,
-        has_embedding=has_embedding,
-        has_head=has_head,
-        layers=layers,
-    )
-    model.flatten(ctx.device)
-    ctx.watch(model, values=model.weights_N.numel())
-    model.release_flat_vectors(weights=False)
-    model.requires_grad_(requires_grad=False)
+    with torch.device("meta"), _NothingDrawn():  # shapes without memory
+        model = Model(
+            cfg,
+            vocabulary=vocabulary,
+            blocks=range(cfg.transformer_config.num_blocks) if blocks is None else blocks,
+            has_embedding=has_embedding,
+            has_head=has_head,
+        )
+    model.splits = dict(Shares(cfg, count).splits(model, place))
+    _give_memory(model, ctx.device)
+    ctx.watch(model, values=sum(parameter.numel() for parameter in model.parameters()))
     ctx.restore_weights(model)
     return model
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves out the drawing of first values: for tensors without memory, torch would import its compiler for it, in seconds."""
+
+    def __torch_function__(  # noqa: PLR0917  signature of TorchFunctionMode
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        return kwargs.get("tensor", *args[:1]) if func.__name__ == "normal_" else func(*args, **kwargs)
+
+
+def _give_memory(model: Model, device: torch.device) -> None:
+    """Replace the parameters of a model by empty ones of this rank's size, which no backward pass changes."""
+    named = {name for name, _ in model.named_parameters()}
+    for module_name, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            whole_name = f"{module_name}.{name}"
+            split = model.splits.get(whole_name)
+            shape = parameter.shape if split is None else split.local_shape
+            if model.is_tied and whole_name == "head.output.weight" and model.embedding is not None:
+                shape = torch.Size([0])  # the head computes with the embedding's matrix
+            setattr(module, name, nn.Parameter(torch.empty(shape, device=device), requires_grad=False))
+    assert named == {name for name, _ in model.named_parameters()}  # noqa: S101 - as many under the same names
