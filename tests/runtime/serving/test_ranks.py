@@ -1,0 +1,181 @@
+"""Ranks that share a model and exchange messages have the raw logits of training, send what the formula says, and heed a cancel."""
+
+import hashlib
+from collections import Counter
+
+import pytest
+
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.parallel.serving.columns import ColumnModel, columns_among, run_share
+from ttlaunch.runtime.parallel.serving.stages import StagedModel, StageSizes, run_stage
+from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving.ask import Accepted, Ask, Done, Limits, Sampling
+from ttlaunch.runtime.serving.engine import Engine
+from ttlaunch.runtime.serving.forward import CachedPart
+from ttlaunch.runtime.serving.products import Products
+from ttlaunch.runtime.serving.step_plan import StepPlan
+from ttlaunch.runtime.serving.text import make_tokenizer
+from ttlaunch.spec.recipe.serving import gathered_of_row
+
+from .served_models import (
+    VOCABULARY,
+    cached_logits,
+    configuration,
+    differing,
+    random_model,
+    random_texts,
+    training_logits,
+)
+
+SLOTS = 3
+HEADER = 8 * (1 + StepPlan.most_numbers(SLOTS))
+"""Bytes of the message that announces a plan."""
+
+
+class Rank:
+    """A rank of an in-process world as a technique sees it."""
+
+    def __init__(self, world, rank):
+        self.rank, self._comm = rank, world.communicator(rank)
+
+    def __getattr__(self, verb):
+        def call(tensor, *, operation="", **peer):
+            del operation  # what a rank's context counts messages under
+            return getattr(self._comm, verb)(tensor, **peer)
+
+        return call
+
+
+class Served:
+    """A model on several ranks, whose head does what a test says; `outcome` has the bytes between ranks."""
+
+    def __init__(self, cfg, split, ranks):
+        self.cfg, self.split, self.ranks = cfg, split, range(ranks)
+        self.rows = Counter()  # computed by the last rank, by slot
+
+    def run(self, head):
+        world, context = InProcessWorld(["rank"] * len(self.ranks)), self.cfg.transformer_config.max_sequence_length
+        sizes = StageSizes(SLOTS, context, self.cfg.transformer_config.embedding_dim, VOCABULARY)
+        found = []
+
+        def lead():
+            ctx, run_part = Rank(world, 0), self._part(Rank(world, 0), context)
+            if self.split == "stages":
+                model = StagedModel(ctx, self.ranks, sizes, run_part=run_part)
+            else:
+                model = ColumnModel(ctx, self.ranks, slots=SLOTS, run_part=run_part)
+            found.append(head(model))
+            model.end()
+
+        def follow(rank):
+            ctx, run_part = Rank(world, rank), self._part(Rank(world, rank), context)
+            if self.split == "stages":
+                run_stage(ctx, self.ranks, sizes, run_part=run_part)
+            else:
+                run_share(ctx, 0, slots=SLOTS, context=context, run_part=run_part)
+
+        lives = {rank: lambda rank=rank: follow(rank) if rank else lead() for rank in self.ranks}
+        self.outcome = world.run(lives)
+        assert ({}, []) == (self.outcome.errors, self.outcome.findings)
+        return found[0]
+
+    def _part(self, ctx, context):
+        count, blocks = len(self.ranks), self.cfg.transformer_config.num_blocks
+        if self.split == "stages":
+            own = range(ctx.rank * blocks // count, (ctx.rank + 1) * blocks // count)
+            ends = {"has_embedding": ctx.rank == 0, "has_head": ctx.rank == count - 1}
+            model = random_model(self.cfg, blocks=own, **ends)
+            products = Products(self.cfg, model)
+        else:
+            model = random_model(self.cfg)
+            gather = columns_among(ctx, self.ranks)
+            products = Products(self.cfg, model, place=ctx.rank, count=count, gather=gather)
+        part = CachedPart(self.cfg, model, slots=SLOTS, context=context, products=products)
+
+        def run(plan, x):
+            if ctx.rank == count - 1:
+                self.rows.update({span.slot: span.count for span in plan.spans})
+            return part.run(plan, x)
+
+        return run
+
+
+class InSteps:
+    """A model on several ranks as the tests of one process use a part: `plans` are those that were computed."""
+
+    def __init__(self, model):
+        self.model, self.plans = model, []
+
+    def run(self, plan, tokens):
+        self.plans.append(plan)
+        self.model.begin(plan, tokens)
+        return self.model.finish()
+
+
+@pytest.mark.parametrize("length", [64, 128, 160, 256])
+@pytest.mark.parametrize(("split", "ranks"), [("stages", 2), ("stages", 3), ("columns", 2), ("columns", 4)])
+def test_raw_logits_over_ranks_are_those_of_training(split, ranks, length):
+    """S1, of every position of three texts."""
+    cfg = configuration(length=length, blocks=3)
+    texts = random_texts(cfg)
+    found = Served(cfg, split, ranks).run(lambda model: cached_logits(InSteps(model), texts, chunks=(1, 7, 13)))
+    expected = training_logits(random_model(cfg), texts)
+    assert 0 == differing(found, expected)
+    assert len({hashlib.sha256(logits.numpy().tobytes()).hexdigest() for logits in (found, expected)}) == 1
+
+
+@pytest.mark.parametrize(("split", "ranks"), [("stages", 3), ("columns", 3)])
+def test_what_ranks_send_is_the_formula(split, ranks):
+    """S11: bytes between each pair of ranks, by the rows of the plans."""
+    cfg = configuration(length=64, blocks=3)
+    served, plans = Served(cfg, split, ranks), []
+
+    def head(model):
+        steps = InSteps(model)
+        cached_logits(steps, random_texts(cfg))
+        plans.extend(steps.plans)
+
+    served.run(head)
+    ending = HEADER
+    width = cfg.transformer_config.embedding_dim
+    announced = HEADER * len(plans)
+    rows, wanted = sum(plan.rows for plan in plans), sum(plan.wanted for plan in plans)
+    if split == "stages":
+        onward = announced + 4 * width * rows + ending
+        expected = {(0, 1): onward, (1, 2): onward, (2, 0): 4 * VOCABULARY * wanted}
+        assert expected == dict(served.outcome.message_bytes)
+        return
+    padded = sum(rules.EXACT.product_rows(plan.rows) for plan in plans)
+    heads = sum(rules.EXACT.product_rows(plan.wanted) for plan in plans)
+    sent = Counter()
+    for (source, _), size in served.outcome.message_bytes.items():
+        sent[source] += size
+    gathered = (ranks - 1) * 4 * (gathered_of_row(cfg) * padded + VOCABULARY * heads)
+    assert gathered + (ranks - 1) * (announced + 8 * rows + ending) == sum(sent.values())
+
+
+@pytest.mark.parametrize(("split", "ranks"), [("stages", 3), ("columns", 2)])
+def test_no_rank_computes_a_row_of_a_cancelled_stream_beyond_what_is_on_its_way(split, ranks):
+    """S5: at most two steps, counted by the last rank."""
+    served = Served(configuration(length=64, blocks=3), split, ranks)
+
+    def head(model):
+        tokenizer = make_tokenizer("ids", vocabulary=VOCABULARY, alphabet=())
+        engine = Engine(model, tokenizer, Limits(max_streams=SLOTS, context=64, guesses=False))
+        for stream in (1, 2):
+            ask = Ask(stream=stream, prompt=(stream, 7), max_tokens=40, sampling=Sampling(temperature=0.0))
+            assert isinstance(engine.submit(ask), Accepted)
+        for _ in range(10):
+            engine.step()
+        before = served.rows.copy()
+        engine.cancel(1)
+        events = []
+        while not engine.is_idle:
+            events += engine.step()
+        return before, [event for event in events if isinstance(event, Done)]
+
+    before, ends = served.run(head)
+    assert {1: "cancelled", 2: "length"} == {end.stream: end.reason for end in ends}
+    computed = served.rows - before
+    assert computed[0] <= 2  # the first stream's slot
+    assert computed[1] >= 25  # of the 40 tokens, some were computed before
