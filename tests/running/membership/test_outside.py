@@ -201,6 +201,8 @@ def test_nobody_joins_a_run_that_is_ending_or_whose_journal_cannot_be_written(ru
 def test_a_worker_leaves_after_the_present_step(run):
     admitted = run.join()
     with pytest.raises(KeyError):
+        run.outside.leave(admitted.number + 1)
+    with pytest.raises(NotAdmittedError, match="worker-0017 does not take part: it is still starting"):
         run.outside.leave(admitted.number)
     run.beat(admitted, {"what": "registered", "applied": None})
     run.own("answered", epoch=2, applied=3)
@@ -210,6 +212,8 @@ def test_a_worker_leaves_after_the_present_step(run):
     answer = run.beat(admitted, {"what": "answered", "epoch": 3, "applied": 4})
     assert Order.LEAVE == answer.order
     assert ["worker-0017"] == [f"worker-{one.number:04d}" for one in run.outside.workers() if one.left]
+    with pytest.raises(NotAdmittedError, match="worker-0017 does not take part: it has left"):
+        run.outside.leave(admitted.number)
 
 
 def test_a_worker_whose_process_has_ended_is_lost_at_once(run):

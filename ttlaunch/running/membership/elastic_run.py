@@ -319,7 +319,8 @@ class ElasticRun:
                 continue  # it was over before it had made a step, or only divided the work anew
             if change.members == changes[number - 1].members:
                 self._say("; ".join(change.reasons))
-            anew = f", {change.computed_anew} micro-batches computed anew" if change.computed_anew else ""
+            count = change.computed_anew
+            anew = f", {count} micro-batch{'' if count == 1 else 'es'} computed anew" if count else ""
             who = counted(len(change.members), "worker")
             self._say(
                 f"epoch {change.epoch}: {who} after step {change.step}{anew}; the change took {change.pause_s:.1f} s"

@@ -135,7 +135,10 @@ class OutsideWorkers:
     def leave(self, number: int) -> int:
         state = self._membership.state
         if number not in state.workers:
-            raise KeyError(number)
+            known = [one for one in self.workers() if one.number == number]
+            if not known:
+                raise KeyError(number)
+            raise NotAdmittedError(f"{worker_name(number)} does not take part: it {_whereabouts(known[0])}")
         self._membership.let_leave(number, time.monotonic())
         return (state.workers[number].applied or 0) + 1
 
@@ -299,6 +302,13 @@ class OutsideWorkers:
         if number not in state.members:
             return "spare"
         return "training" if state.begin is not None else "changing"
+
+
+def _whereabouts(worker: Worker) -> str:
+    """Return why somebody does not take part, as a clause whose subject is the worker."""
+    if worker.left:
+        return "has left" if worker.left == "left" else worker.left
+    return "is still starting"
 
 
 def _placed(record: MemberReport, joined: _Joined) -> MemberReport:
