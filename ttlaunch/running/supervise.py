@@ -239,6 +239,9 @@ class _Supervision:
                     self._do(act, process)
             output.drain()
         self._pass_on(checkpoints)
+        if self._elastic is not None:
+            self._elastic.judge_end()
+            self._ending.tolerate(self._elastic.tolerated, self.watch.ranks)
 
     def _keeper(self) -> CheckpointKeeper:
         watch = self.watch

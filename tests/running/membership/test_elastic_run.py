@@ -119,6 +119,20 @@ def test_a_worker_that_the_others_outlived_is_not_the_one_that_ended_the_run(sup
     assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)  # worker 0 is what is named
 
 
+def test_when_the_engine_ends_a_worker_counts_as_failed_until_the_others_go_on_without_it(supervised):
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.end(1, status=None, signal=9)
+    supervised.look()
+    assert {1} == supervised.run.tolerated
+    supervised.run.judge_end()
+    assert frozenset() == supervised.run.tolerated
+    supervised.look()
+    supervised.report(0, "answered", epoch=2, applied=1)
+    supervised.look()
+    supervised.run.judge_end()
+    assert {1} == supervised.run.tolerated
+
+
 def test_a_worker_that_was_asked_to_leave_is_not_the_one_that_ended_the_run(supervised):
     supervised.report(0, "progressed", epoch=1, applied=1)
     supervised.run.membership.let_leave(1, 0.0)

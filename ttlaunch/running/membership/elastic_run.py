@@ -176,6 +176,12 @@ class ElasticRun:
             self._replace(ranks, lost, why_lost)
         self._say_what_changed(now)
 
+    def judge_end(self) -> None:
+        """Tolerate only those without which others have gone on: what started the workers has ended, and the run with it."""
+        changes = self.membership.changes
+        if changes and not self.is_over and not self._is_ending and self.failure is None:
+            self.tolerated -= frozenset(changes[-1].members)
+
     def notice_hosts(self, lost: MutableMapping[str, Any], ranks: Sequence[RankState], *, is_ending: bool) -> None:
         """Let the run go on without hosts that are lost, and with those that are back; call it after `notice`.
 
