@@ -30,6 +30,7 @@ from ttlaunch.train import (
     agree_on_padding,
     answer_asks,
     build_served_model,
+    cache_bytes_of_token,
     columns_among,
     contiguous_blocks,
     describe_served,
@@ -64,8 +65,7 @@ def head(cfg: Config, ctx: RankContext) -> None:
         special_tokens=served.special_tokens,
     )
     hello = describe_served(cfg, ctx, what, tokenizer=tokenizer, part=part, broken=broken)
-    token_bytes = part.cache.nbytes // (slots * part.cache.context)
-    engine = Engine(model, tokenizer, limits, token_bytes=token_bytes)
+    engine = Engine(model, tokenizer, limits, token_bytes=cache_bytes_of_token(cfg))
     answer_asks(ctx, engine, model, hello=hello, tokenizer=tokenizer, until_left=served.until_left)
 
 

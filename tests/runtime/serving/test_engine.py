@@ -202,6 +202,7 @@ def test_nothing_is_begun_for_a_cancelled_stream(model, kind, computed):
     engine.step()
     engine.cancel(1)
     assert (2, 0) == (engine.stats().streams, engine.stats().waiting)
+    assert 2 * 96 * cache_bytes_of_token(CFG) == engine.stats().cache_limit
     events = [*engine.step(), *engine.step(), *engine.step()]
     (done,) = [event for event in events if isinstance(event, Done) and event.stream == 1]
     assert "cancelled" == done.reason
@@ -275,11 +276,12 @@ def test_an_ask_that_cannot_be_served_is_refused_with_its_numbers(model, ask, co
 
 
 def test_past_its_slots_and_places_to_wait_the_engine_refuses(model):
-    """S7."""
-    engine = make_engine(model, max_streams=2, max_waiting=1)
-    found = [engine.submit(ask) for ask in asks(count=4)]
-    assert [Accepted, Accepted, Accepted, Refused] == [type(one) for one in found]
-    assert "too_many" == found[3].code
+    """S7: of 41 streams, 8 have a slot, 32 wait, and the 33rd to wait is refused."""
+    engine = make_engine(model, max_streams=8, max_waiting=32)
+    found = [engine.submit(Ask(number, (1, 2), 4)) for number in range(1, 42)]
+    assert [Accepted] * 40 + [Refused] == [type(one) for one in found]
+    assert "too_many" == found[40].code
+    assert 40 == engine.stats().streams + engine.stats().waiting
 
 
 @pytest.mark.parametrize("kind", [{}, {"precision": "bf16"}, {"length": 1100}], ids=str)

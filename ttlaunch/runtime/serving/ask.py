@@ -199,7 +199,8 @@ class Stats:
         guesses_right: Guesses that were the token drawn.
         guesses_wrong: Guesses that were not.
         cache_tokens: Tokens whose keys and values streams hold at present; 0 when no stream has a slot.
-        cache_bytes: Bytes of these, over all stages; what the cache takes as a whole is fixed.
+        cache_bytes: Bytes of these, over all ranks.
+        cache_limit: Bytes that all streams together can hold so.
     """
 
     streams: int = 0
@@ -214,6 +215,7 @@ class Stats:
     guesses_wrong: int = 0
     cache_tokens: int = 0
     cache_bytes: int = 0
+    cache_limit: int = 0
 
 
 class Tokenizer(Protocol):

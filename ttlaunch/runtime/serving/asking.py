@@ -302,7 +302,7 @@ class AskService:
             steps=counted.steps,
             rows=counted.rows,
             kv_bytes_used=counted.cache_bytes,
-            kv_bytes_limit=0,
+            kv_bytes_limit=counted.cache_limit,
             guesses_right=counted.guesses_right,
             guesses_wrong=counted.guesses_wrong,
         )

@@ -148,6 +148,7 @@ class Engine:
             waiting=self._scheduler.waiting,
             cache_tokens=cached,
             cache_bytes=cached * self._token_bytes,
+            cache_limit=self._limits.max_streams * self._limits.context * self._token_bytes,
         )
 
     def _tokens_of(self, ask: Ask) -> list[int] | Refused:
