@@ -85,7 +85,7 @@ def run(name: str, *, seed: int, first: int, count: int) -> list[str]:
         for number in range(first, first + count):
             sample = case(name, target, seed=seed, number=number)
             try:
-                with at_most(LONGEST_S + len(sample.content) / BYTES_PER_S):
+                with at_most(LONGEST_S + target.longer_s + len(sample.content) / BYTES_PER_S):
                     sample.read(sample.content)
             except target.refusals:
                 continue

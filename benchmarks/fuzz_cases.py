@@ -30,12 +30,14 @@ class Target:
         refusals: Exceptions that are an answer: they become diagnostics.
         make: Makes a case from a sample; None: by `mutated`.
         close: Called at the end.
+        longer_s: Further seconds that a case may take: those of a child that is limited by processor time, on a busy machine.
     """
 
     samples: Sequence[Sample]
     refusals: tuple[type[Exception], ...] = ()
     make: Callable[[random.Random, Sequence[Sample]], Sample] | None = None
     close: Callable[[], object] = lambda: None
+    longer_s: float = 0.0
 
 
 SCRAPS = [*'[]{}:,"\\-.0\n\0 ', "[[", "]]", '{"":', "null", "true", "NaN", "Infinity", "-Infinity", "1e400", "-1", "0.5",

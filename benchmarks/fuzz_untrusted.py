@@ -27,6 +27,8 @@ from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
 from ttlaunch.untrusted import child
 from ttlaunch.untrusted.child import UntrustedError, read_limited
 
+BUSY_S = 120.0
+"""As long as a child may take before it counts as stuck."""
 WIDTH, TOKENS, LENGTH = 32, 4, 2
 SHAPES = {"token_embd.weight": (TOKENS, WIDTH), "position_embd.weight": (LENGTH, WIDTH)}
 SHAPES |= {f"output_norm.{kind}": (WIDTH,) for kind in ("weight", "bias")}
@@ -106,7 +108,7 @@ def gguf() -> Target:
 
     whole = _whole_gguf()
     read(whole)  # as it is, it is a model; otherwise every case would be refused for one reason
-    return Target([Sample(whole, read)], (LaunchError, UntrustedError), close=lambda: undo(folder))
+    return Target([Sample(whole, read)], (LaunchError, UntrustedError), close=lambda: undo(folder), longer_s=BUSY_S)
 
 
 def tokenizers() -> Target:
@@ -137,7 +139,7 @@ def tokenizers() -> Target:
     other["model"] = {**ours["model"], "vocab": {**ours["model"]["vocab"], "ab": 5}, "merges": [["a", "b"]]}
     words = tokenizer_json("ids", vocabulary=4)
     samples = [Sample(json.dumps(one).encode(), read) for one in (ours, other, words)]
-    return Target(samples, (PretrainedError, UntrustedError), close=lambda: undo(folder))
+    return Target(samples, (PretrainedError, UntrustedError), close=lambda: undo(folder), longer_s=BUSY_S)
 
 
 def templates() -> Target:
@@ -149,7 +151,7 @@ def templates() -> Target:
         read_limited("chat", {"template": content.decode(errors="replace"), "variables": variables})
 
     read(TEMPLATE.encode())
-    return Target([Sample(TEMPLATE.encode(), read)], (UntrustedError,), close=undo)
+    return Target([Sample(TEMPLATE.encode(), read)], (UntrustedError,), close=undo, longer_s=BUSY_S)
 
 
 def _with_forks() -> Callable[..., None]:

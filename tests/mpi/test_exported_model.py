@@ -109,3 +109,29 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained):
     there = command(trained, "weights", "export", "latest", "runs", "--as", "hf")
     assert (2, True) == (there.returncode, "already exists" in there.stderr)
     assert {"averaged", "no"}.isdisjoint(path.name for path in trained.iterdir())
+
+
+def test_a_gguf_is_trained_spoken_with_and_exported_with_its_own_tokenizer(tmp_path):
+    """One step on one rank; transformers continues the exported folder's text with the same tokens."""
+    pytest.importorskip("gguf")
+    from tests.untrusted.gguf_files import write_gguf  # noqa: PLC0415 - needs gguf
+
+    write_gguf(tmp_path / "m.gguf", types={"attn_qkv": "Q4_0"}, tokenizer={"template": "{{ messages[0].content }}"})
+    assert 0 == command(tmp_path, "weights", "import", "m.gguf", "m", "--as", "hf").returncode
+    sets = ("checkpoint_config.initial_weights=hf:m", "training_config.steps=1", "training_config.batch_size=2")
+    words = [word for one in sets for word in ("--set", one)]
+    ended = command(tmp_path, "run", "data_parallel", "-n", "1", *words)
+    assert 0 == ended.returncode, ended.stderr
+    words = ("generate", "latest", "hello world 12", "--max-tokens", "8", "--temperature", "0", "--format", "json")
+    ours = json.loads(command(tmp_path, *words).stdout)["choices"][0]["tokens"]
+    exported = command(tmp_path, "weights", "export", "latest", "model", "--as", "hf")
+    assert 0 == exported.returncode, exported.stderr
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - it takes seconds to import
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert ("{{ messages[0].content }}", "<|end|>") == (tokenizer.chat_template, tokenizer.eos_token)
+    given = tokenizer("hello world 12", return_tensors="pt").input_ids
+    assert given.shape[1] < len("hello world 12")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    found = model.generate(given, max_new_tokens=8, do_sample=False, pad_token_id=0)[0, given.shape[1] :]
+    assert ours == found.tolist()

@@ -185,23 +185,24 @@ def import_(
         else:
             sha256, warnings = write_pretrained(model, Path(file), source=source, wrote=advance), []
     show_diagnostics(warnings, form=form)
+    count = len(model.gguf.tensors) if model.gguf and layout == "hf" else len(model.weights)
     quantised = dict(sorted(model.gguf.quantised.items())) if model.gguf else {}
     keys = {f"transformer_config.{key}": value for key, value in model.sizes.items()}
     keys = keys if model.model_type == "gpt" else {"training_config.model_type": model.model_type, **keys}
     if form is Format.JSON:
-        facts = {"file": file, "tensors": len(model.weights), "sha256": sha256, "vocabulary": model.vocabulary}
+        facts = {"file": file, "tensors": count, "sha256": sha256, "vocabulary": model.vocabulary}
         facts["dequantised"] = quantised
         print_json({**facts, "set": keys}, schema="weights-import")
         return
     if form is Format.CONCISE:
-        print_lines([tabbed((file, len(model.weights), sha256))])
+        print_lines([tabbed((file, count, sha256))])
         return
     values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
     sets = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items()]
-    print_lines([f"wrote {counted(len(model.weights), 'tensor')} to {file}", f"SHA-256 {sha256}"])
-    for kind, count in quantised.items():
-        were = "was" if count == 1 else "were"
-        print_lines([f"{counted(count, 'tensor')} of {kind} {were} dequantised to F32"])
+    print_lines([f"wrote {counted(count, 'tensor')} to {file}", f"SHA-256 {sha256}"])
+    for kind, number in quantised.items():
+        were = "was" if number == 1 else "were"
+        print_lines([f"{counted(number, 'tensor')} of {kind} {were} dequantised to F32"])
     if layout == "hf":
         print_lines([f"`--set checkpoint_config.initial_weights=hf:{file}` begins a training with them"])
         return
