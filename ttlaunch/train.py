@@ -144,6 +144,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.training.validation import report_layer_norms as report_layer_norms
     from ttlaunch.runtime.training.validation import validation_is_due as validation_is_due
     from ttlaunch.runtime.training.validation import validation_losses as validation_losses
+    from ttlaunch.spec.recipe.serving import blocks_of_stages as blocks_of_stages
     from ttlaunch.spec.recipe.serving import cache_bytes_of_token as cache_bytes_of_token
 
 

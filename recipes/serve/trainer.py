@@ -29,10 +29,10 @@ from ttlaunch.train import (
     StageSizes,
     agree_on_padding,
     answer_asks,
+    blocks_of_stages,
     build_served_model,
     cache_bytes_of_token,
     columns_among,
-    contiguous_blocks,
     describe_served,
     make_tokenizer,
     read_tokenizer,
@@ -52,7 +52,7 @@ def head(cfg: Config, ctx: RankContext) -> None:
     if len(sharing) > 1:
         model = ColumnModel(ctx, sharing, slots=slots, run_part=part.run)
     else:
-        model = StagedModel(ctx, (ctx.rank, *ctx.ranks("stage")), _sizes(cfg), run_part=part.run)
+        model = StagedModel(ctx, (ctx.rank, *ctx.ranks("stage")), _sizes(cfg), run_part=part.run, score=part.score)
     tokenizer = _tokenizer(cfg)
     limits = Limits(slots, served.max_waiting, part.cache.context, guesses=served.guesses)
     what = Served(
@@ -86,20 +86,29 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
     served, sharing = cfg.serve_config, (ctx.sole("head"), *ctx.ranks("share"))
     place, count = (ctx.rank, 1 + len(ctx.ranks("stage"))) if len(sharing) == 1 else (0, 1)
     column = sharing.index(ctx.rank) if len(sharing) > 1 else 0
+    has_head = place == (0 if cfg.transformer_config.tie_embeddings else count - 1)
     model = build_served_model(
         cfg,
         ctx,
         vocabulary=served.vocabulary,
-        blocks=contiguous_blocks(cfg.transformer_config.num_blocks, count)[place],
+        blocks=blocks_of_stages(cfg, vocabulary=served.vocabulary, count=count)[place],
         has_embedding=place == 0,
-        has_head=place == count - 1,
+        has_head=has_head,
         place=column,
         count=len(sharing),
     )
     padding, gather = agree_on_padding(ctx, sharing, served.exact), columns_among(ctx, sharing)
     products = Products(cfg, model, place=column, count=len(sharing), gather=gather, padding=padding)
     broken = why_not_exact(cfg, ctx, model, products=products, exact=served.exact)
-    return CachedPart(cfg, model, slots=served.max_streams, context=_context(cfg), products=products), broken
+    part = CachedPart(
+        cfg,
+        model,
+        slots=served.max_streams,
+        context=_context(cfg),
+        products=products,
+        scores_later=has_head and place < count - 1,
+    )
+    return part, broken
 
 
 def _tokenizer(cfg: Config) -> NamedTokenizer:
@@ -117,4 +126,7 @@ def _context(cfg: Config) -> int:
 
 def _sizes(cfg: Config) -> StageSizes:
     served = cfg.serve_config
-    return StageSizes(served.max_streams, _context(cfg), cfg.transformer_config.embedding_dim, served.vocabulary)
+    sizes = cfg.transformer_config
+    return StageSizes(
+        served.max_streams, _context(cfg), sizes.embedding_dim, served.vocabulary, is_tied=sizes.tie_embeddings
+    )

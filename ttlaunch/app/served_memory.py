@@ -76,7 +76,7 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
     if is_shared:  # each rank sends its columns of what a block gathers, and of the logits, to every other one
         sent = (ranks - 1) * (gathered_of_row(cfg) * _FLOAT + logits)
     else:
-        sent = (ranks - 1) * width + (logits if ranks > 1 else 0)
+        sent = (ranks - 1) * width + ((width if sizes.tie_embeddings else logits) if ranks > 1 else 0)
     cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)
     least = _PADDED_ROWS if is_shared and served["exact"] != "off" else 1
     weights = weight_bytes(found, ranks=ranks, is_shared=is_shared, is_tied=sizes.tie_embeddings)

@@ -77,12 +77,12 @@ class Stages:
     def run(self, plan, x):
         for part in self.parts:
             x = part.run(StepPlan.from_tensor(plan.to_tensor(), slots=part.cache.slots, context=part.cache.context), x)
-        return x
+        return self.parts[0].score(x[plan.wanted_rows()]) if self.parts[0].scores_later else x
 
 
-def whole_part(cfg, model, *, slots=4, context=None, products=None):
+def whole_part(cfg, model, *, slots=4, context=None, products=None, scores_later=False):
     context = context or cfg.transformer_config.max_sequence_length
-    return CachedPart(cfg, model, slots=slots, context=context, products=products)
+    return CachedPart(cfg, model, slots=slots, context=context, products=products, scores_later=scores_later)
 
 
 class SharesInTurns(Products):

@@ -84,6 +84,16 @@ def test_shares_of_columns_have_the_bits_of_the_whole(count, precision, kind):
     assert 0 == count_differing(cfg, part=part, chunks=(1, 13))
 
 
+@pytest.mark.parametrize("kind", [{}, LLAMA], ids=["gpt", "llama"])
+def test_a_first_stage_that_also_scores_has_the_bits_of_the_whole(kind):
+    """A tied matrix is there once, for both of its uses; the last stage sends rows."""
+    cfg = configuration(length=64, blocks=3, tied=True, **kind)
+    first = random_model(cfg, blocks=range(1))
+    last = random_model(cfg, blocks=range(1, 3), has_embedding=False, has_head=False)
+    part = Stages([whole_part(cfg, first, scores_later=True), whole_part(cfg, last)])
+    assert 0 == count_differing(cfg, part=part, chunks=(1, 13))
+
+
 def test_a_smaller_context_than_that_of_training_changes_no_bit():
     cfg = configuration(length=160)
     model, texts = random_model(cfg), random_texts(cfg)

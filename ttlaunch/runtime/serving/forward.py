@@ -110,11 +110,7 @@ class _Layout:
         ends = [sum(span.count for span in spans[: place + 1]) for place in range(len(spans))]
         self.placed = tuple(zip(spans, [0, *ends[:-1]], strict=True))
         firsts = {span.slot: first for span, first in self.placed}
-        self.wanted = plan.wanted
-        wanted = [row for span, end in zip(spans, ends, strict=True) for row in range(end - span.wanted, end)]
-        self.wanted_padded_R = torch.tensor(
-            wanted + wanted[-1:] * (padding.product_rows(len(wanted)) - len(wanted)), dtype=torch.int64
-        )
+        self.wanted_R = torch.tensor(plan.wanted_rows(), dtype=torch.int64)
         # Adjacent slots with equally many rows and keys take one call; each stream's bits are those of a call of its own.
         self.groups: list[_Together] = []
         by_shape = groupby(enumerate(spans), lambda item: (item[1].slot - item[0], *_shape_of(item[1], cache, padding)))
@@ -159,10 +155,18 @@ class CachedPart:
     Attributes:
         cache: Keys and values of this part.
         products: Its linear layers.
+        scores_later: Whether `run` ends before the head, because blocks of other parts come between.
     """
 
     def __init__(
-        self, cfg: TrainingFile, model: Model, *, slots: int, context: int, products: Products | None = None
+        self,
+        cfg: TrainingFile,
+        model: Model,
+        *,
+        slots: int,
+        context: int,
+        products: Products | None = None,
+        scores_later: bool = False,
     ) -> None:
         """Allocate the cache.
 
@@ -172,13 +176,14 @@ class CachedPart:
             slots: Streams at the same time.
             context: Tokens of each.
             products: Its linear layers; None: all columns, in this process.
+            scores_later: Whether `run` ends before the head.
 
         Raises:
             ValueError: The model has no tokens (`conv`), or its precision or this context is not served.
         """
         if cfg.training_config.model_type == "conv":
             raise ValueError("a model of images generates no text")
-        self._model = model
+        self._model, self.scores_later = model, scores_later
         norms = (nn.LayerNorm, nn.RMSNorm)
         self._norms = {module: _norm_of(module) for module in model.modules() if isinstance(module, norms)}
         self._positions = RotaryPositions(cfg.transformer_config)
@@ -206,7 +211,7 @@ class CachedPart:
                 the part before returned.
 
         Returns:
-            Where the part has the head, logits, shape (plan.wanted, V), float32; otherwise rows, shape (plan.rows, D),
+            Where the part ends with the head, logits, shape (plan.wanted, V), float32; otherwise rows, shape (plan.rows, D),
             float32.
 
         Cost: without shares no message; with shares each block gathers four times, 7 D values a row of a gpt, and the head
@@ -224,12 +229,21 @@ class CachedPart:
             padded_RD = self._embed(self._model.embedding, padded_RD, layout).float()
         for place, (index, block) in enumerate(self._model.blocks.items()):
             padded_RD = self._run_block(block, padded_RD, name=f"blocks.{index}", place=place, layout=layout)
-        if self._model.head is None:
+        if self._model.head is None or self.scores_later:
             return padded_RD[: layout.rows]
-        if not layout.wanted:
-            return padded_RD.new_empty(0, self._model.vocabulary)
-        last_RD = self._norms[self._model.head.norm](rules.padded_rows(padded_RD, layout.wanted_padded_R))
-        return self.products.whole("head", last_RD)[: layout.wanted].float()
+        return self.score(rules.padded_rows(padded_RD, layout.wanted_R))
+
+    @torch.no_grad()
+    def score(self, rows_LD: Tensor) -> Tensor:
+        """Return the logits of rows that have passed all blocks, shape (L, V), float32; this part has the head."""
+        wanted = len(rows_LD)
+        if self._model.head is None:
+            raise ValueError("this part of the model has no head")
+        if not wanted:
+            return rows_LD.new_empty(0, self._model.vocabulary)
+        padded_R = torch.arange(self.products.padding.product_rows(wanted)).clamp_(max=wanted - 1)
+        last_RD = self._norms[self._model.head.norm](rules.padded_rows(rows_LD, padded_R))
+        return self.products.whole("head", last_RD)[:wanted].float()
 
     def _embed(self, embedding: Any, tokens_R: Tensor, layout: _Layout) -> Tensor:
         if isinstance(embedding, TokenEmbedding):

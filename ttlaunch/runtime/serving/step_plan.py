@@ -5,6 +5,7 @@ Every stage executes the same plans in the same order, so that their caches agre
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -67,6 +68,11 @@ class StepPlan:
     def wanted(self) -> int:
         """Number of rows whose logits are wanted."""
         return sum(span.wanted for span in self.spans)
+
+    def wanted_rows(self) -> list[int]:
+        """Return which rows' logits are wanted, in order."""
+        ends = accumulate(span.count for span in self.spans)
+        return [row for span, end in zip(self.spans, ends, strict=True) for row in range(end - span.wanted, end)]
 
     @staticmethod
     def most_numbers(slots: int) -> int:

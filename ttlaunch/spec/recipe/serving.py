@@ -1,5 +1,7 @@
 """What serving a model takes, by formula; the launcher checks it before anything starts. No torch."""
 
+from itertools import accumulate, pairwise
+
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 KEYS = 512
@@ -14,6 +16,39 @@ def cache_bytes_of_token(cfg: TrainingFile) -> int:
     heads = {"gpt": sizes.num_heads, "llama": sizes.kv_heads}.get(cfg.training_config.model_type, 0)
     width = sizes.embedding_dim // sizes.num_heads
     return 2 * sizes.num_blocks * heads * width * _BYTES[cfg.training_config.precision]
+
+
+def blocks_of_stages(cfg: TrainingFile, *, vocabulary: int, count: int) -> list[range]:
+    """Divide a model's blocks among stages so that the stage with the most values has as few as possible.
+
+    The first stage also has the embedding, and its matrix serves as a tied head there; another head is in the last stage.
+
+    Args:
+        cfg: The model.
+        vocabulary: Rows of the embedding.
+        count: Stages, at most as many as blocks.
+    """
+    sizes = cfg.transformer_config
+    matrix, block = vocabulary * sizes.embedding_dim, _values_of_block(cfg)
+    held = [block + matrix * (place == 0) for place in range(count)]
+    held[-1] += 0 if sizes.tie_embeddings else matrix
+    counts = [1] * count
+    for _ in range(sizes.num_blocks - count):
+        place = held.index(min(held))
+        held[place] += block
+        counts[place] += 1
+    ends = list(accumulate(counts, initial=0))
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+def _values_of_block(cfg: TrainingFile) -> int:
+    """Return the values of a block's matrices."""
+    sizes, kind = cfg.transformer_config, cfg.training_config.model_type
+    width = sizes.embedding_dim
+    if kind == "llama":
+        keys = sizes.kv_heads * width // sizes.num_heads
+        return width * (2 * width + 2 * keys + 3 * sizes.inner_width)
+    return (8 if kind == "mlp" else 12) * width**2
 
 
 def gathered_of_row(cfg: TrainingFile) -> int:

@@ -2,6 +2,8 @@
 
     head -- rows --> stage -- rows --> ... --> last stage -- logits --> head
 
+If head and embedding share a matrix, the head has it, once for both uses, and the last stage sends rows instead of logits.
+
 Every stage computes the same plans in the same order, each from its own cache, so the bits are those of one process.
 Several plans may be under way, one in each stage. A message of zero rows, a beat, passes through all stages like any plan and shows
 that each of them still answers.
@@ -38,12 +40,19 @@ class StageSizes:
         context: Tokens of a slot.
         width: D.
         vocabulary: V.
+        is_tied: Whether the head has the head matrix, which is that of the embedding.
     """
 
     slots: int
     context: int
     width: int
     vocabulary: int
+    is_tied: bool = False
+
+    @property
+    def answer_width(self) -> int:
+        """The values of a row that the last stage sends: D if the head scores it, otherwise V."""
+        return self.width if self.is_tied else self.vocabulary
 
     @property
     def header_numbers(self) -> int:
@@ -53,9 +62,9 @@ class StageSizes:
 
 @dataclass
 class _Begun:
-    """A plan under way: what is being sent for it, and where its logits arrive; None if the rank has them already."""
+    """A plan under way: what is being sent for it, and where its logits, or rows, arrive; None if the rank has them already."""
 
-    logits_LV: Tensor
+    answer: Tensor
     arriving: Pending | None
     sending: list[tuple[Pending, Tensor]] = field(default_factory=list)
 
@@ -67,7 +76,15 @@ class StagedModel:
         depth: The number of stages, which is how many plans can be under way.
     """
 
-    def __init__(self, ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, run_part: RunPart) -> None:
+    def __init__(
+        self,
+        ctx: RankContext,
+        stages: Sequence[Rank],
+        sizes: StageSizes,
+        *,
+        run_part: RunPart,
+        score: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         """Take the place of the first stage.
 
         Args:
@@ -75,8 +92,10 @@ class StagedModel:
             stages: All stages in order; the first is this rank.
             sizes: The same on all stages.
             run_part: Computes this rank's part.
+            score: Computes logits (L, V) from rows (L, D); required if the model is tied and has several stages.
         """
         self.depth = len(stages)
+        self._score = score if sizes.is_tied and self.depth > 1 else None
         self._ctx, self._stages, self._sizes, self._run_part = ctx, stages, sizes, run_part
         self._begun: deque[_Begun] = deque()
 
@@ -90,25 +109,25 @@ class StagedModel:
         if self.depth == 1:
             self._begun.append(_Begun(out, None))
             return
-        logits_LV = torch.empty(plan.wanted, self._sizes.vocabulary)
+        answer = torch.empty(plan.wanted, self._sizes.answer_width)
         arriving = None
         if plan.wanted:
-            arriving = self._ctx.irecv(logits_LV, source=self._stages[-1], tag=_LOGITS)
-        begun = _Begun(logits_LV, arriving)
+            arriving = self._ctx.irecv(answer, source=self._stages[-1], tag=_LOGITS)
+        begun = _Begun(answer, arriving)
         begun.sending += _send(self._ctx, self._stages[1], header=_header(_PLAN, self._sizes, plan), rows_RD=out)
         self._begun.append(begun)
 
     def finish(self) -> Tensor:
         """Wait for the logits of the oldest plan under way, shape (L, V); see `Parts`.
 
-        Cost: one message of 4LV bytes from the last stage, if logits are wanted.
+        Cost: one message of 4LV bytes from the last stage, or of 4LD if the model is tied, if logits are wanted.
         Order: plans are finished in the order in which they were begun.
         """
         begun = self._begun.popleft()
         if begun.arriving is not None:
             begun.arriving.wait()
         _wait(begun.sending)
-        return begun.logits_LV
+        return begun.answer if self._score is None else self._score(begun.answer)
 
     def beat(self) -> None:
         """Pass a message through all stages and back; returns when it has come back.
@@ -140,7 +159,8 @@ def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, ru
         sizes: The same on all stages.
         run_part: Computes this rank's part.
 
-    Cost: of each plan, two messages from the stage before; two to the next one, or one of 4LV bytes to the head.
+    Cost: of each plan, two messages from the stage before; two to the next one, or one of 4LV bytes to the head, 4LD if it
+        is tied.
     Order: that in which the head begins plans.
 
     Raises:
@@ -165,8 +185,8 @@ def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, ru
         if after is not None:
             sending = _send(ctx, after, header=numbers.clone(), rows_RD=out)
         elif plan.wanted:
-            logits_LV = out.contiguous()
-            sending = [(ctx.isend(logits_LV, dest=stages[0], tag=_LOGITS, operation="logits"), logits_LV)]
+            answer = out[plan.wanted_rows()] if sizes.is_tied else out.contiguous()
+            sending = [(ctx.isend(answer, dest=stages[0], tag=_LOGITS, operation="logits"), answer)]
         else:
             sending = []
     _wait(sending)
