@@ -437,6 +437,30 @@ def test_workers_that_come_and_go_have_names_their_ranks_of_the_epoch_and_those_
     assert ["10.0.0.9", "3", "2.5000", "3.0", "MB"] == cells[2][3:8]
 
 
+def test_steps_of_an_elastic_run_are_told_by_another_worker_when_the_one_that_told_them_has_ended(capsys):
+    view = PlainView(began=time.time(), reports_ready=True, is_elastic=True)
+    first, second = ranks = ranks_of("worker", "worker")
+
+    def report(state, step, **fields):
+        record = progress({"kind": "step", "time": float(step), "step": step, **fields})
+        view._last_line = 0.0  # as if the last line was long ago
+        fold(state, record)
+        view.record(state, record)
+
+    validation = progress({"kind": "validation", "time": 0.5, "step": 0, "loss": 5.5})
+    view.record(first, validation)
+    report(first, 1, loss=4.0)
+    report(second, 1, loss=4.0)
+    first.exit = RankExit(rank=0, signal=9)
+    view.tick(ranks)
+    report(second, 2)
+    report(second, 3, loss=3.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert ["worker-0000 | step 0", "worker-0000 | step 1", "worker-0001 | step 3"] == [
+        re.match(r"worker-[0-9]+ \| step [0-9]", line)[0] for line in lines
+    ]
+
+
 def test_a_worker_that_comes_and_goes_is_named_in_lines(capsys):
     worker = RankState(RankRow(3, "box", 0, "worker", later=True))
     note = progress({"kind": "note", "time": 1.0, "text": "takes part"})

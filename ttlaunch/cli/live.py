@@ -164,7 +164,9 @@ class PlainView:
             print_output([line], to=stream)
 
     def tick(self, ranks: list[RankState]) -> None:
-        """Every few seconds of start-up, print what it waits for if that has changed."""
+        """Every few seconds of start-up, print what it waits for if that has changed; let another one lead if its worker has ended."""
+        if self._is_elastic and any(one.row.rank == self._lead and one.exit is not None for one in ranks):
+            self._lead = None
         waited = time.time() - self._began
         if waited < self._next_reason_s:
             return
@@ -182,7 +184,9 @@ class PlainView:
         if isinstance(record, LayerNorms):
             norms = ", ".join(f"{clean(layer)} {norm:.3g}" for layer, norm in record.norms.items())
             return f"step {record.step}: gradient norms {norms}"
-        lead = self._lead is None or self._lead == state.row.rank
+        if self._is_elastic and self._lead is None and isinstance(record, StepDone) and record.loss is not None:
+            self._lead = state.row.rank  # until another one reports a validation, which may be long in coming
+        lead = self._lead == state.row.rank or (self._lead is None and not self._is_elastic)
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
         if not isinstance(record, StepDone) or not lead or not (due or record.step == state.total_steps):
             return None
