@@ -28,6 +28,15 @@ def test_long_steps_extend_the_limit_and_announced_work_has_its_own():
         found.note_step(3.0)
     assert 12.0 == found.hang_s
     found.restart([0], 0.0)
-    found.note(0, Beat((), waits=False, limit_s=60.0), 0.0)
-    assert not found.late(59.0)
+    for second in range(61):
+        assert not found.late(float(second))
+        found.note(0, Beat((), waits=False, limit_s=60.0), float(second))
     assert {0: 61.0} == found.late(61.0)
+
+
+def test_a_member_that_may_take_long_and_falls_silent_was_stopped():
+    found = Pulse()
+    found.restart([0], 0.0)
+    found.note(0, Beat((), waits=False, limit_s=600.0), 1.0)
+    assert not found.late(16.0)
+    assert {0: 15.5} == found.late(16.5)

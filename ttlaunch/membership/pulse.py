@@ -6,6 +6,7 @@ from statistics import median
 
 LEAST_S = 5.0
 """A member counts as hung after this many seconds without progress at the least."""
+_SILENT_S = 15.0  # a process that may take long reports twice a second all the same, unless it is stopped
 _MEDIANS = 4.0  # and after this many times the median step
 _STEPS = 64  # of which the median is taken
 
@@ -74,7 +75,10 @@ class Pulse:
         for number, changed in self._changed.items():
             beat = self._beats.get(number)
             limit_s = self.hang_s if beat is None or beat.limit_s is None else beat.limit_s
-            since = self._heard[number] if beat is not None and beat.waits else changed
+            heard = self._heard[number]
+            since = heard if beat is not None and beat.waits else changed
             if now - since > limit_s:
                 found[number] = now - since
+            elif now - heard > max(_SILENT_S, self.hang_s):
+                found[number] = now - heard
         return found
