@@ -1,11 +1,13 @@
 """What a serving run takes of memory is compared with what each host has left."""
 
+from dataclasses import replace
+
 import pytest
 
 from ttlaunch.app.served_memory import ServedMemory, too_large_for
 from ttlaunch.diagnostics import Blame
 
-MEMORY = ServedMemory(weights=600, cache=300, slots=8, context=64, sent_by_row=0, least_rows=1)
+MEMORY = ServedMemory(weights=600, cache=300, slots=8, context=64, sent_by_row=0, is_padded=False)
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,10 @@ def test_a_host_without_room_for_its_ranks_is_named(left, expected):
     found = list(too_large_for(MEMORY, {"a": 2, "b": 1}, left))
     assert expected == [one.message for one in found]
     assert all(one.blame is Blame.HOSTS for one in found)
+
+
+def test_a_plan_says_what_rows_that_are_only_there_for_the_bits_cost():
+    sent = replace(MEMORY, sent_by_row=2048)
+    assert "sends   2.0 kB for each token" == sent.described()[1]
+    padded = "sends   2.0 kB for each token, for 4 a step at least, or 16 where the CPU has AVX-512"
+    assert padded == replace(sent, is_padded=True).described()[1]

@@ -17,8 +17,8 @@ _FLOAT = 4
 _EMBEDDING = "embedding.token.weight"
 _WHOLE = (_EMBEDDING, "embedding.position.", "norm.")
 """What the names of parameters contain that every rank has as a whole, where ranks share matrices by columns."""
-_PADDED_ROWS = 4
-"""Shares gather the rows of a step after they are padded; stages send them before."""
+_PADDED_ROWS = (4, 16)
+"""Shares gather the rows of a step after they are padded; stages send them before. To how many depends on a host's CPU."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ServedMemory:
         slots: Texts at once.
         context: Tokens of each.
         sent_by_row: What ranks send each other for a row of a step: a token of a text.
-        least_rows: The fewest rows that are sent in a step.
+        is_padded: Whether a step sends a number of rows that the bits of training need, however few tokens it has.
     """
 
     weights: int
@@ -39,14 +39,15 @@ class ServedMemory:
     slots: int
     context: int
     sent_by_row: int
-    least_rows: int
+    is_padded: bool
 
     def described(self) -> list[str]:
         """Return lines for the plan."""
         texts = f"{counted(self.slots, 'text')} of {counted(self.context, 'token')}"
         lines = [f"memory  weights {render_size(self.weights)}, keys and values of {texts} {render_size(self.cache)}"]
         if self.sent_by_row:
-            least = f", at least {self.least_rows} a step" if self.least_rows > 1 else ""
+            few, more = _PADDED_ROWS
+            least = f", for {few} a step at least, or {more} where the CPU has AVX-512" if self.is_padded else ""
             lines.append(f"sends   {render_size(self.sent_by_row)} for each token{least}")
         return lines
 
@@ -78,9 +79,9 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
     else:
         sent = (ranks - 1) * width + ((width if sizes.tie_embeddings else logits) if ranks > 1 else 0)
     cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)
-    least = _PADDED_ROWS if is_shared and served["exact"] != "off" else 1
+    is_padded = is_shared and served["exact"] != "off"
     weights = weight_bytes(found, ranks=ranks, is_shared=is_shared, is_tied=sizes.tie_embeddings)
-    return ServedMemory(weights, cache, slots, context, sent, least)
+    return ServedMemory(weights, cache, slots, context, sent, is_padded)
 
 
 def weight_bytes(sizes: Mapping[str, int], *, ranks: int, is_shared: bool, is_tied: bool) -> int:
