@@ -1,4 +1,4 @@
-"""`ttlaunch weights import`: what a folder of transformers becomes, and every way in which one is refused."""
+"""`ttlaunch weights import`: what a folder of transformers becomes, and every way in which one is refused (E21)."""
 
 import hashlib
 import json

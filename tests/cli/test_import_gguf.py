@@ -1,4 +1,4 @@
-"""`ttlaunch weights import FILE.gguf`: both layouts, what is said of quantised tensors, and what is refused."""
+"""`ttlaunch weights import FILE.gguf`: both layouts, what is said of quantised tensors, and what is refused (E21)."""
 
 import json
 from pathlib import Path

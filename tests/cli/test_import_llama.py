@@ -1,4 +1,4 @@
-"""`ttlaunch weights import` and `hf:` of a Llama: what its folder becomes, and every way in which one is refused."""
+"""`ttlaunch weights import` and `hf:` of a Llama: what its folder becomes, and every way in which one is refused (E21)."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A trained model that leaves: transformers continues a text as `ttlaunch generate` does."""
+"""A trained model that leaves: transformers continues a text as `ttlaunch generate` does (E21)."""
 
 import json
 

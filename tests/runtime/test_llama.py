@@ -1,4 +1,4 @@
-"""A llama of ours has the logits and gradients of transformers' with the same weights, and the same bits in every layout."""
+"""A llama of ours has the logits and gradients of transformers' with the same weights, and the same bits in every layout (E20)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Chat templates: the texts that transformers makes, and an end to those that compute, build or ask for too much."""
+"""Chat templates: the texts that transformers makes, and an end to those that compute, build or ask for too much (E22)."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a limited child cannot do: compute for long, use much memory, say much, open anything, or outlive its parent."""
+"""What a limited child cannot do: compute for long, use much memory, say much, open anything, or outlive its parent (E22)."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A few mutated GGUF files, tokenizers and chat templates; `benchmarks/fuzz.py` gives ten thousand of each."""
+"""A few mutated GGUF files, tokenizers and chat templates; `benchmarks/fuzz.py` gives ten thousand of each (E22)."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Every count, length, offset and size of a GGUF that is not true of the file ends in one clause."""
+"""Every count, length, offset and size of a GGUF that is not true of the file ends in one clause (E22)."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What no tokenizer may have that a process without limits uses: parts that may take any time or memory."""
+"""What no tokenizer may have that a process without limits uses: parts that may take any time or memory (E22)."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Folders of our models are what transformers loads: no warning, the same logits, the same greedy tokens, the same texts."""
+"""Folders of our models are what transformers loads: no warning, the same logits, the same greedy tokens, the same texts (E21)."""
 
 import logging
 
