@@ -46,9 +46,8 @@ from .recipe import Config
 
 def head(cfg: Config, ctx: RankContext) -> None:
     """Answer asks until the run is ordered to end, with the other ranks of the model."""
-    served = cfg.serve_config
+    served, sharing = cfg.serve_config, (ctx.rank, *ctx.ranks("share"))
     (part, broken), slots = _part(cfg, ctx), served.max_streams
-    sharing = (ctx.rank, *ctx.ranks("share"))
     if len(sharing) > 1:
         model = ColumnModel(ctx, sharing, slots=slots, run_part=part.run)
     else:
@@ -87,6 +86,7 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
     place, count = (ctx.rank, 1 + len(ctx.ranks("stage"))) if len(sharing) == 1 else (0, 1)
     column = sharing.index(ctx.rank) if len(sharing) > 1 else 0
     has_head = place == (0 if cfg.transformer_config.tie_embeddings else count - 1)
+    share = {"place": column, "count": len(sharing)}
     model = build_served_model(
         cfg,
         ctx,
@@ -94,11 +94,10 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
         blocks=blocks_of_stages(cfg, vocabulary=served.vocabulary, count=count)[place],
         has_embedding=place == 0,
         has_head=has_head,
-        place=column,
-        count=len(sharing),
+        **share,
     )
     padding, gather = agree_on_padding(ctx, sharing, served.exact), columns_among(ctx, sharing)
-    products = Products(cfg, model, place=column, count=len(sharing), gather=gather, padding=padding)
+    products = Products(cfg, model, gather=gather, padding=padding, **share)
     broken = why_not_exact(cfg, ctx, model, products=products, exact=served.exact)
     part = CachedPart(
         cfg,
@@ -125,8 +124,7 @@ def _context(cfg: Config) -> int:
 
 
 def _sizes(cfg: Config) -> StageSizes:
-    served = cfg.serve_config
-    sizes = cfg.transformer_config
+    served, sizes = cfg.serve_config, cfg.transformer_config
     return StageSizes(
         served.max_streams, _context(cfg), sizes.embedding_dim, served.vocabulary, is_tied=sizes.tie_embeddings
     )

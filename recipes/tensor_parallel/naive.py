@@ -51,10 +51,10 @@ def same(x: Tensor) -> Tensor:
 class SplitLinear(nn.Module):
     """The first layer of a pair (dim 0: some outputs) or the second (dim 1: some inputs, and the whole bias)."""
 
-    def __init__(self, outputs: int, inputs: int, *, dim: int, total: Change, matrices: int = 1, **where: int) -> None:
+    def __init__(self, outputs: int, inputs: int, *, dim: int, total: Change, **where: Any) -> None:
         super().__init__()
-        self.splits = {"weight": split_evenly((outputs, inputs), dim=dim, matrices=matrices, **where)}
-        self.splits |= {"bias": split_evenly((outputs,), dim=0, matrices=matrices, **where)} if dim == 0 else {}
+        self.splits = {"weight": split_evenly((outputs, inputs), dim=dim, **where)}
+        self.splits |= {"bias": split_evenly((outputs,), dim=0, **where)} if dim == 0 else {}
         self.weight = nn.Parameter(torch.empty(self.splits["weight"].local_shape))
         self.bias = nn.Parameter(torch.empty(self.splits["bias"].local_shape if dim == 0 else outputs))
         self.total, self.dim = total, dim
@@ -77,7 +77,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     split = partial(SplitLinear, total=total, place=place, count=len(ranks))
     layers: Any = SimpleNamespace(  # what the model makes the layers of its blocks with
         has_common_part=place == 0,
-        linear_in=lambda inputs, outputs, matrices=1: split(outputs, inputs, dim=0, matrices=matrices),
+        linear_in=lambda inputs, outputs: split(sum(outputs), inputs, dim=0, matrices=outputs),
         linear_out=lambda inputs, outputs: split(outputs, inputs, dim=1),
     )
     model = train.build_model(cfg, ctx, share=layers)

@@ -22,7 +22,7 @@ MEMORY = ServedMemory(weights=600, cache=300, slots=8, context=64, sent_by_row=0
 def test_a_host_without_room_for_its_ranks_is_named(left, expected):
     found = list(too_large_for(MEMORY, {"a": 2, "b": 1}, left))
     assert expected == [one.message for one in found]
-    assert all(one.blame is Blame.HOSTS for one in found)
+    assert all(one.blame is Blame.COMMAND_LINE for one in found)
 
 
 def test_a_plan_says_what_rows_that_are_only_there_for_the_bits_cost():

@@ -126,7 +126,7 @@ def too_large_for(memory: ServedMemory, ranks: Mapping[str, int], available: Map
             ranks_there = f"its {counted(count, 'rank')} need{'s' if count == 1 else ''}"
             message = f"{host} has {render_size(left)} of memory left, and {ranks_there} {render_size(needed)}"
             hints = (f"more hosts, or `--max-streams {max(1, memory.slots // 2)}`: {memory.described()[0]}",)
-            yield Diagnostic("P009", message, hints=hints, blame=Blame.HOSTS)
+            yield Diagnostic("P009", message, hints=hints, blame=Blame.COMMAND_LINE)
 
 
 def refuse_too_large(memory: ServedMemory) -> None:

@@ -31,6 +31,8 @@ BROKEN = [
     (TIERS, "transformer_config.rope_theta=5000", "transformer_config.mlp_dim=64"),
     (TENSOR, LLAMA, "tensor_parallel_config.ranks=4", "transformer_config.num_kv_heads=2"),
     (TENSOR, LLAMA, "tensor_parallel_config.ranks=4", "transformer_config.mlp_dim=90"),
+    (TIERS, "training_config.tokenizer_path=tokenizer.json"),
+    (TIERS, f"training_config.tokenizer_sha256={'a' * 64}"),
     (TIERS, "training_config.micro_batch_size=17"),
     (TIERS, "training_config.learning_rate=1.5", "training_config.weight_decay=0"),
     (TIERS, "training_config.optimizer=sgd", "training_config.learning_rate=101", "training_config.weight_decay=0"),

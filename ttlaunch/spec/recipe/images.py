@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason, check_epochs
 from ttlaunch.spec.recipe.declare import Layout, Problem
-from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.sections import TrainingConfig, TrainingFile
 
 DIGITS = "scikit-learn:digits"
 """The `data_path` that stands for the digits of the installed scikit-learn."""
@@ -82,6 +82,7 @@ def text_keys_need_text(config: TrainingFile, _layout: Layout) -> Iterator[Probl
             others=(("training_config.tokenizer_type", "numbers"),),
             hints=("remove the key",),
         )
+    yield from _tokenizers_need_ids(training)
     if training.model_type != "conv":
         return
     given = {
@@ -98,6 +99,17 @@ def text_keys_need_text(config: TrainingFile, _layout: Layout) -> Iterator[Probl
                 others=(("training_config.model_type", "images"),),
                 hints=("remove the key", "`--set training_config.model_type=gpt`"),
             )
+
+
+def _tokenizers_need_ids(training: TrainingConfig) -> Iterator[Problem]:
+    decider = "training_config.tokenizer_type"
+    if training.tokenizer_path is not None and training.tokenizer_type != "ids":
+        message = f"`tokenizer_path` is not read, because `tokenizer_type` is `{training.tokenizer_type}`"
+        hints = ("remove the key", f"`--set {decider}=ids`")
+        yield Problem("C089", message, "training_config.tokenizer_path", others=((decider, "decides"),), hints=hints)
+    if training.tokenizer_sha256 is not None and training.tokenizer_path is None:
+        message = "`tokenizer_sha256` is that of the file of `tokenizer_path`, which is null"
+        yield Problem("C089", message, "training_config.tokenizer_sha256", hints=("remove the key",))
 
 
 def _check_row(row: bytes, corpus: Corpus, *, line: int, pixels: int) -> None:

@@ -23,7 +23,8 @@ def settable_keys(recipe: Recipe | None) -> dict[str, FieldInfo]:
     """Return the field of each key that `--set` may change; without a recipe, of those that recipes share."""
     chosen = recipe or _SHARED
     unread = tuple(f"{key}." for key in chosen.unread)
-    keys = ((key, field) for key, field, section in keys_of(chosen.config) if section is None)
+    # A section that may be missing has a value of its own: null.
+    keys = ((key, field) for key, field, section in keys_of(chosen.config) if section is None or field.default is None)
     return {key: field for key, field in keys if not f"{key}.".startswith(unread)}
 
 

@@ -30,6 +30,7 @@ def agree_on_padding(ctx: RankContext, sharing: Sequence[Rank], exact: Exactness
         exact: Whether bits have to be those of training.
 
     Cost: two numbers between the head and each other rank.
+    Order: the head receives in the order of ranks; the largest number is the same in any order.
     """
     if exact == "off" or len(sharing) == 1:
         return FAST if exact == "off" else EXACT
