@@ -9,6 +9,9 @@ KEPT = {
     "cli/test_simulate.py::test_a_simulated_recipe_has_the_bits_of_a_run": ["pipeline"],
     "cluster/test_bare_to_run.py::test_other_recipes_run_on_prepared_hosts": ["fabric_minimal"],
     "cluster/test_chaos.py::test_a_fault_on_a_host_is_named_and_nothing_is_left_on_any": ["cut host=node1 at 1s"],
+    "cluster/test_elastic_over_hosts.py::test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_changes_no_bit": [
+        "2"
+    ],
     # The others need packages that `benchmarks/frameworks.py` fetches.
     "cluster/test_frameworks.py::test_a_script_has_the_losses_of_torchrun_here_and_over_two_hosts": [
         "accelerated",
