@@ -28,7 +28,7 @@ from ttlaunch.untrusted import child
 from ttlaunch.untrusted.child import UntrustedError, read_limited
 
 BUSY_S = 120.0
-"""As long as a child may take before it counts as stuck."""
+"""Seconds after which a child counts as stuck."""
 WIDTH, TOKENS, LENGTH = 32, 4, 2
 SHAPES = {"token_embd.weight": (TOKENS, WIDTH), "position_embd.weight": (LENGTH, WIDTH)}
 SHAPES |= {f"output_norm.{kind}": (WIDTH,) for kind in ("weight", "bias")}

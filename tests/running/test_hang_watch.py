@@ -255,7 +255,7 @@ def test_a_rank_that_waits_in_any_other_operation_may_not_stand_still_while_it_t
         one.controller.faults = {0: count, 1: 5}
         if one.rest(1) is not None:
             return
-    pytest.fail("no hang was told")
+    pytest.fail("no hang was reported")
 
 
 def test_a_script_that_has_begun_to_train_may_not_stand_still_while_it_touches_new_memory(run):
@@ -266,7 +266,7 @@ def test_a_script_that_has_begun_to_train_may_not_stand_still_while_it_touches_n
         one.controller.faults = {0: count, 1: 5}
         if one.rest(1) is not None:
             return
-    pytest.fail("no hang was told")
+    pytest.fail("no hang was reported")
 
 
 def test_ranks_that_load_their_libraries_on_other_hosts_are_looked_at_twice(run):

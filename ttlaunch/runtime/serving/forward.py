@@ -274,7 +274,7 @@ class CachedPart:
         return x_RD + products.whole(f"{name}.feed_forward_out", hidden)
 
     def _run_llama_block(self, block: LlamaBlock, x_RD: Tensor, *, name: str, place: int, layout: _Layout) -> Tensor:
-        """The same for a llama: with shares, each rank attends with all heads, because it has all keys and values."""
+        """Run one block of a llama on the rows; each rank attends with all heads, because shares keep all keys and values."""
         products = self.products
         projected_RN = products.whole(f"{name}.attention_in", self._norms[block.attention_norm](x_RD))
         q_RHW, k_RHW, v_RHW = block.split_heads(projected_RN)

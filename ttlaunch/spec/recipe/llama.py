@@ -40,7 +40,7 @@ def llama_heads_fit(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
 
 
 def llama_positions_fit(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Of the bounds between which Llama 3 stretches positions, the lower one is below the upper one."""
+    """Require `low_freq_factor` to be below `high_freq_factor`: between these bounds, Llama 3 stretches positions."""
     scaling = config.transformer_config.rope_scaling
     if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
         low, high = scaling.low_freq_factor, scaling.high_freq_factor

@@ -20,7 +20,7 @@ CHUNK_BYTES = 2**20
 """The most bytes of a tensor in one frame. Larger ones are not faster, and a frame is in memory twice."""
 
 ENCRYPTED_CHUNK_BYTES = 2**19
-"""The same between hosts. TLS has a frame in memory twice more, and its work on each byte hides that of more frames."""
+"""The most bytes of a tensor in one frame between hosts. TLS keeps two more copies of a frame, and more frames cost little beside it."""
 
 _MAGIC = 0x7474
 _FIELDS = struct.Struct(f"<HBBB3xIIIQ{MAX_DIMS}qQQ")
