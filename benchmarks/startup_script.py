@@ -5,10 +5,12 @@
 The script has DistributedDataParallel over gloo around a linear layer. Each rank has one thread. The three take turns, and so does who
 begins; a figure is the median until the slowest rank has finished its first step, with the processor time of all processes until their
 end beside it. To be met: `ttlaunch` with 2 ranks 0.70 of torchrun, `--warm` with 8 ranks on 2 cores 0.45. The last rows compare
-`ttlaunch run` of a program that does nothing with the program alone: at most 0.20 s more.
+`ttlaunch run` of a program that does nothing with the program alone: at most 0.20 s more. Byte code is written first, as pip does
+when it installs.
 """
 
 import argparse
+import compileall
 import os
 import resource
 import statistics
@@ -17,6 +19,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import ttlaunch
 
 _LIMITS = {(2, "ttlaunch"): 0.70, (8, "--warm"): 0.45}
 _MOST_MORE_S = 0.20
@@ -42,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    compileall.compile_dir(Path(ttlaunch.__file__).parent, quiet=1)
     for ranks in options.ranks:
         found: dict[str, list[tuple[float, float]]] = {"torchrun": [], "ttlaunch": [], "--warm": []}
         for at in range(options.rounds):
