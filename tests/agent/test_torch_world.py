@@ -46,6 +46,11 @@ def test_a_rank_knows_its_place_on_its_host_and_among_hosts():
     assert ("rank", "2", "3") == (seen["ROLE_NAME"], seen["ROLE_RANK"], seen["ROLE_WORLD_SIZE"])
 
 
+def test_an_exception_that_torchs_record_writes_lands_in_the_folder_of_the_run():
+    seen = [seen_by(rank, "a", "b")["TORCHELASTIC_ERROR_FILE"] for rank in range(2)]
+    assert ["/run/records/rank-0.torch-error.json", "/run/records/rank-1.torch-error.json"] == seen
+
+
 def test_a_rank_has_every_variable_that_nobody_may_set_for_all():
     assert set(contract.TORCH_PLACE) <= set(seen_by(0, "a"))
 

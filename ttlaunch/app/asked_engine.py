@@ -78,3 +78,10 @@ def _has_mpi(engine: "Engine | EngineFinder") -> bool:
     from ttlaunch.engines.base import Capability
 
     return Capability.MPI in engine.can
+
+
+def warn_of_early_variable(why: str) -> Diagnostic:
+    """Warn that ranks cannot be forks of a process with torch, since the program changes what the import of torch depends on."""
+    hint = "set it with `--env NAME=VALUE` instead: the process that imports torch has it, too"
+    message = f"`--warm` has no effect: {why}; each rank starts by itself"
+    return Diagnostic("P075", message, hints=(hint,), severity=Severity.WARNING)

@@ -188,7 +188,7 @@ def _plan_of_command(
         is_python=python is not None,
         uses_mpi=python is None or python.uses_mpi,
         is_independent=request.independent,
-        warm=request.warm and python is not None,
+        warm=request.warm and python is not None and not description.starts_cold,
     )
     plan = plan_command(program, description.topology, surroundings, ranks=description.ranks)
     return plan if request.first is None or isinstance(plan, Diagnostic) else _with_later_ranks(plan, request.first)

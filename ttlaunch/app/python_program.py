@@ -102,6 +102,18 @@ def _first_mpi(words: Sequence[str], working_folder: Path) -> str:
 
 def _where_mpi(program: Path, folder: Path) -> str:
     """Return a clause that says where a program, or a module that it imports from a folder, names MPI; empty if nowhere."""
+    for number, (path, source) in enumerate(own_files(program, folder)):
+        if source is None:
+            return f"`{shown(path.name)}` cannot be read"
+        if why := _named_in(source, f"`{shown(path.name)}`"):
+            return why
+        if number >= _MOST_FILES:
+            return f"it imports more than {_MOST_FILES:,} files of its own"
+    return ""
+
+
+def own_files(program: Path, folder: Path) -> Iterator[tuple[Path, bytes | None]]:
+    """Yield a program and the modules that it imports from a folder, each with its content; None for one that cannot be read."""
     waiting, seen = [program], {program}
     while waiting:
         path = waiting.pop()
@@ -109,20 +121,17 @@ def _where_mpi(program: Path, folder: Path) -> str:
             with open_regular(path, follow=True) as file:
                 source = file.read(MOST_BYTES)
         except (OSError, ValueError):
-            return f"`{shown(path.name)}` cannot be read"
-        if why := _named_in(source, f"`{shown(path.name)}`"):
-            return why
-        if len(seen) > _MOST_FILES:
-            return f"it imports more than {_MOST_FILES:,} files of its own"
+            yield path, None
+            continue
+        yield path, source
         try:
             tree = parse_quietly(source)
         except (SyntaxError, ValueError):
             continue
         for found in imported_files(ast.walk(tree) if tree else (), path, folder):
-            if found not in seen:
+            if found not in seen and len(seen) <= _MOST_FILES:
                 seen.add(found)
                 waiting.append(found)
-    return ""
 
 
 def imported_files(nodes: Iterable[ast.AST], path: Path, folder: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, warn_of_warm, with_engine
+from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, warn_of_early_variable, warn_of_warm, with_engine
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.python_program import PythonProgram, look_at_python
 from ttlaunch.app.resolve_cluster import names_slurm, resolve_cluster
@@ -71,6 +71,7 @@ class ResolvedSpec:
         remarks: What the options changed besides what they name, for the plan that is shown.
         slurm: The hosts that Slurm gives, or is asked for; None for any other cluster.
         elastic: How many workers of a recipe make a step, where workers come and go.
+        starts_cold: Whether ranks are no forks although `--warm` is given, which a diagnostic says.
         starts_with_too_few: Whether `--ranks` gives fewer of them than make a step, which a diagnostic says.
     """
 
@@ -89,6 +90,7 @@ class ResolvedSpec:
     remarks: list[str] = field(default_factory=list)
     slurm: "SlurmHosts | None" = None
     elastic: "Bounds | None" = None
+    starts_cold: bool = False
     starts_with_too_few: bool = False
 
     @property
@@ -153,9 +155,20 @@ def _resolve_on(
         _resolve_script(result, request, working_folder)
     else:
         _resolve_recipe(result, request, working_folder, dialogue=dialogue)
-    if request.warm and result.command is not None and result.python is None:
-        result.diagnostics.append(warn_of_warm(result.name))
+    if request.warm and result.command is not None:
+        _check_warm(result, working_folder)
     return result
+
+
+def _check_warm(result: ResolvedSpec, working_folder: Path) -> None:
+    """Warn of `--warm` for a program whose ranks cannot be forks of a process that has imported torch."""
+    from ttlaunch.app.early_variables import early_variable
+
+    if result.python is None:
+        result.diagnostics.append(warn_of_warm(result.name))
+    elif why := early_variable(result.python, working_folder):
+        result.starts_cold = True
+        result.diagnostics.append(warn_of_early_variable(why))
 
 
 def _takes_all_slots(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> bool:
