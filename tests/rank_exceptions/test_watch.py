@@ -200,6 +200,29 @@ def test_a_program_that_leaves_slowly_is_pending_with_its_status(here, start):
     assert (line["error"]["type"], line["error"]["message"]) == ("SystemExit", "0")
 
 
+SLOW_END = "import atexit, sys, time\natexit.register(time.sleep, 0.2)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("sys.exit(3)", 3),
+        ("sys.exit('no data')", 1),
+        ("sys.exit(259)", 3),
+        ("sys.exit()", 0),
+        ("def main():\n    try:\n        raise SystemExit(4)\n    finally:\n        time.sleep(0.3)\nmain()", 4),
+        ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass\ntime.sleep(0.3)", None),
+        ("import threading\nthread = threading.Thread(target=sys.exit, args=[3])\nthread.start()\nthread.join()", None),
+        ("", None),
+    ],
+)
+def test_the_status_that_a_program_asked_for_is_known_before_its_libraries_have_ended(here, start, code, status):
+    process = start(SLOW_END + code + "\n")
+    _, said = process.communicate()
+    assert (status or 0, status) == (process.returncode, lines(here)[-1].get("status")), said
+    assert (None, True) == (lines(here)[-1]["error"], "left" in lines(here)[-1])
+
+
 @pytest.mark.parametrize("last", ["raise ValueError('bucket 7')", "pass"])
 def test_what_libraries_handle_after_the_program_does_not_replace_how_it_ended(here, last):
     """A library that was imported before the watch began, as torch in ranks that are forked, ends after it."""

@@ -361,6 +361,9 @@ def test_a_rank_that_was_still_leaving_when_it_was_ended_explains_lost_peers():
     ranks[1].in_flight = ErrorInFlight(error=None, left=0.9)
     how = "left before the other ranks; its process had not ended when SIGTERM ended it"
     assert blamed(ranks) == ("R005", f"rank 1 (worker, box) {how}")
+    ranks[1].in_flight = ErrorInFlight(error=None, left=0.9, status=3)
+    how = "called `sys.exit` with status 3 before the other ranks; its process had not ended when SIGTERM ended it"
+    assert blamed(ranks) == ("R003", f"rank 1 (worker, box) {how}")
 
 
 def test_all_lines_of_a_message_and_its_notes_are_told_up_to_a_limit():

@@ -22,7 +22,7 @@ from ttlaunch.rank_exceptions.outline import causes_of, chain_of, place_of, rais
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 LOOK_S = 0.04
 _FATE = "ttlaunch.rank_exceptions.fate"
@@ -63,6 +63,7 @@ class ExceptionWatch:
         self._left = _MOST_RECORDS
         self._is_told = False  # whether the last line is about an exception
         self._end = '"error": null'  # how the program ends, as the fields of a line
+        self._status: int | None = None  # which `sys.exit` was asked for, if the main thread has done nothing since
         self._uncaught = (
             False  # once it is set, under the lock, the thread writes no more: libraries that end handle exceptions too
         )
@@ -76,7 +77,16 @@ class ExceptionWatch:
     def take_hooks(self) -> None:
         """Have Python call `ends_by` with the exception that ends this process, and note when the program has come to its end."""
         atexit.register(self._leave)
-        previous = sys.excepthook
+        previous, leave = sys.excepthook, sys.exit
+
+        def exit_with(status: str | int | None = None, /) -> None:
+            # Nothing else knows the status until libraries have ended, which may take longer than anybody waits.
+            if _thread.get_ident() == self._main:
+                self._status = _status_of(status)
+            leave(status)
+
+        exit_with.__name__, exit_with.__doc__ = "exit", leave.__doc__
+        sys.exit = exit_with  # type: ignore[assignment]
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             if _is_called_by_python():
@@ -113,7 +123,9 @@ class ExceptionWatch:
         if not self._uncaught and isinstance(printed, BaseException):
             self.ends_by(printed)
         self._silence_thread()
-        self._append(f'{{{self._end}, "left": {time.time()!r}}}')
+        self._note_status(None)
+        status = "" if self._status is None or self._end != '"error": null' else f', "status": {self._status}'
+        self._append(f'{{{self._end}, "left": {time.time()!r}{status}}}')
 
     def _silence_thread(self) -> None:
         with self._lock:
@@ -139,6 +151,7 @@ class ExceptionWatch:
         if error is None or frame is None or isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             self._passed = None, None
             if frame is not None:  # else the exception has left the last frame, and ends the process now
+                self._note_status(frame)
                 self._take_back()
             return
         # An exception that one clause keeps is looked at again only when it has left this clause.
@@ -162,6 +175,17 @@ class ExceptionWatch:
         else:
             self._passed = at
             self._take_back()
+
+    def _note_status(self, frame: FrameType | None) -> None:
+        """Note the status of a pending `SystemExit`, or forget it if the program goes on: Python calls what it registered by itself.
+
+        Args:
+            frame: The innermost frame of the main thread, which handles no exception; None if the program has come to its end.
+        """
+        if frame is not None and _outermost(frame).f_code.co_name == "<module>":
+            self._status = None
+        elif isinstance(self._pending, SystemExit):
+            self._status = _status_of(self._pending.code)
 
     def _take_back(self) -> None:
         """Note that the process has gone on after the exception that was pending."""
@@ -226,15 +250,24 @@ def _is_handled_by_python(error: BaseException) -> bool:
     return trace is None or trace.tb_frame.f_code.co_filename.startswith("<")
 
 
+def _status_of(code: object) -> int:
+    """Return the exit status of a process that ends by `SystemExit(code)`."""
+    return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+
+
 def _quoted(text: str) -> str:
     """Return a text as JSON has it, without the module that would have to be imported for that."""
     safe = (letter if " " <= letter <= "~" and letter not in '\\"' else "?" for letter in text)
     return '"' + "".join(safe) + '"'
 
 
-def _is_called_by_python() -> bool:
-    """Whether no code of the program called the hook, such as code that prints an exception and goes on."""
-    frame = sys._getframe(1)  # noqa: SLF001
+def _outermost(frame: FrameType) -> FrameType:
     while frame.f_back is not None:
         frame = frame.f_back
+    return frame
+
+
+def _is_called_by_python() -> bool:
+    """Whether no code of the program called the hook, such as code that prints an exception and goes on."""
+    frame = _outermost(sys._getframe(1))  # noqa: SLF001
     return frame.f_code.co_name != "<module>" and not frame.f_code.co_filename.startswith("<frozen ")

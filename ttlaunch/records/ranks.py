@@ -386,12 +386,14 @@ class ErrorInFlight:
         uncaught: Whether nothing in the rank caught it; else it was still cleaning up when the line was written.
         is_certain: Whether it was clear when the line was written that nothing in the rank would catch it.
         left: When all code of a program's rank had run, after `error` or without one; only its libraries then end.
+        status: The exit status that the process is to have when these have ended; None if that is not known.
     """
 
     error: RankError | None
     uncaught: Flag = False
     is_certain: Flag = True
     left: Time | None = None
+    status: Status | None = None
 
 
 _NO_OUTPUT: dict[str, int] = {}

@@ -131,12 +131,14 @@ def message_lines(error: RankError) -> list[str]:
 
 def name_early_exit(state: RankState, time: float) -> Failure:
     """Make the failure of a program's rank that left at a time when other ranks still needed it."""
+    asked = state.in_flight.status if state.in_flight else None
+    kind, what = (Cause.EXITED, f"called `sys.exit` with status {asked}") if asked else (Cause.LEFT_EARLY, "left")
     how = "with status 0 before the other ranks"
     if state.exit is None:
         how = "before the other ranks; its process is still there"
     elif state.exit.signal:  # it was ended before it could end, and so has no status
         how = f"before the other ranks; its process had not ended when {signal_name(state.exit.signal)} ended it"
-    return _failure(state, kind=Cause.LEFT_EARLY, code="R005", cause=f"left {how}", time=time)
+    return _failure(state, kind=kind, code=_CODES[kind], cause=f"{what} {how}", time=time)
 
 
 def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: Cause) -> Failure:
