@@ -1,5 +1,6 @@
 """The sinks of a run's metrics: parse them, start them, and report one that failed or is slow."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,22 @@ def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]
     return choices
 
 
+def parse_log_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]":
+    """Parse the values of an option that names sinks for lines.
+
+    Raises:
+        LaunchError: As for `parse_sinks`, or a sink takes only metrics.
+    """
+    from ttlaunch.running.metrics.sinks import LOG_SINKS
+
+    choices = parse_sinks(given, option=option)
+    other = next((choice for choice in choices if choice.kind not in LOG_SINKS), None)
+    if other is not None:
+        message = f"the sink {other.kind} takes metrics and no lines"
+        raise LaunchError([usage_mistake(message, f"`ttlaunch metrics RUN {option} {other.kind}=…`", code="P046")])
+    return choices
+
+
 def with_sinks(choices: "Sequence[SinkChoice]", begun: "Callable[[RunFolder], None]") -> "Callable[[RunFolder], None]":
     """Return a function that calls `begun` with a run's folder and then starts a process for each sink."""
 
@@ -71,11 +88,23 @@ def _diagnostic(record: "SinkRecord", path: Path) -> Diagnostic:
     from ttlaunch.running.metrics.export import SinkState
     from ttlaunch.running.metrics.sinks import SINKS_DIR
 
-    again = f"`ttlaunch metrics {path.name} --to {record.kind}={record.place}` writes everything once more"
+    again = _again(record, path)
     if record.state is SinkState.FAILED:
         message = f"the sink {record.kind} has stopped: {record.error}"
-        hints, notes = (again,), ("training was not touched, and its own log has everything",)
-        return Diagnostic("R060", message, notes=notes, hints=hints, severity=Severity.WARNING)
+        untouched = "training was not touched, and its own log has everything"
+        return Diagnostic("R060", message, notes=(untouched,), hints=(again,), severity=Severity.WARNING)
     log = f"{short_name(path, Path.cwd())}/{SINKS_DIR}/{record.kind}.log"
     message = f"the sink {record.kind} has not finished yet; it continues in the background"
-    return Diagnostic("R061", message, hints=(f"what it prints is in {log}", again), severity=Severity.WARNING)
+    notes = (record.error,) if record.error else ()
+    hints = (f"what it prints is in {log}", again)
+    return Diagnostic("R061", message, notes=notes, hints=hints, severity=Severity.WARNING)
+
+
+def _again(record: "SinkRecord", path: Path) -> str:
+    """Say which command exports everything again; what a log server has already, it does not take twice."""
+    from ttlaunch.running.metrics.sinks import LOG_SINKS
+
+    command = "logs" if record.kind in LOG_SINKS else "metrics"
+    place = shlex.quote(f"{record.kind}={record.place}")
+    once = "sends what is missing" if record.kind == "loki" else "writes everything once more"
+    return f"`ttlaunch {command} {path.name} --to {place}` {once}"

@@ -1,4 +1,4 @@
-"""`ttlaunch logs`: show what the ranks of a run have printed, also while it runs."""
+"""`ttlaunch logs`: show what the ranks of a run have printed, also while it runs, or send it to a log server."""
 
 import json
 import signal
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import print_lines, print_output, with_schema
+from ttlaunch.cli.console import exit_with, print_lines, print_output, with_schema
 from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
-from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics import Format, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.planning.launch_plan import RankRow
@@ -30,6 +31,8 @@ EXAMPLES = """\
 [bold]ttlaunch logs latest --only role=worker --format json[/bold]   one JSON object per line
 
 [bold]ttlaunch logs latest --raw[/bold]   also what moves the cursor or sets the title of the terminal
+
+[bold]ttlaunch logs latest --to loki=http://loki:3100[/bold]   send the output to Loki; what is sent twice is there once
 """
 _TICK_S = 0.1
 
@@ -45,6 +48,10 @@ def logs(
     raw: Annotated[
         bool, typer.Option("--raw", help="Send control characters to a terminal too, as to a file or a pipe.")
     ] = False,
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="SINK=PLACE", help="Send all lines to loki=URL or loki-file=DIR. Repeatable."),
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
@@ -57,6 +64,9 @@ def logs(
     from ttlaunch.running.logs.fold import ShownOutput
     from ttlaunch.running.runs.facts import read_ranks
 
+    if to:
+        _send(run, to, is_chosen=bool(only or stream or raw), follow=follow, runs_dir=runs_dir, form=form)
+        return
     streams = chosen_streams(stream)
     path = find_named_run(run, runs_dir=runs_dir)
     try:
@@ -73,6 +83,23 @@ def logs(
                 _show(ShownOutput(path, rows, **wanted), path, follow=follow, raw=raw)
     except KeyboardInterrupt:  # the user ends `--follow` by Ctrl-C
         return
+
+
+def _send(run: str, to: list[str], *, is_chosen: bool, follow: bool, runs_dir: Path, form: Format) -> None:
+    from ttlaunch.app.sinks import parse_log_sinks
+    from ttlaunch.cli.metrics import export_run
+
+    if is_chosen:
+        raise usage_error("`--to` sends all lines, and a choice of lines was given", "choose lines by a query instead")
+    choices = parse_log_sinks(to, option="--to")
+    path = find_named_run(run, runs_dir=runs_dir)
+    try:
+        with interruptible(signal.SIGINT):
+            export_run(path, choices, follow=follow, beside=False, form=form)
+    except KeyboardInterrupt:
+        exit_with(contract.STATUS_INTERRUPTED)
+    except (OSError, ValueError) as error:
+        raise unreadable_run(path, error) from error
 
 
 def _show(output: "ShownOutput", path: Path, *, follow: bool, raw: bool) -> None:

@@ -1,4 +1,4 @@
-"""`ttlaunch metrics`: show what a run has measured, or export it to TensorBoard, W&B, MLflow or Prometheus."""
+"""`ttlaunch metrics`: show what a run has measured, or export it to a sink, as `ttlaunch logs` does with lines."""
 
 import json
 import math
@@ -55,7 +55,8 @@ def metrics(
         typer.Option(
             "--to",
             metavar="SINK[=PLACE]",
-            help="Export them to tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE. Repeatable.",
+            help="Export them to tensorboard=DIR, wandb[=DIR], mlflow=DIR, prometheus=FILE, loki=URL or loki-file=DIR. "
+            "Repeatable.",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
@@ -75,7 +76,7 @@ def metrics(
         with interruptible(signal.SIGINT):
             log = EventLog(path)
             if choices:
-                _export(path, choices, follow=follow, beside=beside, form=form)
+                export_run(path, choices, follow=follow, beside=beside, form=form)
             elif form is Format.JSON:
                 _print_events(log, follow=follow)
             else:
@@ -86,7 +87,8 @@ def metrics(
         raise unreadable_run(path, error) from error
 
 
-def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside: bool, form: Format) -> None:
+def export_run(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside: bool, form: Format) -> None:
+    """Export a run to sinks, report it, and exit."""
     from ttlaunch.running.metrics.export import SinkState, export, report_failure
 
     if beside:
@@ -116,10 +118,12 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
 
 def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
     from ttlaunch.running.metrics.export import SinkState
+    from ttlaunch.running.metrics.sinks import LOG_SINKS
 
     for record in records:
         if record.state is SinkState.DONE:
-            print_lines([f"{record.kind}: {record.events} events of {path.name} in {record.place}"])
+            what = f"{record.lines} lines" if record.kind in LOG_SINKS else f"{record.events} events"
+            print_lines([f"{record.kind}: {what} of {path.name} in {record.place}"])
     show_diagnostics(sink_diagnostics(records, path), form=form)
 
 

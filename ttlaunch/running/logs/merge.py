@@ -144,10 +144,17 @@ class RankOutputs:
         found += self._states()
         return _joined(found)
 
-    def finish(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
-        """Return all remaining stretches; call it when no rank writes any more."""
+    def finish(
+        self, offsets_s: Mapping[int, float] | None = None, *, unknown_time: float | None = None
+    ) -> list[Stretch]:
+        """Return all remaining stretches; call it when no rank writes any more.
+
+        Args:
+            offsets_s: As for `poll`.
+            unknown_time: The time of stretches without a note; the present if not given.
+        """
         found = self._take_new(offsets_s or {}, most=None)
-        now = time.time()
+        now = time.time() if unknown_time is None else unknown_time
         for key, one in self._streams.items():
             if (size := size_of(one.path)) > one.taken:
                 found += self._look(key, size, when=now) + self._rest(key, when=now)

@@ -55,9 +55,14 @@ class MergedLog:
             else:
                 yield from self._lines(stretch)
 
-    def rest(self) -> Iterator[Line]:
-        """Yield the lines whose order the launcher has not recorded, because it was killed."""
-        for stretch in RankOutputs(self._folder, self._ranks, covered=self._covered).finish():
+    def rest(self, *, unknown_time: float | None = None) -> Iterator[Line]:
+        """Yield the lines whose order the launcher has not recorded, because it was killed.
+
+        Args:
+            unknown_time: The time of lines for which no shim has noted one; the present if not given.
+        """
+        outputs = RankOutputs(self._folder, self._ranks, covered=self._covered)
+        for stretch in outputs.finish(unknown_time=unknown_time):
             yield from self._lines(stretch)
 
     def _new_stretches(self) -> Iterator[Stretch | Unkept]:

@@ -9,19 +9,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from ttlaunch import contract
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.metrics.event_log import END, EventLog
+from ttlaunch.running.metrics.event_log import END, Event, EventLog
 from ttlaunch.running.metrics.sinks import SINKS_DIR, Sink, SinkChoice, open_sink
 from ttlaunch.running.runs.files import read_object_if_any, write_whole
 from ttlaunch.running.runs.launcher import read_launcher
 from ttlaunch.running.runs.run_folder import supervisor_file
 
 _TICK_S = 0.5
+_TOGETHER = 1000
 _LONGEST_ERROR = 300
 
 
@@ -41,7 +46,8 @@ class SinkRecord:
         place: The place to which the sink writes.
         pid: The id of the sink's process.
         events: How many events the sink had received when the record was written.
-        error: Why the sink failed; None if it did not.
+        error: Why the sink failed, or why the server of a working sink has not taken everything; None if there is no reason.
+        lines: How many lines of ranks a server or file has confirmed; 0 for sinks that take only metrics.
     """
 
     kind: str
@@ -50,6 +56,7 @@ class SinkRecord:
     state: SinkState
     events: int = 0
     error: str | None = None
+    lines: int = 0
 
 
 def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
@@ -62,40 +69,82 @@ def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
         ValueError: The folder is not that of a run.
     """
     log = EventLog(path)
-    record = SinkRecord(choice.kind, choice.place_in(path), os.getpid(), SinkState.WORKING)
-    _write_record(path, record)
-    taken = 0
+    feeder = _Feeder(
+        path, SinkRecord(choice.kind, choice.place_in(path), os.getpid(), SinkState.WORKING), follow=follow
+    )
+    sink: Sink | None = None
     try:
         sink = open_sink(choice, log.run, folder=path)
-        taken, status = _feed(log, sink, path, follow=follow)
-        sink.close(status)
+        sink.close(feeder.feed(log, sink))
     except Exception as error:  # noqa: BLE001 - a sink is code of others; its mistakes are reported as such
-        record = SinkRecord(choice.kind, record.place, record.pid, SinkState.FAILED, taken, _why(error))
+        record = replace(feeder.record, state=SinkState.FAILED, error=_why(error))
     else:
-        record = SinkRecord(choice.kind, record.place, record.pid, SinkState.DONE, taken)
+        record = replace(feeder.record, state=SinkState.DONE, error=None)
+    record = replace(record, lines=getattr(sink, "confirmed", 0))
     _write_record(path, record)
     return record
 
 
-def _feed(log: EventLog, sink: Sink, path: Path, *, follow: bool) -> tuple[int, str]:
-    """Pass events to the sink; return their number, and how the run ended."""
-    taken, status = 0, "running"
-    launcher = read_launcher(path) if follow else None
-    while True:
-        # Ask before reading events, so that the last events of a launcher that has died are still read.
-        is_over = not follow or (launcher is not None and launcher.is_here and not launcher.is_alive)
-        for event in log.events():
-            taken += 1
-            status = str(event.values.get("status")) if event.kind == END else status
-            sink.take(event)
-        sink.flush()
-        if log.has_ended or is_over:
-            return taken, "cut off" if follow and not log.has_ended else status
-        time.sleep(_TICK_S)
+class _Feeder:
+    """Passes the events of a run to a sink, and keeps the record about it."""
+
+    def __init__(self, path: Path, record: SinkRecord, *, follow: bool) -> None:
+        self.record = record
+        self._path, self._follow = path, follow
+        self._launcher = read_launcher(path) if follow else None
+        _write_record(path, record)
+
+    def feed(self, log: EventLog, sink: Sink) -> str:
+        """Pass events to the sink until the run has ended, and return how it ended.
+
+        If the sink's server does not take what it has, no more events are read; they stay in the run's folder.
+        """
+        status = "running"
+        while True:
+            # Ask before reading events, so that the last events of a launcher that has died are still read.
+            is_over = not self._follow or self._launcher_is_gone()
+            for some in _batched(log.events()):
+                for event in some:
+                    status = str(event.values.get("status")) if event.kind == END else status
+                    sink.take(event)
+                self._flush(sink)
+                self._note(events=self.record.events + len(some))
+            self._flush(sink)
+            if log.has_ended or is_over:
+                return "cut off" if self._follow and not log.has_ended else status
+            time.sleep(_TICK_S)
+
+    def _flush(self, sink: Sink) -> None:
+        """Flush a sink; wait as long as its server takes nothing while the run is active, and let `close` wait afterwards."""
+        while (problem := sink.flush()) is not None:
+            self._note(error=problem)
+            if not self._follow or self._launcher_is_gone() or (self._path / contract.REPORT_FILE).exists():
+                return
+            time.sleep(_TICK_S)
+        self._note(error=None)
+
+    def _note(self, **changes: Any) -> None:
+        changed = replace(self.record, **changes)
+        is_new = changed.error != self.record.error
+        self.record = changed
+        if is_new:
+            _write_record(self._path, changed)
+
+    def _launcher_is_gone(self) -> bool:
+        return self._launcher is not None and self._launcher.is_here and not self._launcher.is_alive
+
+
+def _batched(events: Iterable[Event]) -> Iterator[list[Event]]:
+    """Yield events in lists of at most a thousand."""
+    iterator = iter(events)
+    while some := list(islice(iterator, _TOGETHER)):
+        yield some
 
 
 def _why(error: Exception) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, TtlaunchError):  # our own words
+        return first[:_LONGEST_ERROR]
     return f"{type(error).__name__}: {first}"[:_LONGEST_ERROR] if first else type(error).__name__
 
 

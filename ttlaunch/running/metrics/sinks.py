@@ -1,4 +1,4 @@
-"""Parse the names of sinks for metrics, check what each needs, and open one."""
+"""Parse the names of sinks for metrics and logs, check what each needs, and open one."""
 
 import importlib.util
 import os
@@ -8,13 +8,31 @@ from typing import Protocol
 
 from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.running.metrics.addresses import parse_loki_address
 from ttlaunch.running.metrics.event_log import Event, LoggedRun
 
 SINKS_DIR = "sinks"
 """The folder in a run's folder with each sink's record, its messages, and its data unless the user named another place."""
 
-_LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "prometheus": None}
-_EXAMPLES = "`--sink tensorboard=DIR`, `--sink wandb`, `--sink mlflow=DIR` and `--sink prometheus=FILE.prom` are known"
+_LIBRARIES = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "prometheus": None,
+    "loki": None,
+    "loki-file": None,
+}
+LOG_SINKS = ("loki", "loki-file")
+"""Sinks that take the lines of ranks."""
+_NEEDS_ADDRESS = ("loki",)
+_EXAMPLES = (
+    "tensorboard=DIR, wandb[=DIR], mlflow=DIR, prometheus=FILE.prom, loki=http://HOST:3100 and loki-file=DIR are known"
+)
+_CREDENTIALS = {
+    "loki": "LOKI_USERNAME and LOKI_PASSWORD, or LOKI_BEARER_TOKEN",
+    "mlflow": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+}
+"""The environment variables from which a sink takes credentials."""
 
 
 class Sink(Protocol):
@@ -23,8 +41,12 @@ class Sink(Protocol):
     def take(self, event: Event) -> None:
         """Receive the next event of the log."""
 
-    def flush(self) -> None:
-        """Make all received events visible to readers soon; called after each batch of events."""
+    def flush(self) -> str | None:
+        """Make all received events visible to readers soon; called after each batch of events.
+
+        Returns:
+            Why a server has not taken all of them, in a clause; None if there is nothing to wait for.
+        """
 
     def close(self, status: str) -> None:
         """Close the sink after the last event; `status` is that of the run."""
@@ -62,11 +84,13 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
         working_folder: The folder to which the place is relative, unless the place is a web address.
     """
     kind, equals, place = text.partition("=")
-    if kind not in _LIBRARIES or (equals and not place):
+    if kind not in _LIBRARIES or not (place or (not equals and kind not in _NEEDS_ADDRESS)):
         no_place = f"`{option} {shown(text)}` names no place"
         message = no_place if kind in _LIBRARIES else f"no sink is called {shown(kind)!r}"
-        hints = did_you_mean(kind, _LIBRARIES) if not equals else ()
+        hints = did_you_mean(kind, _LIBRARIES) if kind not in _LIBRARIES and not equals else ()
         return _mistake("P046", message, notes=(_EXAMPLES,), hints=hints)
+    if (mistake := _address_mistake(kind, place, option=option)) is not None:
+        return mistake
     library = _LIBRARIES[kind]
     if library is not None and not _is_installed(library):
         hint = f"`pip install 'ttlaunch[{kind}]'`, or `pip install {_distribution(kind)}`"
@@ -78,6 +102,21 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
         if reason is not None:
             return _mistake("P032", f"`{option} {shown(text)}` cannot be written: {reason}")
     return SinkChoice(kind, place or None)
+
+
+def _address_mistake(kind: str, place: str, *, option: str) -> Diagnostic | None:
+    """Refuse an address that contains credentials, without showing it, or that cannot be used."""
+    if "://" in place and "@" in place.partition("://")[2].partition("/")[0]:
+        hints = (f"put them into {_CREDENTIALS[kind]}",) if kind in _CREDENTIALS else ()
+        notes = ("other users can read it in the list of processes, and the run's folder would contain it",)
+        return _mistake("P088", f"the address of the sink {kind} contains credentials", notes=notes, hints=hints)
+    if kind not in _NEEDS_ADDRESS:
+        return None
+    reason = parse_loki_address(place)
+    if not isinstance(reason, str):
+        return None
+    notes = (f"`{option} loki=http://HOST:3100[?job=NAME&metadata=off]` is expected",)
+    return _mistake("P088", f"`{option} {shown(f'{kind}={place}')}` cannot be used: {reason}", notes=notes)
 
 
 def _why_unwritable(kind: str, place: Path) -> str | None:
@@ -119,6 +158,14 @@ def open_sink(choice: SinkChoice, run: LoggedRun, *, folder: Path) -> Sink:
             from ttlaunch.running.metrics.to_mlflow import MlflowSink  # noqa: PLC0415
 
             return MlflowSink(run, place)
+        case "loki":
+            from ttlaunch.running.metrics.to_loki import LokiSink  # noqa: PLC0415
+
+            return LokiSink(run, place, path=folder, sinks_folder=folder / SINKS_DIR)
+        case "loki-file":
+            from ttlaunch.running.metrics.to_loki_file import LokiFileSink  # noqa: PLC0415
+
+            return LokiFileSink(run, Path(place), path=folder)
         case _:
             from ttlaunch.running.metrics.to_prometheus import PrometheusSink  # noqa: PLC0415
 
