@@ -24,7 +24,7 @@ from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.records import coordinator as answers
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.running.membership.deadline import DeadlineReader
+from ttlaunch.running.deadline import DeadlineReader
 
 T = TypeVar("T")
 ANSWER_S = 15.0

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from ttlaunch.agent.claims import is_same_user
+from ttlaunch.running.deadline import DeadlineReader
 from ttlaunch.running.membership.answers import Answer, Request
-from ttlaunch.running.membership.deadline import DeadlineReader
 
 LARGEST_BODY = 64 * 1024
 READ_S = 5.0

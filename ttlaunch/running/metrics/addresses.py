@@ -19,7 +19,7 @@ from ttlaunch.diagnostics import listed, shown
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.quick_pattern import quick_pattern
-from ttlaunch.running.membership.deadline import DeadlineReader
+from ttlaunch.running.deadline import DeadlineReader
 
 LOKI_PUSH = "/loki/api/v1/push"
 _JOB = quick_pattern(r"[A-Za-z0-9_.:-]{1,100}\Z")
