@@ -60,6 +60,8 @@ from ttlaunch.spec.recipe.sections import SchedulerConfig as SchedulerConfig
 from ttlaunch.spec.recipe.sections import TrainingConfig as TrainingConfig
 from ttlaunch.spec.recipe.sections import TrainingFile as TrainingFile
 from ttlaunch.spec.recipe.sections import TransformerConfig as TransformerConfig
+from ttlaunch.spec.recipe.serving import header_numbers as header_numbers
+from ttlaunch.spec.recipe.serving import told_numbers as told_numbers
 from ttlaunch.spec.recipe.tensor_split import devices_have_equal_shares as devices_have_equal_shares
 from ttlaunch.spec.recipe.tensor_split import ranks_have_equal_shares as ranks_have_equal_shares
 from ttlaunch.spec.recipe.tensor_split import split_model_traffic as split_model_traffic

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from ttlaunch.recipe import Bits, Layout, Recipe, Section, TrainingFile, all_pairs, chain, per
 
+from .traffic import traffic
+
 Positive = Annotated[int, Field(ge=1, le=10**6)]
 
 
@@ -62,6 +64,8 @@ RECIPE = Recipe(
         "multihost_config.num_workers",
         "multihost_config.bucket_megabytes",
     ],
+    traffic=traffic,
+    is_asynchronous=True,  # ranks report how many plans there were
     uses_data=False,
     only_weights=True,
     elastic="each rank holds parts of the model that nobody else has",

@@ -49,7 +49,7 @@ def head(cfg: Config, ctx: RankContext) -> None:
     served, sharing = cfg.serve_config, (ctx.rank, *ctx.ranks("share"))
     (part, broken), slots = _part(cfg, ctx), served.max_streams
     if len(sharing) > 1:
-        model = ColumnModel(ctx, sharing, slots=slots, run_part=part.run)
+        model = ColumnModel(ctx, sharing, part)
     else:
         model = StagedModel(ctx, (ctx.rank, *ctx.ranks("stage")), _sizes(cfg), run_part=part.run, score=part.score)
     tokenizer = _tokenizer(cfg)
@@ -76,8 +76,7 @@ def stage(cfg: Config, ctx: RankContext) -> None:
 
 def share(cfg: Config, ctx: RankContext) -> None:
     """Compute this rank's columns of every matrix for every plan."""
-    part, _ = _part(cfg, ctx)
-    run_share(ctx, ctx.sole("head"), slots=part.cache.slots, context=part.cache.context, run_part=part.run)
+    run_share(ctx, ctx.sole("head"), _part(cfg, ctx)[0])
 
 
 def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:

@@ -133,16 +133,36 @@ def undisturbed(trained, tmp_path_factory):
         yield text_of(serving.until_healthy())
 
 
+def counts_everything(metrics):
+    """Whether the metrics have computing time of both ranks, and bytes in both directions."""
+    busy = dict(re.findall(r'^ttlaunch_serve_stage_busy_seconds_total{rank="(\d)"} (\S+)$', metrics, re.MULTILINE))
+    edges = re.findall(r'^ttlaunch_serve_sent_bytes_total{from="(\d)",to="(\d)"} (\d+)$', metrics, re.MULTILINE)
+    sent = {(source, target): int(count) for source, target, count in edges}
+    return {"0", "1"} == busy.keys() and min(map(float, busy.values())) > 0 and {("0", "1"), ("1", "0")} == sent.keys()
+
+
 def test_the_client_of_openai_gets_what_it_asks_for(trained, tmp_path, undisturbed):
     with served(trained, tmp_path, "--ranks", "2") as serving:
         serving.until_healthy()
-        assert "exact" in serving.said()
+        assert re.search(
+            r"rank 0 head \| serves .*, step 12, exact, weights [0-9a-f]{12}$", serving.said(), re.MULTILINE
+        )
         client = openai.OpenAI(base_url=f"{serving.api}/v1", api_key="none", http_client=serving.http)
         whole = client.completions.create(model=model(serving), **{**LONG, "stream": False})
         assert (undisturbed, "length") == (whole.choices[0].text, whole.choices[0].finish_reason)
+        wait_for(lambda: counts_everything(serving.http.get("/metrics").text), serving.process)
         assert "<!doctype html>" in httpx.get(serving.page, trust_env=False).text.lower()
     assert 130 == serving.process.returncode
     assert [] == run_processes(serving.run_id)
+    report = json.loads(command(trained, "report", serving.run_id, "--format", "json").stdout)
+    assert {1.0} == {edge["ratio"] for edge in report["traffic"]["edges"]}
+    assert {("rows", 0, 1), ("logits", 1, 0)} <= {
+        (edge["operation"], edge["source"], edge["dest"]) for edge in report["traffic"]["edges"]
+    }
+    answered = report["served"]
+    assert (1, 480) == (answered["texts"], answered["tokens"])
+    assert 0 < answered["first_token"]["median_s"] <= answered["working_s"]
+    assert all(rank["computing_s"] > 0 for rank in answered["ranks"])
 
 
 def test_a_text_goes_on_where_it_was_after_a_rank_was_killed_also_without_its_checkpoint(

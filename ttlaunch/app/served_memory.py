@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.hosts.doctor.facts import HostFacts
 
-_FLOAT = 4
+_FLOAT, _HALF = 4, 2
 _EMBEDDING = "embedding.token.weight"
 _WHOLE = (_EMBEDDING, "embedding.position.", "norm.")
 """What the names of parameters contain that every rank has as a whole, where ranks share matrices by columns."""
@@ -75,7 +75,8 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
     is_shared = shares > 0 and ranks > 1
     width, logits = sizes.embedding_dim * _FLOAT, served["vocabulary"] * _FLOAT
     if is_shared:  # each rank sends its columns of what a block gathers, and of the logits, to every other one
-        sent = (ranks - 1) * (gathered_of_row(cfg) * _FLOAT + logits)
+        value = _FLOAT if cfg.training_config.precision == "fp32" else _HALF
+        sent = (ranks - 1) * value * (gathered_of_row(cfg) + served["vocabulary"])
     else:
         sent = (ranks - 1) * width + ((width if sizes.tie_embeddings else logits) if ranks > 1 else 0)
     cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)

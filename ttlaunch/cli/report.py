@@ -153,7 +153,15 @@ def _heading(recorded: "Recorded") -> list[str]:
 
 
 def _lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.report_tables import render_edges, render_epochs, render_memory, render_start, render_times
+    from ttlaunch.cli.report_tables import (
+        render_edges,
+        render_epochs,
+        render_memory,
+        render_served,
+        render_start,
+        render_times,
+    )
+    from ttlaunch.running.metrics.served import served_work
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lines = _heading(recorded)
@@ -169,14 +177,17 @@ def _lines(recorded: "Recorded") -> list[str]:
         lines += [f"    {who:{max(map(len, metrics))}}  {text}" for who, text in metrics.items()]
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lines, "", "  " + _without_telemetry(recorded)]
-    lines += ["", *render_edges(recorded.traffic, _roles(recorded))]
+    work = served_work(recorded.telemetry)
+    lines += ["", *render_served(work, _roles(recorded))] if work else []
+    lines += ["", *render_edges(recorded.traffic, _roles(recorded), tokens=work.tokens if work else None)]
     times, memory = _by_role(recorded), memory_of_ranks(recorded.telemetry)
     lines += ["", *render_times(times)] if times else []
     return [*lines, "", *render_memory(memory, _roles(recorded), _peak_memory(recorded))] if memory else lines
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.report_tables import edge_lines, epoch_lines, memory_lines, start_lines, time_lines
+    from ttlaunch.cli.report_tables import edge_lines, epoch_lines, memory_lines, served_lines, start_lines, time_lines
+    from ttlaunch.running.metrics.served import served_work
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lasts = [tabbed(("last", who, text)) for who, text in _last_operations(recorded).items()]
@@ -185,8 +196,10 @@ def _concise_lines(recorded: "Recorded") -> list[str]:
     lasts += epoch_lines((recorded.report or {}).get("epochs") or ())
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lasts, _without_telemetry(recorded)]
+    work = served_work(recorded.telemetry)
     return [
         *lasts,
+        *(served_lines(work, _roles(recorded)) if work else ()),
         *edge_lines(recorded.traffic, _roles(recorded)),
         *time_lines(_by_role(recorded)),
         *memory_lines(memory_of_ranks(recorded.telemetry), _roles(recorded)),
@@ -279,9 +292,11 @@ def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
 
 
 def _as_json(recorded: "Recorded") -> dict[str, Any]:
+    from ttlaunch.running.metrics.served import served_work
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
     from ttlaunch.running.metrics.times import step_times
 
+    work = served_work(recorded.telemetry or ())
     by_rank = [step_times([entry]) for entry in recorded.telemetry or ()]
     rows = (recorded.report or {}).get("ranks") or ()
     lasts = {row["rank"]: row.get("last_operation") for row in rows}
@@ -306,6 +321,7 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
         ],
         **({"start_times": recorded.start.as_json()} if recorded.start else {}),
         **({"epochs": epochs} if (epochs := (recorded.report or {}).get("epochs")) else {}),
+        **({"served": work.as_json()} if work else {}),
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
         "communication": [cost.as_json() for cost in _communication(recorded)],
         "memory": [one.as_json() for one in memory_of_ranks(recorded.telemetry or ())],

@@ -9,24 +9,69 @@ from ttlaunch.diagnostics import counted
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.running.logs.fold import render_ranks
 from ttlaunch.running.metrics.communication import OperationCost
+from ttlaunch.running.metrics.served import Latency, ServedWork
 from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
 from ttlaunch.running.metrics.times import Share, StepTimes
 from ttlaunch.running.metrics.traffic import Edge, Settlement
 from ttlaunch.running.start_times import FIRST_STEPS, OF_RANKS, PARTS, StartTimes
 
 
-def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:
-    """Render a table of bytes with a row for each operation and pair of ranks."""
+def render_edges(settlement: Settlement, roles: Sequence[str], *, tokens: int | None = None) -> list[str]:
+    """Render a table of bytes with a row for each operation and pair of ranks.
+
+    Args:
+        settlement: The bytes.
+        roles: The role of each rank.
+        tokens: For a serving run, which has no steps, the tokens that it has generated.
+    """
     reason = [f"  not compared: {settlement.reason}"] if settlement.reason else []
     if not settlement.edges:
         return ["  no rank sent anything", *reason]
-    over = f"{counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"
-    rows = [(f"sent in {over}", "from", "to", "messages", "bytes", "÷ formula")]
+    over = f"in {counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"
+    over = over if tokens is None else f"for {counted(tokens, 'token')}"
+    rows = [(f"sent {over}", "from", "to", "messages", "bytes", *["a token"] * bool(tokens), "÷ formula")]
     for edge in settlement.edges:
         size = "not measured" if edge.size is None else f"{edge.size:,}"
         source, dest = (f"{rank} {roles[rank]}" for rank in (edge.source, edge.dest))
-        rows.append((edge.operation, source, dest, f"{edge.messages:,}", size, _ratio(edge)))
-    return [*render_table(rows, right={3, 4, 5}, indent="  "), *reason]
+        each = [f"{(edge.size or 0) / tokens:,.0f}"] if tokens else []
+        rows.append((edge.operation, source, dest, f"{edge.messages:,}", size, *each, _ratio(edge)))
+    return [*render_table(rows, right={3, 4, 5, 6}, indent="  "), *reason]
+
+
+def render_served(work: ServedWork, roles: Sequence[str]) -> list[str]:
+    """Render what a serving run has answered, how long that took, and what each rank did meanwhile."""
+    speed = f", {work.tokens_per_s:,.0f} tokens/s" if work.tokens_per_s else ""
+    lines = [f"  {counted(work.texts, 'text')}, {counted(work.tokens, 'token')} in {work.working_s:,.2f} s{speed}"]
+    times = [(name, *_milliseconds(one)) for name, one in _latencies(work) if one is not None]
+    if times:
+        lines += render_table([("time", "median ms", "p90 ms"), *times], right={1, 2}, indent="  ")
+    if not work.working_s:
+        return lines
+    rows = [("share of these seconds", "computing", "messages", "waiting", "rest")]
+    for one in work.ranks:
+        parts = (one.computing, one.messages, one.waiting, one.rest)
+        shares = ("–" if part is None else f"{part / work.working_s:.1%}" for part in parts)
+        rows.append((f"{one.rank} {roles[one.rank]}", *shares))
+    return [*lines, "", *render_table(rows, right={1, 2, 3, 4}, indent="  ")]
+
+
+def served_lines(work: ServedWork, roles: Sequence[str]) -> list[str]:
+    """Render the same as lines with tabs; unknown values are empty, times of ranks in seconds."""
+    lines = [_fields("served", work.texts, work.tokens, f"{work.working_s:.3f}")]
+    lines += [_fields("latency", name, *_milliseconds(one)) for name, one in _latencies(work) if one is not None]
+    for one in work.ranks:
+        parts = (one.computing, one.messages, one.waiting, one.rest)
+        seconds = (None if part is None else f"{part:.3f}" for part in parts)
+        lines.append(_fields("work", f"{one.rank} {roles[one.rank]}", *seconds))
+    return lines
+
+
+def _latencies(work: ServedWork) -> tuple[tuple[str, Latency | None], ...]:
+    return (("to the first token", work.first_token), ("to each further token", work.token))
+
+
+def _milliseconds(one: Latency) -> tuple[str, str]:
+    return f"{one.median_s * 1e3:,.2f}", f"{one.p90_s * 1e3:,.2f}"
 
 
 def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:

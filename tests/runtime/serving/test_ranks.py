@@ -5,6 +5,9 @@ from collections import Counter
 
 import pytest
 
+from recipes.serve.recipe import Config
+from recipes.serve.traffic import traffic
+from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.parallel.serving.columns import ColumnModel, columns_among, run_share
 from ttlaunch.runtime.parallel.serving.stages import StagedModel, StageSizes, run_stage
@@ -15,7 +18,10 @@ from ttlaunch.runtime.serving.forward import CachedPart
 from ttlaunch.runtime.serving.products import Products
 from ttlaunch.runtime.serving.step_plan import StepPlan
 from ttlaunch.runtime.serving.text import make_tokenizer
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
+from ttlaunch.runtime.telemetry.traffic_counter import operation as named
 from ttlaunch.spec.recipe.serving import gathered_of_row
+from ttlaunch.spec.recipe.traffic import Ranks
 
 from .served_models import (
     VOCABULARY,
@@ -35,21 +41,23 @@ HEADER = 8 * (1 + StepPlan.most_numbers(SLOTS))
 class Rank:
     """A rank of an in-process world as a technique sees it."""
 
-    def __init__(self, world, rank):
-        self.rank, self._comm = rank, world.communicator(rank)
+    def __init__(self, world, rank, *, size):
+        self.rank, self.world_size, self.traffic = rank, size, TrafficCounter()
+        self._comm = CountingCommunicator(world.communicator(rank), self.traffic)
 
     def __getattr__(self, verb):
         def call(tensor, *, operation="", **peer):
-            del operation  # what a rank's context counts messages under
-            return getattr(self._comm, verb)(tensor, **peer)
+            with named(self, operation):
+                return getattr(self._comm, verb)(tensor, **peer)
 
         return call
 
 
 class Served:
-    """A model on several ranks, whose head does what a test says; `outcome` has the bytes between ranks."""
+    """A model on several ranks, whose head does what a test says; `outcome` has the bytes between ranks, `facts` what each reports."""
 
     def __init__(self, cfg, split, ranks):
+        self.facts = [{}] * ranks
         self.cfg, self.split, self.ranks = cfg, split, range(ranks)
         self.rows = Counter()  # computed by the last rank, by slot
 
@@ -59,20 +67,24 @@ class Served:
         found = []
 
         def lead():
-            ctx, run_part = Rank(world, 0), self._part(Rank(world, 0), context)
+            ctx = Rank(world, 0, size=len(self.ranks))
+            part = self._part(ctx, context)
             if self.split == "stages":
-                model = StagedModel(ctx, self.ranks, sizes, run_part=run_part)
+                model = StagedModel(ctx, self.ranks, sizes, run_part=part.run)
             else:
-                model = ColumnModel(ctx, self.ranks, slots=SLOTS, run_part=run_part)
+                model = ColumnModel(ctx, self.ranks, part)
             found.append(head(model))
             model.end()
+            self.facts[0] = ctx.traffic.facts_now()
 
         def follow(rank):
-            ctx, run_part = Rank(world, rank), self._part(Rank(world, rank), context)
+            ctx = Rank(world, rank, size=len(self.ranks))
+            part = self._part(ctx, context)
             if self.split == "stages":
-                run_stage(ctx, self.ranks, sizes, run_part=run_part)
+                run_stage(ctx, self.ranks, sizes, run_part=part.run)
             else:
-                run_share(ctx, 0, slots=SLOTS, context=context, run_part=run_part)
+                run_share(ctx, 0, part)
+            self.facts[rank] = ctx.traffic.facts_now()
 
         lives = {rank: lambda rank=rank: follow(rank) if rank else lead() for rank in self.ranks}
         self.outcome = world.run(lives)
@@ -91,13 +103,15 @@ class Served:
             gather = columns_among(ctx, self.ranks)
             products = Products(self.cfg, model, place=ctx.rank, count=count, gather=gather)
         part = CachedPart(self.cfg, model, slots=SLOTS, context=context, products=products)
+        computed = part.run
 
         def run(plan, x):
             if ctx.rank == count - 1:
                 self.rows.update({span.slot: span.count for span in plan.spans})
-            return part.run(plan, x)
+            return computed(plan, x)
 
-        return run
+        part.run = run
+        return part
 
 
 class InSteps:
@@ -124,34 +138,55 @@ def test_raw_logits_over_ranks_are_those_of_training(split, ranks, length):
     assert len({hashlib.sha256(logits.numpy().tobytes()).hexdigest() for logits in (found, expected)}) == 1
 
 
-@pytest.mark.parametrize(("split", "ranks"), [("stages", 3), ("columns", 3)])
-def test_what_ranks_send_is_the_formula(split, ranks):
-    """S11: bytes between each pair of ranks, by the rows of the plans."""
-    cfg = configuration(length=64, blocks=3)
+@pytest.mark.parametrize(
+    ("split", "how"),
+    [
+        ("stages", {}),
+        ("columns", {}),
+        ("columns", {"precision": "bf16"}),
+        ("columns", {"model_type": "mlp"}),
+        ("columns", {"model_type": "llama", "num_kv_heads": 2, "mlp_dim": 96}),
+    ],
+    ids=["stages", "columns", "columns bf16", "columns mlp", "columns llama"],
+)
+def test_what_ranks_send_is_the_formula(split, how):
+    """S11: bytes between each pair of ranks, by the rows of the plans; the recipe's formula has them from what ranks report."""
+    ranks, cfg = 3, configuration(length=64, blocks=3, **how)
     served, plans = Served(cfg, split, ranks), []
 
     def head(model):
         steps = InSteps(model)
         cached_logits(steps, random_texts(cfg))
         plans.extend(steps.plans)
+        model.beat()
+        return model.tally.as_stats()
 
-    served.run(head)
-    ending = HEADER
-    width = cfg.transformer_config.embedding_dim
-    announced = HEADER * len(plans)
+    stats = served.run(head)
+    assert ranks == len(stats["busy_seconds"])
+    assert min(stats["busy_seconds"]) > 0
+    sent = served.outcome.message_bytes
+    expected, width = Counter(), cfg.transformer_config.embedding_dim
+    announced, told = HEADER * (len(plans) + 2), 8 * (2 + ranks)  # a beat and the end, too
     rows, wanted = sum(plan.rows for plan in plans), sum(plan.wanted for plan in plans)
     if split == "stages":
-        onward = announced + 4 * width * rows + ending
-        expected = {(0, 1): onward, (1, 2): onward, (2, 0): 4 * VOCABULARY * wanted}
-        assert expected == dict(served.outcome.message_bytes)
-        return
-    padded = sum(rules.EXACT.product_rows(plan.rows) for plan in plans)
-    heads = sum(rules.EXACT.product_rows(plan.wanted) for plan in plans)
-    sent = Counter()
-    for (source, _), size in served.outcome.message_bytes.items():
-        sent[source] += size
-    gathered = (ranks - 1) * 4 * (gathered_of_row(cfg) * padded + VOCABULARY * heads)
-    assert gathered + (ranks - 1) * (announced + 8 * rows + ending) == sum(sent.values())
+        onward = announced + 4 * width * rows + ranks * told
+        expected |= {(0, 1): onward, (1, 2): onward, (2, 0): 4 * VOCABULARY * wanted + ranks * told}
+        assert expected == dict(sent)
+    else:
+        padded = sum(rules.EXACT.product_rows(plan.rows) for plan in plans)
+        heads = sum(rules.EXACT.product_rows(plan.wanted) for plan in plans)
+        value = 2 if "precision" in how else 4
+        gathered = (ranks - 1) * value * (gathered_of_row(cfg) * padded + VOCABULARY * heads)
+        assert gathered + (ranks - 1) * (announced + 8 * rows + told) == sum(sent.values())
+    served_config = {"vocabulary": VOCABULARY, "max_streams": SLOTS, "exact": "off"}  # nothing was agreed on before
+    config = Config.model_validate({**cfg.model_dump(mode="json"), "serve_config": served_config})
+    roles = ["head", *["stage" if split == "stages" else "share"] * (ranks - 1)]
+    formula = Counter()
+    for one in traffic(config, Ranks(roles, served.facts)):
+        formula[one.source, one.dest] += one.once
+    assert formula == dict(sent)
+    for edge in stats["sent_bytes"]:  # as of the beat, before the end
+        assert 0 <= sent[edge.source, edge.target] - edge.count <= announced
 
 
 @pytest.mark.parametrize(("split", "ranks"), [("stages", 3), ("columns", 2)])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ttlaunch.runtime.serving import ask as serving
+from ttlaunch.runtime.serving.answer_times import AnswerTimes
 from ttlaunch.serving import wire
 
 _PIECE = 65536
@@ -60,7 +61,11 @@ class _Asker:
 
 
 class AskService:
-    """Takes asks from connections, and sends answers. `serve` is called again and again; nothing here blocks but its wait."""
+    """Takes asks from connections, and sends answers. `serve` is called again and again; nothing here blocks but its wait.
+
+    Attributes:
+        times: How long answers take.
+    """
 
     def __init__(
         self,
@@ -84,6 +89,7 @@ class AskService:
         """
         self._engine, self._hello, self._tokenizer = engine, hello, tokenizer
         self._beat, self._more_stats = beat, stats
+        self.times = AnswerTimes()
         self._listening = listening
         self._selector = selectors.DefaultSelector()
         self._askers: set[_Asker] = set()
@@ -120,9 +126,10 @@ class AskService:
         was_idle = not self.has_work
         self._take(wait_s if was_idle else 0.0)
         if self.has_work:
-            events = self._engine.step()
-            for event in events:
-                self._report(event)
+            with self.times.working():
+                events = self._engine.step()
+                for event in events:
+                    self._report(event)
             if not events and self._engine.is_idle:
                 self._take(min(wait_s, _PAUSED_S))  # all streams are paused
         if self._pings or (was_idle and not self.has_work):
@@ -209,6 +216,7 @@ class AskService:
             numbers = {name: int(value) for name, value in answer.numbers.items()}
             self._send(asker, wire.Refused(stream=asked.stream, code=code, message=answer.message, numbers=numbers))
             return
+        self.times.ask(number)
         asker.streams[asked.stream] = number
         self._places[number] = asker, asked.stream
         told = wire.Accepted(
@@ -224,10 +232,12 @@ class AskService:
             return
         asker, stream = self._places[event.stream]
         if isinstance(event, serving.Tokens):
+            self.times.add(event.stream, len(event.ids))
             logprobs = tuple(map(self._as_logprob, event.logprobs))
             self._send(asker, wire.Tokens(stream=stream, ids=event.ids, text=event.text, logprobs=logprobs))
             return
         del self._places[event.stream]
+        self.times.end(event.stream)
         asker.streams.pop(stream, None)
         self._send(
             asker,
@@ -287,6 +297,7 @@ class AskService:
         asker.connection.close()
         for number in asker.streams.values():
             self._places.pop(number, None)
+            self.times.end(number)
             self._engine.cancel(number)
         self._pings = [one for one in self._pings if one[0] is not asker]
 

@@ -117,6 +117,20 @@ class Products:
         """Return which columns of a layer's outputs this rank computes, in their order in `own`."""
         return self._own[name]
 
+    @property
+    def sent_values(self) -> tuple[int, int]:
+        """Return how many values this rank sends to each other one: of a row in all blocks and the embedding, and of a row of logits.
+
+        The blocks gather what every layer has computed but the first of attention in a gpt, whose heads are gathered instead.
+        """
+        if self._count == 1:
+            return 0, 0
+        own = {name: widths[self._place] for name, widths in self._widths.items()}
+        if self.heads and self._sharing.heads_of_all[self._place]:
+            own |= {name: width // 3 for name, width in own.items() if name.endswith("attention_in")}
+        head = own.pop("head")
+        return sum(own.values()), head
+
     def own(self, name: str, rows_RK: Tensor) -> Tensor:
         """Compute this rank's columns of a layer, shape (R, n), in `format`; no message."""
         weight, bias_n = self._layers[name]

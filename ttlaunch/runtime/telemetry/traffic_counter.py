@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,8 @@ class TrafficCounter:
         profile: Torch's profiler on some steps; None if the run is not profiled.
         recorder: The rank's flight recorder; None: it has none, as in `ttlaunch simulate`.
         sent_bytes: All that this rank has sent.
+        sent_to: The same, by rank.
+        facts_now: Returns further facts whenever a line is written; for a rank that counts no steps.
         waited_ns: All the time, in nanoseconds, in which it could only wait for messages.
         is_waiting: Whether it waits for a message now.
     """
@@ -71,6 +73,8 @@ class TrafficCounter:
         """Count messages; append the counts to the file, if there is one, and phases and steps to the trace, if there is one."""
         self.step = 0
         self.sent_bytes = self.waited_ns = 0
+        self.sent_to: dict[int, int] = defaultdict(int)
+        self.facts_now: Callable[[], Mapping[str, int]] = dict
         self.is_waiting = False
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
@@ -93,6 +97,7 @@ class TrafficCounter:
         self._messages[key] += 1
         self._bytes[key] += size
         self.sent_bytes += size
+        self.sent_to[dest] += size
 
     def waited(self, operation: str, nanoseconds: int) -> None:
         """Count time in which the rank could do nothing but wait for a message to leave or to arrive."""
@@ -161,6 +166,11 @@ class TrafficCounter:
         """Return to the phase between passes."""
         self.enter(self._rest)
 
+    def write_if_due(self) -> None:
+        """Write what is counted if the last line is long ago; a rank that counts no steps calls it now and then."""
+        if self._is_late():
+            self._close_step()
+
     def close(self) -> None:
         """Write what is not yet written; call it when the rank has sent its last message, or has failed."""
         if self.trace is not None and self.trace.is_open:
@@ -181,11 +191,13 @@ class TrafficCounter:
         for counted in (self._messages, self._bytes, self._waits, self._spent):
             counted.clear()
         self._last = self.step
-        now = time.monotonic_ns()
-        is_late = now - self._flushed > max(_FLUSH_S * 1e9, (now - self._began) * _FLUSH_SHARE)
         is_first = self._first == 0 < self.step  # so that a line is there even if the run is soon killed
-        if is_late or is_first or is_last or self.step - self._first >= _MOST_STEPS:
+        if self._is_late() or is_first or is_last or self.step - self._first >= _MOST_STEPS:
             self._flush()
+
+    def _is_late(self) -> bool:
+        now = time.monotonic_ns()
+        return now - self._flushed > max(_FLUSH_S * 1e9, (now - self._began) * _FLUSH_SHARE)
 
     def _begin_stretch(self) -> None:
         self._first = self.step
@@ -212,7 +224,7 @@ class TrafficCounter:
             "format": contract.TRAFFIC_FORMAT,
             "first": self._first,
             "last": self._last,
-            "facts": self._facts,
+            "facts": {**self._facts, **self.facts_now()},
             "sent": [[*key, rows] for key, rows in self._rows.items()],
             "waited": [[*key, times] for key, times in self._waited.items()],
             "spent": [[phase, times] for phase, times in self._times.items()],

@@ -55,10 +55,23 @@ def gathered_of_row(cfg: TrainingFile) -> int:
     """Return how many values of a row the blocks of a model gather, where ranks share matrices by columns."""
     sizes = cfg.transformer_config
     width = sizes.embedding_dim
-    if cfg.training_config.model_type != "llama":
+    kind = cfg.training_config.model_type
+    if kind == "mlp":  # the embedding gathers, too
+        return 5 * width * sizes.num_blocks + width
+    if kind != "llama":
         return 7 * width * sizes.num_blocks
     keys = sizes.kv_heads * width // sizes.num_heads
     return (3 * width + 2 * keys + sizes.inner_width) * sizes.num_blocks
+
+
+def header_numbers(slots: int) -> int:
+    """Return how many numbers announce a step to another rank: what it is, and room for a copy and a span of every slot."""
+    return 5 + 7 * slots
+
+
+def told_numbers(ranks: int) -> int:
+    """Return how many numbers a rank tells the head of itself: two times, and the bytes sent to each rank."""
+    return 2 + ranks
 
 
 def cache_bytes(cfg: TrainingFile, *, slots: int, context: int, shares: int = 1) -> int:

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.parallel.serving.tally import Tally
+from ttlaunch.runtime.serving.forward import CachedPart
 from ttlaunch.runtime.serving.step_plan import StepPlan
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.serving import header_numbers
 
 _PLAN, _BEAT, _END = 0, 1, 2
 _HEADER, _TOKENS, _COLUMNS, _ANSWER = 1, 2, 3, 4
@@ -59,21 +62,25 @@ def columns_among(ctx: RankContext, ranks: Sequence[Rank]) -> Gather:
 
 
 class ColumnModel:
-    """A model by columns whose first rank is the head: it computes plans as `Parts` of the serving engine."""
+    """A model by columns whose first rank is the head: it computes plans as `Parts` of the serving engine.
+
+    Attributes:
+        tally: What this rank has done, and as of the last beat every other one.
+    """
 
     depth = 1
 
-    def __init__(self, ctx: RankContext, ranks: Sequence[Rank], *, slots: int, run_part: RunPart) -> None:
+    def __init__(self, ctx: RankContext, ranks: Sequence[Rank], part: CachedPart) -> None:
         """Take the head's place.
 
         Args:
             ctx: This rank.
             ranks: All ranks that share the model; the first is this one.
-            slots: Slots of the cache, the same on all ranks.
-            run_part: Computes a plan together with the other ranks.
+            part: This rank's columns and cache; it computes plans together with the other ranks.
         """
-        self._ctx, self._others, self._slots, self._run_part = ctx, list(ranks[1:]), slots, run_part
+        self._ctx, self._others, self._slots, self._part = ctx, list(ranks[1:]), part.cache.slots, part
         self._logits_LV: list[Tensor] = []
+        self.tally = Tally(ctx)
 
     def begin(self, plan: StepPlan, tokens_R: Tensor) -> None:
         """Compute a plan with all ranks; see `Parts`.
@@ -82,26 +89,28 @@ class ColumnModel:
         Order: all ranks compute plans in the order of these calls.
         """
         header = _header(_PLAN, self._slots, plan)
-        for rank in self._others:
-            self._ctx.send(header, dest=rank, tag=_HEADER, operation="headers")
-            self._ctx.send(tokens_R.contiguous(), dest=rank, tag=_TOKENS, operation="tokens")
-        self._logits_LV.append(self._run_part(plan, tokens_R))
+        with self.tally.sending():
+            for rank in self._others:
+                self._ctx.send(header, dest=rank, tag=_HEADER, operation="headers")
+                self._ctx.send(tokens_R.contiguous(), dest=rank, tag=_TOKENS, operation="tokens")
+        self._logits_LV.append(_run(self.tally, self._part, plan, tokens_R))
 
     def finish(self) -> Tensor:
         """Return the logits of the oldest plan that was begun, shape (L, V)."""
         return self._logits_LV.pop(0)
 
     def beat(self) -> None:
-        """Send a message to all ranks, and wait for an answer of each.
+        """Send a message to all ranks, and wait for an answer of each, with which `tally.told_nF` is up to date.
 
-        Cost: a header to each rank, and one number back.
+        Cost: a header to each rank, and its numbers back.
         Order: behind all plans.
         """
+        self.tally.write()
+        self.tally.counts["beats"] += 1
         for rank in self._others:
             self._ctx.send(_header(_BEAT, self._slots), dest=rank, tag=_HEADER, operation="headers")
         for rank in self._others:
-            answer = torch.zeros(1, dtype=torch.int64)
-            self._ctx.recv(answer, source=rank, tag=_ANSWER, operation="answers")
+            self._ctx.recv(self.tally.told_nF[rank], source=rank, tag=_ANSWER, operation="tallies")
 
     def end(self) -> None:
         """Let all other ranks return.
@@ -109,19 +118,18 @@ class ColumnModel:
         Cost: a header to each rank.
         Order: behind all plans.
         """
+        self.tally.counts["ends"] += 1
         for rank in self._others:
             self._ctx.send(_header(_END, self._slots), dest=rank, tag=_HEADER, operation="headers")
 
 
-def run_share(ctx: RankContext, head: Rank, *, slots: int, context: int, run_part: RunPart) -> None:
+def run_share(ctx: RankContext, head: Rank, part: CachedPart) -> None:
     """Compute this rank's columns of all plans, until the head says that it was the last.
 
     Args:
         ctx: This rank.
         head: The first of the ranks that share the model.
-        slots: Slots of the cache.
-        context: Tokens of a slot.
-        run_part: Computes a plan together with the other ranks.
+        part: This rank's columns and cache; it computes plans together with the other ranks.
 
     Cost: of each plan, two messages from the head, and those of `columns_among` for each matrix.
     Order: that in which the head begins plans.
@@ -129,23 +137,36 @@ def run_share(ctx: RankContext, head: Rank, *, slots: int, context: int, run_par
     Raises:
         ValueError: The head sent something else than a plan for this cache.
     """
-    numbers = torch.empty(1 + StepPlan.most_numbers(slots), dtype=torch.int64)
+    slots, context, tally = part.cache.slots, part.cache.context, Tally(ctx)
+    numbers = torch.empty(header_numbers(slots), dtype=torch.int64)
     while True:
         ctx.recv(numbers, source=head, tag=_HEADER, operation="headers")
         kind = int(numbers[0])
         if kind == _END:
             return
         if kind == _BEAT:
-            ctx.send(torch.zeros(1, dtype=torch.int64), dest=head, tag=_ANSWER, operation="answers")
+            tally.counts["beats"] += 1
+            ctx.send(tally.own(), dest=head, tag=_ANSWER, operation="tallies")
+            tally.write()
             continue
         plan = StepPlan.from_tensor(numbers[1:], slots=slots, context=context)
         tokens_R = torch.empty(plan.rows, dtype=torch.int64)
-        ctx.recv(tokens_R, source=head, tag=_TOKENS, operation="tokens")
-        run_part(plan, tokens_R)
+        with tally.sending():
+            ctx.recv(tokens_R, source=head, tag=_TOKENS, operation="tokens")
+        _run(tally, part, plan, tokens_R)
+
+
+def _run(tally: Tally, part: CachedPart, plan: StepPlan, tokens_R: Tensor) -> Tensor:  # noqa: PLR0917  private
+    """Compute a plan, and count the padded rows whose columns are sent."""
+    padding = part.products.padding
+    tally.counts["padded_rows"] += padding.product_rows(plan.rows)
+    tally.counts["padded_wanted"] += padding.product_rows(plan.wanted) if plan.wanted else 0
+    tally.counts["row_values"], tally.counts["logits_values"] = part.products.sent_values
+    return tally.run(part.run, plan, tokens_R)
 
 
 def _header(kind: int, slots: int, plan: StepPlan | None = None) -> Tensor:
-    numbers = torch.zeros(1 + StepPlan.most_numbers(slots), dtype=torch.int64)
+    numbers = torch.zeros(header_numbers(slots), dtype=torch.int64)
     numbers[0] = kind
     if plan is not None:
         told = plan.to_tensor()

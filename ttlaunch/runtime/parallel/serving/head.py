@@ -12,6 +12,7 @@ import torch
 
 from ttlaunch import contract
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.parallel.serving.tally import Tally
 from ttlaunch.runtime.serving.asking import TEMPLATE, AskedEngine, AskService
 from ttlaunch.runtime.serving.forward import CachedPart
 from ttlaunch.runtime.serving.text import NamedTokenizer
@@ -24,6 +25,10 @@ _IDLE_S = 1.0
 
 class OtherRanks(Protocol):
     """The other ranks of a model, as its head sees them."""
+
+    @property
+    def tally(self) -> Tally:
+        """What this rank has done, and as of the last beat every other one."""
 
     def beat(self) -> None:
         """Pass a message through all of them and back."""
@@ -128,7 +133,9 @@ def answer_asks(
         raise ValueError("nobody can ask: `ttlaunch generate` starts this recipe with a socket")
     path = Path(place)
     path.unlink(missing_ok=True)  # that of a head that was killed
-    service = AskService(engine, wire.listen(path), hello=hello, tokenizer=tokenizer, beat=others.beat)
+    listening, stats = wire.listen(path), others.tally.as_stats
+    service = AskService(engine, listening, hello=hello, tokenizer=tokenizer, beat=others.beat, stats=stats)
+    others.tally.facts_of_answers = service.times.facts
     exactness = "exact" if hello.exact else f"not exact ({hello.why_not_exact})"
     ctx.note(f"serves {hello.model}, step {hello.step}, {exactness}, weights {hello.weights_sha256[:12]}")
     try:

@@ -5,8 +5,8 @@
 If head and embedding share a matrix, the head has it, once for both uses, and the last stage sends rows instead of logits.
 
 Every stage computes the same plans in the same order, each from its own cache, so the bits are those of one process.
-Several plans may be under way, one in each stage. A message of zero rows, a beat, passes through all stages like any plan and shows
-that each of them still answers.
+Several plans may be under way, one in each stage. A message of zero rows, a beat, passes through all stages like any plan, shows
+that each of them still answers, and brings to the head what each has computed and sent.
 
 Shapes: R = rows of a plan, D = width of the residual stream, V = vocabulary, L = rows whose logits are wanted.
 """
@@ -20,12 +20,14 @@ from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import Pending
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.parallel.serving.tally import Tally
 from ttlaunch.runtime.serving.step_plan import StepPlan
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.serving import header_numbers
 
 _PLAN, _BEAT, _END = 0, 1, 2
-_HEADER, _ROWS, _LOGITS = 1, 2, 3
-"""Tags of messages: what to do, its rows, and the answer of the last stage."""
+_HEADER, _ROWS, _LOGITS, _TOLD = 1, 2, 3, 6
+"""Tags of messages: what to do, its rows, the answer of the last stage, and what a beat collects."""
 
 RunPart = Callable[[StepPlan, Tensor], Tensor]
 """Computes a plan with the part of the model that this rank has: from tokens (R,) or rows (R, D) to rows (R, D) or logits (L, V)."""
@@ -57,7 +59,7 @@ class StageSizes:
     @property
     def header_numbers(self) -> int:
         """The numbers of a header: its kind, and room for the largest plan."""
-        return 1 + StepPlan.most_numbers(self.slots)
+        return header_numbers(self.slots)
 
 
 @dataclass
@@ -74,6 +76,7 @@ class StagedModel:
 
     Attributes:
         depth: The number of stages, which is how many plans can be under way.
+        tally: What this rank has done, and as of the last beat every other one.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class StagedModel:
             run_part: Computes this rank's part.
             score: Computes logits (L, V) from rows (L, D); required if the model is tied and has several stages.
         """
-        self.depth = len(stages)
+        self.depth, self.tally = len(stages), Tally(ctx)
         self._score = score if sizes.is_tied and self.depth > 1 else None
         self._ctx, self._stages, self._sizes, self._run_part = ctx, stages, sizes, run_part
         self._begun: deque[_Begun] = deque()
@@ -105,7 +108,7 @@ class StagedModel:
         Cost: two messages to the next stage: a header of 8 bytes a number, and 4RD bytes.
         Order: plans arrive at each stage in the order of these calls.
         """
-        out = self._run_part(plan, tokens_R)
+        out = self.tally.run(self._run_part, plan, tokens_R)
         if self.depth == 1:
             self._begun.append(_Begun(out, None))
             return
@@ -114,7 +117,8 @@ class StagedModel:
         if plan.wanted:
             arriving = self._ctx.irecv(answer, source=self._stages[-1], tag=_LOGITS)
         begun = _Begun(answer, arriving)
-        begun.sending += _send(self._ctx, self._stages[1], header=_header(_PLAN, self._sizes, plan), rows_RD=out)
+        with self.tally.sending():
+            begun.sending += _send(self._ctx, self._stages[1], header=_header(_PLAN, self._sizes, plan), rows_RD=out)
         self._begun.append(begun)
 
     def finish(self) -> Tensor:
@@ -125,20 +129,29 @@ class StagedModel:
         """
         begun = self._begun.popleft()
         if begun.arriving is not None:
-            begun.arriving.wait()
-        _wait(begun.sending)
-        return begun.answer if self._score is None else self._score(begun.answer)
+            with self.tally.waiting():
+                begun.arriving.wait()
+        with self.tally.sending():
+            _wait(begun.sending)
+        if self._score is None:
+            return begun.answer
+        with self.tally.computing():
+            return self._score(begun.answer)
 
     def beat(self) -> None:
-        """Pass a message through all stages and back; returns when it has come back.
+        """Pass a message through all stages and back; returns when it has come back, with `tally.told_nF` up to date.
 
-        Cost: one header from each stage to the next, and one number from the last stage.
+        Cost: from each stage to the next one header; and the numbers of all ranks, which the last stage sends to the head.
         Order: behind all plans that have been begun.
         """
+        self.tally.write()
         if self.depth == 1:
             return
-        self._ctx.send(_header(_BEAT, self._sizes), dest=self._stages[1], tag=_HEADER, operation="headers")
-        self._ctx.recv(torch.zeros(1, dtype=torch.int64), source=self._stages[-1], tag=_LOGITS, operation="logits")
+        ctx, told_nF = self._ctx, self.tally.told_nF
+        self.tally.counts["beats"] += 1
+        ctx.send(_header(_BEAT, self._sizes), dest=self._stages[1], tag=_HEADER, operation="headers")
+        ctx.send(told_nF, dest=self._stages[1], tag=_TOLD, operation="tallies")
+        ctx.recv(told_nF, source=self._stages[-1], tag=_TOLD, operation="tallies")
 
     def end(self) -> None:
         """Let all stages return; call it once, when no plan is under way.
@@ -147,6 +160,7 @@ class StagedModel:
         Order: behind all plans.
         """
         if self.depth > 1:
+            self.tally.counts["ends"] += 1
             self._ctx.send(_header(_END, self._sizes), dest=self._stages[1], tag=_HEADER, operation="headers")
 
 
@@ -160,7 +174,7 @@ def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, ru
         run_part: Computes this rank's part.
 
     Cost: of each plan, two messages from the stage before; two to the next one, or one of 4LV bytes to the head, 4LD if it
-        is tied.
+        is tied. Of each beat, as `StagedModel.beat` says.
     Order: that in which the head begins plans.
 
     Raises:
@@ -170,34 +184,41 @@ def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, ru
     before, after = stages[place - 1], (stages[place + 1] if place + 1 < len(stages) else None)
     numbers = torch.empty(sizes.header_numbers, dtype=torch.int64)
     sending: list[tuple[Pending, Tensor]] = []
-    kind = _BEAT
+    kind, tally = _BEAT, Tally(ctx)
     while kind != _END:
         ctx.recv(numbers, source=before, tag=_HEADER, operation="headers")
         kind = int(numbers[0])
+        if after is not None and kind != _PLAN:
+            ctx.send(numbers, dest=after, tag=_HEADER, operation="headers")
+        if kind == _BEAT:
+            _answer_beat(ctx, tally, before=before, after=stages[0] if after is None else after)
         if kind != _PLAN:
-            _pass_on(ctx, numbers, head=stages[0], after=after)
+            tally.counts["ends"] += kind == _END
             continue
         plan = StepPlan.from_tensor(numbers[1:], slots=sizes.slots, context=sizes.context)
         rows_RD = torch.empty(plan.rows, sizes.width)
-        ctx.recv(rows_RD, source=before, tag=_ROWS, operation="rows")
-        out = run_part(plan, rows_RD)
-        _wait(sending)  # what the plan before has sent must not change until then
-        if after is not None:
-            sending = _send(ctx, after, header=numbers.clone(), rows_RD=out)
-        elif plan.wanted:
-            answer = out[plan.wanted_rows()] if sizes.is_tied else out.contiguous()
-            sending = [(ctx.isend(answer, dest=stages[0], tag=_LOGITS, operation="logits"), answer)]
-        else:
-            sending = []
+        with tally.sending():
+            ctx.recv(rows_RD, source=before, tag=_ROWS, operation="rows")
+        out = tally.run(run_part, plan, rows_RD)
+        with tally.sending():
+            _wait(sending)  # what the plan before has sent must not change until then
+            if after is not None:
+                sending = _send(ctx, after, header=numbers.clone(), rows_RD=out)
+            elif plan.wanted:
+                answer = out[plan.wanted_rows()] if sizes.is_tied else out.contiguous()
+                sending = [(ctx.isend(answer, dest=stages[0], tag=_LOGITS, operation="logits"), answer)]
+            else:
+                sending = []
     _wait(sending)
 
 
-def _pass_on(ctx: RankContext, numbers: Tensor, *, head: Rank, after: Rank | None) -> None:
-    """Hand a header without a plan to the next stage; the last stage answers a beat."""
-    if after is not None:
-        ctx.send(numbers, dest=after, tag=_HEADER, operation="headers")
-    elif int(numbers[0]) == _BEAT:
-        ctx.send(torch.zeros(1, dtype=torch.int64), dest=head, tag=_LOGITS, operation="logits")
+def _answer_beat(ctx: RankContext, tally: Tally, *, before: Rank, after: Rank) -> None:
+    """Add this rank's numbers to those of a beat, and hand them on."""
+    ctx.recv(tally.told_nF, source=before, tag=_TOLD, operation="tallies")
+    tally.counts["beats"] += 1
+    tally.enter_own()
+    ctx.send(tally.told_nF, dest=after, tag=_TOLD, operation="tallies")
+    tally.write()
 
 
 def _wait(sending: list[tuple[Pending, Tensor]]) -> None:
