@@ -26,15 +26,11 @@ class ServeConfig(Section):
     chat_template: str | None = Field(None, description="the model's chat template in Jinja; null: contents in turn")
     special_tokens: dict[str, str] = Field({}, description="texts that chat_template asks for by name")
     stages: Annotated[int, Field(ge=0, le=63)] = Field(0, description="ranks besides the head that have blocks")
-    shares: Annotated[int, Field(ge=0, le=63)] = Field(
-        0, description="ranks besides the head with columns of every matrix"
-    )
+    shares: Annotated[int, Field(ge=0, le=63)] = Field(0, description="ranks besides the head that have columns")
     max_streams: Annotated[int, Field(ge=1, le=64)] = Field(8, description="slots: streams computed at once")
     max_waiting: Annotated[int, Field(ge=0, le=4096)] = Field(32, description="streams that may wait for a slot")
     max_context: Positive | None = Field(None, description="tokens of a stream; null: max_sequence_length")
-    exact: Literal["auto", "on", "off"] = Field(
-        "auto", description="on: refuse to serve without the bits of training; off: faster, with other bits"
-    )
+    exact: Literal["auto", "on", "off"] = Field("auto", description="on: only with the bits of training; off: faster")
     until_left: bool = Field(default=False, description="end when everybody who has connected has left again")
     guesses: bool = Field(default=True, description="compute guessed tokens in idle rows; changes no token")
 

@@ -53,7 +53,7 @@ def head(cfg: Config, ctx: RankContext) -> None:
     else:
         model = StagedModel(ctx, (ctx.rank, *ctx.ranks("stage")), _sizes(cfg), run_part=part.run, score=part.score)
     tokenizer = _tokenizer(cfg)
-    limits = Limits(slots, served.max_waiting, part.cache.context, guesses=served.guesses)
+    limits = Limits(slots, served.max_waiting, part.cache.context, guesses=served.guesses, idle_rows=part.idle_rows)
     what = Served(
         model=served.model,
         weights_sha256=served.weights_sha256,

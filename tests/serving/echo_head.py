@@ -123,7 +123,9 @@ class Head:
             stream.step()
             if stream.prompt.startswith(b"!") and len(stream.ids) == 5:
                 os._exit(9)
-            reason = stream.end()
+            reason, message = stream.end(), None
+            if stream.prompt.startswith(b"?") and len(stream.ids) == 3:
+                reason, message = "error", "the model's logits are not numbers"
             logprobs = ()
             if stream.ask.logprobs is not None:
                 token = chr(stream.ids[-1])
@@ -134,12 +136,11 @@ class Head:
             send(wire.Tokens(stream=stream.ask.stream, ids=tokens, text=stream.text(), logprobs=logprobs))
             if reason:
                 del self.streams[stream.ask.stream]
-                send(self.done(stream, reason))
+                send(self.done(stream, reason, message))
 
-    def done(self, stream, reason):
-        return wire.Done(
-            stream=stream.ask.stream, reason=reason, prompt_tokens=len(stream.prompt), generated=len(stream.ids)
-        )
+    def done(self, stream, reason, message=None):
+        counts = {"prompt_tokens": len(stream.prompt), "generated": len(stream.ids)}
+        return wire.Done(stream=stream.ask.stream, reason=reason, message=message, **counts)
 
     def stats(self):
         return wire.Stats(

@@ -206,3 +206,21 @@ def test_metrics_are_lines_that_prometheus_reads(http):
     for line in text.splitlines():
         name, value = line.rsplit(" ", 1)
         assert line.startswith("# ") or (name.startswith("ttlaunch_serve_") and float(value) >= 0), line
+
+
+def test_a_text_that_the_model_cannot_go_on_with_ends_with_the_reason_and_is_no_turn_of_the_chat(http):
+    body = {"text": "?", "session_id": "broken-model", "use_memory": True, "max_tokens": 50}
+    with http.stream("POST", "/chat", json=body) as response:
+        *tokens, last = events(response)
+    assert [1, 1, 1] == [len(one["token"]) for one in tokens]
+    reason = "the model's logits are not numbers"
+    assert {"error": reason, "done": True, "finish_reason": "error"} == last
+    assert [] == http.get("/memory/history", params={"session_id": "broken-model"}).json()["messages"]
+    answer = http.post("/query", json=body)
+    assert (503, False, reason) == (answer.status_code, *(answer.json()[name] for name in ("success", "error")))
+    asked = {"model": "echo", "prompt": "?", "max_tokens": 50}
+    answer = http.post("/v1/completions", json=asked)
+    assert (503, reason) == (answer.status_code, answer.json()["error"]["message"])
+    with http.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
+        *_, last = events(response)
+    assert reason == last["error"]["message"]

@@ -29,7 +29,9 @@ def render_edges(settlement: Settlement, roles: Sequence[str], *, tokens: int | 
         return ["  no rank sent anything", *reason]
     over = f"in {counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"
     over = over if tokens is None else f"for {counted(tokens, 'token')}"
-    rows = [(f"sent {over}", "from", "to", "messages", "bytes", *["a token"] * bool(tokens), "÷ formula")]
+    rows: list[tuple[str, ...]] = [
+        (f"sent {over}", "from", "to", "messages", "bytes", *["a token"] * bool(tokens), "÷ formula")
+    ]
     for edge in settlement.edges:
         size = "not measured" if edge.size is None else f"{edge.size:,}"
         source, dest = (f"{rank} {roles[rank]}" for rank in (edge.source, edge.dest))
@@ -47,7 +49,7 @@ def render_served(work: ServedWork, roles: Sequence[str]) -> list[str]:
         lines += render_table([("time", "median ms", "p90 ms"), *times], right={1, 2}, indent="  ")
     if not work.working_s:
         return lines
-    rows = [("share of these seconds", "computing", "messages", "waiting", "rest")]
+    rows: list[tuple[str, ...]] = [("share of these seconds", "computing", "messages", "waiting", "rest")]
     for one in work.ranks:
         parts = (one.computing, one.messages, one.waiting, one.rest)
         shares = ("–" if part is None else f"{part / work.working_s:.1%}" for part in parts)

@@ -166,6 +166,26 @@ def test_right_guesses_save_steps_and_change_no_token(model):
     assert 0 < with_guesses.guesses_right
 
 
+@pytest.mark.parametrize(("rows", "steps"), [(1, 40), (4, 11), (16, 4)])
+def test_guesses_fill_the_rows_that_a_step_computes_anyway(rows, steps):
+    class Counts(Repeats):
+        def begin(self, plan, tokens):
+            super().begin(plan, (tokens + 1) % 16)
+
+    engine = Engine(Counts(), ByteTokenizer(), Limits(context=96, idle_rows=rows))
+    ids, _ = run(engine, [Ask(1, (*range(16), *range(8)), 40, sampling=Sampling(temperature=0))])[1]
+    assert [(8 + place) % 16 for place in range(40)] == ids
+    assert steps == engine.stats().steps
+
+
+@pytest.mark.parametrize(("vocabulary", "rows"), [(256, 16), (2000, 8), (100_000, 1)])
+def test_a_stage_without_the_head_leaves_room_for_few_guesses_where_logits_are_long(monkeypatch, vocabulary, rows):
+    first = random_model(CFG, vocabulary=vocabulary, has_head=False)
+    part = whole_part(CFG, first)
+    monkeypatch.setattr(part.products, "product_rows", lambda _: 16)  # as on a CPU with AVX-512 without packed matrices
+    assert rows == part.idle_rows
+
+
 def test_streams_of_a_thousand_asks_never_mix_and_leave_nothing():
     """S4: every byte of a stream is its own letter, while others come, go and are cancelled at random."""
     rng = random.Random(1)  # noqa: S311  an order, no secret
@@ -289,3 +309,26 @@ def test_the_cache_has_the_bytes_of_the_formula(kind):
     cfg = configuration(**kind)
     part = whole_part(cfg, random_model(cfg), slots=3, context=90)
     assert cache_bytes(cfg, slots=3, context=90) == part.cache.nbytes
+
+
+def test_logits_that_are_no_numbers_end_their_stream_with_an_error_and_leave_its_neighbour():
+    class Broken(Repeats):
+        def finish(self):
+            logits = super().finish()
+            logits[logits.argmax(-1) == ord("!")] = float("nan")
+            return logits
+
+    engine = Engine(Broken(), ByteTokenizer(), Limits(guesses=False))
+    for number, prompt in ((1, "a!"), (2, "ab")):
+        engine.submit(Ask(number, prompt, 4, sampling=Sampling(temperature=0)))
+    ends, text = {}, ""
+    while not engine.is_idle:
+        for event in engine.step():
+            if isinstance(event, Done):
+                ends[event.stream] = event.reason, event.message
+            else:
+                assert event.stream == 2
+                text += event.text
+    assert {1: ("error", "the model's logits are not numbers"), 2: ("length", None)} == ends
+    assert "bbbb" == text
+    assert 0 == engine.stats().streams

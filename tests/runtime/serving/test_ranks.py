@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -9,20 +10,16 @@ from recipes.serve.recipe import Config
 from recipes.serve.traffic import traffic
 from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.parallel.serving.columns import ColumnModel, columns_among, run_share
-from ttlaunch.runtime.parallel.serving.stages import StagedModel, StageSizes, run_stage
 from ttlaunch.runtime.serving import rules
 from ttlaunch.runtime.serving.ask import Accepted, Ask, Done, Limits, Sampling
 from ttlaunch.runtime.serving.engine import Engine
-from ttlaunch.runtime.serving.forward import CachedPart
-from ttlaunch.runtime.serving.products import Products
-from ttlaunch.runtime.serving.step_plan import StepPlan
 from ttlaunch.runtime.serving.text import make_tokenizer
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.telemetry.traffic_counter import operation as named
 from ttlaunch.spec.recipe.serving import gathered_of_row
 from ttlaunch.spec.recipe.traffic import Ranks
 
+from .on_ranks import HEADER, SLOTS, InSteps, take_part
 from .served_models import (
     VOCABULARY,
     cached_logits,
@@ -32,10 +29,6 @@ from .served_models import (
     random_texts,
     training_logits,
 )
-
-SLOTS = 3
-HEADER = 8 * (1 + StepPlan.most_numbers(SLOTS))
-"""Bytes of the message that announces a plan."""
 
 
 class Rank:
@@ -54,7 +47,7 @@ class Rank:
 
 
 class Served:
-    """A model on several ranks, whose head does what a test says; `outcome` has the bytes between ranks, `facts` what each reports."""
+    """A model on ranks of this process; `outcome` has the bytes between ranks, `facts` what each reports."""
 
     def __init__(self, cfg, split, ranks):
         self.facts = [{}] * ranks
@@ -62,68 +55,21 @@ class Served:
         self.rows = Counter()  # computed by the last rank, by slot
 
     def run(self, head):
-        world, context = InProcessWorld(["rank"] * len(self.ranks)), self.cfg.transformer_config.max_sequence_length
-        sizes = StageSizes(SLOTS, context, self.cfg.transformer_config.embedding_dim, VOCABULARY)
+        world, count = InProcessWorld(["rank"] * len(self.ranks)), len(self.ranks)
         found = []
 
-        def lead():
-            ctx = Rank(world, 0, size=len(self.ranks))
-            part = self._part(ctx, context)
-            if self.split == "stages":
-                model = StagedModel(ctx, self.ranks, sizes, run_part=part.run)
-            else:
-                model = ColumnModel(ctx, self.ranks, part)
-            found.append(head(model))
-            model.end()
-            self.facts[0] = ctx.traffic.facts_now()
-
-        def follow(rank):
-            ctx = Rank(world, rank, size=len(self.ranks))
-            part = self._part(ctx, context)
-            if self.split == "stages":
-                run_stage(ctx, self.ranks, sizes, run_part=part.run)
-            else:
-                run_share(ctx, 0, part)
+        def live(rank):
+            ctx = Rank(world, rank, size=count)
+            watch = self._see if rank == count - 1 else lambda plan: None
+            found.append(take_part(ctx, self.cfg, self.split, count, head=head, watch=watch))
             self.facts[rank] = ctx.traffic.facts_now()
 
-        lives = {rank: lambda rank=rank: follow(rank) if rank else lead() for rank in self.ranks}
-        self.outcome = world.run(lives)
+        self.outcome = world.run({rank: partial(live, rank) for rank in self.ranks})
         assert ({}, []) == (self.outcome.errors, self.outcome.findings)
-        return found[0]
+        return next(one for one in found if one is not None)
 
-    def _part(self, ctx, context):
-        count, blocks = len(self.ranks), self.cfg.transformer_config.num_blocks
-        if self.split == "stages":
-            own = range(ctx.rank * blocks // count, (ctx.rank + 1) * blocks // count)
-            ends = {"has_embedding": ctx.rank == 0, "has_head": ctx.rank == count - 1}
-            model = random_model(self.cfg, blocks=own, **ends)
-            products = Products(self.cfg, model)
-        else:
-            model = random_model(self.cfg)
-            gather = columns_among(ctx, self.ranks)
-            products = Products(self.cfg, model, place=ctx.rank, count=count, gather=gather)
-        part = CachedPart(self.cfg, model, slots=SLOTS, context=context, products=products)
-        computed = part.run
-
-        def run(plan, x):
-            if ctx.rank == count - 1:
-                self.rows.update({span.slot: span.count for span in plan.spans})
-            return computed(plan, x)
-
-        part.run = run
-        return part
-
-
-class InSteps:
-    """A model on several ranks as the tests of one process use a part: `plans` are those that were computed."""
-
-    def __init__(self, model):
-        self.model, self.plans = model, []
-
-    def run(self, plan, tokens):
-        self.plans.append(plan)
-        self.model.begin(plan, tokens)
-        return self.model.finish()
+    def _see(self, plan):
+        self.rows.update({span.slot: span.count for span in plan.spans})
 
 
 @pytest.mark.parametrize("length", [64, 128, 160, 256])

@@ -174,6 +174,7 @@ class Limits:
             `max_sequence_length`.
         prefill_rows: The largest number of prompt tokens computed in one step.
         guesses: Whether a step with few streams also computes guessed tokens. They change no token, only the time.
+        idle_rows: Rows that a step computes in any case; guesses may take the place of those that no stream needs.
     """
 
     max_streams: int = 8
@@ -181,6 +182,7 @@ class Limits:
     context: int = 64
     prefill_rows: int = 64
     guesses: bool = True
+    idle_rows: int = 4
 
 
 @dataclass(frozen=True)

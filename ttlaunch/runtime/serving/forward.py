@@ -23,6 +23,9 @@ from ttlaunch.runtime.serving.products import Products
 from ttlaunch.runtime.serving.step_plan import Copy, Span, StepPlan
 from ttlaunch.spec.recipe.sections import TrainingFile
 
+_SHORT_BYTES = 1 << 16
+"""Logits of guessed rows that another part sends: more of them would take longer than what guesses save."""
+
 
 class KvCache:
     """Keys and values of all slots, allocated once.
@@ -98,15 +101,16 @@ class _Together:
 class _Layout:
     """Where the rows of one step go: computed once, used by every block."""
 
-    def __init__(self, plan: StepPlan, cache: KvCache, *, dtype: torch.dtype, padding: rules.Padding) -> None:
-        spans = plan.spans
+    def __init__(self, plan: StepPlan, cache: KvCache, products: Products) -> None:
+        spans, padding, dtype = plan.spans, products.padding, products.format
+        padded_rows = products.product_rows(plan.rows)
         self.rows = plan.rows
         self.cos_RW = self.sin_RW = torch.empty(0)  # of a model without rotary positions
         self.slots_R = torch.tensor([span.slot for span in spans for _ in range(span.count)])
         positions = [place for span in spans for place in range(span.start, span.start + span.count)]
         self.positions_R = torch.tensor(positions)
-        self.is_padded = padding.product_rows(self.rows) > self.rows
-        self.padded_R = torch.arange(padding.product_rows(self.rows)).clamp_(max=self.rows - 1)
+        self.is_padded = padded_rows > self.rows
+        self.padded_R = torch.arange(padded_rows).clamp_(max=self.rows - 1)
         ends = [sum(span.count for span in spans[: place + 1]) for place in range(len(spans))]
         self.placed = tuple(zip(spans, [0, *ends[:-1]], strict=True))
         firsts = {span.slot: first for span, first in self.placed}
@@ -201,6 +205,16 @@ class CachedPart:
         """Whether the part ends with logits."""
         return self._model.head is not None
 
+    @property
+    def idle_rows(self) -> int:
+        """Up to how many rows of a step guesses may fill: as many as are computed in any case, and 4 at least.
+
+        More rows take a little more time, which the guesses that are right save several times. Where another part sends logits
+        of each row, there are no more of them than fit into a short message.
+        """
+        rows = max(rules.QUERY_ROWS, self.products.product_rows(1))
+        return rows if self.has_head else max(1, min(rows, _SHORT_BYTES // (4 * self._model.vocabulary)))
+
     @torch.no_grad()
     def run(self, plan: StepPlan, x: Tensor) -> Tensor:
         """Execute a plan on this part; plans come in the order of their steps.
@@ -219,7 +233,7 @@ class CachedPart:
         """
         for copy in plan.copies:
             self.cache.copy(copy)
-        layout = _Layout(plan, self.cache, dtype=self.products.format, padding=self.products.padding)
+        layout = _Layout(plan, self.cache, self.products)
         if self._is_llama:
             self._turn_rows(layout)
         if self.has_embedding:
@@ -241,7 +255,7 @@ class CachedPart:
             raise ValueError("this part of the model has no head")
         if not wanted:
             return rows_LD.new_empty(0, self._model.vocabulary)
-        padded_R = torch.arange(self.products.padding.product_rows(wanted)).clamp_(max=wanted - 1)
+        padded_R = torch.arange(self.products.product_rows(wanted)).clamp_(max=wanted - 1)
         last_RD = self._norms[self._model.head.norm](rules.padded_rows(rows_LD, padded_R))
         return self.products.whole("head", last_RD)[:wanted].float()
 

@@ -88,7 +88,7 @@ def _whole(part: Tensor | None, columns: Sequence[range], outputs: int) -> Tenso
 def _is_equal(products: Products, name: str, x_RK: Tensor, expected_RN: Tensor) -> bool:  # noqa: PLR0917  a private comparison
     """Whether the first rows, computed as a step computes so many, have the expected bits."""
     rows = len(expected_RN)
-    padded = torch.arange(products.padding.product_rows(rows)).clamp_(max=rows - 1)
+    padded = torch.arange(products.product_rows(rows)).clamp_(max=rows - 1)
     return torch.equal(products.own(name, rules.padded_rows(x_RK, padded))[:rows], expected_RN)
 
 

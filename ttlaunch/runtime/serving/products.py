@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.split import Split
-from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving import packed, rules
 from ttlaunch.runtime.serving.shares import Shares
 from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -82,6 +82,10 @@ class Products:
         self._layers: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name, (weight_NK, bias_N) in linear_layers(model).items():
             self._add(name, weight_NK, bias_N, split=model.splits.get(_parameter(name)))
+        matrices = [weight for weight, _ in self._layers.values()]
+        # Ranks that share matrices send padded rows, so their number must not depend on what each of them can do.
+        is_packed = padding.is_exact and count == 1 and packed.can_pack(matrices, least_rows=padding.least_rows)
+        self._packed = {name: packed.pack(*layer) for name, layer in self._layers.items()} if is_packed else {}
 
     def _add(self, name: str, weight_NK: Tensor, bias_N: Tensor | None, *, split: Split | None) -> None:
         outputs = len(weight_NK) if split is None else split.shape[0]
@@ -113,6 +117,12 @@ class Products:
             weight = weight.T.contiguous()  # a product of one row takes two thirds of the time, and has other bits
         self._layers[name] = weight, None if bias_n is None else bias_n.to(self.format)
 
+    def product_rows(self, rows: int) -> int:
+        """Return to how many rows those of a step are padded."""
+        if self._packed and rows <= max(packed.ROWS):
+            return next(count for count in packed.ROWS if rows <= count)
+        return self.padding.product_rows(rows)
+
     def columns(self, name: str) -> list[range]:
         """Return which columns of a layer's outputs this rank computes, in their order in `own`."""
         return self._own[name]
@@ -137,8 +147,18 @@ class Products:
         if rows_RK.dtype != self.format:
             rows_RK = rows_RK.to(self.format)
         if self.padding.is_exact:
-            return functional.linear(rows_RK, weight, bias_n)
+            return self._exact(name, rows_RK)
         return rows_RK @ weight if bias_n is None else torch.addmm(bias_n, rows_RK, weight)
+
+    def _exact(self, name: str, rows_RK: Tensor) -> Tensor:
+        weight, bias_n = self._layers[name]
+        count, least = len(rows_RK), self.padding.least_rows
+        if count >= least or not self._packed:
+            return functional.linear(rows_RK, weight, bias_n)
+        if (product := self._packed[name].get(count)) is not None:
+            return product(rows_RK.contiguous())
+        padded_R = torch.arange(least).clamp_(max=count - 1)
+        return functional.linear(rules.padded_rows(rows_RK, padded_R), weight, bias_n)[:count]
 
     def gathered_as(self, name: str, own_Rn: Tensor) -> Tensor:
         """Put together the columns that all shares have of the outputs of layer `name`, shape (R, N)."""

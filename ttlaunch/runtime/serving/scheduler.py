@@ -16,9 +16,6 @@ from ttlaunch.runtime.serving.step_plan import Copy, Span, StepPlan
 NO_SLOT = -1
 """In place of a slot, of a stream that waits for one."""
 
-IDLE_ROWS = 4
-"""Rows that a product computes anyway: fewer are padded to so many, and guesses may take their place."""
-
 
 @dataclass
 class Stream:
@@ -154,8 +151,8 @@ class Scheduler:
         stream.computed = len(stream.tokens) - 1 if span.wanted else span.start + span.count
 
     def _guesses(self, ready: Sequence[Stream]) -> dict[int, list[int]]:
-        """Guesses of streams that have their last token to compute, if fewer rows than `IDLE_ROWS` have work."""
-        idle = IDLE_ROWS - sum(len(stream.tokens) - stream.computed for stream in ready)
+        """Guesses of streams that have their last token to compute, if fewer rows have work than a step computes in any case."""
+        idle = self._limits.idle_rows - sum(len(stream.tokens) - stream.computed for stream in ready)
         if not self._limits.guesses or idle <= 0:
             return {}
         found = {}

@@ -20,6 +20,8 @@ LONGEST_ABSENCE_S: Final = 60.0
 """How long streams wait for a head that is gone while nobody says that it is being started again."""
 LONGEST_OLD_S: Final = 30.0
 """For how long new streams still get the old weights, if there is always an open one, when there are newer ones."""
+WARN_EVERY_S: Final = 60.0
+"""How often at most the log says that what the head sent was wrong: its connection is made again several times a second."""
 _PING_EVERY_S: Final = 1.0
 _TRY_EVERY_S: Final = 0.2
 _MOST_UNSENT_BYTES: Final = 8 << 20
@@ -71,6 +73,7 @@ class Link:
         self._reconnect = asyncio.Event()
         self._retiring_since: float | None = None
         self._is_retired = False
+        self._warned_at, self._unsaid = float("-inf"), 0
 
     @property
     def open_streams(self) -> int:
@@ -187,12 +190,21 @@ class Link:
                     self._take(message, writer)
         except wire.WireError as error:
             self._lost_because = str(error)
-            log.warning("%s", error)
+            self._warn(str(error))
         except OSError:
             pass
         finally:
             pinging.cancel()
             renewing.cancel()
+
+    def _warn(self, what: str) -> None:
+        """Log what is wrong with the head's messages, unless something was said about them lately."""
+        if self._clock() - self._warned_at < WARN_EVERY_S:
+            self._unsaid += 1
+            return
+        before = f"; {self._unsaid} more times since the last such line" if self._unsaid else ""
+        self._warned_at, self._unsaid = self._clock(), 0
+        log.warning("%s%s", what, before)
 
     def _take(self, message: Any, writer: asyncio.StreamWriter) -> None:
         match message:

@@ -158,9 +158,9 @@ def run_share(ctx: RankContext, head: Rank, part: CachedPart) -> None:
 
 def _run(tally: Tally, part: CachedPart, plan: StepPlan, tokens_R: Tensor) -> Tensor:  # noqa: PLR0917  private
     """Compute a plan, and count the padded rows whose columns are sent."""
-    padding = part.products.padding
-    tally.counts["padded_rows"] += padding.product_rows(plan.rows)
-    tally.counts["padded_wanted"] += padding.product_rows(plan.wanted) if plan.wanted else 0
+    padded = part.products.product_rows
+    tally.counts["padded_rows"] += padded(plan.rows)
+    tally.counts["padded_wanted"] += padded(plan.wanted) if plan.wanted else 0
     tally.counts["row_values"], tally.counts["logits_values"] = part.products.sent_values
     return tally.run(part.run, plan, tokens_R)
 

@@ -204,12 +204,19 @@ def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, ru
             _wait(sending)  # what the plan before has sent must not change until then
             if after is not None:
                 sending = _send(ctx, after, header=numbers.clone(), rows_RD=out)
-            elif plan.wanted:
-                answer = out[plan.wanted_rows()] if sizes.is_tied else out.contiguous()
-                sending = [(ctx.isend(answer, dest=stages[0], tag=_LOGITS, operation="logits"), answer)]
             else:
-                sending = []
+                sending = _answer(ctx, plan, out, head=stages[0], is_tied=sizes.is_tied)
     _wait(sending)
+
+
+def _answer(
+    ctx: RankContext, plan: StepPlan, out: Tensor, *, head: Rank, is_tied: bool
+) -> list[tuple[Pending, Tensor]]:
+    """Send the head the logits that a plan wants, or their rows if it scores them itself; nothing if it wants none."""
+    if not plan.wanted:
+        return []
+    answer = out[plan.wanted_rows()] if is_tied else out.contiguous()
+    return [(ctx.isend(answer, dest=head, tag=_LOGITS, operation="logits"), answer)]
 
 
 def _answer_beat(ctx: RankContext, tally: Tally, *, before: Rank, after: Rank) -> None:
