@@ -188,12 +188,10 @@ def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, ru
     while kind != _END:
         ctx.recv(numbers, source=before, tag=_HEADER, operation="headers")
         kind = int(numbers[0])
-        if after is not None and kind != _PLAN:
-            ctx.send(numbers, dest=after, tag=_HEADER, operation="headers")
-        if kind == _BEAT:
-            _answer_beat(ctx, tally, before=before, after=stages[0] if after is None else after)
         if kind != _PLAN:
-            tally.counts["ends"] += kind == _END
+            if after is not None:
+                ctx.send(numbers, dest=after, tag=_HEADER, operation="headers")
+            _heed(ctx, tally, kind, before=before, after=stages[0] if after is None else after)
             continue
         plan = StepPlan.from_tensor(numbers[1:], slots=sizes.slots, context=sizes.context)
         rows_RD = torch.empty(plan.rows, sizes.width)
@@ -219,10 +217,12 @@ def _answer(
     return [(ctx.isend(answer, dest=head, tag=_LOGITS, operation="logits"), answer)]
 
 
-def _answer_beat(ctx: RankContext, tally: Tally, *, before: Rank, after: Rank) -> None:
-    """Add this rank's numbers to those of a beat, and hand them on."""
+def _heed(ctx: RankContext, tally: Tally, kind: int, *, before: Rank, after: Rank) -> None:
+    """Count the end; or add this rank's numbers to those of a beat, and hand them on."""
+    tally.counts["ends" if kind == _END else "beats"] += 1
+    if kind == _END:
+        return
     ctx.recv(tally.told_nF, source=before, tag=_TOLD, operation="tallies")
-    tally.counts["beats"] += 1
     tally.enter_own()
     ctx.send(tally.told_nF, dest=after, tag=_TOLD, operation="tallies")
     tally.write()
