@@ -1,8 +1,10 @@
 """Ranks that share matrices by columns are refused before anything starts where one of them would have too few."""
 
+from pathlib import Path
+
 import pytest
 
-from ttlaunch.app.serve import check_shares
+from ttlaunch.app.serve import ServeOptions, check_shares, find_served
 from ttlaunch.diagnostics import LaunchError
 
 SIZES = {"num_heads": 8, "embedding_dim": 128, "mlp_dim": None}
@@ -27,3 +29,13 @@ def test_too_few_columns_or_heads_are_named_with_the_most_ranks(sizes, ranks, ki
     with pytest.raises(LaunchError) as refused:
         check_shares({**SIZES, **sizes}, ranks, kind=kind, vocabulary=vocabulary)
     assert refused.value.diagnostics[0].message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "override", ["serve_config.weights_sha256=abc", "serve_config.max_streams=64", "serve_config={}"]
+)
+def test_what_follows_from_the_checkpoint_or_has_an_option_cannot_be_set(override, tmp_path):
+    """A hash that somebody sets would be told to clients and written into receipts; the plan would not know of other sizes."""
+    with pytest.raises(LaunchError) as refused:
+        find_served("latest", ServeOptions(overrides=(override,)), runs_dir=Path("runs"), working_folder=tmp_path)
+    assert "is not for users" in refused.value.diagnostics[0].message

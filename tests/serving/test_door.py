@@ -1,5 +1,6 @@
 """What the door keeps up whatever happens behind it and before it: restarts, limits, slow and hostile clients, ports and keys (D13)."""
 
+import os
 import re
 import shlex
 import socket
@@ -222,7 +223,8 @@ def test_a_key_opens_everything_and_nothing_but_the_page_is_open_without_it(tmp_
 
 def refused(*arguments, **environment):
     command = [sys.executable, "-m", "ttlaunch.serving.door", "--socket", "/nowhere/serve.sock", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    how = {"cwd": ROOT, "env": {**os.environ, **environment}, "stdin": subprocess.DEVNULL}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     assert 2 == done.returncode
     return done.stderr
 
@@ -236,6 +238,9 @@ def test_a_taken_port_and_a_missing_key_are_told_in_one_line():
         "error: 0.0.0.0 can be reached by others, so that clients need a key: --key-file FILE or $TTLAUNCH_SERVE_KEY\n"
     )
     assert expected == refused("--host", "0.0.0.0")  # noqa: S104 - it is refused
+    for unfit in ("", "short", "a-long-key\nwith-two-lines"):
+        told = refused("--host", "0.0.0.0", TTLAUNCH_SERVE_KEY=unfit)  # noqa: S104 - it is refused
+        assert told.startswith("error: $TTLAUNCH_SERVE_KEY: expected one line of 16 to 512 visible ASCII characters")
 
 
 def test_health_answers_while_a_long_prompt_is_computed_and_the_door_outlives_its_head(both):

@@ -1,5 +1,8 @@
 """Where a server listens, by which names, and with which key."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from ttlaunch.web.addresses import KeyRefusedError, allowed_names, draw_key, is_loopback, listen, read_key
@@ -43,6 +46,13 @@ def test_a_key_that_others_can_read_or_guess_is_refused(tmp_path, text, mode, ex
         read_key(key_file(tmp_path, text, mode))
     with pytest.raises(KeyRefusedError, match="No such file"):
         read_key(tmp_path / "nothing")
+
+
+def test_a_key_file_that_is_a_named_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(KeyRefusedError, match=str(path)):
+            read_key(path)
 
 
 def test_a_taken_port_is_an_error_of_the_system():

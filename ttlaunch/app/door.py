@@ -24,7 +24,7 @@ from ttlaunch.app.held_weights import hold_weights
 from ttlaunch.diagnostics import Diagnostic, LaunchError, listed, shown, usage_mistake
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.serving import wire
-from ttlaunch.web.addresses import KeyRefusedError, is_loopback, listen, read_key
+from ttlaunch.web.addresses import KeyRefusedError, check_key, is_loopback, listen, read_key
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
@@ -100,14 +100,17 @@ def open_ports(options: DoorOptions) -> OpenPorts:
         raise LaunchError([usage_mistake(f"`ttlaunch serve` needs the library `{missing[0]}`", hint)])
     found: list[Diagnostic] = []
     key = os.environ.pop(KEY_VARIABLE, None)
-    if options.key_file is not None:
-        try:
+    try:
+        if options.key_file is not None:
             key = read_key(options.key_file)
-        except KeyRefusedError as error:
-            found.append(usage_mistake(f"`--key-file`: {shown(str(error))}"))
-    elif key is None and not is_loopback(options.host):
-        message = f"others can reach `--host {shown(options.host)}`, so clients need a key"
-        found.append(usage_mistake(message, f"`--key-file FILE` with mode 0600, or ${KEY_VARIABLE}"))
+        elif key is not None:
+            check_key(key, f"${KEY_VARIABLE}")
+        elif not is_loopback(options.host):
+            message = f"others can reach `--host {shown(options.host)}`, so clients need a key"
+            found.append(usage_mistake(message, f"`--key-file FILE` with mode 0600, or ${KEY_VARIABLE}"))
+    except KeyRefusedError as error:
+        option = "`--key-file`: " if options.key_file is not None else ""
+        found.append(usage_mistake(option + shown(str(error), longest=_LONGEST_REASON)))
     sockets = []
     for option, port in (("--api-port", options.api_port), ("--port", options.page_port)):
         try:

@@ -5,7 +5,7 @@ A serving run is a run of the recipe `serve`: everything that ttlaunch does for 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,6 +74,7 @@ def find_served(
     Raises:
         LaunchError: There is no such checkpoint, or its model cannot be served.
     """
+    _check_overrides(options.overrides)
     checkpoint, found = search_checkpoint(where, runs_dir=working_folder / runs_dir, working_folder=working_folder)
     if checkpoint is None:
         raise LaunchError(found)
@@ -124,6 +125,21 @@ def weights_of(spec: RunSpec) -> "Mapping[str, FiledTensor]":
 
     found = read_weights(Path(spec.resume or ""))
     return {name: one for name, one in found.items() if name.startswith(_OF_MODEL)}
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Check that nobody sets what follows from the checkpoint, such as its hash, or has an option, which is what predictions know.
+
+    Raises:
+        LaunchError: Somebody does.
+    """
+    for one in overrides:
+        key = one.partition("=")[0].strip()
+        if key.partition(".")[0] == "serve_config" and key != "serve_config.guesses":
+            raise usage_error(
+                f"`--set {shown(key)}` is not for users: its values follow from the checkpoint and the options",
+                "`ttlaunch serve --help` lists the options",
+            )
 
 
 def _chosen(options: ServeOptions) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import os
 import re
 import secrets
 import socket
-import stat
 from pathlib import Path
+
+from ttlaunch.records.regular_files import open_regular
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """What a browser or client calls a server on its own machine."""
@@ -21,7 +22,7 @@ _KEY = re.compile(r"[!-~]{16,512}")
 
 
 class KeyRefusedError(Exception):
-    """A file that cannot serve as the source of a key, and why."""
+    """A text or a file that cannot serve as a key, and why."""
 
 
 def is_loopback(host: str) -> bool:
@@ -70,16 +71,25 @@ def read_key(path: Path) -> str:
         KeyRefusedError: If the file cannot be read, others can read it, or its text cannot be a key.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:  # a named pipe would never end
             status = os.fstat(file.fileno())
             text = file.read(1024).decode("ascii", "replace").strip()
     except OSError as error:
         raise KeyRefusedError(f"{path}: {error.strerror}") from None
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise KeyRefusedError(f"{path}: others can read it; `chmod 600` it and choose a new key")
+    return check_key(text, str(path))
+
+
+def check_key(text: str, where: str) -> str:
+    """Return a key that can be sent and is long enough; `where` says whose it is.
+
+    Raises:
+        KeyRefusedError: It is not.
+    """
     if not _KEY.fullmatch(text):
         raise KeyRefusedError(
-            f"{path}: expected one line of 16 to 512 visible ASCII characters, such as `{draw_key()}`"
+            f"{where}: expected one line of 16 to 512 visible ASCII characters, such as `{draw_key()}`"
         )
     return text
 

@@ -21,7 +21,7 @@ from ttlaunch.serving.door.chat_api import Ports
 from ttlaunch.serving.door.link import Link
 from ttlaunch.serving.door.metrics import Meters
 from ttlaunch.serving.page import page_routes
-from ttlaunch.web.addresses import KeyRefusedError, allowed_names, is_loopback, listen, read_key
+from ttlaunch.web.addresses import KeyRefusedError, allowed_names, check_key, is_loopback, listen, read_key
 from ttlaunch.web.server import make_server
 
 _WRONG = 2
@@ -52,7 +52,11 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 async def _open(arguments: argparse.Namespace) -> None:
-    key = read_key(arguments.key_file) if arguments.key_file else os.environ.get(_KEY_VARIABLE)
+    key = os.environ.get(_KEY_VARIABLE)
+    if arguments.key_file:
+        key = read_key(arguments.key_file)
+    elif key is not None:
+        check_key(key, f"${_KEY_VARIABLE}")
     if key is None and not is_loopback(arguments.host):
         raise _RefusedError(
             f"{arguments.host} can be reached by others, so that clients need a key: --key-file FILE or ${_KEY_VARIABLE}"
