@@ -9,13 +9,12 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.runtime.elastic.forked_python import ForkedProcess
 from ttlaunch import contract
 from ttlaunch.membership.coordinator import step
 from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
@@ -223,14 +222,12 @@ class ElasticRun:
             contract.ENV_ROLE: self.role,
             "OMP_NUM_THREADS": "1",
         }
-        with Path(self.folder / f"output-{number}").open("wb") as output:
-            self._processes[number] = subprocess.Popen(
-                [sys.executable, "-m", "ttlaunch.runtime"],
-                cwd=self.folder,
-                env=os.environ | variables,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        self._processes[number] = ForkedProcess(
+            "ttlaunch.runtime",
+            cwd=self.folder,
+            env=os.environ | variables,
+            output=self.folder / f"output-{number}",
+        )
 
     def kill(self, number, sent=signal.SIGKILL):
         self._processes[number].send_signal(sent)
@@ -362,8 +359,10 @@ def in_one_process(folder, config, *, recipe=RECIPE, epochs=()):
         contract.ENV_RUN_ID: "test",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "ttlaunch.runtime.simulate"]
-    subprocess.run(command, cwd=folder, env=os.environ | variables, check=True)
+    trainer = ForkedProcess(
+        "ttlaunch.runtime.simulate", cwd=folder, env=os.environ | variables, output=folder / "output"
+    )
+    assert trainer.wait() == 0, (folder / "output").read_text()
     lines = (folder / contract.progress_file(0)).read_text().splitlines()
     records = [contract.read_record(line) for line in lines]
     [found] = [record for record in records if record["kind"] == contract.KIND_PARAMETERS]
