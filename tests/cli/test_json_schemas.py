@@ -34,6 +34,7 @@ WITHOUT_A_RUN = {
     "submit data_parallel --on slurm:gpu --dry-run": "submit",
     "convert configurations/lab2/mgd.yaml mgd.textproto": "convert",
     "data book.txt made.txt": "data",
+    "grafana export dashboards": "grafana-export",
     "ps --all": "ps",
     "runs clean --dry-run": "runs-clean",
     "doctor": "doctor",

@@ -49,6 +49,7 @@ JSON_SCHEMAS = {
     "log-line": 1,
     "losses": 1,
     "metric-event": 1,
+    "grafana-export": 1,
     "metrics-export": 1,
     "parity": 1,
     "place": 1,

@@ -117,13 +117,18 @@ def parse_loki_address(text: str) -> LokiAddress | str:
     if unknown is not None:
         return f"{shown(unknown)!r} is no option of it: `job` and `metadata` are"
     job, metadata = options.get("job", "ttlaunch"), options.get("metadata", "on")
-    if not _JOB.match(job):
+    if not is_job(job):
         return "`job` needs 1 to 100 letters, digits or `_.:-`"
     if metadata not in _SWITCH:
         return f"`metadata` is {listed(_SWITCH)}"
     path = at.path.rstrip("/")
     path = path if path.endswith(LOKI_PUSH) else f"{path}{LOKI_PUSH}"
     return LokiAddress(HttpAddress(at.scheme, at.host, at.port, path), job, _SWITCH[metadata])
+
+
+def is_job(text: str) -> bool:
+    """Whether the label `job` can begin with a text."""
+    return _JOB.match(text) is not None
 
 
 def loki_headers(variables: Mapping[str, str]) -> dict[str, str]:
