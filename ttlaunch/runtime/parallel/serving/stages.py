@@ -169,13 +169,11 @@ def run_stage(ctx: RankContext, stages: Sequence[Rank], sizes: StageSizes, *, ru
 
     Args:
         ctx: This rank.
-        stages: All stages in order.
-        sizes: The same on all stages.
+        stages, sizes: All stages in order; the sizes are the same on all of them.
         run_part: Computes this rank's part.
 
     Cost: of each plan, two messages from the stage before; two to the next one, or one of 4LV bytes to the head, 4LD if it
-        is tied. Of each beat, as `StagedModel.beat` says.
-    Order: that in which the head begins plans.
+        is tied. Of each beat, as `StagedModel.beat` says. Order: that in which the head begins plans.
 
     Raises:
         ValueError: The stage before sent something else than a plan for this cache.
