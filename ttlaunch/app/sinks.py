@@ -102,9 +102,9 @@ def _diagnostic(record: "SinkRecord", path: Path) -> Diagnostic:
 
 def _again(record: "SinkRecord", path: Path) -> str:
     """Say which command exports everything again; what a log server has already, it does not take twice."""
-    from ttlaunch.running.metrics.sinks import LOG_SINKS
+    from ttlaunch.running.metrics.sinks import CONTINUED, LOG_SINKS
 
     command = "logs" if record.kind in LOG_SINKS else "metrics"
     place = shlex.quote(f"{record.kind}={record.place}")
-    once = "sends what is missing" if record.kind == "loki" else "writes everything once more"
+    once = "sends what is missing" if record.kind in CONTINUED else "writes everything once more"
     return f"`ttlaunch {command} {path.name} --to {place}` {once}"

@@ -50,7 +50,11 @@ def logs(
     ] = False,
     to: Annotated[
         list[str] | None,
-        typer.Option("--to", metavar="SINK=PLACE", help="Send all lines to loki=URL or loki-file=DIR. Repeatable."),
+        typer.Option(
+            "--to",
+            metavar="SINK=PLACE",
+            help="Send all lines to loki=URL, loki-file=DIR or, with metrics, otlp=URL. Repeatable.",
+        ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,

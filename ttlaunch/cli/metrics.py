@@ -55,7 +55,7 @@ def metrics(
         typer.Option(
             "--to",
             metavar="SINK[=PLACE]",
-            help="Export them to tensorboard=DIR, wandb[=DIR], mlflow=DIR, prometheus=FILE, loki=URL or loki-file=DIR. "
+            help="Export them to tensorboard=DIR, wandb[=DIR], mlflow=DIR, prometheus=FILE, loki=URL, loki-file=DIR or otlp=URL. "
             "Repeatable.",
         ),
     ] = None,
@@ -118,11 +118,13 @@ def export_run(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, bes
 
 def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
     from ttlaunch.running.metrics.export import SinkState
-    from ttlaunch.running.metrics.sinks import LOG_SINKS
+    from ttlaunch.running.metrics.sinks import LOG_SINKS, ONLY_LINES
 
     for record in records:
         if record.state is SinkState.DONE:
-            what = f"{record.lines} lines" if record.kind in LOG_SINKS else f"{record.events} events"
+            lines = [f"{record.lines} lines"] if record.kind in LOG_SINKS else []
+            events = [] if record.kind in ONLY_LINES else [f"{record.events} events"]
+            what = " and ".join([*events, *lines])
             print_lines([f"{record.kind}: {what} of {path.name} in {record.place}"])
     show_diagnostics(sink_diagnostics(records, path), form=form)
 

@@ -236,8 +236,8 @@ Sinks = Annotated[
     typer.Option(
         "--sink",
         metavar="SINK[=PLACE]",
-        help="Export metrics during the run to tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE, and lines to "
-        "loki=URL or loki-file=DIR. Repeatable.",
+        help="Export metrics during the run to tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE, lines to "
+        "loki=URL or loki-file=DIR, both to otlp=URL. Repeatable.",
     ),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="The folder that holds the run folders.")]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.running.metrics.loki_receiver import DROP, running
 from ttlaunch import contract
-from ttlaunch.running.metrics import to_loki
+from ttlaunch.running.metrics import sending
 from ttlaunch.running.metrics.addresses import NoAnswerError, parse_http_address, parse_loki_address, post
 from ttlaunch.running.metrics.event_log import EventLog
 from ttlaunch.running.metrics.export import SinkState, export
@@ -89,9 +89,9 @@ def loki():
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """No test waits for a server's sake."""
-    monkeypatch.setattr(to_loki, "_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(to_loki, "_LONGEST_WAIT_S", 0.01)
-    monkeypatch.setattr(to_loki, "_TICK_S", 0.005)
+    monkeypatch.setattr(sending, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(sending, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(sending, "_TICK_S", 0.005)
 
 
 QUERIES = {
@@ -162,11 +162,11 @@ def test_a_server_that_asks_for_time_gets_it(printed, loki, monkeypatch):
 
 
 def test_what_was_interrupted_continues_where_it_ended(printed, loki, monkeypatch):
-    monkeypatch.setattr(to_loki, "_MOST_ENTRIES", 5)
+    monkeypatch.setattr(sending, "_MOST_ENTRIES", 5)
     loki.answers = [(204, ""), 404]
     record = send(printed, loki)
     assert (SinkState.FAILED, 5) == (record.state, record.lines)
-    assert record.error == f"{loki.address}/loki/api/v1/push answers 404: no Loki receives lines there"
+    assert record.error == f"{loki.address}/loki/api/v1/push answers 404: nothing is received there"
 
     record = send(printed, loki)
     assert (SinkState.DONE, len(PRINTED) - 5) == (record.state, record.lines)
@@ -269,7 +269,7 @@ def test_a_server_without_structured_metadata_is_named_with_the_repair(printed, 
 
 
 def test_entries_that_the_server_refuses_are_told_and_the_others_arrive(printed, loki, monkeypatch):
-    monkeypatch.setattr(to_loki, "_MOST_ENTRIES", 5)
+    monkeypatch.setattr(sending, "_MOST_ENTRIES", 5)
     loki.answers = [(400, "entry for stream '{}' has timestamp too old, total ignored: 5 out of 5")]
     record = send(printed, loki)
 
@@ -282,7 +282,7 @@ def test_entries_that_the_server_refuses_are_told_and_the_others_arrive(printed,
     ("answer", "message"),
     [
         ((302, "", [("Location", "http://me:word@other/x")]), "redirects to http://other/x, which is not followed"),
-        ((401, "who are you?"), "answers 401: LOKI_USERNAME and LOKI_PASSWORD, or LOKI_BEARER_TOKEN, identify you"),
+        ((401, "who are you?"), "answers 401: LOKI_USERNAME and LOKI_PASSWORD, or LOKI_BEARER_TOKEN, identifies you"),
         ((418, "tea\x1b[2J" + "!" * 9999), "answers 418: tea\\x1b[2J!!!"),
     ],
 )

@@ -126,6 +126,15 @@ def parse_loki_address(text: str) -> LokiAddress | str:
     return LokiAddress(HttpAddress(at.scheme, at.host, at.port, path), job, _SWITCH[metadata])
 
 
+def parse_otlp_address(text: str) -> HttpAddress | str:
+    """Read `http://HOST:PORT[/PATH]`, to which `/v1/metrics` and `/v1/logs` are added; return what is wrong with it."""
+    found = parse_http_address(text)
+    if isinstance(found, str):
+        return found
+    at, options = found
+    return "it has options, and none is known" if options else at
+
+
 def is_job(text: str) -> bool:
     """Whether the label `job` can begin with a text."""
     return _JOB.match(text) is not None

@@ -110,14 +110,14 @@ class LogEntries:
         text = _report_text(event)
         if text and not self._is_left_out(source := f"{event.rank}:{REPORTED}", end):
             step = {} if event.step is None else {"step": str(event.step)}
-            yield self._entry(event.rank, "INFO", text, time_ns=_ns(event.time), source=source, end=end, more=step)
+            yield self._entry(event.rank, "INFO", text, time_ns=ns_of(event.time), source=source, end=end, more=step)
 
     def _of_line(self, line: Line) -> Iterator[Entry]:
         level = self._level(line)
         source, end = f"{line.rank}:{line.stream}", line.offset + max(line.length, 1)
         texts = list(_parts(line.text.decode("utf-8", "replace")))
         for number, text in enumerate(texts, 1):
-            time_ns = min(max(_ns(line.time), self._latest.get(line.rank, -1) + 1), _MOST_NS)
+            time_ns = min(max(ns_of(line.time), self._latest.get(line.rank, -1) + 1), _MOST_NS)
             self._latest[line.rank] = time_ns
             part = {"part": f"{number}/{len(texts)}"} if len(texts) > 1 else {}
             if not self._is_left_out(source, end):
@@ -172,7 +172,7 @@ class LogEntries:
             return
         rank, time = failure.get("rank"), failure.get("time")
         known = rank if isinstance(rank, int) and self._row(rank) else next(iter(self._rows), 0)
-        time_ns = _ns(time) if isinstance(time, int | float) else self._latest.get(known, _ns(self._started)) + 1
+        time_ns = ns_of(time) if isinstance(time, int | float) else self._latest.get(known, ns_of(self._started)) + 1
         source = f"{known}:{FAILED}"
         if not self._is_left_out(source, 1):
             text = next(_parts(_failure_text(failure, has_rank=rank == known)))
@@ -215,7 +215,7 @@ def _parts(text: str) -> Iterator[str]:
         at = end
 
 
-def _ns(time: float) -> int:
+def ns_of(time: float) -> int:
     """Return a time in seconds as nanoseconds, in whole microseconds; one that no clock shows becomes the nearest."""
     possible = min(max(time, 0.0), _LATEST_S)
     return 0 if math.isnan(possible) else round(possible * 1e6) * 1000

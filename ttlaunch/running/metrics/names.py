@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,11 @@ _PREFIXES = {
     contract.KIND_USAGE: "processes",
 }
 _OF_OPERATIONS = {"bytes": "sent_bytes", "messages": "sent_messages", "waited_s": "waited_s"}
+
+_OPERATION = re.compile(r"communication/(?P<operation>.+)/(?P<name>sent_bytes|sent_messages|waited_s)")
+_LAYER = re.compile(r"gradients/(?P<layer>.+)")
+_SUMMED = "communication/"
+"""The prefix of metrics whose values are added up; Prometheus calls such a metric a counter and computes its `rate()`."""
 
 _GUIDE_NAMES = {
     "classic_dp": "ClassicDP",
@@ -66,6 +72,19 @@ def _traffic(operations: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         found[f"communication/{name}"] = math.fsum(one[counted] for one in operations.values())
         found |= {f"communication/{operation}/{name}": float(one[counted]) for operation, one in operations.items()}
     return found
+
+
+def series_of(name: str) -> tuple[str, tuple[tuple[str, str], ...], bool]:
+    """Divide a name into that of a series and the labels in it, and say whether the values of the series are added up.
+
+    >>> series_of("communication/gradients/sent_bytes")
+    ('operation/sent_bytes', (('operation', 'gradients'),), True)
+    """
+    if of_operation := _OPERATION.fullmatch(name):
+        return f"operation/{of_operation['name']}", (("operation", of_operation["operation"]),), True
+    if of_layer := _LAYER.fullmatch(name):
+        return "layer/grad_norm", (("layer", of_layer["layer"]),), False
+    return name, (), name.startswith(_SUMMED)
 
 
 def rank_run_name(run: LoggedRun, rank: int) -> str:

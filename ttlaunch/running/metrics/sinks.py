@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.metrics.addresses import parse_loki_address
+from ttlaunch.running.metrics.addresses import parse_loki_address, parse_otlp_address
 from ttlaunch.running.metrics.event_log import Event, LoggedRun
 
 SINKS_DIR = "sinks"
@@ -21,15 +21,22 @@ _LIBRARIES = {
     "prometheus": None,
     "loki": None,
     "loki-file": None,
+    "otlp": "opentelemetry.proto.collector.logs.v1.logs_service_pb2",
 }
-LOG_SINKS = ("loki", "loki-file")
-"""Sinks that take the lines of ranks."""
-_NEEDS_ADDRESS = ("loki",)
+LOG_SINKS = ("loki", "loki-file", "otlp")
+"""Sinks that take the lines of ranks; `otlp` takes metrics, too."""
+ONLY_LINES = ("loki", "loki-file")
+CONTINUED = ("loki", "otlp")
+"""Sinks that continue an interrupted export, and whose servers know what they have already."""
+_NEEDS_ADDRESS = {"loki": parse_loki_address, "otlp": parse_otlp_address}
+_FORMS = {"loki": "loki=http://HOST:3100[?job=NAME&metadata=off]", "otlp": "otlp=http://HOST:4318"}
 _EXAMPLES = (
-    "tensorboard=DIR, wandb[=DIR], mlflow=DIR, prometheus=FILE.prom, loki=http://HOST:3100 and loki-file=DIR are known"
+    "tensorboard=DIR, wandb[=DIR], mlflow=DIR, prometheus=FILE.prom, loki=http://HOST:3100, loki-file=DIR "
+    "and otlp=http://HOST:4318 are known"
 )
 _CREDENTIALS = {
     "loki": "LOKI_USERNAME and LOKI_PASSWORD, or LOKI_BEARER_TOKEN",
+    "otlp": "OTEL_EXPORTER_OTLP_HEADERS",
     "mlflow": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
 }
 """The environment variables from which a sink takes credentials."""
@@ -94,7 +101,9 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
     library = _LIBRARIES[kind]
     if library is not None and not _is_installed(library):
         hint = f"`pip install 'ttlaunch[{kind}]'`, or `pip install {_distribution(kind)}`"
-        message = f"`{option} {shown(text)}` needs the Python package `{library}`, which is not installed here"
+        message = (
+            f"`{option} {shown(text)}` needs the Python package `{_package(library)}`, which is not installed here"
+        )
         return _mistake("P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,))
     if place and "://" not in place:
         place = os.path.join(working_folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - these never raise
@@ -112,10 +121,10 @@ def _address_mistake(kind: str, place: str, *, option: str) -> Diagnostic | None
         return _mistake("P088", f"the address of the sink {kind} contains credentials", notes=notes, hints=hints)
     if kind not in _NEEDS_ADDRESS:
         return None
-    reason = parse_loki_address(place)
+    reason = _NEEDS_ADDRESS[kind](place)
     if not isinstance(reason, str):
         return None
-    notes = (f"`{option} loki=http://HOST:3100[?job=NAME&metadata=off]` is expected",)
+    notes = (f"`{option} {_FORMS[kind]}` is expected",)
     return _mistake("P088", f"`{option} {shown(f'{kind}={place}')}` cannot be used: {reason}", notes=notes)
 
 
@@ -134,12 +143,20 @@ def _why_unwritable(kind: str, place: Path) -> str | None:
 
 def _is_installed(library: str) -> bool:
     """Whether a package is installed; a folder of that name, as some sinks make, does not count."""
-    spec = importlib.util.find_spec(library)
+    try:
+        spec = importlib.util.find_spec(library)
+    except ModuleNotFoundError:  # of the package above it
+        return False
     return spec is not None and spec.origin is not None
 
 
+def _package(library: str) -> str:
+    """Return the part of a module's name by which people know it."""
+    return library.partition(".collector")[0]
+
+
 def _distribution(kind: str) -> str:
-    return "mlflow-skinny" if kind == "mlflow" else kind
+    return {"mlflow": "mlflow-skinny", "otlp": "opentelemetry-proto"}.get(kind, kind)
 
 
 def open_sink(choice: SinkChoice, run: LoggedRun, *, folder: Path) -> Sink:
@@ -162,6 +179,10 @@ def open_sink(choice: SinkChoice, run: LoggedRun, *, folder: Path) -> Sink:
             from ttlaunch.running.metrics.to_loki import LokiSink  # noqa: PLC0415
 
             return LokiSink(run, place, path=folder, sinks_folder=folder / SINKS_DIR)
+        case "otlp":
+            from ttlaunch.running.metrics.to_otlp import OtlpSink  # noqa: PLC0415
+
+            return OtlpSink(run, place, path=folder, sinks_folder=folder / SINKS_DIR)
         case "loki-file":
             from ttlaunch.running.metrics.to_loki_file import LokiFileSink  # noqa: PLC0415
 

@@ -10,14 +10,10 @@ import time
 from pathlib import Path
 
 from ttlaunch.running.metrics.event_log import END, Event, LoggedRun
-from ttlaunch.running.metrics.names import metrics_of
+from ttlaunch.running.metrics.names import metrics_of, series_of
 
 _SUFFIX = ".prom"
 _EVERY_S = 1.0
-_OPERATION = re.compile(r"communication/(?P<operation>.+)/(?P<name>sent_bytes|sent_messages|waited_s)")
-_LAYER = re.compile(r"gradients/(?P<layer>.+)")
-_SUMMED = ("communication/",)
-"""Prefixes of metrics whose values are added up; Prometheus calls such a metric a counter and computes its `rate()`."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """A metric's name and its labels."""
@@ -55,15 +51,12 @@ class PrometheusSink:
         self._write(is_up=False)
 
     def _enter(self, name: str, labels: tuple[tuple[str, str], ...], value: float) -> None:
-        of_operation, of_layer = _OPERATION.fullmatch(name), _LAYER.fullmatch(name)
-        if of_operation:
-            name, labels = f"operation/{of_operation['name']}", (*labels, ("operation", of_operation["operation"]))
-        if of_layer:
-            name, labels = "layer/grad_norm", (*labels, ("layer", of_layer["layer"]))
+        name, more, is_sum = series_of(name)
+        labels = (*labels, *more)
         series = "ttlaunch_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
-        if of_operation or name.startswith(_SUMMED):
-            value += self._values.get((f"{series}_total", labels), 0.0)
+        if is_sum:
             series = f"{series}_total"
+            value += self._values.get((series, labels), 0.0)
         self._values[series, labels] = value
 
     def _set(self, name: str, labels: tuple[tuple[str, str], ...], value: float) -> None:
