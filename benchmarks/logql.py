@@ -58,7 +58,7 @@ QUERIES: dict[str, Callable[[Line], bool]] = {
     '{level="ERROR"}': lambda line: line[2] == "ERROR",
     '{level="INFO"} |= "Epoch"': lambda line: line[2] == "INFO" and "Epoch" in line[3],
 }
-COUNT = 'sum(count_over_time({job="smolcluster-worker"}[10m]))'
+COUNT = 'count_over_time({job="smolcluster-worker"}[10m])'
 _VARIABLES = {"$job": "ttlaunch", "$host": ".+", "$level": ".+", "$text": ""}
 _PATIENCE_S = 90.0
 _INSTALLED = "installed"
@@ -154,7 +154,7 @@ def _ask_all(url: str, run: Path) -> bool:
         print(f"{time_sent} time: {(done.stdout + done.stderr).strip()}")
         _wait(lambda: len(_query(url, '{job="smolcluster-worker"}')) >= len(lines))
         if time_sent == "first":
-            counted = max((int(float(value)) for _, value in _query(url, COUNT)), default=0)
+            counted = sum(max(int(float(value)) for _, value in one) for one in _series(url, COUNT))
             verdicts.append(counted == len(lines))
             print(f"{COUNT} counts {counted}: {_verdict(verdicts[-1])}")
     for query, is_wanted in QUERIES.items():
@@ -166,11 +166,15 @@ def _ask_all(url: str, run: Path) -> bool:
 
 
 def _query(url: str, query: str) -> list[tuple[str, str]]:
+    return [value for one in _series(url, query) for value in one]
+
+
+def _series(url: str, query: str) -> list[list[tuple[str, str]]]:
     now = time.time_ns()
     asked = {"query": query, "start": now - 3600 * 10**9, "end": now + 3600 * 10**9, "limit": 5000, "step": "30s"}
     address = f"{url}/loki/api/v1/query_range?{urllib.parse.urlencode(asked)}"
     with urllib.request.urlopen(address, timeout=20) as answer:  # noqa: S310 - our own server
-        return [(value[0], value[1]) for one in json.load(answer)["data"]["result"] for value in one["values"]]
+        return [[(value[0], value[1]) for value in one["values"]] for one in json.load(answer)["data"]["result"]]
 
 
 @contextmanager
