@@ -1,6 +1,7 @@
 """torchrun's spelling of the number of ranks, and scripts with arguments but without `--`."""
 
 import json
+import re
 
 import pytest
 
@@ -66,6 +67,7 @@ def test_options_of_torchrun_say_how_many_ranks_there_are(typed, options, hosts,
 def test_options_that_contradict_the_hosts_are_refused(typed, options, hosts, message):
     answer = typed(f"run --on lab {options} train.py", hosts)
     assert (2, message) == (answer.status, answer.stderr.partition("\n")[0])
+    assert ["error"] == re.findall(r"^(\w+)\[", answer.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_engines_have_names_by_which_an_option_chooses_them():
     assert all(finder.can == finder.never_started().can for finder in ENGINES)
     assert all(finder is engine_named(finder.key) for finder in ENGINES)
     assert "did you mean `agents`?" in engine_named("agent").hints
+    assert "`--on slurm:PARTITION` runs on hosts that Slurm gives" in engine_named("slurm").hints[0]
 
 
 def test_the_first_engine_that_the_machine_has_is_used(machine):

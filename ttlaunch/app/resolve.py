@@ -295,7 +295,10 @@ def _set_python(result: ResolvedSpec, command: Sequence[str], working_folder: Pa
         if is_independent:
             result.remarks.append("each rank is meant to train by itself")
         if result.topology is not None:
-            _look_at_places(result, result.topology, num_ranks, is_open=bound is None and result.ranks is None)
+            is_open = (
+                bound is None and result.ranks is None and result.ok
+            )  # options that contradict the hosts say a number, too
+            _look_at_places(result, result.topology, num_ranks, is_open=is_open)
 
 
 def _look_at_places(result: ResolvedSpec, topology: "Topology", num_ranks: int, *, is_open: bool) -> None:

@@ -26,6 +26,10 @@ def engine_named(key: str) -> EngineFinder | Diagnostic:
         return found
     keys = [finder.key for finder in ENGINES]
     message = f"there is no engine `{shown(key)}`; {listed(keys, last='or')} was expected"
+    if key == "slurm":
+        return usage_mistake(
+            message, "`--on slurm:PARTITION` runs on hosts that Slurm gives; the engine is another question"
+        )
     return usage_mistake(message, *did_you_mean(key, keys))
 
 
