@@ -61,6 +61,9 @@ def test_a_module_beside_the_script_counts_and_is_named(here, ttlaunch):
     is_warm, said = planned(ttlaunch)
     assert not is_warm
     assert said.startswith("warning[P075]: `--warm` has no effect: `settings.py:3` sets OMP_NUM_THREADS")
+    assert "hint: leave `--warm` out, or have one thread in each rank" in said
+    (here / "settings.py").write_text("import os\nos.environ['TORCH_LOGS'] = '+dynamo'\n")
+    assert "hint: set it with `--env NAME=VALUE` instead" in planned(ttlaunch)[1]
 
 
 def test_the_example_of_the_page_is_warned_of_and_without_warm_nothing_is_said(here, ttlaunch):

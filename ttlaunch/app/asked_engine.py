@@ -83,5 +83,7 @@ def _has_mpi(engine: "Engine | EngineFinder") -> bool:
 def warn_of_early_variable(why: str) -> Diagnostic:
     """Warn that ranks cannot be forks of a process with torch, since the program changes what the import of torch depends on."""
     hint = "set it with `--env NAME=VALUE` instead: the process that imports torch has it, too"
+    if "_NUM_THREADS" in why:
+        hint = "leave `--warm` out, or have one thread in each rank: a process with several threads is not forked"
     message = f"`--warm` has no effect: {why}; each rank starts by itself"
     return Diagnostic("P075", message, hints=(hint,), severity=Severity.WARNING)
