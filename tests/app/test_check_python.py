@@ -86,6 +86,18 @@ def test_a_broken_module_that_may_not_be_imported_is_not_mentioned(here, ttlaunc
     assert "" == ttlaunch("plan train.py").stderr
 
 
+def test_a_module_is_looked_for_where_the_program_looks(here, ttlaunch):
+    """Beside a script and in a folder that is run, but in the working folder if the program is a module itself."""
+    (here / "pack").mkdir()
+    for name in ("__init__", "__main__", "work"):
+        (here / f"pack/{name}.py").write_text("import helper\n" if name != "__init__" else "")
+    (here / "pack/helper.py").write_text("def build(:\n")
+    (here / "helper.py").write_text("")
+    broken = ["plan -- python pack/work.py", "plan -- python pack"]
+    assert [2, 2] == [ttlaunch(line).status for line in broken]
+    assert [0, 0] == [ttlaunch(line).status for line in ("plan -- python -m pack.work", "plan -- python -m pack")]
+
+
 @pytest.mark.parametrize("text", [SPAWN, LOCAL_RANK])
 def test_a_single_rank_may_do_the_launchers_work(here, ttlaunch, text):
     (here / "train.py").write_text(text)

@@ -66,6 +66,15 @@ def test_a_module_beside_the_script_counts_and_is_named(here, ttlaunch):
     assert "hint: set it with `--env NAME=VALUE` instead" in planned(ttlaunch)[1]
 
 
+@pytest.mark.parametrize("line", ["-- python -m pack", "-- python -m pack.work", "-- python pack"])
+def test_files_of_a_package_count_that_run_with_its_module(here, ttlaunch, line):
+    (here / "pack").mkdir()
+    (here / "pack/work.py").write_text("")
+    (here / "pack/__main__.py").write_text(SETS["one"] if "." not in line else "")
+    (here / "pack/__init__.py").write_text(SETS["one"] if "." in line else "")
+    assert "warning[P075]: `--warm` has no effect: `pack/__" in ttlaunch(f"plan --warm -n 2 {line}").stderr
+
+
 def test_the_example_of_the_page_is_warned_of_and_without_warm_nothing_is_said(here, ttlaunch):
     (here / "train.py").write_text(SETS["one"])
     assert "ttlaunch plan --warm -n 2 train.py\n" in ttlaunch("explain P075").stdout

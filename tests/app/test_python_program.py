@@ -23,6 +23,13 @@ FILES = {
     "pack/__init__.py": "",
     "pack/__main__.py": "from pack.work import main\n",
     "pack/work.py": "main = None\n",
+    "ring/__init__.py": "",
+    "ring/__main__.py": "import mpi4py\n",
+    "ring/work.py": "import talk\n",
+    "ring/talk.py": "import mpi4py\n",
+    "first/__init__.py": "import mpi4py\n",
+    "first/work.py": "",
+    "talk.py": "",
 }
 COMMANDS = {
     "python plain.py --lr 1": NO_MPI,
@@ -39,6 +46,12 @@ COMMANDS = {
     "python absent.py": MPI,
     "python -m pack": NO_MPI,
     "python -m pack.work": NO_MPI,
+    "python -m ring": MPI,
+    "python ring": MPI,
+    "python ring/work.py": MPI,
+    "python -m ring.work": NO_MPI,  # it imports the module of the working folder
+    "python -m first.work": MPI,
+    "python pack": NO_MPI,
     "python -m mpi4py plain.py": MPI,
     "python -m pdb named.py": MPI,
     "python -c pass": NO_MPI,

@@ -48,7 +48,7 @@ def check_python(
     may_look = is_here and not has_own_path
     if program.module:
         return _check_module(program, working_folder) if may_look else []
-    if script is None or (script.is_dir() and (script / "__main__.py").is_file()):
+    if script is None:
         return []
     name = short_name(script, working_folder)
     if script.suffix == NOTEBOOK:
@@ -72,7 +72,7 @@ def check_python(
         return []
     if broken := _check_own_modules(program, tree, working_folder=working_folder, is_here=is_here):
         return broken
-    lacking = _check_frameworks(program, tree, source=source, script=script) if may_look else []
+    lacking = _check_frameworks(program, tree, source=source) if may_look else []
     return [*lacking, *(_launchers_work(tree, source) if num_ranks > 1 else ())]
 
 
@@ -101,10 +101,9 @@ def _imported_frameworks(tree: ast.Module) -> dict[str, ast.stmt]:
     return found
 
 
-def _check_frameworks(program: PythonProgram, tree: ast.Module, *, source: Source, script: Path) -> list[Diagnostic]:
-    folder = Path(os.path.realpath(script)).parent
+def _check_frameworks(program: PythonProgram, tree: ast.Module, *, source: Source) -> list[Diagnostic]:
     imported = _imported_frameworks(tree)
-    missing = _lacking(program.interpreter, list(imported), folder) if imported else []
+    missing = _lacking(program.interpreter, list(imported), program.folder or Path()) if imported else []
     return [
         mistake_at(
             "H005",
@@ -123,10 +122,11 @@ def _check_own_modules(
 ) -> list[Diagnostic]:
     """Report the first module beside a script that is no Python and that it imports in any case, itself or through another one."""
     script = Path(os.path.realpath(program.script or ""))
+    folder = program.folder or script.parent
     waiting, seen = [(tree, script)], {script}
     while waiting and len(seen) < _MOST_MODULES and not _changes_path(waiting[-1][0]):
         module, path = waiting.pop()
-        for found in imported_files(module.body, path, script.parent):
+        for found in imported_files(module.body, path, folder):
             if found in seen or found.stem in sys.stdlib_module_names:  # Python may have loaded its own one already
                 continue
             seen.add(found)

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from ttlaunch.app.python_program import PythonProgram, own_files, parse_quietly
+from ttlaunch.app.python_program import PythonProgram, parse_quietly
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.diagnostics import shown
 from ttlaunch.quick_pattern import quick_pattern
@@ -28,9 +28,7 @@ def early_variable(program: PythonProgram, working_folder: Path) -> str:
         program: The program.
         working_folder: The folder to which the named file is relative.
     """
-    if program.script is None:
-        return ""
-    for path, content in own_files(program.script, program.script.resolve().parent):
+    for path, content in program.own_files:
         try:
             tree = parse_quietly(content) if content and b"env" in content else None
         except (SyntaxError, ValueError):

@@ -9,7 +9,7 @@ import ast
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from ttlaunch.diagnostics import shown
@@ -21,6 +21,7 @@ _INTERPRETER = quick_pattern(r"python[0-9.]*t?")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _MPI = quick_pattern(rb"\b(?:mpi4py|mpi4jax|mpi4torch|petsc4py|slepc4py|horovod)\b|[\"']mpi[\"']|\blibmpi|\bMPI_Init")
 _QUOTES = "\"'"
+_MAIN = "__main__.py"
 MOST_BYTES, _MOST_FILES = 4_000_000, 2_000
 
 
@@ -34,6 +35,8 @@ class PythonProgram:
         interpreter: The interpreter that the command names; None if a script is started by its name.
         module: The installed module that it starts with, such as `torch.distributed.run`; empty for anything else.
         why: A clause that says where it names MPI; empty if it does not.
+        packages: The files of the packages around a module, which run before it.
+        folder: Where it looks for its modules first; None if `script` is.
     """
 
     uses_mpi: bool
@@ -41,6 +44,14 @@ class PythonProgram:
     interpreter: str | None = None
     module: str = ""
     why: str = field(default="", compare=False)
+    packages: tuple[Path, ...] = field(default=(), compare=False)
+    folder: Path | None = field(default=None, compare=False)
+
+    @property
+    def own_files(self) -> "Iterator[tuple[Path, bytes | None]]":
+        """The program and the modules that it imports from its own folder, each with its content; None for one that cannot be read."""
+        if self.script is not None and self.folder is not None:
+            yield from _own_files((self.script, *self.packages), self.folder)
 
 
 def look_at_python(command: Sequence[str], working_folder: Path) -> PythonProgram | None:
@@ -61,18 +72,28 @@ def look_at_python(command: Sequence[str], working_folder: Path) -> PythonProgra
         return PythonProgram(bool(why), why=why)
     if words[0] == "-m":
         module = words[1] if len(words) > 1 else ""
-        found = _module_file(working_folder, module.split("."))
+        found, *packages = _module_files(working_folder, module.split("."))
         if (
             found is None
         ):  # an installed module, such as `torch.distributed.run` or `mpi4py`, whose own script may follow
             why = _named_in(module.encode(errors="replace"), "the command") or _first_mpi(words[2:], working_folder)
             return PythonProgram(bool(why), interpreter=interpreter, module=module, why=why)
-        why = _where_mpi(found, working_folder)
-        return PythonProgram(bool(why), found, interpreter, why=why)
+        around = tuple(path for path in packages if path is not None)
+        return _with_mpi(
+            PythonProgram(uses_mpi=False, script=found, interpreter=interpreter, packages=around, folder=working_folder)
+        )
     script = working_folder / words[0]
-    # Python looks for modules beside the file to which a link leads.
-    why = _where_mpi(script, Path(os.path.realpath(script)).parent)
-    return PythonProgram(bool(why), script, interpreter, why=why)
+    if (script / _MAIN).is_file():  # a folder: Python runs what is in it, and looks for modules there
+        return _with_mpi(
+            PythonProgram(uses_mpi=False, script=script / _MAIN, interpreter=interpreter, folder=script.resolve())
+        )
+    folder = Path(os.path.realpath(script)).parent  # Python looks for modules beside the file to which a link leads
+    return _with_mpi(PythonProgram(uses_mpi=False, script=script, interpreter=interpreter, folder=folder))
+
+
+def _with_mpi(program: PythonProgram) -> PythonProgram:
+    why = _where_mpi(program.own_files)
+    return replace(program, uses_mpi=bool(why), why=why)
 
 
 def parse_quietly(content: bytes) -> ast.Module | None:
@@ -97,12 +118,12 @@ def _named_in(text: bytes, place: str) -> str:
 
 def _first_mpi(words: Sequence[str], working_folder: Path) -> str:
     scripts = [working_folder / word for word in words if word.endswith(".py")]
-    return next((why for script in scripts if (why := _where_mpi(script, script.parent))), "")
+    return next((why for script in scripts if (why := _where_mpi(_own_files([script], script.parent)))), "")
 
 
-def _where_mpi(program: Path, folder: Path) -> str:
-    """Return a clause that says where a program, or a module that it imports from a folder, names MPI; empty if nowhere."""
-    for number, (path, source) in enumerate(own_files(program, folder)):
+def _where_mpi(files: Iterable[tuple[Path, bytes | None]]) -> str:
+    """Return a clause that says which of a program's own files names MPI; empty if none does."""
+    for number, (path, source) in enumerate(files):
         if source is None:
             return f"`{shown(path.name)}` cannot be read"
         if why := _named_in(source, f"`{shown(path.name)}`"):
@@ -112,9 +133,9 @@ def _where_mpi(program: Path, folder: Path) -> str:
     return ""
 
 
-def own_files(program: Path, folder: Path) -> Iterator[tuple[Path, bytes | None]]:
-    """Yield a program and the modules that it imports from a folder, each with its content; None for one that cannot be read."""
-    waiting, seen = [program], {program}
+def _own_files(started: Sequence[Path], folder: Path) -> Iterator[tuple[Path, bytes | None]]:
+    """Yield files that are run and the modules that they import from a folder, each with its content."""
+    waiting, seen = [*reversed(started)], {*started}
     while waiting:
         path = waiting.pop()
         try:
@@ -158,6 +179,15 @@ def imported_files(nodes: Iterable[ast.AST], path: Path, folder: Path) -> Iterat
                 found = _module_file(start, parts[:end])
                 if found is not None:
                     yield found
+
+
+def _module_files(folder: Path, parts: Sequence[str]) -> list[Path | None]:
+    """Return the file that `-m` runs as the program, None if the folder has none, and those that run before it."""
+    found = [_module_file(folder, parts[:end]) for end in range(1, len(parts) + 1)]
+    main = folder.joinpath(*parts, _MAIN)
+    if found[-1] is not None and found[-1].name == "__init__.py" and main.is_file():
+        return [main, *found]
+    return [found[-1], *found[:-1]]
 
 
 def _module_file(folder: Path, parts: Sequence[str]) -> Path | None:
