@@ -21,7 +21,6 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints, newest_step
-from ttlaunch.running.checkpoints.last_states import take_in_last_state
 from ttlaunch.running.conclude import Ending, compared_replicas, conclude, folder_failure
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
@@ -280,6 +279,10 @@ class _Supervision:
             self.watch.replicas.settle({})  # no rank reports any more digests
             checkpoints.finish()
             if self._elastic is not None and self._elastic.has_saved and keeps_checkpoints(self.plan):
+                from ttlaunch.running.checkpoints.last_states import (  # noqa: PLC0415 - few runs have any
+                    take_in_last_state,
+                )
+
                 take_in_last_state(self.folder.path)
         except OSError as error:
             self._ending.failure = self._ending.failure or folder_failure(error)
