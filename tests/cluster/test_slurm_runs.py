@@ -148,7 +148,7 @@ def test_the_plan_shows_the_whole_request_and_asks_for_nothing(slurm4, ttlaunch)
     request = (
         "--partition=debug --nodes=2 --ntasks=2 --ntasks-per-node=1 --time=30 --gres=gpu:1 --account=lab --qos=high"
     )
-    assert f"Slurm chooses the hosts: salloc {request}" in answer.stdout
+    assert f"Slurm chooses the hosts: {request}" in answer.stdout
     assert "" == slurm4.run("launcher", ["squeue", "--noheader", "--states=all", "--format=%k"]).stderr
     assert [] == slurm4.queue()
 

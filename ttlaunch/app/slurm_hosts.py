@@ -111,7 +111,7 @@ def _asked_for(spec: RunSpec, ranks: int | None) -> tuple[SlurmHosts | None, lis
     )
     if has_errors(found):
         return None, found
-    remark = f"Slurm chooses the hosts: salloc {' '.join(request.options())}"
+    remark = f"Slurm chooses the hosts: {' '.join(request.options())}"
     return SlurmHosts(request.as_hosts(), None, request, remark), found
 
 
