@@ -136,3 +136,4 @@ def test_a_host_that_cannot_reach_the_launching_machine_is_named_with_the_ports(
     assert Trouble.STEP is caught.value.trouble
     assert "no step has answered within 5 s" == caught.value.evidence
     assert "SrunPortRange" in caught.value.hints[0]
+    assert "munge or slurmd does not answer there: `srun --nodelist=HOST true`" in caught.value.hints[1]

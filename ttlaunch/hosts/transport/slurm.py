@@ -30,6 +30,7 @@ _FIREWALL = (
     "every node must be able to open connections to this machine: a firewall may be in between, and `SrunPortRange=` in "
     "slurm.conf limits the ports"
 )
+_NO_DAEMON = "or munge or slurmd does not answer there: `srun --nodelist=HOST true` tries it by hand"
 WHERE_COMMANDS_ARE = "run ttlaunch where Slurm's commands are installed, such as a login node"
 ENDED_STATES = {
     "BOOT_FAIL",
@@ -181,7 +182,7 @@ class SlurmTransport:
                 return HostError(self.host, Trouble.STEP, f"{state}; {error.evidence}", hints=(look,))
         if error.trouble is Trouble.TIMED_OUT:
             waited = f"no step has answered within {render_seconds(timeout_s)}"
-            return HostError(self.host, Trouble.STEP, waited, hints=(_FIREWALL,))
+            return HostError(self.host, Trouble.STEP, waited, hints=(_FIREWALL, _NO_DAEMON))
         return HostError(self.host, Trouble.STEP, error.evidence, hints=error.hints or (_FIREWALL,))
 
 
