@@ -11,6 +11,8 @@ SETS = {
     "in a function": "import os\ndef main():\n    os.environ.setdefault('TORCH_LOGS', '+dynamo')\n",
     "putenv": "import os\nos.putenv('PYTORCH_CUDA_ALLOC_CONF', 'x')\n",
     "several": "import os\nos.environ.update({'A': '1', 'CUDA_VISIBLE_DEVICES': '0'}, B='2')\n",
+    "another name": "from os import environ as env\nenv['OMP_NUM_THREADS'] = '2'\n",
+    "a second name": "import os\nenv = os.environ\nenv.setdefault('OMP_NUM_THREADS', '2')\n",
     "keywords": "import os\nos.environ.update(KMP_AFFINITY='none')\n",
     "merged": "import os\nos.environ |= {'TORCHINDUCTOR_CACHE_DIR': '/tmp/x'}\n",
 }
@@ -23,6 +25,7 @@ HARMLESS = {
     "read later": "import os\nos.environ['TORCH_NCCL_BLOCKING_WAIT'] = '1'\n",
     "only read": "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ.get('CUDA_VISIBLE_DEVICES'))\n",
     "another mapping": "import os\nsettings = {}\nsettings['OMP_NUM_THREADS'] = 2\nsettings.update(OMP_NUM_THREADS=3)\n",
+    "of another process": "import os\nenv = os.environ.copy()\nenv['OMP_NUM_THREADS'] = '1'\n",
     "a copy": "import os\nprint({**os.environ, 'OMP_NUM_THREADS': '1'})\n",
 }
 

@@ -6,7 +6,7 @@ script sets anywhere counts.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ttlaunch.app.python_program import PythonProgram, parse_quietly
@@ -44,18 +44,28 @@ def early_variable(program: PythonProgram, working_folder: Path) -> str:
 
 def _variables(tree: ast.Module) -> Iterator[tuple[int, str | None]]:
     """Yield the line and the name of each variable that a module sets."""
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    names = {"environ", *(alias for node in nodes for alias in _other_names(node))}
+    for node in nodes:
         if isinstance(node, ast.Assign | ast.AugAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Subscript) and _ends_with(target.value, "environ"):
+                if isinstance(target, ast.Subscript) and _ends_with(target.value, names):
                     yield node.lineno, _text(target.slice)
-                elif isinstance(node, ast.AugAssign) and _ends_with(target, "environ"):
+                elif isinstance(node, ast.AugAssign) and _ends_with(target, names):
                     yield from ((node.lineno, name) for name in _keys(node.value))
         elif isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             holder = node.func.value if isinstance(node.func, ast.Attribute) else None
-            if name == "putenv" or (name in _SETTERS and holder and _ends_with(holder, "environ")):
-                yield from ((node.lineno, one) for one in _given(node, name))
+            if called == "putenv" or (called in _SETTERS and holder and _ends_with(holder, names)):
+                yield from ((node.lineno, one) for one in _given(node, called))
+
+
+def _other_names(node: ast.AST) -> Iterator[str]:
+    """Yield names that a statement gives to `os.environ`."""
+    if isinstance(node, ast.ImportFrom) and node.module == "os":
+        yield from (alias.asname for alias in node.names if alias.name == "environ" and alias.asname)
+    elif isinstance(node, ast.Assign) and _ends_with(node.value, {"environ"}):
+        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _given(call: ast.Call, name: str) -> Iterator[str | None]:
@@ -79,5 +89,5 @@ def _text(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _ANY
 
 
-def _ends_with(node: ast.expr, name: str) -> bool:
-    return name in {getattr(node, "attr", None), getattr(node, "id", None)}
+def _ends_with(node: ast.expr, names: Collection[str]) -> bool:
+    return getattr(node, "attr", None) in names or getattr(node, "id", None) in names
