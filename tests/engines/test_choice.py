@@ -135,6 +135,11 @@ def test_a_program_that_is_no_python_is_not_refused_for_the_warm_process_that_an
     assert (0, ["P071"]) == (answer.status, re.findall(r"\[(P\d+)\]", answer.stderr))
 
 
+def test_a_script_that_is_not_there_is_all_there_is_to_say_about_forked_ranks(ttlaunch):
+    answer = ttlaunch("plan --warm -n 2 absent.py")
+    assert (2, ["P009"]) == (answer.status, re.findall(r"\[(P\d+)\]", answer.stderr))
+
+
 def test_a_plan_keeps_that_its_ranks_are_forked_from_a_warm_process(ttlaunch, written):
     plans = [json.loads(ttlaunch(f"plan -n 2 --format json {option} plain.py").stdout) for option in ("", "--warm")]
     assert [None, True] == [plan.get("warm") for plan in plans]

@@ -104,7 +104,7 @@ def _find_engine(description: ResolvedSpec, request: RunSpec, *, python: str) ->
     engine = find_engine(python=python, search_path=os.environ.get("PATH"), engines=engines)
     if isinstance(engine, Diagnostic) and description.engine is None and description.command and not program:
         return replace(engine, hints=(*engine.hints, "`--engine agents` starts a program that does not use MPI"))
-    if isinstance(engine, Diagnostic) or not request.warm:
+    if isinstance(engine, Diagnostic) or not request.warm or not description.ok:
         return engine
     if description.command and not program:  # the warning that it has no effect is all there is to say
         return engine
