@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.app.serve import ServeOptions, check_shares, find_served
+from ttlaunch.app.serve import ServeOptions, check_shares, find_served, whole_weights
 from ttlaunch.diagnostics import LaunchError
 
 SIZES = {"num_heads": 8, "embedding_dim": 128, "mlp_dim": None}
@@ -39,3 +39,49 @@ def test_what_follows_from_the_checkpoint_or_has_an_option_cannot_be_set(overrid
     with pytest.raises(LaunchError) as refused:
         find_served("latest", ServeOptions(overrides=(override,)), runs_dir=Path("runs"), working_folder=tmp_path)
     assert "is not for users" in refused.value.diagnostics[0].message
+
+
+class Saved:
+    """A checkpoint whose configuration a test states."""
+
+    def __init__(self, path, *, recipe="data_parallel", **training):
+        sections = {"transformer_config": {}, "device_config": {}, "data_config": {}, "multihost_config": {}}
+        self.path, self.manifest = path, {"recipe": recipe, "config": {"training_config": training, **sections}}
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"model_type": "conv"}, "the checkpoint's model classifies images (`model_type: conv`)"),
+        ({"precision": "fp16"}, "the checkpoint was trained with `precision: fp16`, in which no CPU computes"),
+        ({"model_type": "nonesuch"}, "the checkpoint's `training_config` cannot be used"),
+    ],
+)
+def test_models_that_continue_no_text_here_are_refused_by_name(training, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("ttlaunch.app.serve.search_checkpoint", lambda *_, **__: (Saved(tmp_path, **training), []))
+    with pytest.raises(LaunchError) as refused:
+        find_served("latest", ServeOptions(), runs_dir=Path("runs"), working_folder=tmp_path)
+    assert refused.value.diagnostics[0].message.startswith(message)
+
+
+class Matrix:
+    shape = (256, 64)
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["blocks.0.norm.weight", "head.norm.weight"], "embedding.token.weight"),
+        (["embedding.token.weight", "blocks.0.norm.weight", "head.norm.weight"], "blocks.1"),
+        (["embedding.token.weight~0", "head.norm.weight"], "embedding.token.weight"),
+    ],
+)
+def test_a_checkpoint_without_a_whole_model_is_refused_with_its_recipe_and_what_it_lacks(
+    names, missing, tmp_path, monkeypatch
+):
+    reads = "ttlaunch.running.checkpoints.tensor_difference.read_weights"
+    monkeypatch.setattr(reads, lambda *_, **__: dict.fromkeys(names, Matrix()))
+    with pytest.raises(LaunchError) as refused:
+        whole_weights(Saved(tmp_path, recipe="tensor_parallel"), blocks=2)
+    expected = f"the checkpoint of `tensor_parallel` has no whole model: it lacks `{missing}`"
+    assert expected == refused.value.diagnostics[0].message
