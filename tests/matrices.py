@@ -83,8 +83,6 @@ KEPT = {
         "synchronous-3",
     ],
     "mpi/test_communicators.py::test_fabric_sockets_keep_every_promise": ["3"],
-    # All ways are compared with each other in the test beside it.
-    "mpi/test_serve.py::test_tokens_are_those_of_the_forward_pass_of_training": ["columns of four", "three stages"],
     "mpi/test_traffic.py::test_tiers_move_what_they_say_over_real_transports": ["mpi"],
     "mpi/test_trainer_parts.py::test_all_parts_together_have_the_bits_of_one_process": ["data parallel"],
     "mpi/test_zero.py::test_no_stage_relies_on_buffered_sends": ["3"],

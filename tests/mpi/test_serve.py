@@ -1,6 +1,7 @@
 """Serving runs with real ranks: the bits are those of one process's forward pass, whatever part of the model each rank has (D12)."""
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.mpi.typed import command, train
+from tests.recipes.peers import write_peers
 from ttlaunch import contract
 from ttlaunch.app.ask_head import serving
 from ttlaunch.app.dialogue import Unattended
@@ -25,11 +27,10 @@ SIZES = {"num_blocks": 3, "num_heads": 4, "embedding_dim": 64, "max_sequence_len
 PROMPTS = ("import os\n", "d", "class Thing(object):\n    def __init__(self", "x = [1, 2")
 WAYS = {
     "one rank": ServeOptions(),
-    "two stages": ServeOptions(ranks=2, split="stages"),
     "three stages": ServeOptions(ranks=3, split="stages"),
-    "columns of two": ServeOptions(ranks=2, split="columns"),
     "columns of four": ServeOptions(ranks=4, split="columns"),
 }
+"""Two stages serve in `test_generate_prints_the_text_or_why_it_does_not_fit_and_the_run_is_done`."""
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +43,24 @@ def trained(tmp_path_factory):
     return folder
 
 
-def answers(folder, options, *, prompts=PROMPTS, **settings):
-    """Ask for all prompts at once; for each, its tokens with their logarithms of probabilities, and the head's hello."""
+def answers(folder, options, settings, *, prompts=PROMPTS):
+    """Ask one run for all prompts at once, in each setting in turn; returns the tokens with their logarithms by setting, prompt and
+    place, and the head's hello."""
     spec, _ = find_served("latest", options, runs_dir=Path("runs"), working_folder=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         with serving(spec, Unattended()) as head:
-            asks = [
-                wire.Ask(stream=number, text=text, max_tokens=20, logprobs=5, **settings)
-                for number, text in enumerate(prompts, start=1)
-            ]
-            found = {number: [] for number in range(1, len(prompts) + 1)}
-            for message in head.answers(asks):
-                if isinstance(message, wire.Tokens):
-                    found[message.stream] += message.logprobs
-            return list(found.values()), head.hello
+            told, numbers = [], itertools.count(1)
+            for each in settings:
+                asks = [
+                    wire.Ask(stream=next(numbers), text=text, max_tokens=20, logprobs=5, **each) for text in prompts
+                ]
+                found = {ask.stream: [] for ask in asks}
+                for message in head.answers(asks):
+                    if isinstance(message, wire.Tokens):
+                        found[message.stream] += message.logprobs
+                told.append(list(found.values()))
+            return told, head.hello
 
 
 @pytest.fixture(scope="module")
@@ -86,25 +90,23 @@ def forward(trained):
     return [greedy(text) for text in PROMPTS]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_tokens_are_those_of_the_forward_pass_of_training(way, trained, forward):
-    found, hello = answers(trained, WAYS[way], temperature=0.0)
-    assert hello.exact
-    assert WAYS[way].ranks == hello.ranks
-    expected = [[token for token, _ in one] for one in forward]
-    assert expected == [[one.id for one in stream] for stream in found]
-    for stream, one in zip(found, forward, strict=True):
-        for served, (token, logits_V) in zip(stream, one, strict=True):
-            assert served.logprob == pytest.approx(float(logits_V.double().log_softmax(0)[token]), abs=1e-6)
-
-
-def test_every_way_has_the_same_bits_and_says_whose_weights_they_are(trained):
+def test_tokens_and_bits_are_those_of_the_forward_pass_of_training_in_every_way(trained, forward):
     """The logarithms are computed in one place from logits, so equal ones come from equal bits of the likeliest logits."""
     hashes, weights = set(), set()
     for options in WAYS.values():
-        found, hello = answers(trained, options, temperature=0.8, seed=11)
+        (greedy, drawn), hello = answers(trained, options, [{"temperature": 0.0}, {"temperature": 0.8, "seed": 11}])
+        assert hello.exact
+        assert options.ranks == hello.ranks
+        assert [[token for token, _ in one] for one in forward] == [[one.id for one in stream] for stream in greedy]
+        for stream, one in zip(greedy, forward, strict=True):
+            for served, (token, logits_V) in zip(stream, one, strict=True):
+                assert served.logprob == pytest.approx(float(logits_V.double().log_softmax(0)[token]), abs=1e-6)
         weights.add(hello.weights_sha256)
-        told = [(one.id, one.logprob, [(top.id, top.logprob) for top in one.top]) for each in found for one in each]
+        told = [
+            (one.id, one.logprob, [(top.id, top.logprob) for top in one.top])
+            for each in (*greedy, *drawn)
+            for one in each
+        ]
         hashes.add(hashlib.sha256(repr(told).encode()).hexdigest())
     assert 1 == len(hashes)
     report = json.loads(
@@ -113,7 +115,42 @@ def test_every_way_has_the_same_bits_and_says_whose_weights_they_are(trained):
     assert {report["parameters_sha256"]} == weights
 
 
-def test_generate_prints_the_text_and_the_run_is_done(trained):
+LOGITS_ON_RANKS = f"""
+import hashlib, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.runtime.serving.on_ranks import InSteps, take_part
+from tests.runtime.serving.served_models import cached_logits, configuration, random_model, random_texts, training_logits
+
+def peer(cfg, ctx):
+    for length in (64, 128, 160, 256):
+        model = configuration(length=length, blocks=3)
+        texts = random_texts(model)
+        found = [training_logits(random_model(model), texts)] if ctx.rank == 0 else []
+        for split, count in (("stages", 3), ("columns", 4)):
+            head = lambda served: cached_logits(InSteps(served), texts, chunks=(1, 7, 64))
+            if ctx.rank < count:
+                logits = take_part(ctx, model, split, count, head=head)
+                found += [logits] if ctx.rank == 0 else []
+        if ctx.rank == 0:
+            ctx.note(" ".join([str(length), *(hashlib.sha256(one.numpy().tobytes()).hexdigest() for one in found)]))
+"""
+
+
+def test_raw_logits_of_real_ranks_are_those_of_training_at_every_length(run_ranks, tmp_path):
+    """S1: every position of three texts; three stages, and columns of four."""
+    run = run_ranks(write_peers(tmp_path / "logits", LOGITS_ON_RANKS), ["peer"] * 4, timeout_s=200)
+    assert run.error(0) is None, run.error(0)["traceback"]
+    notes = [record["text"].split() for record in run.records(0, "note")]
+    assert ["64", "128", "160", "256"] == [length for length, *_ in notes]
+    assert [1] * 4 == [len(set(hashes)) for _, *hashes in notes]
+    assert [3] * 4 == [len(hashes) for _, *hashes in notes]
+
+
+def test_generate_prints_the_text_or_why_it_does_not_fit_and_the_run_is_done(trained):
+    refused = command(trained, "generate", "latest", "a" * 100)
+    assert refused.returncode
+    assert "100 tokens of the prompt" in refused.stderr
+    assert "context is 64" in refused.stderr
     one = command(trained, "generate", "latest", PROMPTS[0], "--temperature", "0", "--max-tokens", "20")
     two = command(trained, "generate", "latest", PROMPTS[0], "--temperature", "0", "--max-tokens", "20", "--ranks", "2")
     assert (0, 0) == (one.returncode, two.returncode), one.stderr + two.stderr
@@ -121,13 +158,6 @@ def test_generate_prints_the_text_and_the_run_is_done(trained):
     assert one.stdout.startswith(PROMPTS[0])
     newest = max((trained / "runs").iterdir())
     assert "done" == json.loads((newest / "report.json").read_text())["status"]
-
-
-def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(trained):
-    done = command(trained, "generate", "latest", "a" * 100)
-    assert done.returncode
-    assert "100 tokens of the prompt" in done.stderr
-    assert "context is 64" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,11 +174,11 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(trained, option
     assert refused.value.diagnostics[0].message.startswith(message)
 
 
-@pytest.mark.parametrize("options", [ServeOptions(exact="off"), ServeOptions(ranks=2, exact="off")], ids=["one", "two"])
-def test_without_the_bits_of_training_it_says_so(trained, options):
-    texts, hello = answers(trained, options, prompts=PROMPTS[:1], temperature=0.0)
+def test_without_the_bits_of_training_it_says_so(trained):
+    options = ServeOptions(ranks=2, exact="off")
+    ((text,),), hello = answers(trained, options, [{"temperature": 0.0}], prompts=PROMPTS[:1])
     assert (False, "it was asked for with `--exact off`") == (hello.exact, hello.why_not_exact)
-    assert 20 == len(texts[0])
+    assert 20 == len(text)
 
 
 def test_a_rank_whose_part_breaks_a_rule_is_named_by_the_head(tmp_path):
@@ -158,9 +188,9 @@ def test_a_rank_whose_part_breaks_a_rule_is_named_by_the_head(tmp_path):
         "data_parallel",
         {f"transformer_config.{name}": value for name, value in sets.items()} | {"training_config.steps": 1},
     )
-    _, hello = answers(tmp_path, ServeOptions(ranks=2), prompts=["a"], temperature=0.0)
+    _, hello = answers(tmp_path, ServeOptions(ranks=2), [{}], prompts=["a"])
     assert not hello.exact
     assert "a block of 1 rows" in hello.why_not_exact
     assert "rank 1 found rules that do not hold for its part" in hello.why_not_exact
     with pytest.raises(LaunchError, match="logits with the bits of training cannot be had"):
-        answers(tmp_path, ServeOptions(ranks=2, exact="on"), prompts=["a"], temperature=0.0)
+        answers(tmp_path, ServeOptions(ranks=2, exact="on"), [{}], prompts=["a"])
