@@ -39,7 +39,7 @@ class Running:
 
     @property
     def folder(self):
-        [folder] = wait_for(lambda: [path for path in self.here.glob("runs/[!.]*") if path.is_dir()])
+        [folder] = self.until(lambda: [path for path in self.here.glob("runs/[!.]*") if path.is_dir()])
         return folder
 
     def journal(self, what):
@@ -52,6 +52,16 @@ class Running:
 
     def shim_pid(self, number):
         return int(re.search(r"^PPid:\t(\d+)$", Path(f"/proc/{self.pid(number)}/status").read_text(), re.MULTILINE)[1])
+
+    def until(self, look):
+        """Wait until `look` returns something true, and return that; fail when the run has ended before."""
+        return wait_for(lambda: self._look(look))
+
+    def _look(self, look):
+        has_ended = self.process.poll() is not None  # asked first: what is looked for may be there once it has ended
+        found = look()
+        assert found or not has_ended, f"the run has ended before: {self.process.communicate()[1]}"
+        return found
 
     def step(self):
         """The last step that any worker has made."""
@@ -76,8 +86,10 @@ def wait_for(look):
 
 
 @contextmanager
-def running(here, *arguments, recipe="data_parallel", ranks=3, elastic="1:3"):
-    command = [*COMMAND, recipe, *SET, "-n", str(ranks), "--elastic", elastic, *arguments]
+def running(here, *arguments, recipe="data_parallel", ranks=3, elastic="1:3", is_warm=True):
+    """A run whose workers are forks of one process unless `is_warm` is false, because each would import torch for seconds."""
+    warm = ["--warm"] if is_warm else []
+    command = [*COMMAND, recipe, *SET, "-n", str(ranks), "--elastic", elastic, *warm, *arguments]
     with subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         yield Running(process, here)
 
@@ -91,11 +103,11 @@ def expected(tmp_path_factory):
     return json.loads(done.stdout)["parameters_sha256"]
 
 
-@pytest.mark.parametrize("kills", [{3: 0, 9: 1}, {6: 2, 7: 0, 15: 1}])
-def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process(here, expected, kills):
-    with running(here, ranks=4, elastic="1:4") as run:
+@pytest.mark.parametrize(("kills", "is_warm"), [({3: 0, 9: 1}, False), ({6: 2, 7: 0, 15: 1}, True)])
+def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process(here, expected, kills, is_warm):
+    with running(here, ranks=4, elastic="1:4", is_warm=is_warm) as run:
         for step, victim in kills.items():
-            wait_for(lambda step=step: run.step() >= step)
+            run.until(lambda step=step: run.step() >= step)
             os.kill(run.pid(victim), signal.SIGKILL)
         report = run.report()
     assert ("done", expected, True) == (report["status"], report["parameters_sha256"], report["parameters_agree"])
@@ -114,9 +126,12 @@ def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process
 
 
 def test_a_worker_that_comes_gets_three_times_the_weights_and_a_mean_for_each_step_it_follows_in_equal_parts(here):
-    with running(here, "--set", "training_config.steps=500", ranks=4, elastic="1:4") as run:
-        wait_for(lambda: run.step() >= 3)
+    slow_recipe(here)
+    with running(here, recipe="mine", ranks=4, elastic="1:4") as run:
+        run.until(lambda: run.step() >= 3)
         os.kill(run.pid(2), signal.SIGKILL)
+        run.until(lambda: any(6 in entry["members"] for entry in run.journal("epoch")))
+        (here / "quick").touch()
         report = run.report()
     assert "done" == report["status"]
     [given] = run.journal("given")
@@ -153,7 +168,7 @@ def test_workers_that_wait_for_each_others_gradients_are_replaced_with_the_bits_
     expected = json.loads(done.stdout)
     with running(here, *together, recipe="classic_dp") as run:
         for step, victim in {4: 0, 11: 2}.items():
-            wait_for(lambda step=step: run.step() >= step)
+            run.until(lambda step=step: run.step() >= step)
             os.kill(run.pid(victim), signal.SIGKILL)
         report = run.report()
     assert ("done", True, STEPS) == (report["status"], report["parameters_agree"], report["steps"])
@@ -172,14 +187,13 @@ def repeated(here, name):
 
 def test_workers_with_steps_of_their_own_end_with_the_bits_of_the_journal(here):
     """Worker 0 goes between two averages, its replacement comes between two others, and worker 2 is asked to leave."""
-    slow = "(step > 6 and not __import__('os').path.exists('quick')) and __import__('time').sleep(1.0)"
-    changed_recipe(here, "for step in loop.steps():", slow, recipe="diloco", indent=8)
+    slow_recipe(here, recipe="diloco")
     more = ["--set", "training_config.steps=60", "--set", "checkpoint_config.interval=50"]
     more += ["--set", "scheduler_config.type=constant"]
     with running(here, *more, recipe="mine") as run:
-        wait_for(lambda: run.step() >= 3)
+        run.until(lambda: run.step() >= 3)
         os.kill(run.pid(0), signal.SIGKILL)
-        wait_for(lambda: any(3 in entry["members"] for entry in run.journal("epoch")) or run.process.poll())
+        run.until(lambda: any(3 in entry["members"] for entry in run.journal("epoch")))
         leave = [sys.executable, "-m", "ttlaunch", "workers", run.folder, "--remove", "worker-0002"]
         subprocess.run(leave, cwd=here, capture_output=True, timeout=MOST_S, check=True)
         (here / "quick").touch()
@@ -207,14 +221,16 @@ def test_workers_with_steps_of_their_own_end_with_the_bits_of_the_journal(here):
 
 
 def test_a_worker_that_comes_late_gets_the_weights_from_the_others_and_takes_part(here):
-    with running(here, "--set", "training_config.steps=400", ranks=2, elastic="1:2") as run:
-        wait_for(lambda: run.step() >= 3)
+    slow_recipe(here)
+    with running(here, "--set", "training_config.steps=200", recipe="mine", ranks=2, elastic="1:2") as run:
+        run.until(lambda: run.step() >= 3)
         os.kill(run.pid(1), signal.SIGKILL)
-        wait_for(lambda: any(3 in entry["members"] for entry in run.journal("epoch")))
+        run.until(lambda: any(3 in entry["members"] for entry in run.journal("epoch")))
+        (here / "quick").touch()
         first = run.step()
-        wait_for(lambda: run.step() > first + 2)
+        run.until(lambda: run.step() > first + 2)
         os.kill(run.pid(0), signal.SIGKILL)  # now the weights are nowhere but in the one that has come
-        wait_for(lambda: run.journal("epoch")[-1]["members"] == [3])
+        run.until(lambda: run.journal("epoch")[-1]["members"] == [3])
         os.kill(run.process.pid, signal.SIGINT)
         report = run.report()
     assert "interrupted" == report["status"]
@@ -223,7 +239,7 @@ def test_a_worker_that_comes_late_gets_the_weights_from_the_others_and_takes_par
 
 def test_a_stopped_worker_counts_as_hung_and_the_others_go_on(here, expected):
     with running(here) as run:
-        wait_for(lambda: run.step() >= 4)
+        run.until(lambda: run.step() >= 4)
         os.kill(run.pid(2), signal.SIGSTOP)
         report = run.report()
     assert ("done", expected) == (report["status"], report["parameters_sha256"])
@@ -237,7 +253,7 @@ def test_a_stopped_server_or_worker_is_replaced_and_those_that_wait_for_it_are_n
     one = [*COMMAND, "sync_ps", *SET, "-n", "1", "--format", "json", "--runs-dir", str(here / "one")]
     done = subprocess.run(one, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
     with running(here, recipe="sync_ps", elastic="2:3") as run:
-        wait_for(lambda: run.step() >= 4)
+        run.until(lambda: run.step() >= 4)
         os.kill(run.pid(victim), signal.SIGSTOP)
         report = run.report()
     assert ("done", json.loads(done.stdout)["parameters_sha256"]) == (report["status"], report["parameters_sha256"])
@@ -247,9 +263,9 @@ def test_a_stopped_server_or_worker_is_replaced_and_those_that_wait_for_it_are_n
 
 def test_ctrl_c_saves_the_step_also_after_a_shim_was_killed(here):
     with running(here, "--set", "training_config.steps=400") as run:
-        wait_for(lambda: run.step() >= 4)
+        run.until(lambda: run.step() >= 4)
         os.kill(run.shim_pid(1), signal.SIGKILL)
-        wait_for(lambda: run.journal("lost"))
+        run.until(lambda: run.journal("lost"))
         os.kill(run.process.pid, signal.SIGINT)
         report = run.report()
     assert ("interrupted", report["stopped"]["after_step"]) == (report["status"], report["stopped"]["saved_step"])
@@ -258,7 +274,7 @@ def test_ctrl_c_saves_the_step_also_after_a_shim_was_killed(here):
 
 def test_a_run_whose_shim_is_killed_goes_on_and_ends_by_itself(here, expected):
     with running(here) as run:
-        wait_for(lambda: run.step() >= 4)
+        run.until(lambda: run.step() >= 4)
         os.kill(run.shim_pid(1), signal.SIGKILL)
         report = run.report()
     assert ("done", expected) == (report["status"], report["parameters_sha256"])
@@ -269,7 +285,7 @@ def test_a_run_whose_shim_is_killed_goes_on_and_ends_by_itself(here, expected):
 @pytest.mark.parametrize(("victim", "code"), [("pid", "R004"), ("shim_pid", "R006")])
 def test_a_run_whose_last_worker_is_killed_names_it(here, victim, code):
     with running(here, ranks=1, elastic="1:1") as run:
-        wait_for(lambda: run.step() >= 3)
+        run.until(lambda: run.step() >= 3)
         os.kill(getattr(run, victim)(0), signal.SIGKILL)
         report = run.report()
     failure = report["failure"]
@@ -286,6 +302,14 @@ def changed_recipe(here, before, added, *, recipe="data_parallel", indent=12):
     trainer = copy / "trainer.py"
     trainer.write_text(trainer.read_text().replace(before, f"{before}\n{line}", 1))
     return f"trainer.py:{1 + trainer.read_text().splitlines().index(line)}"
+
+
+def slow_recipe(here, *, recipe="data_parallel"):
+    """Write a copy of a recipe whose steps after the sixth take half a second until there is a file `quick`, so that others can come."""
+    slow = "(step > 6 and not __import__('os').path.exists('quick')) and __import__('time').sleep(0.5)"
+    changed_recipe(
+        here, "for step in loop.steps():", slow, recipe=recipe, indent=12 if recipe == "data_parallel" else 8
+    )
 
 
 def test_a_last_checkpoint_whose_writer_is_killed_before_is_missing_and_the_report_says_so(here, expected):
@@ -369,7 +393,7 @@ def test_a_run_whose_supervisor_is_killed_goes_on_without_a_lost_step_from_the_m
         done = subprocess.run(one, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
         expected = json.loads(done.stdout)["parameters_sha256"]
     with running(here, *together, "--set", "checkpoint_config.interval=5", recipe=recipe) as run:
-        wait_for(lambda: run.step() >= 7)
+        run.until(lambda: run.step() >= 7)
         stderr, folder, seen = kill_the_supervisor(run), run.folder, run.step()
     assert "error[R050]" in stderr
     [state] = (folder / contract.LAST_STATES_DIR).iterdir()
@@ -392,7 +416,7 @@ def test_slots_that_no_worker_has_alone_outlive_the_supervisor(here, zero_stage)
     one = [*COMMAND, "zero", *SET, *settings, "-n", "1", "--format", "json", "--runs-dir", str(here / "one")]
     done = subprocess.run(one, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
     with running(here, *settings, recipe="zero") as run:
-        wait_for(lambda: run.process.poll() is not None or run.step() >= 7)
+        run.until(lambda: run.step() >= 7)
         stderr, folder, seen = kill_the_supervisor(run), run.folder, run.step()
     [step] = whole_steps(folder)
     assert step >= seen >= 7
@@ -419,7 +443,7 @@ def test_what_workers_have_in_common_outlives_the_supervisor_also_where_bits_dep
     settings = [*OTHERS[recipe], "--set", "checkpoint_config.interval=null"]
     elastic = "2:3" if recipe == "elastic_dp" else "1:3"
     with running(here, *settings, recipe=recipe, elastic=elastic) as run:
-        wait_for(lambda: run.process.poll() is not None or run.step() >= 7)
+        run.until(lambda: run.step() >= 7)
         kill_the_supervisor(run)
         folder, seen = run.folder, run.step()
     [state] = (folder / contract.LAST_STATES_DIR).iterdir()
@@ -437,7 +461,7 @@ def test_what_workers_have_in_common_outlives_the_supervisor_also_where_bits_dep
 def test_a_saved_state_that_was_changed_is_named_and_the_newest_checkpoint_is_taken(here, expected):
     with running(here, "--set", "checkpoint_config.interval=5") as run:
         # Well before the next checkpoint, so that the state that the workers save is of a step that has none.
-        wait_for(lambda: newest_step(run.folder) and run.step() % 5 in {1, 2} and run.step() > newest_step(run.folder))
+        run.until(lambda: newest_step(run.folder) and run.step() % 5 in {1, 2} and run.step() > newest_step(run.folder))
         kill_the_supervisor(run)
         folder = run.folder
     [state] = (folder / contract.LAST_STATES_DIR).iterdir()

@@ -10,12 +10,12 @@ from collections import defaultdict
 
 import pytest
 
-from tests.running.test_elastic_runs import MOST_S, running, wait_for
+from tests.running.test_elastic_runs import MOST_S, running, slow_recipe
 from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
 
-STEPS, LONG = 40, 1500
+STEPS, LONG = 40, 60
 SMALL = {"transformer_config.num_blocks": 1, "transformer_config.embedding_dim": 16, "training_config.batch_size": 4}
 SMALL |= {"training_config.micro_batch_size": 1, "training_config.validation_interval": LONG}
 
@@ -61,7 +61,7 @@ def repeated(run):
 
 def kill(run, victim, *, step, chance):
     """Kill a worker's process at a random instant soon after a step."""
-    wait_for(lambda: run.step() >= step)
+    run.until(lambda: run.step() >= step)
     time.sleep(chance.uniform(0, 0.1))
     os.kill(run.pid(victim), signal.SIGKILL)
 
@@ -84,12 +84,14 @@ def test_workers_that_lead_by_some_steps_are_lost(tmp_path, bound, kills):
 
 def test_a_worker_that_comes_later_gets_the_weights_behind_old_gradients_and_takes_part(tmp_path):
     settings = {"classic_dp_config.staleness_bound": 2, "training_config.steps": LONG, **SMALL}
-    with running(tmp_path, *options(settings), recipe="classic_dp", ranks=2, elastic="1:2") as run:
-        wait_for(lambda: run.step() >= 3)
+    slow_recipe(tmp_path, recipe="classic_dp")
+    with running(tmp_path, *options(settings), recipe="mine", ranks=2, elastic="1:2") as run:
+        run.until(lambda: run.step() >= 3)
         os.kill(run.pid(1), signal.SIGKILL)
-        wait_for(lambda: any(3 in entry["members"] for entry in run.journal("epoch")))
+        run.until(lambda: any(3 in entry["members"] for entry in run.journal("epoch")))
+        (tmp_path / "quick").touch()
         first = run.step()
-        wait_for(lambda: run.step() > first + 5)
+        run.until(lambda: run.step() > first + 5)
         os.kill(run.pid(0), signal.SIGKILL)  # now the weights are nowhere but in the one that has come
         report = run.report()
     assert ("done", LONG) == (report["status"], report["steps"])
@@ -116,11 +118,13 @@ def test_tasks_of_workers_that_are_killed_are_handed_out_again(tmp_path, kills):
 @pytest.mark.parametrize("ranks", [2, 3])  # with 2, the server waits alone
 def test_a_worker_that_comes_later_gets_weights_and_tasks_from_the_server(tmp_path, ranks):
     settings, later = {"training_config.steps": LONG, **SMALL}, ranks + 1
-    with running(tmp_path, *options(settings), recipe="elastic_dp", ranks=ranks, elastic="2:3") as run:
-        wait_for(lambda: run.step() >= 3)
+    slow_recipe(tmp_path, recipe="elastic_dp")
+    with running(tmp_path, *options(settings), recipe="mine", ranks=ranks, elastic="2:3") as run:
+        run.until(lambda: run.step() >= 3)
         os.kill(run.pid(1), signal.SIGKILL)
         came = lambda: any(later in entry["members"] for entry in run.journal("epoch"))  # noqa: E731
-        wait_for(lambda: came() or run.process.poll() is not None)
+        run.until(came)
+        (tmp_path / "quick").touch()
         report = run.report()
     assert ("done", LONG) == (report["status"], report["steps"])
     assert any(later in epoch["members"] for epoch in report["epochs"])
@@ -132,7 +136,7 @@ def test_a_worker_that_comes_later_gets_weights_and_tasks_from_the_server(tmp_pa
 
 def test_a_run_whose_server_is_killed_ends_and_names_it(tmp_path):
     with running(tmp_path, *options({"training_config.steps": 4000}), recipe="elastic_dp", elastic="2:3") as run:
-        wait_for(lambda: run.step() >= 5)
+        run.until(lambda: run.step() >= 5)
         os.kill(run.pid(0), signal.SIGKILL)
         report = run.report()
     failure = report["failure"]

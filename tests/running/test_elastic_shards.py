@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.running.test_elastic_runs import COMMAND, MOST_S, SET, running, wait_for
+from tests.running.test_elastic_runs import COMMAND, MOST_S, SET, running
 from ttlaunch.membership.slots import divide_slots
 from ttlaunch.running.checkpoints.complete import newest_step
 
@@ -26,7 +26,7 @@ def test_an_owner_killed_with_its_shadow_ends_the_run_by_name_and_another_number
     expected = trained_alone(here)
     shadow = divide_slots(["localhost"] * 4).shadows[1]
     with running(here, *CHECKPOINTS, recipe="zero", ranks=4, elastic="1:4") as run:
-        wait_for(lambda: run.step() >= 9)
+        run.until(lambda: run.step() >= 9)
         for victim in (1, shadow):
             os.kill(run.pid(victim), signal.SIGKILL)
         report = run.report()

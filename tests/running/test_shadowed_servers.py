@@ -9,7 +9,7 @@ import pytest
 
 from ttlaunch.running.checkpoints.complete import newest_step
 
-from .test_elastic_runs import COMMAND, MOST_S, SET, STEPS, kill_the_supervisor, running, wait_for
+from .test_elastic_runs import COMMAND, MOST_S, SET, STEPS, kill_the_supervisor, running
 
 pytestmark = pytest.mark.mpi
 TIERS = "hierarchical_parallel"
@@ -26,7 +26,7 @@ def expected(tmp_path_factory):
 
 
 def kill(run, *numbers, after):
-    wait_for(lambda: run.step() >= after)
+    run.until(lambda: run.step() >= after)
     pids = [run.pid(number) for number in numbers]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ def test_servers_that_are_killed_one_after_the_other_leave_the_parameters_of_one
 ):
     with running(here, *arguments, recipe=recipe, ranks=4, elastic="3:4") as run:
         kill(run, OPTIMIZER, after=4)
-        wait_for(lambda: run.journal("epoch")[-1]["members"][0] != OPTIMIZER)
+        run.until(lambda: run.journal("epoch")[-1]["members"][0] != OPTIMIZER)
         kill(run, AGGREGATOR, after=10)
         report = run.report()
     assert ("done", expected, True) == (report["status"], report["parameters_sha256"], report["parameters_agree"])
@@ -57,7 +57,7 @@ def test_without_the_optimizer_and_its_shadow_the_run_ends_and_goes_on_from_its_
     here, expected
 ):
     with running(here, "--set", "checkpoint_config.interval=4", recipe=TIERS, ranks=4, elastic="3:4") as run:
-        wait_for(lambda: newest_step(run.folder) is not None)
+        run.until(lambda: newest_step(run.folder) is not None)
         kill(run, OPTIMIZER, AGGREGATOR, after=5)
         failure = run.report()["failure"]
     assert ("R075", True) == (failure["code"], "the worker that owned it and its shadow" in failure["cause"])
@@ -66,7 +66,7 @@ def test_without_the_optimizer_and_its_shadow_the_run_ends_and_goes_on_from_its_
 
 def test_the_state_of_a_run_without_a_supervisor_is_saved_by_a_member_that_has_all_of_it(here, expected):
     with running(here, "--set", "checkpoint_config.interval=20", recipe=TIERS, ranks=4, elastic="3:4") as run:
-        wait_for(lambda: run.step() >= 5)
+        run.until(lambda: run.step() >= 5)
         kill_the_supervisor(run)
     report = resumed(here)
     assert expected == report["parameters_sha256"]

@@ -5,12 +5,14 @@ status 0 after the role has returned everywhere, else an error record, the trace
 """
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -58,6 +60,25 @@ def main() -> None:
             rank_run.run()
     except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a rank just as early
         rank_run.fail(error)
+    if rank_run.talks_over_grpc:
+        end_without_teardown()
+
+
+def end_without_teardown() -> NoReturn:
+    """End this process with status 0, after all that its own code still wants to do, but take no library apart.
+
+    gRPC's threads live as long as the process. One of them may still be at work when Python frees what it works on, and gRPC then
+    aborts the process (https://github.com/grpc/grpc/issues/39942), although the rank has done all of its work. Call this while
+    the transport is still referred to.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  what Python itself calls: it waits for threads
+    atexit._run_exitfuncs()  # noqa: SLF001  so it does with these functions
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        ctypes.CDLL(None).fflush(None)  # what extension modules have printed
+    finally:
+        os._exit(0)
 
 
 @contextmanager
@@ -86,6 +107,7 @@ class _RankRun:
         self.plan_file = Path(environment[contract.ENV_PLAN])
         self.recipe_folder: Path | None = None
         self.context: Any = None
+        self.talks_over_grpc = False
         self.records: ProgressWriter
         self.exceptions = ExceptionWatch(
             str(self.run_dir / contract.exceptions_file(self.rank)), opener=contract.open_private, last=_THIS_FILE
@@ -95,6 +117,7 @@ class _RankRun:
         self.exceptions.start()
         world = read_world(self.plan_file)
         self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
+        self.talks_over_grpc = not world.uses_mpi
         recorder = open_flight_recorder(os.environ, rank=self.rank)
         self.records = ProgressWriter(self.run_dir, self.rank)
         joining, reading, importing, _ = contract.START_STAGES

@@ -38,6 +38,13 @@ from ttlaunch.runtime.elastic.feed import Feed as _Feed
 from ttlaunch.runtime.elastic.giving import Giver as _Giver
 from ttlaunch.runtime.training.loop import TrainingLoop as _Loop
 
+
+class _Aborts:
+    def __del__(self):
+        _os.abort()  # as gRPC does at times when a process is taken apart; a worker must have ended before
+
+
+_one = _Aborts()
 _number, _faults = int(_os.environ["TTLAUNCH_RANK"]), FAULTS
 _at = {"step": 0}
 
@@ -267,8 +274,8 @@ class ElasticRun:
         """Go on until `condition(self)` is true; fail after a while, or when nobody has the state any more, unless that is expected."""
         deadline = time.monotonic() + SECONDS
         while not condition(self):
-            assert time.monotonic() < deadline, self._story()
-            assert may_strand or self.state.phase is not Phase.STRANDED, self._story()
+            assert time.monotonic() < deadline, self.story()
+            assert may_strand or self.state.phase is not Phase.STRANDED, self.story()
             self._look()
             time.sleep(_LOOK_S)
 
@@ -338,7 +345,8 @@ class ElasticRun:
             with contextlib.suppress(OSError):  # the order is repeated
                 self._socket.sendto(order_to_json(order).encode(), str(path))
 
-    def _story(self):
+    def story(self):
+        """What the coordinator knows, and the last that each worker has reported and printed."""
         outputs = {number: self.output(number)[-3000:] for number in self._processes}
         last = {number: records[-3:] for number, records in self.records.items()}
         return "\n".join([str(self.state), str(self.statuses), *map(str, last.items()), *map(str, outputs.items())])

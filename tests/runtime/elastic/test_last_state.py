@@ -48,7 +48,7 @@ def test_workers_without_a_coordinator_save_one_copy_of_the_newest_step_from_whi
     assert [0, 1, 2] == order_to_save(str(run.folder))
     run.open("go on")
     run.finish()
-    assert {0: 0, 1: 0, 2: 0} == run.statuses
+    assert {0: 0, 1: 0, 2: 0} == run.statuses, run.story()
     [shard_record, shard] = saved(run.folder)
     assert "step-3" == str(shard.parent)
     record = json.loads((run.folder / contract.LAST_STATES_DIR / shard_record).read_text())
