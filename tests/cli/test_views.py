@@ -449,12 +449,12 @@ def test_steps_of_an_elastic_run_are_told_by_another_worker_when_the_one_that_to
 
     validation = progress({"kind": "validation", "time": 0.5, "step": 0, "loss": 5.5})
     view.record(first, validation)
-    report(first, 1, loss=4.0)
+    report(first, 1, loss=4.0, tokens=8)
     report(second, 1, loss=4.0)
     first.exit = RankExit(rank=0, signal=9)
     view.tick(ranks)
-    report(second, 2)
-    report(second, 3, loss=3.0)
+    report(second, 2, loss=3.5)  # another member counts
+    report(second, 3, loss=3.0, tokens=8)
     lines = capsys.readouterr().out.splitlines()
     assert ["worker-0000 | step 0", "worker-0000 | step 1", "worker-0001 | step 3"] == [
         re.match(r"worker-[0-9]+ \| step [0-9]", line)[0] for line in lines

@@ -184,7 +184,7 @@ class PlainView:
         if isinstance(record, LayerNorms):
             norms = ", ".join(f"{clean(layer)} {norm:.3g}" for layer, norm in record.norms.items())
             return f"step {record.step}: gradient norms {norms}"
-        if self._is_elastic and self._lead is None and isinstance(record, StepDone) and record.loss is not None:
+        if self._is_elastic and self._lead is None and isinstance(record, StepDone) and record.counted[1]:
             self._lead = state.row.rank  # until another one reports a validation, which may be long in coming
         lead = self._lead == state.row.rank or (self._lead is None and not self._is_elastic)
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S

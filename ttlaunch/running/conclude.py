@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import field, replace
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
@@ -187,7 +188,8 @@ def find_failure(
     if ending.lost_folders and (is_bad or unfinished):
         return name_lost_folder(*next(iter(ending.lost_folders.items())), watch.ranks)
     if is_bad or unfinished:
-        return _engine_failure(folder, engine, returncode, unfinished=unfinished)
+        outlived = [state for state in watch.ranks if state.row.rank in ending.tolerated]
+        return _engine_failure(folder, engine, returncode, unfinished=unfinished, outlived=outlived)
     return different_parameters(plan, watch.ranks) or single_trainings(plan, watch.ranks)
 
 
@@ -321,12 +323,29 @@ def different_parameters(plan: LaunchPlan, ranks: Sequence[RankState]) -> Failur
     return None if difference is None else replica_failure(difference, plan)
 
 
-def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, *, unfinished: list[RankState]) -> Failure:
-    """Return the failure of an engine that ended although no rank had failed; its last lines on stderr are the evidence."""
+def _engine_failure(
+    folder: RunFolder,
+    engine: Engine,
+    returncode: int,
+    *,
+    unfinished: Sequence[RankState],
+    outlived: Sequence[RankState],
+) -> Failure:
+    """Return the failure of an engine that ended although no rank had failed; its last lines on stderr are the evidence.
+
+    Args:
+        folder: The run's folder.
+        engine: What started the ranks.
+        returncode: How it ended.
+        unfinished: The ranks that had not ended.
+        outlived: The workers of an elastic run that were lost before, and without which the others went on.
+    """
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)
     lines = _engine_stderr(folder).splitlines()
     said = tuple(line.strip() for line in lines if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
-    cause = f"{engine.signature.program} {how}{first}; no rank had failed"
+    names = listed([contract.worker_name(state.row.rank) for state in outlived], last="and", quote="")
+    but = f" but {names}, without which the others went on" if outlived else ""
+    cause = f"{engine.signature.program} {how}{first}; no rank had failed{but}"
     return Failure(code="R008", cause=cause, time=time.time(), evidence=said[-_TAIL_LINES:], of_engine=True)

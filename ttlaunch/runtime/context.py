@@ -439,10 +439,6 @@ class RankContext:
         self.traffic.end_step()
         self._records.write(contract.KIND_STEP, step=step, **values)
 
-    def report_late(self, step: int, **values: float) -> None:
-        """Report numbers of a step that this rank has reported without them, since the one that reports them may have ended."""
-        self._records.write(contract.KIND_STEP, step=step, **values)
-
     def report_update(self, step: int, *, task: int, parts: Iterable[tuple[int, int, int]]) -> None:
         """Record what an update is made of, so that `ttlaunch repro` can make it again, in one process, with the same bits.
 

@@ -1,5 +1,6 @@
 """Which ends of workers the supervisor of an elastic run tolerates, and in whose place it starts others."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import SilentView
 from ttlaunch.running.membership.elastic_run import ElasticRun
+from ttlaunch.running.membership.journal import read_journal
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 
@@ -41,7 +43,7 @@ class Controller:
 class Supervised:
     def __init__(self, folder, elastic="1:2"):
         plan = prepare(RunSpec("data_parallel", ranks=2, elastic=elastic), Unattended()).plan
-        self.controller = Controller()
+        self.controller, self.folder = Controller(), folder
         self.run = ElasticRun(plan, RunFolder("run", folder), SilentView(), controller=self.controller)
         self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.RUNNING) for row in plan.ranks]
 
@@ -60,9 +62,9 @@ class Supervised:
         state.exit = RankExit(rank=number, **{"status": 1, **how})
         state.phase = Phase.FAILED
 
-    def look(self, lost=(), away=()):
+    def look(self, lost=(), away=(), *, is_ending=False):
         why = lambda state: "was lost: its shim was killed" if state.row.rank in lost else ""  # noqa: E731
-        self.run.notice(self.ranks, why_lost=why, is_ending=False, away=away)
+        self.run.notice(self.ranks, why_lost=why, is_ending=is_ending, away=away)
 
 
 @pytest.fixture
@@ -235,3 +237,32 @@ def test_who_is_to_blame_for_a_hang_is_replaced_where_others_have_the_weights(su
     assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)
     last = replace(hang, rank=0)
     assert not supervised.run.outlives(last, supervised.ranks, why_lost=why_lost)
+
+
+def ends_in_journal(supervised, ends):
+    """End both workers while the run is being ended; return what the journal has of it."""
+    supervised.look(is_ending=True)
+    for number, how in enumerate(ends):
+        supervised.end(number, **how)
+        supervised.look(is_ending=True)
+    return [(entry["what"], entry.get("worker")) for entry in read_journal(supervised.folder)][3:]
+
+
+def test_workers_that_end_because_the_run_was_ordered_to_stop_are_not_lost(supervised):
+    ended = [("ended", 0), ("ended", 1), ("stopped", None)]
+    assert ended == ends_in_journal(supervised, [{"status": 0}, {"status": 0}])
+    assert {0: "ended with the run", 1: "ended with the run"} == supervised.run.membership.left
+
+
+def test_a_worker_that_is_killed_while_the_run_is_being_ended_is_lost(supervised):
+    ended = [("ended", 0), ("lost", 1), ("stranded", None)]
+    assert ended == ends_in_journal(supervised, [{"status": 0}, {"status": None, "signal": 9}])
+
+
+def test_who_is_awaited_is_an_event_of_the_run_so_that_programs_see_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("ttlaunch.running.membership.elastic_run._REMINDER_S", 0.0)
+    supervised = Supervised(tmp_path, elastic="2:2")
+    supervised.report(0, "registered", applied=0)
+    supervised.look()
+    [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert ("workers_awaited", 1, 2, ["worker-0000"]) == (event["event"], event["missing"], event["of"], event["ready"])

@@ -72,7 +72,9 @@ def test_workers_that_nothing_happens_to_train_to_the_bits_of_one_process(begin,
     run = begin(first=3).finish()
     check(run, expected, finished=[0, 1, 2])
     assert {(0, 1, 2)} == {begin.numbers for begin in run.epochs}  # a loaded machine divides the work anew
-    assert expected[1] == losses_of(run.records[0])
+    assert [expected[1]] * 3 == [losses_of(run.records[number]) for number in range(3)]
+    counts = [any("tokens" in record for record in run.of_kind(number, contract.KIND_STEP)) for number in range(3)]
+    assert [True, False, False] == counts  # so that no token counts twice
 
 
 @pytest.mark.parametrize(

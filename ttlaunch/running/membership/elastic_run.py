@@ -232,6 +232,9 @@ class ElasticRun:
 
     def _lose(self, state: RankState, why: str, now: float) -> None:
         number, place = state.row.rank, state.row.rank % self._limits.first
+        if self._is_ending and state.exit is not None and not state.exit.is_failure and state.error is None:
+            self.membership.note_end(number, now)
+            return
         if not self.is_over and not self._is_ending:
             self._say(f"{worker_name(number)} ({state.row.host}) {why}")
         has_taken_part = any(
@@ -352,6 +355,8 @@ class ElasticRun:
         gone = [number for number in (changes[-1].members if changes else ()) if number in left]
         missed = "".join(f"; {worker_name(number)} {left[number]}" for number in gone)
         self._say(f"waiting for {counted(missing, 'worker')} more of {self._limits.minimum}; ready: {here}{missed}")
+        ready = sorted(map(worker_name, self.membership.state.staying))
+        append_event(self._folder, "workers_awaited", missing=missing, of=self._limits.minimum, ready=ready)
         self._next_reminder = now + _REMINDER_S
 
     def _say(self, text: str) -> None:

@@ -112,6 +112,7 @@ class Membership:
         self._disturbed: float | None = None  # since when no step has been made because of them
         self._reports: dict[int, MemberReport] = {}
         self._applied: dict[int, tuple[int, float]] = {}  # by number: the newest step, and when it was reported
+        self._has_lost = False  # a worker, since the run was ordered to stop
         self._came: set[int] = set()  # workers that have made no step since they joined
         self._ticked = 0.0
         self._began = 0.0  # the newest epoch
@@ -166,9 +167,19 @@ class Membership:
             known = self._state.workers.get(number)
             member = known.seat.member if known else Member(number, self._state.seen.get(number, 0))
             self.left.setdefault(number, reason)
+            self._has_lost = True
             self._journal.write("lost", worker=number, incarnation=member.incarnation, reason=reason)
             self._add_reason(f"{worker_name(number)} {reason}", now)
             self._handle(Lost(member), now)
+
+    def note_end(self, number: int, now: float) -> None:
+        """Note that a worker has ended as it was ordered to, because the run is being ended."""
+        with self._lock:
+            known = self._state.workers.get(number)
+            self.left.setdefault(number, "ended with the run")
+            self._journal.write("ended", worker=number)
+            if known is not None:
+                self._handle(Lost(known.seat.member), now)
 
     def let_come_again(self, number: int, now: float) -> None:
         """Forget why a worker has left, because a newer process has its number; an older one that still takes part is lost."""
@@ -194,6 +205,7 @@ class Membership:
     def let_end(self, now: float) -> None:
         """Note that the run was ordered to stop, so that nobody comes any more."""
         with self._lock:
+            self._has_lost = False
             self._handle(EndOrdered(), now)
 
     def _check_can_leave(self, number: int) -> None:
@@ -239,7 +251,10 @@ class Membership:
         ):
             self._begin(self._state.begin, now)
         elif self._state.phase is not before.phase and self._state.phase in {Phase.FINISHED, Phase.STRANDED}:
-            self._journal.write(str(self._state.phase))
+            # Where all have ended as they were ordered to, nobody is left who could go on, but nothing is lost either.
+            is_stranded = self._state.phase is Phase.STRANDED
+            is_ordered = is_stranded and self._state.is_ending and not self._has_lost
+            self._journal.write("stopped" if is_ordered else str(self._state.phase))
         elif self._state.epoch != before.epoch:
             self._pulse.restart(self._state.members, now)
         for order in orders:

@@ -45,7 +45,8 @@ class TrainingLoop:
             cfg: Says when validations and checkpoints are due.
             ctx: This rank.
             validate: Evaluates the weights after a step; all ranks that take part call it after the same steps.
-            reports: Whether this rank reports what is known of a step; of ranks with the same numbers one does.
+            reports: Whether this rank reports what is known of a step. Of ranks with the same numbers one does; in an elastic run all
+                do, because each may end before it does, and one of them reports what is counted.
             norms: The optimizer whose layers' norms this rank reports; None: another rank reports them.
             saved: Model and optimizer that checkpoints take from this rank or, if it is no owner, from another rank that
                 has the same; None: nothing.
@@ -64,7 +65,6 @@ class TrainingLoop:
         self._at_end = at_end
         self._newest_saved: int | None = None  # by this rank
         self._has_all = False
-        self._untold: tuple[int, dict[str, float]] | None = None  # the last step that another member reports
         if ctx.elastic is not None:
             ctx.elastic.validate_with(validate)
             if saved is not None and len(owners) == 1:  # else nobody has the whole state of a step
@@ -84,8 +84,6 @@ class TrainingLoop:
         """Do what follows the last step, once in each epoch; until the last checkpoint is written, nobody is done."""
         self._at_end()
         elastic = self._ctx.elastic
-        if self._ctx.rank == 0:
-            self._tell()
         if elastic is not None and self._has_all and self._ctx.rank in self._owners:
             if self._newest_saved != elastic.applied:  # the owner of the epoch before ended, perhaps while it wrote
                 self._save(elastic.applied)
@@ -104,11 +102,9 @@ class TrainingLoop:
                 self._ctx.report(elastic.applied)
                 return  # others have made the step, or several, and what follows it
         is_reporter = knows_step and (elastic is None or self._ctx.rank == 0)  # all members have the same numbers
-        if is_reporter:
-            self._tell()
-        elif self._reports and knows_step:
-            self._untold = step, {name: value for name, value in known.items() if name not in contract.COUNTED}
-        self._ctx.report(step, **(known if self._reports and is_reporter else {}))
+        self._ctx.report(
+            step, **(self._of_this_rank(known, counts=is_reporter) if self._reports and knows_step else {})
+        )
         if is_due:
             (self._validate if elastic is None else elastic.validate)(step)
         if self._norms is not None and is_reporter:
@@ -116,12 +112,9 @@ class TrainingLoop:
         self._compare(step)
         self._save(step)
 
-    def _tell(self) -> None:
-        """Report the step before this member began to report: the one that did may have ended before it reported that step."""
-        if self._untold is not None:
-            step, known = self._untold
-            self._untold = None
-            self._ctx.report_late(step, **known)
+    def _of_this_rank(self, known: dict[str, float], *, counts: bool) -> dict[str, float]:
+        """Return what this rank reports of a step: each member of an elastic run its loss, and one of them what the step counted."""
+        return known if counts else {name: value for name, value in known.items() if name not in contract.COUNTED}
 
     def _save(self, step: int) -> None:
         if self._saved is not None:
