@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import grpc
@@ -55,6 +56,24 @@ def test_a_range_of_a_vector_is_pulled_whole(tmp_path, first, last):
         box = torch.empty(last - first)
         assert 5 == client.pull(Key("parameters", 5, first, last), box)
         assert torch.equal(VECTOR[first:last], box)
+
+
+def resident_bytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [size] = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return 1024 * int(size)
+
+
+def test_a_long_vector_needs_at_most_16_mib_beside_itself_at_either_end(tmp_path):
+    """Both ends are in this process, so a copy of the vector at one of them alone would be too much."""
+    vector, box = torch.ones(25 * 2**20), torch.zeros(25 * 2**20)  # 100 MiB each
+    with sharing(tmp_path, held={5: vector}) as (_, client):
+        client.pull(Key("parameters", 5, 0, 100), box[:100])  # opens the connection
+        before = resident_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the largest size counts anew
+        client.pull(Key("parameters", 5, 0, len(vector)), box)
+        assert resident_bytes("VmHWM") - before <= 2 * 16 * 2**20
+    assert torch.equal(vector, box)
 
 
 def test_a_joiner_pulls_a_share_from_each_member_at_once(tmp_path):

@@ -40,11 +40,20 @@ class Controller:
         return ()
 
 
+class NotingView(SilentView):
+    def __init__(self):
+        self.lines = []
+
+    def output(self, stream, line):
+        self.lines.append(line.decode())
+
+
 class Supervised:
     def __init__(self, folder, elastic="1:2"):
         plan = prepare(RunSpec("data_parallel", ranks=2, elastic=elastic), Unattended()).plan
         self.controller, self.folder = Controller(), folder
-        self.run = ElasticRun(plan, RunFolder("run", folder), SilentView(), controller=self.controller)
+        self.view = NotingView()
+        self.run = ElasticRun(plan, RunFolder("run", folder), self.view, controller=self.controller)
         self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.RUNNING) for row in plan.ranks]
 
     def begin(self):
@@ -225,6 +234,16 @@ def test_a_run_that_has_too_few_workers_ends_where_nobody_can_join_any_more(tmp_
     assert ([], frozenset()) == (supervised.controller.added, supervised.run.tolerated)  # so worker 1 is what is named
 
 
+def test_a_journal_that_cannot_be_written_is_said_once(supervised):
+    (supervised.folder / "members.jsonl").unlink()
+    (supervised.folder / "members.jsonl").mkdir()
+    supervised.report(1, "progressed", epoch=1, applied=1)
+    supervised.look()
+    supervised.look()
+    warning = "members.jsonl cannot be written: is a directory; nobody joins this run any more"
+    assert [warning] == supervised.view.lines
+
+
 def test_who_is_to_blame_for_a_hang_is_replaced_where_others_have_the_weights(supervised):
     hang = Failure(code="R014", rank=1, cause="has not moved for 31 s", time=0.0)
     why_lost = lambda _: ""  # noqa: E731
@@ -259,10 +278,11 @@ def test_a_worker_that_is_killed_while_the_run_is_being_ended_is_lost(supervised
     assert ended == ends_in_journal(supervised, [{"status": 0}, {"status": None, "signal": 9}])
 
 
-def test_who_is_awaited_is_an_event_of_the_run_so_that_programs_see_it(tmp_path, monkeypatch):
+def test_who_is_awaited_is_said_and_is_an_event_of_the_run_so_that_programs_see_it(tmp_path, monkeypatch):
     monkeypatch.setattr("ttlaunch.running.membership.elastic_run._REMINDER_S", 0.0)
     supervised = Supervised(tmp_path, elastic="2:2")
     supervised.report(0, "registered", applied=0)
     supervised.look()
+    assert ["waiting for 1 worker more of 2; ready: worker-0000"] == supervised.view.lines
     [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert ("workers_awaited", 1, 2, ["worker-0000"]) == (event["event"], event["missing"], event["of"], event["ready"])
