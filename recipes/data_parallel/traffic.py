@@ -22,6 +22,6 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
         return found + compressed_mean_traffic(workers, config.compression_config, ranks)
     if config.data_parallel_config.reduction == "canonical":
         found += [agreed_buckets(workers[0], other) for other in workers[1:]]
-        return found + all_reduce_mean_traffic(workers, values, micro_batches=count)
+        return found + all_reduce_mean_traffic(workers, values, micro_batches=count, blocks=ranks.blocks)
     has_group = config.multihost_config.socket_type == "fabric"
     return found + distributed_data_parallel_traffic(workers, values, has_group=has_group)

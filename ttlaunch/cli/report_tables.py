@@ -93,7 +93,7 @@ def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:
 
 def render_epochs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Render a table with a row for each epoch of an elastic run: who took part, why it began, and what that cost."""
-    rows = [("epoch", "after step", "workers", "computed anew", "pause in s", "because")]
+    rows = [("epoch", "after step", "workers", "computed anew", "pause in s", "÷ formula", "because")]
     for epoch in epochs:
         pause = epoch.get("pause_s")
         members = render_ranks(list(epoch["members"]))
@@ -101,8 +101,16 @@ def render_epochs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
         lost = int(epoch.get("lost_steps", 0))
         because += f"; {counted(lost, 'step')} lost" if lost else ""
         numbers = (str(epoch["epoch"]), str(epoch["step"]), members, str(epoch["computed_anew"]))
-        rows.append((*numbers, "–" if pause is None else f"{pause:.2f}", clean(because)))
-    return render_table(rows, right={0, 1, 3, 4}, indent="  ")
+        rows.append((*numbers, "–" if pause is None else f"{pause:.2f}", _ratio_of_epoch(epoch), clean(because)))
+    return render_table(rows, right={0, 1, 3, 4, 5}, indent="  ")
+
+
+def _ratio_of_epoch(epoch: Mapping[str, Any]) -> str:
+    """Render the bytes that members sent, divided by those of the formula; members of an epoch of one worker send nothing."""
+    sent = epoch.get("traffic")
+    if not isinstance(sent, dict) or not sent.get("formula_bytes"):
+        return "–"
+    return f"{sent['bytes'] / sent['formula_bytes']:.3f}"
 
 
 def epoch_lines(epochs: Sequence[Mapping[str, Any]]) -> list[str]:

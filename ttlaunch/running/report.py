@@ -70,6 +70,8 @@ _EPOCH_KINDS = {
     "reasons": "tuple[Text, ...]",
     "computed_anew": "Count",
 }
+_MORE_EPOCH_KINDS = {"pause_s": "Seconds | None", "lost_steps": "Count"}
+_EPOCH_TRAFFIC_KINDS = {"steps": "Count", "bytes": "Size", "formula_bytes": "Size"}
 _MORE_RANK_KINDS = {"step": "Count", "peak_memory_bytes": "Size | None", "metrics": "dict[str, Number]"}
 
 
@@ -94,7 +96,7 @@ class Report:
         lost_checkpoints: For each step that should have a checkpoint and has none, the reason.
         lost_hosts: Lost hosts, with the time of the last frame from each, seconds since the epoch.
         epochs: Of an elastic run, its epochs in order: `members`, the `step` after which each began, `reasons`, and what the
-            change cost, see `running/membership/membership.py`; empty for any other run.
+            change cost and its members sent, see `running/membership/membership.py`; empty for any other run.
         start_times: Where the time from Enter to the first step went, see `running/start_times.py`; None if it is not known.
         traffic: The bytes that ranks sent, compared with the recipe's formula; None if ranks did not count them.
     """
@@ -169,7 +171,9 @@ def check_parts(record: Mapping[str, Any]) -> None:
     """
     _check(record, {"status": "Word"}, optional=_KINDS)
     for epoch in record.get("epochs", ()):
-        _check(epoch, _EPOCH_KINDS, optional={"pause_s": "Seconds | None", "lost_steps": "Count"})
+        _check(epoch, _EPOCH_KINDS, optional=_MORE_EPOCH_KINDS)
+        if epoch.get("traffic") is not None:
+            _check(checked("dict[str, Json]", epoch["traffic"]), _EPOCH_TRAFFIC_KINDS)
     for row in record.get("ranks", ()):
         _check(row, _RANK_KINDS, optional=_MORE_RANK_KINDS)
         if row.get("last_operation") is not None:

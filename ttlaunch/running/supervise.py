@@ -191,7 +191,7 @@ class _Supervision:
         )
         lost, end = self._lost_checkpoints(report), stopped(ending, folder, self.grace)
         ranks = (*report.ranks, *(self._elastic.outside.summaries() if self._elastic else ()))
-        report = replace(report, lost_checkpoints=lost, stopped=end, epochs=self._epochs(), ranks=ranks)
+        report = replace(report, lost_checkpoints=lost, stopped=end, epochs=self._epochs(report), ranks=ranks)
         self.view.tick(self.watch.ranks)
         write_trace(folder.path, plan.ranks, complain=self.watch.bad.add)
         self._report_bad_records()
@@ -206,8 +206,19 @@ class _Supervision:
             self._lost.notice(self.watch.ranks, missing)
         return self._lost.clean_up(self.folder.path)
 
-    def _epochs(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(change.as_json() for change in self._elastic.membership.changes) if self._elastic else ()
+    def _epochs(self, report: Report) -> tuple[Mapping[str, Any], ...]:
+        """Return the epochs of an elastic run, each with what its members sent."""
+        if self._elastic is None:
+            return ()
+        from ttlaunch.running.metrics.epoch_traffic import compare_epochs  # noqa: PLC0415 - few runs are elastic
+
+        epochs = [change.as_json() for change in self._elastic.membership.changes]
+        is_done = report.status == "done"
+        found = compare_epochs(
+            self.folder.path, self.plan.as_json(), epochs, is_done=is_done, complain=self.watch.bad.add
+        )
+        sent = [None if one is None else one.as_json() for one in found]
+        return tuple({**epoch, "traffic": one} for epoch, one in zip(epochs, sent, strict=True))
 
     def _note_start(self, process: EngineProcess) -> None:
         known = {"engine": self.plan.engine.name, "plan": self.plan.hash}

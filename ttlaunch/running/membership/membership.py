@@ -53,6 +53,7 @@ class Change:
         computed_anew: How many leaves of the interrupted step had to be computed again.
         lost_steps: How many steps went with workers that take part no more, because no average was made since.
         time: When the epoch began, seconds since the epoch.
+        blocks: The micro-batches of each member: the first, and one past the last.
         pause_s: Seconds from the first reason to the first step of the epoch; None while none is done.
     """
 
@@ -63,11 +64,13 @@ class Change:
     computed_anew: int
     lost_steps: int
     time: float
+    blocks: tuple[tuple[int, int], ...] = ()
     pause_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the change as the journal and the report have it."""
-        return {**vars(self), "members": list(self.members), "reasons": list(self.reasons)}
+        blocks = [list(block) for block in self.blocks]
+        return {**vars(self), "members": list(self.members), "reasons": list(self.reasons), "blocks": blocks}
 
 
 class Membership:
@@ -277,10 +280,10 @@ class Membership:
         self._disturbed = self._disturbed if self.changes else now
         gone = set(self.changes[-1].members).difference(begin.numbers) if self.changes else ()
         lost_steps = sum(self._reports[number].own_steps for number in gone)
-        change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, lost_steps, time.time())
+        change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, lost_steps, time.time(), begin.blocks)
         self.changes.append(change)
         joined = [number for number, applied in begin.behind if applied is None]
-        known = {k: v for k, v in change.as_json().items() if k not in {"time", "pause_s"}}
+        known = {k: v for k, v in change.as_json().items() if k not in {"time", "pause_s", "blocks"}}
         self._journal.write("epoch", **known, joined=joined)
         self._pulse.restart(begin.numbers, now)
 

@@ -119,20 +119,29 @@ def read_telemetry(
         complain: Called with each line that cannot be used.
         with_times: Whether to keep the times of steps.
     """
-    found, most = [], max(_FEWEST_STEPS, _MOST_TIMES // max(1, world_size))
+    found = [
+        read_rank(folder, rank, world_size=world_size, complain=complain, with_times=with_times)
+        for rank in range(world_size)
+    ]
+    return found if all(entry.is_written for entry in found) else None
+
+
+def read_rank(
+    folder: Path, rank: int, *, world_size: int, complain: Complain = pass_over, with_times: bool = True
+) -> RankTelemetry:
+    """Read the telemetry that one rank has written so far; arguments are those of `read_telemetry`."""
     config = read_object_if_any(folder / contract.PLAN_FILE).get("config")
     last_step = last_step_of(config, world_size=world_size)
-    for rank in range(world_size):
-        entry = RankTelemetry(rank)
-        stretches = TelemetryReader(folder, rank, world_size=world_size, last_step=last_step, complain=complain)
-        for stretch in stretches.stretches():
-            entry.facts |= stretch.facts
-            entry.is_written, entry.last = True, stretch.last
-            _add_sent(entry.sent, stretch.sent)
-            if with_times:
-                _add_times(entry, stretch, most=most)
-        found.append(entry)
-    return found if all(entry.is_written for entry in found) else None
+    most = max(_FEWEST_STEPS, _MOST_TIMES // max(1, world_size))
+    entry = RankTelemetry(rank)
+    stretches = TelemetryReader(folder, rank, world_size=world_size, last_step=last_step, complain=complain)
+    for stretch in stretches.stretches():
+        entry.facts |= stretch.facts
+        entry.is_written, entry.last = True, stretch.last
+        _add_sent(entry.sent, stretch.sent)
+        if with_times:
+            _add_times(entry, stretch, most=most)
+    return entry
 
 
 def measured(telemetry: Sequence[RankTelemetry], *, until: int) -> dict[tuple[str, int, int], tuple[int, int]]:

@@ -3,7 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from ttlaunch.spec.recipe.sections import TrainingFile
-from ttlaunch.spec.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Traffic, agreed_buckets, shares, sums_of_blocks
+from ttlaunch.spec.recipe.traffic import (
+    NUMBER_BYTES,
+    VALUE_BYTES,
+    Traffic,
+    agreed_buckets,
+    shares,
+    sums_of,
+    sums_of_blocks,
+)
 
 _GREETING_BYTES = 256
 
@@ -43,9 +51,18 @@ def ring_all_reduce_bytes(among: Sequence[int], values: int, *, value_bytes: int
         yield source, among[after], sent * value_bytes
 
 
-def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches: int) -> list[Traffic]:
-    """Return the traffic of a step that averages gradients, in shards that are sent, summed and returned, and their counts."""
-    sums = sums_of_blocks(micro_batches, len(among))
+def all_reduce_mean_traffic(
+    among: Sequence[int], values: int, *, micro_batches: int, blocks: Sequence[tuple[int, int]] | None = None
+) -> list[Traffic]:
+    """Return the traffic of a step that averages gradients, in shards that are sent, summed and returned, and their counts.
+
+    Args:
+        among: The ranks.
+        values: The number of values of the gradient.
+        micro_batches: M, the micro-batches of a step.
+        blocks: Those of each rank, as in `Ranks`.
+    """
+    sums = sums_of_blocks(micro_batches, len(among)) if blocks is None else sums_of(range(*block) for block in blocks)
     found = []
     for source, dest, size in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES, sums=sums):
         counts = 2 * NUMBER_BYTES * sums[among.index(source)]

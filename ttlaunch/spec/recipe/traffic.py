@@ -9,7 +9,7 @@
 At the end of a run the formula is compared with what ranks have counted; see `docs/how-to/read-a-report.md`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,13 @@ class Ranks:
         facts: The numbers that each rank reported: `values`, the length of the flat vector of its part of the model with
             padding; `tensors`, how many parameters it has; `validation_micro_batches` and `validation_sequences`, how many
             one validation has.
+        blocks: The first micro-batch of each rank's block of a step, and one past its last, in an elastic run, where slow workers get
+            smaller ones; None: blocks are as equal as possible.
     """
 
     roles: Sequence[str]
     facts: Sequence[Mapping[str, int]]
+    blocks: Sequence[tuple[int, int]] | None = None
 
     def of(self, *roles: str) -> list[int]:
         """Return the ranks that have one of the roles, in order."""
@@ -164,7 +167,16 @@ def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:
     >>> sums_of_blocks(8, 2), sums_of_blocks(8, 3)
     ([1, 1], [2, 2, 1])
     """
-    return [len(list(aligned_subtrees(block))) for block in _blocks(micro_batches, parts)]
+    return sums_of(_blocks(micro_batches, parts))
+
+
+def sums_of(blocks: Iterable[range]) -> list[int]:
+    """Return how many sums each rank sends for its block.
+
+    >>> sums_of([range(0, 2), range(2, 8)])
+    [1, 2]
+    """
+    return [len(list(aligned_subtrees(block))) for block in blocks]
 
 
 def shares(count: int, parts: int) -> list[int]:

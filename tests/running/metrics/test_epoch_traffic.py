@@ -1,0 +1,82 @@
+"""Bytes of each epoch of an elastic run against the recipe's formula, from files as ranks write them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.running.metrics.epoch_traffic import EpochTraffic, compare_epochs
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+VALUES = 8  # so that each of two members has a shard of 16 bytes
+BLOCKS = [[0, 2], [2, 8]]  # one node of the tree, and two
+# Each sends its nodes of the other one's shard, then the mean of its own; with each node a loss and a number of tokens.
+SENT = {0: {"gradients": 1 * 16 + 16, "counts": 1 * 16}, 1: {"gradients": 2 * 16 + 16, "counts": 2 * 16}}
+A_STEP = 128
+
+
+def plan_of(recipe="data_parallel", ranks=4):
+    config = {"training_config": {"batch_size": 8, "micro_batch_size": 1}}
+    rows = [{"rank": rank, "role": "worker"} for rank in range(ranks)]
+    return {"recipe": {"name": recipe, "folder": str(RECIPES / recipe)}, "ranks": rows, "config": config}
+
+
+def write(folder, number, *, dest, last, sent, outside=0):
+    """Write what a rank has sent in each step up to the last."""
+    rows = [[name, None, "exchange", dest, [[1, last, 1, 1, size]]] for name, size in sent.items()]
+    rows += [["gradients", None, "after", dest, [[1, last, 1, 1, outside]]]] if outside else []
+    line = {"format": contract.TRAFFIC_FORMAT, "last": last, "facts": {"values": VALUES, "validation_micro_batches": 1}}
+    path = folder / contract.traffic_file(number)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**line, "sent": rows, "waited": [], "spent": []}) + "\n")
+
+
+def epoch(step, *members, blocks=BLOCKS):
+    return {"step": step, "members": list(members), "blocks": blocks}
+
+
+def compared(folder, *epochs, is_done=True, **plan):
+    return compare_epochs(folder, plan_of(**plan), epochs, is_done=is_done)
+
+
+def test_all_steps_of_an_epoch_but_the_first_are_compared_with_the_blocks_of_its_members(tmp_path):
+    for number in (0, 1):
+        write(tmp_path, number, dest=1 - number, last=10, sent=SENT[number])
+    assert [EpochTraffic(9, 9 * A_STEP, 9 * A_STEP)] == compared(tmp_path, epoch(0, 0, 1))
+    [equal] = compared(tmp_path, epoch(0, 0, 1, blocks=[[0, 4], [4, 8]]))
+    assert 9 * (A_STEP - 32) == equal.expected  # then each has one node
+
+
+def test_the_last_step_before_a_change_is_not_compared_nor_what_is_outside_of_steps(tmp_path):
+    for number in (0, 1):
+        write(tmp_path, number, dest=1 - number, last=10, sent=SENT[number], outside=7)
+    first, second = compared(tmp_path, epoch(0, 0, 1), epoch(5, 0, 1))
+    assert (EpochTraffic(3, 3 * A_STEP, 3 * A_STEP), 4) == (first, second.steps)
+
+
+def test_of_a_killed_member_the_last_step_that_it_has_written_may_be_incomplete(tmp_path):
+    write(tmp_path, 0, dest=1, last=10, sent=SENT[0])
+    write(tmp_path, 1, dest=0, last=4, sent=SENT[1])
+    assert 2 == compared(tmp_path, epoch(0, 0, 1), epoch(7, 0, blocks=[[0, 8]]))[0].steps
+    assert [2] == [one.steps for one in compared(tmp_path, epoch(0, 0, 1), is_done=False)]
+
+
+def test_bytes_that_differ_are_counted_as_they_are(tmp_path):
+    write(tmp_path, 0, dest=1, last=3, sent=SENT[0])
+    write(tmp_path, 1, dest=0, last=3, sent={**SENT[1], "gradients": 1000})
+    assert [EpochTraffic(2, 2 * (A_STEP - 48 + 1000), 2 * A_STEP)] == compared(tmp_path, epoch(0, 0, 1))
+
+
+@pytest.mark.parametrize("members", [(0, 1), (0, 9)])
+def test_without_the_files_of_all_members_nothing_is_compared(tmp_path, members):
+    """Worker 9 has joined from a machine that the run has not started."""
+    write(tmp_path, 0, dest=1, last=10, sent=SENT[0])
+    assert [None] == compared(tmp_path, epoch(0, *members))
+
+
+@pytest.mark.parametrize("recipe", ["local_sgd", "pipeline_parallel", "nowhere"])
+def test_a_recipe_without_a_formula_for_epochs_is_compared_with_nothing(tmp_path, recipe):
+    for number in (0, 1):
+        write(tmp_path, number, dest=1 - number, last=10, sent=SENT[number])
+    assert [None] == compared(tmp_path, epoch(0, 0, 1), recipe=recipe)

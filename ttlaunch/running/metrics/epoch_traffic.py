@@ -1,0 +1,113 @@
+"""Compare the bytes that the members of each epoch of an elastic run counted with those of the recipe's formula.
+
+epoch 2 begins after step 7     step 8: its first, in which members also send what they have kept
+                                steps 9 .. 14: compared
+epoch 3 begins after step 15    step 15: not compared, since a member that ended may not have sent all of it
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.running.bad_records import Complain, pass_over
+from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry, read_rank
+
+if TYPE_CHECKING:
+    from ttlaunch.spec.recipe.declare import Recipe
+
+
+@dataclass(frozen=True)
+class EpochTraffic:
+    """What all members of an epoch sent to one another in the steps that were compared.
+
+    Attributes:
+        steps: How many steps these were.
+        size: The bytes that members counted.
+        expected: The bytes according to the formula.
+    """
+
+    steps: int
+    size: int
+    expected: int
+
+    def as_json(self) -> dict[str, int]:
+        return {"steps": self.steps, "bytes": self.size, "formula_bytes": self.expected}
+
+
+def compare_epochs(
+    folder: Path,
+    plan: Mapping[str, Any],
+    epochs: Sequence[Mapping[str, Any]],
+    *,
+    is_done: bool,
+    complain: Complain = pass_over,
+) -> list[EpochTraffic | None]:
+    """Compare each epoch of a run that this user has started.
+
+    Args:
+        folder: The run's folder.
+        plan: The content of the run's `plan.json`.
+        epochs: What began each: its `step`, `members` and `blocks`.
+        is_done: Whether the run has finished; else the last step that a member has counted may be incomplete.
+        complain: Called with each line that cannot be used.
+
+    Returns:
+        A comparison for each epoch; None where no step can be compared, a member was on a machine that the run has not started, or
+        the recipe has no formula for epochs.
+    """
+    recipe = _recipe(plan)
+    if recipe is None:
+        return [None] * len(epochs)
+    known: dict[int, RankTelemetry] = {}
+    planned = len(plan["ranks"])
+    for number in {number for epoch in epochs for number in epoch["members"] if number < planned}:
+        known[number] = read_rank(folder, number, world_size=planned, complain=complain, with_times=False)
+    found = []
+    for epoch, following in zip(epochs, [*epochs[1:], None], strict=True):
+        members = [known[number] for number in epoch["members"] if number in known and known[number].is_written]
+        ends = [one.last + (following is None and is_done) for one in members]
+        steps = range(epoch["step"] + 2, min([*ends, *([following["step"]] if following else [])], default=0))
+        is_whole = len(members) == len(epoch["members"])
+        found.append(_compare(recipe, plan, epoch, members=members, steps=steps) if is_whole and steps else None)
+    return found
+
+
+def _recipe(plan: Mapping[str, Any]) -> "Recipe | None":
+    from ttlaunch.spec.recipe.declare import Elastic  # noqa: PLC0415 - runs of programs read no recipe
+    from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - as above
+
+    try:
+        recipe: Recipe = import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE
+    except Exception:  # noqa: BLE001 - a recipe that cannot be read any more is compared with nothing
+        return None
+    return recipe if recipe.traffic and isinstance(recipe.elastic, Elastic) and recipe.elastic.has_formula else None
+
+
+def _compare(
+    recipe: "Recipe",
+    plan: Mapping[str, Any],
+    epoch: Mapping[str, Any],
+    *,
+    members: Sequence[RankTelemetry],
+    steps: range,
+) -> EpochTraffic | None:
+    from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - runs of programs read no recipe
+
+    role = plan["ranks"][0]["role"]
+    facts = Ranks([role] * len(members), [one.facts for one in members], blocks=epoch["blocks"])
+    try:
+        assert recipe.traffic is not None  # noqa: S101 - the caller has looked
+        formula = recipe.traffic(recipe.config.model_validate_json(json.dumps(plan["config"])), facts)
+    except Exception:  # noqa: BLE001 - whatever a user's recipe raises, there is nothing to compare with
+        return None
+    each = [one for one in formula or () if one.per_step and one.every == 1 and one.is_measured]
+    operations = {one.operation for one in each}
+    size = sum(
+        row.size * (row.steps_until(steps[-1]) - row.steps_until(steps[0] - 1))
+        for one in members
+        for row in one.sent
+        if row.operation in operations and row.phase not in OUTSIDE_STEPS
+    )
+    return EpochTraffic(len(steps), size, len(steps) * sum(one.per_step for one in each))
