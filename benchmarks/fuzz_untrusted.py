@@ -106,9 +106,15 @@ def gguf() -> Target:
             if content.startswith(b"GGUF"):
                 read_gguf_tokenizer(file)
 
-    whole = _whole_gguf()
-    read(whole)  # as it is, it is a model; otherwise every case would be refused for one reason
-    return Target([Sample(whole, read)], (LaunchError, UntrustedError), close=lambda: undo(folder), longer_s=BUSY_S)
+    files = [_whole_gguf(), _whole_gguf(has_pieces=True)]
+    for whole in files:
+        read(whole)  # as it is, it is a model; otherwise every case would be refused for one reason
+    return Target(
+        [Sample(whole, read) for whole in files],
+        (LaunchError, UntrustedError),
+        close=lambda: undo(folder),
+        longer_s=BUSY_S,
+    )
 
 
 def tokenizers() -> Target:
@@ -138,7 +144,15 @@ def tokenizers() -> Target:
     other = {**ours, "pre_tokenizer": steps, "normalizer": {"type": "NFC"}, "added_tokens": [added]}
     other["model"] = {**ours["model"], "vocab": {**ours["model"]["vocab"], "ab": 5}, "merges": [["a", "b"]]}
     words = tokenizer_json("ids", vocabulary=4)
-    samples = [Sample(json.dumps(one).encode(), read) for one in (ours, other, words)]
+    unigram = {
+        "type": "Unigram",
+        "unk_id": 0,
+        "vocab": [["▁", -1.0], ["a", -2.5], ["▁a", -3.0]],
+        "byte_fallback": False,
+    }
+    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    pieces = {**ours, "model": unigram, "pre_tokenizer": space, "decoder": space}
+    samples = [Sample(json.dumps(one).encode(), read) for one in (ours, other, words, pieces)]
     return Target(samples, (PretrainedError, UntrustedError), close=lambda: undo(folder), longer_s=BUSY_S)
 
 
@@ -166,7 +180,8 @@ def _with_forks() -> Callable[..., None]:
     return undo
 
 
-def _whole_gguf() -> bytes:
+def _whole_gguf(*, has_pieces: bool = False) -> bytes:
+    """Return a model whose tokens are pairs of bytes, or pieces with scores."""
     numbers = {"gpt2.context_length": LENGTH, "gpt2.embedding_length": WIDTH, "gpt2.block_count": 1}
     numbers |= {"gpt2.attention.head_count": 2, "tokenizer.ggml.eos_token_id": 3}
     epsilon = struct.pack("<f", 1e-5)
@@ -175,8 +190,10 @@ def _whole_gguf() -> bytes:
     values += [_text("gpt2.attention.layer_norm_epsilon") + struct.pack("<I", 6) + epsilon]
     values += [
         _text(f"tokenizer.ggml.{key}") + struct.pack("<I", 8) + _text(one)
-        for key, one in (("model", "gpt2"), ("pre", "gpt-2"))
+        for key, one in (("model", "llama" if has_pieces else "gpt2"), ("pre", "gpt-2"))
     ]
+    if has_pieces:
+        values.append(_text("tokenizer.ggml.scores") + struct.pack("<IIQ4f", 9, 6, 4, -1, -2, -3, 0))
     for key, texts in {"tokens": ["a", "b", "ab", "<|end|>"], "merges": ["a b"]}.items():
         listed = b"".join(map(_text, texts))
         values.append(_text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, 8, len(texts)) + listed)

@@ -1,5 +1,6 @@
 """D18: datasets and tokenizers of the usual libraries, made here and read from the disk alone, as files to train on."""
 
+import os
 import subprocess
 import sys
 
@@ -129,9 +130,59 @@ def test_a_tokenizer_that_is_none_is_named(ttlaunch, here):
     (here / "tokenizer.json").write_text("{}")
     answer = ttlaunch("data book.txt out.txt --tokenizer tokenizer.json")
     assert 2 == answer.status
-    assert answer.stderr.startswith("error[P009]: tokenizer.json is no tokenizer: ")
+    assert answer.stderr.startswith("error[P009]: tokenizer.json makes no tokens of the texts: it is no tokenizer: ")
     answer = ttlaunch("data book.txt out.txt --tokenizer other.json")
-    assert (2, "error[P009]: there is no file other.json") == (answer.status, answer.stderr.strip())
+    assert 2 <= answer.status <= 5
+    assert "other.json" in answer.stderr
+    (here / "tokenizer.json").unlink()
+    os.mkfifo(here / "tokenizer.json")  # nobody writes to it
+    answer = ttlaunch("data book.txt out.txt --tokenizer tokenizer.json")
+    assert 2 <= answer.status <= 5
+    assert not (here / "out.txt").exists()
+
+
+def cut_by(tokenizer, folder, expression):
+    from tokenizers import Regex, pre_tokenizers  # noqa: PLC0415 - an extra
+
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(expression), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_tokenizer_with_parts_of_its_own_is_used_and_cuts_no_text_off(ttlaunch, here, tokenizer):
+    tokenizer.enable_truncation(5)
+    cut_by(tokenizer, here, "[^ ]{3}")
+    (here / "book.txt").write_text("\n".join(TEXTS))
+    assert 0 == ttlaunch("data book.txt tokens.txt --tokenizer tokenizer.json").status
+    tokenizer.no_truncation()
+    assert tokenizer.encode("\n".join(TEXTS)).ids == list(read_corpus(here / "tokens.txt").ids)
+
+
+def test_a_tokenizer_that_makes_too_much_of_a_text_is_ended(ttlaunch, here, tokenizer):
+    """Each of twelve steps makes eight letters of one."""
+    from tokenizers import normalizers  # noqa: PLC0415 - an extra
+
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("a", "a" * 8)] * 12)
+    tokenizer.save(str(here / "tokenizer.json"))
+    (here / "book.txt").write_text("a" * 100)
+    answer = ttlaunch("data book.txt tokens.txt --tokenizer tokenizer.json")
+    assert (2, False) == (answer.status, (here / "tokens.txt").exists())
+    assert answer.stderr.startswith("error[P009]: tokenizer.json makes no tokens of the texts: ")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_tokens_at_the_ends_of_a_text_are_there_once(ttlaunch, here, tokenizer, monkeypatch, count):
+    """However many pieces a text is encoded in."""
+    monkeypatch.setattr("ttlaunch.running.pretrained.read_tokenizer._CHUNK", 1 if count > 1 else 10**6)
+    from tokenizers.processors import TemplateProcessing  # noqa: PLC0415 - an extra
+
+    tokenizer.post_processor = TemplateProcessing(single="? $A ?", special_tokens=[("?", 0)])
+    tokenizer.save(str(here / "tokenizer.json"))
+    text = "\n".join(story.replace(".", "") for story in TEXTS[:count])
+    (here / "book.txt").write_text(text)
+    assert 0 == ttlaunch("data book.txt tokens.txt --tokenizer tokenizer.json").status
+    found = list(read_corpus(here / "tokens.txt").ids)
+    assert tokenizer.encode(text).ids == found
+    assert (0, 0, 2) == (found[0], found[-1], found.count(0))
 
 
 @pytest.mark.parametrize("package", ["datasets", "tokenizers"])

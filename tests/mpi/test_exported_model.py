@@ -93,6 +93,10 @@ def test_a_llama_of_transformers_is_trained_further_to_the_same_bits_and_leaves_
     words = ("generate", "latest", "def f", "--max-tokens", "20", "--temperature", "0", "--format", "json")
     ours = json.loads(command(tmp_path, *words).stdout)["choices"][0]["tokens"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert 64 == model.config.max_position_embeddings  # not 48: training on shorter texts takes nothing away
+    longer = [command(tmp_path, "serve", "latest", "--dry-run", "--max-context", most) for most in ("64", "65")]
+    assert [0, 2] == [one.returncode for one in longer]
+    assert "8 texts of 64 tokens" in longer[0].stdout
     given = torch.tensor([list(b"def f")])
     theirs = model.generate(
         given, attention_mask=torch.ones_like(given), max_new_tokens=20, do_sample=False, pad_token_id=0
@@ -112,7 +116,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained):
 
 
 def test_a_gguf_is_trained_spoken_with_and_exported_with_its_own_tokenizer(tmp_path):
-    """One step on one rank; transformers continues the exported folder's text with the same tokens."""
+    """One step on one rank; transformers continues the exported folder's text with the tokens of `generate FOLDER`."""
     pytest.importorskip("gguf")
     from tests.untrusted.gguf_files import write_gguf  # noqa: PLC0415 - needs gguf
 
@@ -122,10 +126,12 @@ def test_a_gguf_is_trained_spoken_with_and_exported_with_its_own_tokenizer(tmp_p
     words = [word for one in sets for word in ("--set", one)]
     ended = command(tmp_path, "run", "data_parallel", "-n", "1", *words)
     assert 0 == ended.returncode, ended.stderr
-    words = ("generate", "latest", "hello world 12", "--max-tokens", "8", "--temperature", "0", "--format", "json")
-    ours = json.loads(command(tmp_path, *words).stdout)["choices"][0]["tokens"]
     exported = command(tmp_path, "weights", "export", "latest", "model", "--as", "hf")
     assert 0 == exported.returncode, exported.stderr
+    words = ("generate", "model", "hello world 12", "--max-tokens", "8", "--temperature", "0", "--format", "json")
+    said = command(tmp_path, *words)
+    assert 0 == said.returncode, said.stderr
+    ours = json.loads(said.stdout)["choices"][0]["tokens"]
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - it takes seconds to import
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

@@ -75,6 +75,24 @@ def alone(tmp_path_factory):
     return run
 
 
+@pytest.mark.parametrize(
+    ("recipe", "roles", "own"),
+    [
+        ("local_sgd", ["worker"] * 3, {"local_sgd_config": {"every": 1}}),
+        ("diloco", ["worker"] * 2, {"diloco_config": {"every": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0}}),
+        ("classic_dp", ["worker"] * 2, {"classic_dp_config": {"staleness_bound": 0}}),
+    ],
+    ids=["local_sgd", "diloco", "classic_dp"],
+)
+def test_a_llama_has_the_bits_of_one_process_where_a_recipe_of_other_promises_reduces_to_it(
+    tmp_path, recipe, roles, own
+):
+    """Averages after each step of SGD, and no staleness."""
+    sections = small(optimizer="sgd", learning_rate=0.05)
+    expected = train("single", tmp_path / "alone", sections, data=None)
+    assert expected.sha256 == train_recipe(recipe, roles, tmp_path / "run", sections | own, data=None).sha256
+
+
 @pytest.mark.parametrize("layout", ["two tiers", "pipeline", "two servers", "zero"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_llama_has_the_same_bits_in_every_layout(alone, tmp_path, layout, precision):

@@ -1,11 +1,18 @@
 """Chats of a model that came with a chat template: each route renders it, and a bad one costs its own request (D13)."""
 
+import asyncio
 import hashlib
+import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("jinja2")
 from tests.serving.served import events, serving
+from ttlaunch.serving.door import templates
+from ttlaunch.serving.wire import ChatMessage
+from ttlaunch.untrusted.child import Child
 
 TEMPLATE = (
     "{% if messages[0].content == 'bomb' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -53,3 +60,27 @@ def test_a_template_that_refuses_or_never_ends_costs_its_own_request(served, con
     answer = http.post("/v1/chat/completions", json=body, timeout=60)
     assert (400, True) == (answer.status_code, said in answer.json()["error"]["message"])
     assert 200 == http.get("/health").status_code
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_child_of_the_next_chat_is_started_ahead_and_replaced_if_it_is_killed(monkeypatch, is_killed):
+    started = []
+
+    class Recorded(Child):
+        def __init__(self, task):
+            super().__init__(task)
+            started.append(self)
+
+    monkeypatch.setattr(templates, "Child", Recorded)
+    hello = SimpleNamespace(chat_template=TEMPLATE, template_sha256="0", special_tokens={"bos_token": "Z"})
+    rendered = templates.Templates()
+    rendered.begin()
+    assert [True] == [one.is_alive for one in started]
+    if is_killed:
+        os.kill(started[0]._process.pid, signal.SIGKILL)
+        started[0]._process.wait()
+    assert "Zu:hello;" == asyncio.run(rendered.render(hello, (ChatMessage(role="user", content="hello"),)))
+    expected = [False, False, True] if is_killed else [False, True]
+    assert expected == [one.is_alive for one in started]
+    rendered.close()
+    assert not any(one.is_alive for one in started)

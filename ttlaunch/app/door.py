@@ -270,13 +270,14 @@ def serving_door(ports: OpenPorts, options: RunOptions) -> Iterator[tuple[Door, 
 
 
 def telling(
-    door: Door, begun: "Callable[[RunFolder], None]", *, served: Callable[[], Path]
+    door: Door, begun: "Callable[[RunFolder], None]", *, served: Callable[[], Path | None]
 ) -> "Callable[[RunFolder], None]":
-    """Return a function that tells the door, too, of each start of the run, and holds the checkpoint that it serves."""
+    """Return a function that tells the door, too, of each start of the run, and holds the checkpoint that it serves, if it is one."""
 
     def begun_and_told(folder: "RunFolder") -> None:
         begun(folder)
-        hold_weights(served(), folder.path)
+        if checkpoint := served():
+            hold_weights(checkpoint, folder.path)
         door.begin(folder)
 
     return begun_and_told

@@ -37,7 +37,8 @@ def find_start(
     config = choice.loaded.config
     if not isinstance(config, TrainingFile):
         return None, [refuse_resume(choice.name)] if resume is not None else []
-    if resume is None and choice.recipe.only_weights:
+    weights = config.checkpoint_config.initial_weights
+    if resume is None and weights is None and choice.recipe.only_weights:
         hint = "`--resume RUN` names a run with a checkpoint, or a checkpoint"
         return None, [usage_mistake(f"{choice.name} trains nothing and needs the weights of a checkpoint", hint)]
     if resume is not None and choice.is_naive:
@@ -47,7 +48,6 @@ def find_start(
         return None, [Diagnostic("P023", message, place, hints=hints)]
     if resume is not None:
         return _resumed(choice, resume, runs_dir=working_folder / runs_dir, working_folder=working_folder)
-    weights = config.checkpoint_config.initial_weights
     if weights is None:
         return None, []
     return find_initial_weights(choice, weights, working_folder)

@@ -168,7 +168,7 @@ def _start(folder: Path, weights: "Mapping[str, AnyTensor]") -> dict[str, Any]:
     Raises:
         OSError: A file cannot be read.
     """
-    from ttlaunch.running.checkpoints.tensor_file import Transposed
+    from ttlaunch.running.checkpoints.derived_tensors import Transposed
 
     names: dict[Path, dict[str, list[str | bool]]] = {}
     for ours, tensor in weights.items():
@@ -182,7 +182,7 @@ def _start(folder: Path, weights: "Mapping[str, AnyTensor]") -> dict[str, Any]:
 
 def _parts(name: str, tensor: "AnyTensor") -> "Iterator[tuple[str, AnyTensor]]":
     """Yield a tensor, or the matrices that are its rows, each with its name as a part."""
-    from ttlaunch.running.pretrained.llama import StackedRows
+    from ttlaunch.running.checkpoints.derived_tensors import StackedRows
     from ttlaunch.stored_parts import Part
 
     if not isinstance(tensor, StackedRows):

@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ttlaunch.app.find_start import search_checkpoint
 from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.app.serve_folder import (
+    find_folder,
+    folder_of_spec,
+    is_model_of_others,
+    keys_of_tokenizer,
+    sections_of,
+    weights_of_folder,
+)
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ttlaunch.running.checkpoints.resume import Checkpoint
-    from ttlaunch.running.checkpoints.tensor_file import FiledTensor
+    from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor
     from ttlaunch.running.pretrained.read_tokenizer import FoundTokenizer
 
 RECIPE = "serve"
@@ -63,18 +71,21 @@ class ServeOptions:
 def find_served(
     where: str, options: ServeOptions, *, runs_dir: Path, working_folder: Path
 ) -> tuple[RunSpec, list[Diagnostic]]:
-    """Find a checkpoint, check that its model can be served, and return the specification of the run that does, with warnings.
+    """Find a model, check that it can be served, and return the specification of the run that does, with warnings.
 
     Args:
-        where: `latest`, a run, or the path of a checkpoint.
+        where: `latest`, a run, the path of a checkpoint, or a folder of transformers.
         options: How it is served.
         runs_dir: The folder of runs.
         working_folder: The folder to which relative paths are relative.
 
     Raises:
-        LaunchError: There is no such checkpoint, or its model cannot be served.
+        LaunchError: There is no such checkpoint or folder, or its model cannot be served.
     """
     _check_overrides(options.overrides)
+    place = where if working_folder == Path.cwd() else str(working_folder / where)
+    if is_model_of_others(place):
+        return _serve_folder(place, options, runs_dir=runs_dir), []
     checkpoint, found = search_checkpoint(where, runs_dir=working_folder / runs_dir, working_folder=working_folder)
     if checkpoint is None:
         raise LaunchError(found)
@@ -82,7 +93,8 @@ def find_served(
     training, sizes = read_section(config, "training_config"), read_section(config, "transformer_config")
     _check_model(training, config)
     weights = whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
-    _check_sizes(sizes, options)
+    sizes = {**sizes, "max_sequence_length": _length(sizes, options)}
+    _check_stages(sizes, options)
     if options.split == "columns":
         check_shares(sizes, options.ranks, kind=training["model_type"], vocabulary=weights[_EMBEDDING].shape[0])
     path = checkpoint.path.resolve()
@@ -93,9 +105,34 @@ def find_served(
         "alphabet": find_alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
         **_tokenizer_of(training, working_folder),
     }
-    overrides = _overrides(config, options, {**asked, **_chosen(options)})
+    overrides = _overrides(config, options, sizes=sizes, serve={**asked, **_chosen(options)})
     spec = RunSpec(RECIPE, on=options.on, overrides=overrides, ranks=options.ranks, resume=str(path), runs_dir=runs_dir)
     return spec, found
+
+
+def _serve_folder(where: str, options: ServeOptions, *, runs_dir: Path) -> RunSpec:
+    """Return the specification of the run that serves a folder of transformers.
+
+    Raises:
+        LaunchError: Its model cannot be served.
+    """
+    found = find_folder(where, max_context=options.max_context)
+    model, sizes = found.model, found.model.sizes
+    _check_stages(sizes, options)
+    if options.split == "columns":
+        check_shares(sizes, options.ranks, kind=model.model_type, vocabulary=model.vocabulary)
+    serve = {
+        "model": shown(found.path.name, longest=120),
+        "weights_sha256": hash_of_weights(model.weights),
+        "vocabulary": model.vocabulary,
+        **found.tokenizer["serve_config"],
+        **_chosen(options),
+    }
+    sections = {**sections_of(found), "serve_config": serve}
+    texts = [f"{name}={json.dumps(values)}" for name, values in sections.items()]
+    return RunSpec(
+        RECIPE, on=options.on, overrides=(*texts, *options.overrides), ranks=options.ranks, runs_dir=runs_dir
+    )
 
 
 def weights_served_by(spec: RunSpec) -> str:
@@ -103,9 +140,18 @@ def weights_served_by(spec: RunSpec) -> str:
     return str(section_of(spec, "serve_config")["weights_sha256"])
 
 
-def context_of_training(spec: RunSpec) -> int:
-    """Return how many tokens a text had in the training of the weights that a specification made by `find_served` serves."""
-    return int(section_of(spec, "transformer_config")["max_sequence_length"])
+def most_context(spec: RunSpec) -> int:
+    """Return how many tokens a text may have that the model of a specification made by `find_served` continues."""
+    return longest_text(section_of(spec, "transformer_config"))
+
+
+def longest_text(sizes: Mapping[str, Any]) -> int:
+    """Return how many tokens a text of a model may have: a llama's positions need no weights, so its training may have had shorter ones.
+
+    Args:
+        sizes: `transformer_config`.
+    """
+    return int(max(sizes["max_sequence_length"], sizes.get("max_position_embeddings") or 0))
 
 
 def section_of(spec: RunSpec, name: str) -> dict[str, Any]:
@@ -115,14 +161,17 @@ def section_of(spec: RunSpec, name: str) -> dict[str, Any]:
     return section
 
 
-def weights_of(spec: RunSpec) -> "Mapping[str, FiledTensor]":
+def weights_of(spec: RunSpec) -> "Mapping[str, AnyTensor]":
     """Return the weights that a specification made by `find_served` serves.
 
     Raises:
-        LaunchError: The checkpoint cannot be read any more.
+        LaunchError: The checkpoint, or the folder, cannot be read any more.
     """
     from ttlaunch.running.checkpoints.tensor_difference import read_weights
 
+    folder = folder_of_spec(spec)
+    if folder is not None:
+        return weights_of_folder(folder)
     found = read_weights(Path(spec.resume or ""))
     return {name: one for name, one in found.items() if name.startswith(_OF_MODEL)}
 
@@ -155,13 +204,15 @@ def _chosen(options: ServeOptions) -> dict[str, Any]:
     }
 
 
-def _overrides(config: Mapping[str, Any], options: ServeOptions, serve: Mapping[str, Any]) -> tuple[str, ...]:
+def _overrides(
+    config: Mapping[str, Any], options: ServeOptions, *, sizes: Mapping[str, Any], serve: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Return the overrides that make a serving run's configuration from that of the training."""
     training, data = read_section(config, "training_config"), read_section(config, "data_config")
     device = read_section(config, "device_config")
     sections: dict[str, Mapping[str, Any]] = {
         "training_config": {name: training[name] for name in ("seed", "model_type", "tokenizer_type", "precision")},
-        "transformer_config": {**read_section(config, "transformer_config"), "dropout_prob": 0.0},
+        "transformer_config": {**sizes, "dropout_prob": 0.0},
         "device_config": {name: device[name] for name in ("device", "threads_per_rank")},
         "serve_config": serve,
     }
@@ -172,14 +223,14 @@ def _overrides(config: Mapping[str, Any], options: ServeOptions, serve: Mapping[
     return (*texts, f"multihost_config.socket_type={socket}", *options.overrides)
 
 
-def hash_of_weights(weights: "Mapping[str, FiledTensor]") -> str:
+def hash_of_weights(weights: "Mapping[str, AnyTensor]") -> str:
     """Return the hash over all parameters that the report of their training has.
 
     Raises:
         LaunchError: A file cannot be read.
     """
     from ttlaunch.diagnostics import file_error
-    from ttlaunch.running.checkpoints.tensor_file import read_bytes
+    from ttlaunch.running.checkpoints.tensor_file import pieces_of
     from ttlaunch.running.report import combine_digests
 
     digests = {}
@@ -187,7 +238,7 @@ def hash_of_weights(weights: "Mapping[str, FiledTensor]") -> str:
         for name, tensor in weights.items():
             about = f"{name}\n{tuple(tensor.shape)}\n{_DTYPES.get(tensor.dtype, tensor.dtype.lower())}\n"
             digest = hashlib.sha256(about.encode())
-            for piece in read_bytes(tensor):
+            for piece in pieces_of(tensor):
                 digest.update(piece)
             digests[name] = digest.hexdigest()
     except OSError as error:
@@ -255,16 +306,26 @@ def whole_weights(checkpoint: "Checkpoint", *, blocks: int, averaged: bool = Fal
     return weights
 
 
-def _check_sizes(sizes: Mapping[str, Any], options: ServeOptions) -> None:
-    """Check that the ranks can share the model, and that it was trained with as many tokens as a stream may have.
+def _length(sizes: Mapping[str, Any], options: ServeOptions) -> int:
+    """Return the tokens of a text for which logits are those of the training's forward pass: those of the training, or more if asked for.
 
     Raises:
-        LaunchError: One of them does not hold.
+        LaunchError: The model was made for shorter texts.
     """
-    trained = sizes["max_sequence_length"]
-    if options.max_context is not None and options.max_context > trained:
-        message = f"`--max-context {options.max_context}` exceeds the {counted(trained, 'token')} that the model was trained with"
-        raise usage_error(message, f"`--max-context {trained}` is the most")
+    trained, most = int(sizes["max_sequence_length"]), longest_text(sizes)
+    if options.max_context is not None and options.max_context > most:
+        what = "that the model was trained with" if most == trained else "for which the model was made"
+        message = f"`--max-context {options.max_context}` exceeds the {counted(most, 'token')} {what}"
+        raise usage_error(message, f"`--max-context {most}` is the most")
+    return max(trained, options.max_context or 0)
+
+
+def _check_stages(sizes: Mapping[str, Any], options: ServeOptions) -> None:
+    """Check that the ranks can share the model by blocks, unless they share it by columns.
+
+    Raises:
+        LaunchError: There are more ranks than blocks.
+    """
     if options.split != "columns" and options.ranks > sizes["num_blocks"]:
         message = f"{counted(options.ranks, 'rank')} cannot share {counted(sizes['num_blocks'], 'block')} as stages"
         raise usage_error(message, f"`--ranks {sizes['num_blocks']}` is the most, or `--split columns`")
@@ -322,15 +383,7 @@ def find_named_tokenizer(training: Mapping[str, Any], working_folder: Path) -> "
 def _tokenizer_of(training: Mapping[str, Any], working_folder: Path) -> dict[str, Any]:
     """Return the keys of `serve_config` that name a tokenizer and a chat template of others."""
     found = find_named_tokenizer(training, working_folder)
-    if found is None:
-        return {}
-    return {
-        "tokenizer_file": str(found.path.resolve()),
-        "tokenizer_sha256": found.sha256,
-        "ends": list(found.ends),
-        "chat_template": found.template,
-        "special_tokens": dict(found.special),
-    }
+    return {} if found is None else keys_of_tokenizer(found)
 
 
 def find_alphabet(checkpoint: "Checkpoint", training: Mapping[str, Any], working_folder: Path) -> list[int]:

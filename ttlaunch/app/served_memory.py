@@ -1,5 +1,6 @@
 """What a serving run takes of memory and sends, predicted from a checkpoint's sizes before anything starts."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
     context, slots = served["max_context"] or sizes.max_sequence_length, served["max_streams"]
     shares = served.get("shares", 0)
     ranks = ranks or 1 + shares + served.get("stages", 0)
-    found = {name: tensor.size for name, tensor in weights_of(spec).items()}
+    found = {name: _FLOAT * math.prod(tensor.shape) for name, tensor in weights_of(spec).items()}
     is_shared = shares > 0 and ranks > 1
     width, logits = sizes.embedding_dim * _FLOAT, served["vocabulary"] * _FLOAT
     if is_shared:  # each rank sends its columns of what a block gathers, and of the logits, to every other one
@@ -92,10 +93,10 @@ def weight_bytes(sizes: Mapping[str, int], *, ranks: int, is_shared: bool, is_ti
         sizes: The bytes of each parameter, by name.
         ranks: Ranks that share the model.
         is_shared: Whether they share its matrices by columns; otherwise each has some blocks.
-        is_tied: Whether the head computes with the embedding's matrix, of which it has columns then, or a copy in the last stage.
+        is_tied: Whether the head computes with the embedding's matrix: the first stage does, and shares copy their columns of it.
     """
     everywhere = sum(size for name, size in sizes.items() if any(part in name for part in _WHOLE))
-    copies = sizes[_EMBEDDING] if is_tied and ranks > 1 else 0
+    copies = sizes[_EMBEDDING] if is_tied and is_shared else 0
     return sum(sizes.values()) + (everywhere * (ranks - 1) if is_shared else 0) + copies
 
 

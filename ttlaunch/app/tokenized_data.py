@@ -9,11 +9,11 @@ import hashlib
 import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttlaunch.diagnostics import shown
+from ttlaunch.diagnostics import file_error, shown, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.running.pretrained.read_tokenizer import FoundTokenizer
@@ -35,15 +35,13 @@ def tokenizer_keys(folder: Path) -> list[str]:
     Raises:
         PretrainedError: The tokenizer is not taken.
     """
-    from ttlaunch.running.pretrained.read_folder import PretrainedError, read_object
+    from ttlaunch.running.pretrained.read_folder import PretrainedError
     from ttlaunch.running.pretrained.read_tokenizer import TOKENIZER, read_tokenizer
-    from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
 
-    path = folder / TOKENIZER
-    if not path.exists():
+    if not (folder / TOKENIZER).exists():
         return []
     try:
-        if read_object(path) == tokenizer_json("byte", vocabulary=_BYTES):
+        if is_byte_tokenizer(folder):
             return []
         found = read_tokenizer(folder)
     except OSError as error:
@@ -54,6 +52,20 @@ def tokenizer_keys(folder: Path) -> list[str]:
         "tokenizer_sha256": _quoted(found.sha256),
     }
     return [f"training_config.{key}={value}" for key, value in keys.items()]
+
+
+def is_byte_tokenizer(folder: Path) -> bool:
+    """Whether the tokenizer in a folder is that of our own models of bytes.
+
+    Raises:
+        OSError: It cannot be read.
+        PretrainedError: It is no JSON, or too large.
+    """
+    from ttlaunch.running.pretrained.read_folder import read_object
+    from ttlaunch.running.pretrained.read_tokenizer import TOKENIZER
+    from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
+
+    return read_object(folder / TOKENIZER) == tokenizer_json("byte", vocabulary=_BYTES)
 
 
 def _quoted(text: str) -> str:
@@ -98,6 +110,33 @@ def tokenize_corpus(loaded: LoadedConfig, corpus: Corpus, working_folder: Path) 
         message = f"{shown(error.filename or where, longest=_LONGEST)}: {reason}"
         raise CorpusError(CorpusReason.NO_TOKENS, message) from error
     return file
+
+
+def tokens_of_texts(texts: Sequence[str], tokenizer: Path) -> bytes:
+    """Return the tokens of texts, one after the other, as a file for `tokenizer_type: ids`.
+
+    Args:
+        texts: The texts; each is encoded by itself, with the special tokens that the tokenizer puts at its ends.
+        tokenizer: A `tokenizer.json`, which a limited child reads.
+
+    Raises:
+        CorpusError: The library that reads it is not installed.
+        LaunchError: The file cannot be read, or is no tokenizer.
+    """
+    from ttlaunch.running.pretrained.read_tokenizer import encode_texts
+    from ttlaunch.spec.recipe.adapters import need_package
+    from ttlaunch.spec.recipe.corpus import TOKENS_MARK
+    from ttlaunch.untrusted.child import UntrustedError
+
+    need_package("tokenizers")
+    try:
+        tokens, rows = encode_texts(texts, tokenizer)
+    except OSError as error:
+        raise file_error(tokenizer, error, verb="read") from error
+    except UntrustedError as error:
+        raise usage_error(f"{shown(tokenizer, longest=_LONGEST)} makes no tokens of the texts: {error}") from error
+    lines = (" ".join(map(str, row)) for row in rows if row)
+    return "\n".join([f"{TOKENS_MARK} {tokens}", *lines, ""]).encode()
 
 
 def named_tokenizer(where: str, sha256: str | None, working_folder: Path) -> FoundTokenizer:

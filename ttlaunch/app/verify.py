@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ttlaunch.app.ask_head import Head
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.app.serve import ServeOptions, context_of_training, find_served, weights_served_by
+from ttlaunch.app.serve import ServeOptions, find_served, most_context, weights_served_by
 from ttlaunch.diagnostics import Diagnostic, counted, file_error, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.serving import wire
@@ -113,10 +113,11 @@ def find_weights(
         LaunchError: There are no such weights there, or they cannot be served.
     """
     spec, found = find_served(where, options, runs_dir=runs_dir, working_folder=working_folder)
-    newest = Path(spec.resume or "")
-    of_step = newest.with_name(f"step-{receipt.step}")
-    if weights_served_by(spec) != receipt.weights_sha256 and of_step != newest and of_step.is_dir():
-        spec, found = find_served(str(of_step), options, runs_dir=runs_dir, working_folder=working_folder)
+    newest = Path(spec.resume) if spec.resume else None
+    of_step = newest and newest.with_name(f"step-{receipt.step}")
+    if weights_served_by(spec) != receipt.weights_sha256 and of_step and of_step != newest and of_step.is_dir():
+        where = str(of_step)
+        spec, found = find_served(where, options, runs_dir=runs_dir, working_folder=working_folder)
     if (here := weights_served_by(spec)) != receipt.weights_sha256:
         message = (
             f"the receipt is for weights {receipt.weights_sha256[:_SHORT]}, and {shown(where, longest=_LONGEST_PATH)} has "
@@ -124,11 +125,11 @@ def find_weights(
         )
         told = f"the receipt says that they are those of {shown(receipt.model)}, step {receipt.step}"
         raise usage_error(message, "`--run RUN|CHECKPOINT` names other weights", notes=(told,))
-    if receipt.context > (trained := context_of_training(spec)):
+    if receipt.context > (trained := most_context(spec)):
         message = f"the receipt has a context of {receipt.context} tokens, and its weights were trained with {trained}"
         raise usage_error(message, "it was changed, or is not from these weights")
-    override = f"serve_config.max_context={receipt.context}"
-    return replace(spec, overrides=(*spec.overrides, override)), found
+    options = replace(options, max_context=receipt.context)
+    return find_served(where, options, runs_dir=runs_dir, working_folder=working_folder)[0], found
 
 
 def check_prompt(receipt: Receipt, prompt: str | None, *, where: str) -> None:

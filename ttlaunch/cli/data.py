@@ -37,7 +37,8 @@ def data(
     form: PlainFormat = Format.FULL,
 ) -> None:
     """Make a training file from a dataset or a text, as plain text or as token ids."""
-    from ttlaunch.spec.recipe.adapters import AdapterError, encode_texts, read_dataset
+    from ttlaunch.app.tokenized_data import tokens_of_texts
+    from ttlaunch.spec.recipe.adapters import AdapterError, read_dataset
     from ttlaunch.spec.recipe.corpus import CorpusError, read_corpus
 
     if str(write) == "-":
@@ -51,7 +52,7 @@ def data(
         if tokenizer is None:
             content = "".join(text if text.endswith("\n") else f"{text}\n" for text in texts).encode()
         else:
-            content = encode_texts(texts, tokenizer=tokenizer)
+            content = tokens_of_texts(texts, tokenizer)
     except CorpusError as error:
         hints = (error.hint,) if error.hint else ()
         if error.package:  # the tokenizer or dataset needs a library that is not installed here

@@ -32,7 +32,12 @@ _MOST_TOKENS = 1 << 17
 
 
 def generate(
-    run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="latest|RUN|PATH|FOLDER", help="A run, one of its checkpoints, or a folder of transformers."
+        ),
+    ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to continue; `-` reads standard input.")],
     *,
     max_tokens: Annotated[
@@ -75,7 +80,7 @@ def generate(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Continue a text with the model of a run, as it was trained.
+    """Continue a text with the model of a run, as it was trained, or with one that transformers saved.
 
     The model computes the same logits as in training, to the bit, so equal seeds give equal texts with any number of ranks.
     """

@@ -12,7 +12,7 @@ from ttlaunch.app.execute import RunOptions, make_ready, marks_of_command
 from ttlaunch.cli.console import exit_with, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import Exact, On, OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
-from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics import Format, shown, usage_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 [bold]ttlaunch serve latest[/bold]   talk to the newest checkpoint of all runs at http://127.0.0.1:5050
 
+[bold]ttlaunch serve SmolLM2-135M-Instruct[/bold]   a folder that transformers saved, with its tokenizer and chat template
+
 [bold]ttlaunch serve latest --ranks 2 --split columns[/bold]   two ranks share every matrix; the texts are the same
 
 [bold]ttlaunch serve latest --follow[/bold]   talk to a run while it trains: new texts get its newest weights
@@ -44,7 +46,12 @@ EXAMPLES = """\
 
 
 def serve(
-    run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")] = "latest",
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="latest|RUN|PATH|FOLDER", help="A run, one of its checkpoints, or a folder of transformers."
+        ),
+    ] = "latest",
     *,
     ranks: SharingRanks = 1,
     split: Annotated[
@@ -79,7 +86,12 @@ def serve(
     ] = 32,
     max_context: Annotated[
         int | None,
-        typer.Option("--max-context", min=2, metavar="N", help="Most tokens of a text; unless given, as in training."),
+        typer.Option(
+            "--max-context",
+            min=2,
+            metavar="N",
+            help="Most tokens of a text; unless given, as in training, of a folder up to 4096.",
+        ),
     ] = None,
     restart: Annotated[
         int, typer.Option("--restart", min=0, metavar="N", help="Start ranks again up to N times; open texts go on.")
@@ -124,6 +136,8 @@ def serve(
     dialogue = TerminalDialogue(form, verbose=verbose)
     marks = marks_of_command()
     prepared, memory, newer = _prepared(run, how, runs_dir=runs_dir, dialogue=dialogue)
+    if follow and newer is None:
+        raise usage_error(f"`--follow` waits for checkpoints of a run, and {shown(run)} is a folder that nobody trains")
     if dry_run:
         _show(prepared, memory, form=form, dialogue=dialogue)
     ports = open_ports(door)
@@ -142,8 +156,8 @@ def serve(
 
 def _prepared(
     run: str, how: "ServeOptions", *, runs_dir: Path, dialogue: TerminalDialogue
-) -> "tuple[PreparedRun, ServedMemory, NewerWeights]":
-    """Check everything but the ports, and return the plan, what it takes, and what looks for newer weights."""
+) -> "tuple[PreparedRun, ServedMemory, NewerWeights | None]":
+    """Check everything but the ports, and return the plan, what it takes, and what looks for newer weights of a run."""
     from ttlaunch.app.newer_weights import NewerWeights
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.serve import find_served
@@ -159,7 +173,7 @@ def _prepared(
     def spec_of(folder: Path) -> "RunSpec":
         return find_served(str(folder), how, runs_dir=runs_dir, working_folder=Path.cwd())[0]
 
-    return prepared, memory, NewerWeights(Path(spec.resume or ""), spec_of)
+    return prepared, memory, NewerWeights(Path(spec.resume), spec_of) if spec.resume else None
 
 
 def _show(prepared: "PreparedRun", memory: "ServedMemory", *, form: Format, dialogue: TerminalDialogue) -> NoReturn:
@@ -177,7 +191,7 @@ def _work(
     *,
     dialogue: TerminalDialogue,
     restart: int,
-    newer: "NewerWeights",
+    newer: "NewerWeights | None",
     follow: bool,
 ) -> "Callable[[Begun], list[Outcome]]":
     """Return what a supervisor does."""
@@ -188,8 +202,8 @@ def _work(
 
     def work(begun: "Begun") -> "list[Outcome]":
         with serving_door(ports, options) as (door, answering):
-            told = telling(door, begun, served=lambda: newer.served)
-            with newer.watched(door.retire) if follow else nullcontext():
+            told = telling(door, begun, served=lambda: newer.served if newer else None)
+            with newer.watched(door.retire) if newer and follow else nullcontext():
                 return run_with_restarts(
                     prepared,
                     answering,
@@ -198,7 +212,7 @@ def _work(
                     ready=ready,
                     begun=told,
                     ended=door.ended,
-                    onward=newer.following,
+                    onward=newer.following if newer else lambda _: None,
                 )
 
     return work

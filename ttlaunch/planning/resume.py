@@ -18,6 +18,7 @@ from ttlaunch.spec.recipe.config import LoadedConfig
 
 _OF_ONE_WORKER = re.compile(r"optimizer\.weights\..+~[0-9]+of[0-9]+\Z")
 _LONGEST_OPTIONS = 200
+_LENGTH = "transformer_config.max_sequence_length"
 _NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
 
 
@@ -72,9 +73,13 @@ def check_same_training(
 
 
 def check_same_model(manifest: Mapping[str, Any], loaded: LoadedConfig) -> list[Diagnostic]:
-    """Report every key by which this configuration describes another model than the checkpoint's."""
+    """Report every key by which this configuration describes another model than the checkpoint's.
+
+    How long the texts of a llama are is none of them: its positions need no weights.
+    """
     now, model = loaded.checked.model_dump(mode="json"), type(loaded.checked)
-    shape = marked(model, Bits.SHAPE)
+    is_llama = now["training_config"]["model_type"] == "llama"
+    shape = tuple(key for key in marked(model, Bits.SHAPE) if not (is_llama and key == _LENGTH))
     changes = [one for one in _changes(manifest["config"], now, model=model, fixed=()) if _is_in(one.key, shape)]
     what = "the checkpoint is of another model"
     return [_diagnose("C041", what, changes, loaded=loaded, hints=_as_before(changes))] if changes else []

@@ -90,12 +90,19 @@ class Child:
         process = start(limits, descriptor)
         self._process = process
         self._requests, self._answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        self._said = bytearray()
+        """The first bytes since the last request: the reason, if the child ends instead of answering."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child still runs."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End the child, whatever it does."""
@@ -107,6 +114,7 @@ class Child:
 
     def send(self, request: Mapping[str, Any], *, is_last: bool = False) -> None:
         """Give the child a request; what a child that has ended would have said comes with the answer."""
+        self._said.clear()
         with contextlib.suppress(OSError):
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
@@ -125,7 +133,20 @@ class Child:
             found += piece
             if len(found) > most:
                 raise UntrustedError(f"what it becomes has more than {_size(most)}")
-        self._check_end(bytes(found), deadline)
+        self._check_end(deadline)
+        return bytes(found)
+
+    def line(self, most: int = ANSWER) -> bytes:
+        """Return what the child writes up to the end of a line, of which more may follow.
+
+        Raises:
+            UntrustedError: The child ended before, or the line is longer.
+        """
+        found = bytearray()
+        for piece in iter(lambda: b"".join(self.pieces(1)), b"\n"):
+            found += piece
+            if len(found) > most:
+                raise UntrustedError(f"what it becomes has more than {_size(most)}")
         return bytes(found)
 
     def pieces(self, size: int) -> Iterator[bytes]:
@@ -138,7 +159,7 @@ class Child:
         while size:
             piece = self._read(min(16 * _PIECE, size), deadline)
             if not piece:
-                self._check_end(b"", deadline)
+                self._check_end(deadline)
                 raise UntrustedError("its reader ended too early")
             size -= len(piece)
             yield piece
@@ -150,15 +171,17 @@ class Child:
         waiting.register(descriptor, select.POLLIN)
         if not waiting.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
             raise UntrustedError(f"its reader was stuck for {self._wall_s:.0f} s")
-        return os.read(descriptor, most)
+        piece = os.read(descriptor, most)
+        self._said += piece[: _LONGEST_REASON - len(self._said)]
+        return piece
 
-    def _check_end(self, said: bytes, deadline: float) -> None:
+    def _check_end(self, deadline: float) -> None:
         """Raise the reason for which the child has ended, unless it has done its task."""
         try:
             status = self._process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise UntrustedError(f"its reader was stuck for {self._wall_s:.0f} s") from None
-        reason = said[:_LONGEST_REASON].decode(errors="replace").strip()
+        reason = self._said.decode(errors="replace").strip()
         if status == 0:
             return
         if status == NO_LIBRARY:

@@ -96,7 +96,8 @@ def test_the_tokenizer_takes_every_text_apart_and_together_again(tmp_path, cut):
 @pytest.mark.parametrize(
     ("tokenizer", "said"),
     [
-        ({"model": "llama"}, "its tokenizer is `llama`, SentencePiece, and only `gpt2`"),
+        ({"model": "t5"}, "its tokenizer is `t5`, and only `gpt2`"),
+        ({"model": "llama"}, "`tokenizer.ggml.scores` or `tokenizer.ggml.token_type` is missing"),
         ({"cut": None}, "its tokenizer cuts texts as `None` does"),
         ({"cut": "deepseek-llm"}, "its tokenizer cuts texts as `deepseek-llm` does"),
     ],

@@ -5,7 +5,8 @@ import logging
 import pytest
 
 from tests.runtime.serving.served_models import configuration, random_model, random_texts
-from ttlaunch.running.checkpoints.tensor_file import Transposed, read_bytes, read_header, write_tensors
+from ttlaunch.running.checkpoints.derived_tensors import Transposed
+from ttlaunch.running.checkpoints.tensor_file import read_bytes, read_header, write_tensors
 from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
 from ttlaunch.running.pretrained.write_folder import write_model_folder
 

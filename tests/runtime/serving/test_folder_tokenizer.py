@@ -14,6 +14,7 @@ from ttlaunch.running.pretrained.read_tokenizer import read_tokenizer as find_to
 from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json  # noqa: E402
 from ttlaunch.runtime.serving.folder_tokenizer import read_tokenizer  # noqa: E402
 from ttlaunch.spec.recipe.corpus import read_corpus  # noqa: E402
+from ttlaunch.untrusted.child import UntrustedError  # noqa: E402
 
 
 def written(folder, content):
@@ -48,6 +49,45 @@ def test_other_cuts_are_the_same_in_pieces(tmp_path, cut, monkeypatch):
     text = read_corpus(None).characters[:60_000] + "naïve\r\n\n  end.\n\nEnd 12\n3"
     ids = [token for piece in encode_text(text, file) for token in piece]
     assert tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids == ids
+
+
+def trained_tokenizer(kind, text):
+    """A tokenizer that begins a text with a space, as SentencePiece's do, saved as the library saves it."""
+    lines, unknown = [*text.split("\n"), "\n"], "<unk>"
+    if kind == "Unigram":
+        made = tokenizers.Tokenizer(tokenizers.models.Unigram())
+        made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+        trainer = tokenizers.trainers.UnigramTrainer(vocab_size=300, unk_token=unknown, special_tokens=[unknown])
+    else:
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=unknown, byte_fallback=True))
+        steps = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+        made.normalizer = tokenizers.normalizers.Sequence(steps)
+        made.decoder = tokenizers.decoders.Metaspace()
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=[unknown], show_progress=False)
+    made.train_from_iterator(lines, trainer)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["Unigram", "BPE"])
+def test_a_tokenizer_that_begins_a_text_with_a_space_goes_on_without_one(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr("ttlaunch.running.pretrained.read_tokenizer._CHUNK", 500)
+    text = read_corpus(None).characters[:20_000]
+    made = trained_tokenizer(kind, text)
+    file, sha256 = written(tmp_path / kind, made.to_str().encode())
+    ids = [token for piece in encode_text(text, file) for token in piece]
+    assert made.encode(text, add_special_tokens=False).ids == ids
+    served = read_tokenizer(str(file), sha256=sha256, vocabulary=made.get_vocab_size(), ends=())
+    assert f" {text}" == joined(served, ids)
+
+
+def test_the_reason_why_a_tokenizer_is_refused_is_that_of_its_reader(tmp_path):
+    file, _ = written(tmp_path / "w", {"model": {"type": "WordPiece", "vocab": {}}})
+    with pytest.raises(UntrustedError, match="has the part 'WordPiece'"):
+        list(encode_text("a", file))
+    unknown = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}
+    file, _ = written(tmp_path / "u", {"version": "1.0", "model": unknown})
+    with pytest.raises(UntrustedError, match="it has no tokens for a text: WordLevel error"):
+        list(encode_text("b", file))
 
 
 def test_special_tokens_are_no_text_and_more_rows_than_tokens_are_none(tmp_path):

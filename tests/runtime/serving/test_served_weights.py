@@ -99,7 +99,8 @@ def test_the_bytes_of_all_ranks_are_predicted(saved, kind, is_shared):
     if is_shared:
         parts = [{"place": place, "count": ranks} for place in range(ranks)]
     else:
-        parts = [{"blocks": [at], "has_embedding": at == 0, "has_head": at == ranks - 1} for at in range(ranks)]
+        head = 0 if is_tied else ranks - 1
+        parts = [{"blocks": [at], "has_embedding": at == 0, "has_head": at == head} for at in range(ranks)]
     have = sum(value.nbytes for part in parts for value in build(cfg, rank, **part).parameters())
     # of a tied matrix, a share's products copy their columns of the embedding
     have += VOCABULARY * SIZES["width"] * 4 if is_tied and is_shared else 0

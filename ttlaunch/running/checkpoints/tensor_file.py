@@ -46,12 +46,12 @@ class Extent:
     end: int
 
 
-class FiledTensor(Protocol):
-    """A tensor that is stored in one file or several."""
+class DescribedTensor(Protocol):
+    """What is known of a tensor without its values."""
 
     @property
     def path(self) -> Path:
-        """The tensor's file, or one of its files."""
+        """The file, or one of the files, that has the values or what they are computed from."""
 
     @property
     def dtype(self) -> str: ...
@@ -62,28 +62,18 @@ class FiledTensor(Protocol):
     @property
     def size(self) -> int:
         """The number of bytes."""
+
+
+class FiledTensor(DescribedTensor, Protocol):
+    """A tensor that is stored in one file or several."""
 
     def extents(self) -> list[Extent]:
         """Return the parts of files that together are the tensor's bytes, in their order."""
 
 
 @runtime_checkable
-class ComputedTensor(Protocol):
+class ComputedTensor(DescribedTensor, Protocol):
     """A tensor whose bytes are not those of a file, but computed from them."""
-
-    @property
-    def path(self) -> Path:
-        """The file, or one of the files, that it is computed from."""
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes of the tensor, in any pieces."""
@@ -175,57 +165,13 @@ def _check_places(tensors: Mapping[str, StoredTensor], *, base: int) -> None:
             raise TensorFileError(f"{start - end} bytes between {before} and {after} belong to no tensor")
 
 
-@dataclass(frozen=True)
-class Transposed:
-    """A matrix with rows and columns exchanged.
+def integer_type(dtype: str) -> Literal["B", "H", "I", "Q"]:
+    """Return the letter of `struct` for an integer of the size of a value.
 
-    Attributes:
-        source: The matrix; a value of it takes whole bytes.
+    Raises:
+        KeyError: A value of the type takes no whole bytes.
     """
-
-    source: AnyTensor
-
-    @property
-    def path(self) -> Path:
-        """The file, or one of the files, of the matrix."""
-        return self.source.path
-
-    @property
-    def dtype(self) -> str:
-        return self.source.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        rows, columns = self.source.shape
-        return columns, rows
-
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return self.source.size
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes of each row. Cost: the matrix is in memory once.
-
-        Raises:
-            OSError: A file cannot be read, or ends too early.
-        """
-        unit, (rows, columns) = _UNITS[_BITS[self.dtype]], self.source.shape
-        if not rows * columns:
-            return
-        stored = bytearray(self.source.size)
-        place = 0
-        for piece in pieces_of(self.source):
-            stored[place : place + len(piece)] = piece
-            place += len(piece)
-        values = memoryview(stored).cast(unit)
-        for column in range(columns):
-            yield values[column::columns].tobytes()
-
-
-def transposed(tensor: AnyTensor) -> AnyTensor:
-    """Return a matrix with rows and columns exchanged; one that was exchanged already as it was before."""
-    return tensor.source if isinstance(tensor, Transposed) else Transposed(tensor)
+    return _UNITS[_BITS[dtype]]
 
 
 def pieces_of(tensor: AnyTensor) -> Iterator[bytes]:

@@ -22,7 +22,8 @@ from typing import Any, BinaryIO, Self
 from ttlaunch.diagnostics import closest, listed, shown
 from ttlaunch.records.parser import BadRecord, Count, Size, Value, Word, load, parse, record
 from ttlaunch.records.regular_files import open_regular
-from ttlaunch.running.checkpoints.tensor_file import Extent, StoredTensor, Transposed
+from ttlaunch.running.checkpoints.derived_tensors import Rows, Transposed
+from ttlaunch.running.checkpoints.tensor_file import Extent, StoredTensor
 from ttlaunch.running.pretrained.read_folder import PretrainedError
 from ttlaunch.untrusted.child import CPU_S, Child, UntrustedError, read_limited
 
@@ -120,7 +121,7 @@ class Dequantised:
         reader: Who computes them.
     """
 
-    source: StoredTensor | OrderedRows
+    source: StoredTensor | Rows
     reader: ValueReader = field(compare=False)
     dtype: str = "F32"
 
@@ -147,43 +148,7 @@ class Dequantised:
         return self.reader.values(self.source.dtype, self.source.extents(), size=self.size)
 
 
-@dataclass(frozen=True)
-class OrderedRows:
-    """A stored matrix with its rows in another order.
-
-    Attributes:
-        source: The stored matrix.
-        rows: For each row the one that takes its place.
-    """
-
-    source: StoredTensor
-    rows: tuple[int, ...]
-
-    @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def dtype(self) -> str:
-        return self.source.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return self.source.size
-
-    def extents(self) -> list[Extent]:
-        """Return the parts of the file that are the rows, in their order."""
-        row = self.source.size // len(self.rows)
-        starts = [self.source.start + number * row for number in self.rows]
-        return [Extent(self.path, start, start + row) for start in starts]
-
-
-GgufTensor = StoredTensor | OrderedRows | Dequantised | Transposed
+GgufTensor = StoredTensor | Rows | Dequantised | Transposed
 
 
 @dataclass(frozen=True)
@@ -383,7 +348,7 @@ def _llama(keys: _Keys, reader: ValueReader) -> tuple[dict[str, Any], dict[str, 
         match = _IN_A_BLOCK.match(name)
         exchanged = {"attn_q": heads, "attn_k": shared}.get(match[2]) if match and match[3] == "weight" else None
         rows = _in_halves(stored, exchanged, file=keys.file) if exchanged is not None else None
-        tensors[theirs] = _values_of(OrderedRows(stored, rows) if rows else stored, reader)
+        tensors[theirs] = _values_of(Rows(stored, rows) if rows else stored, reader)
     return config, tensors
 
 
@@ -413,7 +378,7 @@ def _in_halves(stored: StoredTensor, heads: int, *, file: str) -> tuple[int, ...
     return tuple(at * head + 2 * pair + half for at in range(heads) for half in range(2) for pair in range(head // 2))
 
 
-def _values_of(stored: StoredTensor | OrderedRows, reader: ValueReader) -> StoredTensor | OrderedRows | Dequantised:
+def _values_of(stored: StoredTensor | Rows, reader: ValueReader) -> StoredTensor | Rows | Dequantised:
     return stored if stored.dtype in PLAIN else Dequantised(stored, reader)
 
 

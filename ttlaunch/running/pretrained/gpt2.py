@@ -15,7 +15,8 @@ from typing import Any
 
 from ttlaunch.diagnostics import listed, shown
 from ttlaunch.records.parser import BadRecord, Count, Flag, Number, Word, parse, record
-from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor, transposed
+from ttlaunch.running.checkpoints.derived_tensors import transposed
+from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor
 from ttlaunch.running.pretrained.read_folder import CONFIG, PretrainedError
 
 NORM_EPSILON = 1e-5

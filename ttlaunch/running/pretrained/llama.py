@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ttlaunch.diagnostics import shown
 from ttlaunch.records.parser import Amount, BadRecord, Count, Flag, Json, Word, parse, record
-from ttlaunch.running.checkpoints.tensor_file import AnyTensor, Extent, FiledTensor, pieces_of
+from ttlaunch.running.checkpoints.derived_tensors import Rows, StackedRows
+from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor
 from ttlaunch.running.pretrained.read_folder import CONFIG, PretrainedError
 
 _HEAD = "head.output.weight"
@@ -39,86 +38,7 @@ _BASE = "model."
 _BUFFER = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq\Z")
 """Frequencies of positions, which older files contain and which the configuration says."""
 _SCALED, _PLAIN = "llama3", "default"
-
-
-@dataclass(frozen=True)
-class StackedRows:
-    """Matrices of equal width and type, one behind the other.
-
-    Attributes:
-        parts: The matrices, from the first rows to the last.
-    """
-
-    parts: tuple[AnyTensor, ...]
-
-    @property
-    def path(self) -> Path:
-        """The file, or one of the files, of the first matrix."""
-        return self.parts[0].path
-
-    @property
-    def dtype(self) -> str:
-        return self.parts[0].dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
-
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return sum(part.size for part in self.parts)
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes of one matrix after the other.
-
-        Raises:
-            OSError: A file cannot be read, or ends too early.
-        """
-        for part in self.parts:
-            yield from pieces_of(part)
-
-
-@dataclass(frozen=True)
-class SomeRows:
-    """Some rows of a stored matrix.
-
-    Attributes:
-        source: The matrix.
-        rows: Which of its rows.
-    """
-
-    source: FiledTensor
-    rows: range
-
-    @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def dtype(self) -> str:
-        return self.source.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.source.shape[1:])
-
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return self.source.size // self.source.shape[0] * len(self.rows)
-
-    def extents(self) -> list[Extent]:
-        """Return the parts of files that have the rows, in their order."""
-        row = self.source.size // self.source.shape[0]
-        first, last = row * self.rows.start, row * self.rows.stop
-        found, place = [], 0
-        for extent in self.source.extents():
-            start, end = max(first, place), min(last, place + extent.end - extent.start)
-            if start < end:
-                found.append(Extent(extent.path, extent.start + start - place, extent.start + end - place))
-            place += extent.end - extent.start
-        return found
+_LONGEST_TEXT = 10**8
 
 
 def llama_names(num_blocks: int, *, tied: bool) -> dict[str, tuple[str, ...]]:
@@ -153,7 +73,7 @@ def as_llama(weights: Mapping[str, FiledTensor], sizes: Mapping[str, Any]) -> di
         cuts = {3: (0, rows - 2 * keys, rows - keys, rows), 2: (0, rows // 2, rows)}.get(len(theirs), (0, rows))
         for place, name in enumerate(theirs):
             is_whole = len(theirs) == 1
-            found[name] = weights[ours] if is_whole else SomeRows(weights[ours], range(cuts[place], cuts[place + 1]))
+            found[name] = weights[ours] if is_whole else Rows(weights[ours], range(cuts[place], cuts[place + 1]))
     return found
 
 
@@ -174,7 +94,7 @@ def llama_config(sizes: Mapping[str, Any], *, vocabulary: int) -> dict[str, Any]
         "model_type": "llama",
         "hidden_act": "silu",
         "vocab_size": vocabulary,
-        "max_position_embeddings": sizes["max_sequence_length"],
+        "max_position_embeddings": max(sizes["max_sequence_length"], sizes.get("max_position_embeddings") or 0),
         "hidden_size": sizes["embedding_dim"],
         "intermediate_size": sizes["mlp_dim"] or 4 * sizes["embedding_dim"],
         "num_hidden_layers": sizes["num_blocks"],
@@ -249,6 +169,9 @@ def parse_llama_config(content: Mapping[str, Any]) -> tuple[LlamaConfig, dict[st
         raise PretrainedError(f"{CONFIG}: {config.reason}")
     reasons = list(_other_computation(config))
     positions, others = _positions(config)
+    if not 2 <= config.max_position_embeddings <= _LONGEST_TEXT:  # noqa: PLR2004 - the bounds of our key
+        longest = config.max_position_embeddings
+        reasons.append(f"{CONFIG}: `max_position_embeddings` is {longest}, expected 2 to {_LONGEST_TEXT}")
     if reasons or others:
         raise PretrainedError(*reasons, *others)
     return config, positions
@@ -320,6 +243,7 @@ def sizes_of_llama(config: LlamaConfig, positions: Mapping[str, Any]) -> dict[st
         "mlp_dim": config.intermediate_size,
         "tie_embeddings": config.tie_word_embeddings,
         "norm_epsilon": float(config.rms_norm_eps),
+        "max_position_embeddings": config.max_position_embeddings,
         **positions,
     }
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttlaunch.diagnostics import shown
-from ttlaunch.records.parser import BadRecord, Count, load, parse, record
+from ttlaunch.records.parser import BadRecord, Count, Flag, load, parse, record
 from ttlaunch.records.regular_files import open_regular
 from ttlaunch.running.pretrained.read_folder import PretrainedError, read_object
-from ttlaunch.untrusted.child import CPU_S, Child, UntrustedError
+from ttlaunch.untrusted.child import CPU_S, MEMORY, Child, UntrustedError
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -31,6 +32,10 @@ _BYTES_A_CPU_SECOND = 100_000
 """Bytes of text that any machine encodes in a second of processor time."""
 _CHUNK = 2**18
 """Characters that are encoded at once, at least."""
+_BYTES_A_CHARACTER = 256
+"""Bytes of memory for a character of a text that is encoded at once."""
+_BEFORE = 64
+"""Characters before these that are encoded with them, and left out again."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,12 @@ class _Facts:
     vocabulary: Count
     largest: Count
     numbers: tuple[Count | None, ...]
+    is_known: Flag
+
+    @property
+    def tokens(self) -> int:
+        """Return one more than the largest number of a token."""
+        return max(self.vocabulary, self.largest + 1)
 
 
 def read_tokenizer(folder: Path) -> FoundTokenizer:
@@ -86,8 +97,7 @@ def read_tokenizer(folder: Path) -> FoundTokenizer:
     if isinstance(facts, BadRecord):
         raise PretrainedError(f"{TOKENIZER}: {facts.reason}")
     ends = tuple(number for number in facts.numbers if number is not None)
-    vocabulary = max(facts.vocabulary, facts.largest + 1)
-    return FoundTokenizer(path, digest, vocabulary, special, ends, _template_of(folder, settings))
+    return FoundTokenizer(path, digest, facts.tokens, special, ends, _template_of(folder, settings))
 
 
 def encode_text(text: str, tokenizer: Path) -> Iterator[array[int]]:
@@ -103,33 +113,74 @@ def encode_text(text: str, tokenizer: Path) -> Iterator[array[int]]:
         OSError: The file cannot be read.
         UntrustedError: It is no tokenizer that is taken, or it has no tokens for the text.
     """
+    with _encoder(tokenizer, characters=len(text)) as child:
+        child.send({"tokens": []})
+        child.line()
+        for before, piece in _pieces(text):
+            yield _encoded(child, before, piece, ends="")
+
+
+def encode_texts(texts: Sequence[str], tokenizer: Path) -> tuple[int, list[array[int]]]:
+    """Return the number of tokens of a tokenizer, and the tokens of each text, with those that the tokenizer puts at its ends.
+
+    Nothing else uses the file, so it may have any parts. A text is then encoded at once, because where it may be cut is not known.
+
+    Args:
+        texts: The texts.
+        tokenizer: A `tokenizer.json`.
+
+    Cost: as that of `encode_text`; of unknown parts, memory for the tokens of the longest text.
+
+    Raises:
+        OSError: The file cannot be read.
+        UntrustedError: It is no tokenizer, it has no tokens for a text, or takes too much time or memory for it.
+    """
+    characters, longest = sum(map(len, texts)), max(map(len, texts), default=0)
+    with _encoder(tokenizer, characters=characters, memory=MEMORY + _BYTES_A_CHARACTER * longest) as child:
+        child.send({"tokens": [], "takes_any": True})
+        facts = parse(_Facts, load(child.line()))
+        if isinstance(facts, BadRecord):
+            raise UntrustedError(facts.reason)
+        found = []
+        for text in texts:
+            pieces = list(_pieces(text)) if facts.is_known else [("", text)]
+            ids = array("I")
+            for number, (before, piece) in enumerate(pieces, start=1):
+                ends = {(True, True): "both", (True, False): "begin", (False, True): "end"}
+                ids += _encoded(child, before, piece, ends=ends.get((number == 1, number == len(pieces)), ""))
+            found.append(ids)
+        return facts.tokens, found
+
+
+@contextmanager
+def _encoder(tokenizer: Path, *, characters: int, memory: int = MEMORY) -> Iterator[Child]:
     with open_regular(tokenizer, follow=True) as file:
-        cpu_s = CPU_S + len(text) // _BYTES_A_CPU_SECOND
-        with Child("tokenizer", file=file, cpu_s=cpu_s, wall_s=60.0 + 20.0 * cpu_s) as child:
-            child.send({"tokens": []})
-            b"".join(_line(child))
-            for piece in _pieces(text):
-                child.send({"text": piece})
-                count = int.from_bytes(b"".join(child.pieces(4)), "little")
-                yield array("I", b"".join(child.pieces(4 * count)))
+        cpu_s = CPU_S + characters // _BYTES_A_CPU_SECOND
+        with Child("tokenizer", file=file, cpu_s=cpu_s, memory=memory, wall_s=60.0 + 20.0 * cpu_s) as child:
+            yield child
 
 
-def _line(child: Child) -> Iterator[bytes]:
-    yield from iter(lambda: b"".join(child.pieces(1)), b"\n")
+def _encoded(child: Child, before: str, piece: str, *, ends: str) -> array[int]:
+    child.send({"text": before + piece, "skip": len(before), "ends": ends})
+    count = int.from_bytes(b"".join(child.pieces(4)), "little")
+    return array("I", b"".join(child.pieces(4 * count)))
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
     """Cut a text where every tokenizer that is taken cuts it too: between a letter or digit and a line break.
 
-    A tokenizer that cuts nowhere could join the two; none that was made for texts of several lines has such a token.
+    A tokenizer that cuts nowhere could join the two; none that was made for texts of several lines has such a token. With
+    each piece comes some of the text before it, because a tokenizer may begin a text otherwise than it goes on, as with a space.
     """
     start = 0
+    if not text:
+        yield "", ""
     while start < len(text):
         end = text.find("\n", start + _CHUNK)
         while end >= 0 and not text[end - 1].isalnum():
             end = text.find("\n", end + 1)
         end = len(text) if end < 0 else end
-        yield text[start:end]
+        yield text[max(0, start - _BEFORE) : start], text[start:end]
         start = end
 
 

@@ -149,19 +149,25 @@ class Link:
 
     async def run(self) -> None:
         """Keep the connection, until cancelled."""
-        while True:
-            self._reconnect.clear()
-            try:
-                reader, writer = await self._connect()
-            except OSError:
-                self._give_up_late()
+        try:
+            while True:
+                await self._run_once()
                 await asyncio.sleep(_TRY_EVERY_S)
-                continue
-            try:
-                await self._converse(reader, writer)
-            finally:
-                self._lose(writer)
-            await asyncio.sleep(_TRY_EVERY_S)
+        finally:
+            self.templates.close()
+
+    async def _run_once(self) -> None:
+        """Connect to the head, if it is there, and serve the connection until it ends."""
+        self._reconnect.clear()
+        try:
+            reader, writer = await self._connect()
+        except OSError:
+            self._give_up_late()
+            return
+        try:
+            await self._converse(reader, writer)
+        finally:
+            self._lose(writer)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         connection = wire.connect(self._path)
@@ -210,6 +216,8 @@ class Link:
         match message:
             case wire.Hello():
                 first, self.hello = self._writer is None, message
+                if message.chat_template is not None:
+                    self.templates.begin()
                 if first:
                     self._begin(writer)
             case wire.Pong():

@@ -1,20 +1,20 @@
-"""Write texts of `datasets` and tokens of `tokenizers`, two optional libraries, as files that a training reads.
+"""Read texts of `datasets`, an optional library, of which files are made that a training reads.
 
 The result is a text, or token ids as text. Like any other text, it has a digest, is checked before anything starts, and is
-copied to hosts. Hosts and ranks therefore need neither library.
+copied to hosts. Hosts and ranks therefore do not need the library.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ttlaunch.errors import TtlaunchError
-from ttlaunch.spec.recipe.corpus import TOKENS_MARK, CorpusError, CorpusReason
+from ttlaunch.spec.recipe.corpus import CorpusError, CorpusReason
 
 
 class AdapterError(TtlaunchError):
-    """A folder that the user named is not a dataset, or a file is not a tokenizer."""
+    """A folder that the user named is not a dataset."""
 
 
 def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
@@ -29,7 +29,7 @@ def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
         CorpusError: `datasets` is not installed.
         AdapterError: There is no such dataset, split or column, or a value is no text.
     """
-    _need("datasets")
+    need_package("datasets")
     from datasets import DatasetDict, load_from_disk  # noqa: PLC0415 - an extra, which takes seconds to import
 
     try:
@@ -48,32 +48,12 @@ def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
         yield text
 
 
-def encode_texts(texts: Sequence[str], *, tokenizer: Path) -> bytes:
-    """Return the tokens of texts, one after the other, as a file for `tokenizer_type: ids`.
-
-    Args:
-        texts: The texts; each is encoded separately, with the special tokens that the tokenizer adds.
-        tokenizer: A `tokenizer.json` of the `tokenizers` library.
+def need_package(package: str) -> None:
+    """Look for a package without importing it.
 
     Raises:
-        CorpusError: `tokenizers` is not installed.
-        AdapterError: The file is no tokenizer.
+        CorpusError: It is not installed.
     """
-    _need("tokenizers")
-    if not tokenizer.is_file():
-        raise AdapterError(f"there is no file {tokenizer}")
-    from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
-
-    try:
-        known = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # the library raises nothing narrower
-        raise AdapterError(f"{tokenizer} is no tokenizer: {error}") from error
-    rows = [" ".join(map(str, encoding.ids)) for encoding in known.encode_batch(list(texts))]
-    head = f"{TOKENS_MARK} {known.get_vocab_size(with_added_tokens=True)}"
-    return "\n".join([head, *(row for row in rows if row), ""]).encode()
-
-
-def _need(package: str) -> None:
     if find_spec(package) is None:
         message = f"the package {package} is not installed"
         raise CorpusError(CorpusReason.NO_PACKAGE, message, package=package)

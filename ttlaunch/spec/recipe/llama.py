@@ -8,7 +8,7 @@ from ttlaunch.spec.recipe.sections import TrainingFile, TransformerConfig
 
 _SIZES = "transformer_config"
 _TYPE = "training_config.model_type"
-_OF_LLAMA = ("num_kv_heads", "mlp_dim", "norm_epsilon", "rope_theta", "rope_scaling")
+_OF_LLAMA = ("num_kv_heads", "mlp_dim", "norm_epsilon", "rope_theta", "rope_scaling", "max_position_embeddings")
 
 
 def llama_heads_fit(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:

@@ -214,6 +214,11 @@ class TransformerConfig(Section):
     rope_scaling: Annotated[RopeScalingConfig | None, Bits.SHAPE, _LLAMA] = Field(
         None, description="llama: stretched rotary positions, as in Llama 3; null: positions as they are"
     )
+    max_position_embeddings: Annotated[int | None, Field(ge=2, le=10**8), Bits.FREE, _LLAMA] = Field(
+        None,
+        description="llama: tokens of the longest text for which the model was made, which `serve --max-context` may use and "
+        "an export states; null: max_sequence_length",
+    )
 
     @property
     def kv_heads(self) -> int:
