@@ -389,7 +389,7 @@ _PROMISES_INTRO = """\
 Each requirement has an id, one sentence, and the tests whose docstrings name the id. Run one with `pytest PATH::NAME`; a
 path alone means the whole file. [Guarantees](../explanation/guarantees.md) explains those about failures.
 """
-_REQUIREMENTS = re.compile(r"\b([A-E])(\d{1,2})(?:(?:-| to )\1(\d{1,2}))?\b")
+_REQUIREMENTS = re.compile(r"\b([A-EX])(\d{1,2})(?:(?:-| to )\1(\d{1,2}))?\b")
 
 
 def _promises() -> str:

@@ -51,7 +51,7 @@ class MergedLog:
         for stretch in self._new_stretches():
             if isinstance(stretch, Unkept):
                 offset = self._covered.get((stretch.rank, stretch.stream), 0)
-                yield Line(stretch.rank, stretch.stream, stretch.time, _unkept_remark(stretch), offset, 0)
+                yield Line(stretch.rank, stretch.stream, stretch.time, unkept_remark(stretch), offset, 0)
             else:
                 yield from self._lines(stretch)
 
@@ -67,7 +67,7 @@ class MergedLog:
 
     def _new_stretches(self) -> Iterator[Stretch | Unkept]:
         for line in self._log.read():
-            stretch = _parse_stretch(line)
+            stretch = parse_stretch(line)
             if isinstance(stretch, Unkept):
                 yield stretch
             elif stretch is not None and stretch.offset == self._covered.get((stretch.rank, stretch.stream), 0):
@@ -84,7 +84,7 @@ class MergedLog:
                     data, length = _read_line(file, stretch.end - offset)
                     if not length:
                         return
-                    text = _last_state(data) + _remark(length - len(data))
+                    text = last_state(data) + _remark(length - len(data))
                     shown = self._state.pop(key, None)
                     if not data.endswith(b"\n") and len(data) == length:
                         self._state[key] = text
@@ -120,7 +120,7 @@ def _hole(file: IO[bytes], offset: int) -> int:
         return max(0, file.seek(0, os.SEEK_END) - offset)
 
 
-def _last_state(data: bytes) -> bytes:
+def last_state(data: bytes) -> bytes:
     """Return the part of a line that a terminal shows at the end: what follows the last carriage return."""
     return data.removesuffix(b"\n").rstrip(b"\r").rpartition(b"\r")[2]
 
@@ -129,11 +129,11 @@ def _remark(left_out: int) -> bytes:
     return f" … and {left_out:,} more bytes".encode() if left_out else b""
 
 
-def _unkept_remark(one: Unkept) -> bytes:
+def unkept_remark(one: Unkept) -> bytes:
     return f"… {one.unkept:,} more bytes of {one.stream} could not be kept".encode()
 
 
-def _parse_stretch(line: bytes) -> Stretch | Unkept | None:
+def parse_stretch(line: bytes) -> Stretch | Unkept | None:
     """Parse a line of the merged log; None if it is damaged."""
     record = contract.read_record(line) or {}
     numbers = [record.get(name) for name in ("rank", "offset", "length", "unkept") if name in record]

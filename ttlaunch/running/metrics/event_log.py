@@ -144,6 +144,11 @@ class EventLog:
         """Whether the event of the run's end is among those that `poll` has returned."""
         return self._has_ended
 
+    @property
+    def states(self) -> list[RankState]:
+        """The states of all ranks, as far as their events have been read."""
+        return self._watch.ranks
+
     def poll(self) -> list[Event]:
         """Return the new events of a run that is known to be short."""
         return list(self.events())

@@ -1,0 +1,84 @@
+"""Run folders as the launcher and its ranks leave them, written piece by piece where a test wants that."""
+
+import json
+
+from ttlaunch import contract
+from ttlaunch.running.logs.merge import MERGED_FILE
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
+
+CONFIG = {"training_config": {"learning_rate": 0.001, "batch_size": 32, "steps": 10_000_000}}
+HOSTILE = '"><img src=x onerror="document.title=1">'
+
+
+class MadeRun:
+    """A run that grows."""
+
+    def __init__(self, path, *, name="data_parallel", roles=("worker", "worker"), hosts=None):
+        self.path = path
+        hosts = hosts or ["localhost"] * len(roles)
+        rows = [
+            {"rank": rank, "host": hosts[rank], "slot": 0, "role": role, "local_rank": 0}
+            for rank, role in enumerate(roles)
+        ]
+        plan = {"recipe": {"name": name, "folder": "/nowhere"}, "layout": "two", "hash": "abc", "config": CONFIG}
+        for folder in (contract.RECORDS_DIR, contract.LOGS_DIR):
+            (path / folder).mkdir(parents=True)
+        (path / contract.PLAN_FILE).write_text(json.dumps({**plan, "topology": "local", "ranks": rows}))
+        (path / contract.TRAIN_FILE).write_text("training_config:\n  seed: 0  # default\n  steps: 4  # train.yaml:3\n")
+        append_event(RunFolder(path.name, path), "start", engine="Open MPI")
+
+    def record(self, rank, **values):
+        with (self.path / contract.progress_file(rank)).open("a") as file:
+            file.write(contract.record_line(values))
+
+    def steps(self, first, last, *, ranks=(0, 1)):
+        for step in range(first, last + 1):
+            for rank in ranks:
+                numbers = {"loss": 4.0 / step + rank / 7, "tokens": 50, "grad_norm": 1 / 3}
+                self.record(rank, kind="step", time=1e9 + step / 4, step=step, **numbers)
+
+    def telemetry(self, last, *, ranks=(0, 1)):
+        """Each step of 200 ms sends the other rank 100 bytes in two messages and waits for 15 ms."""
+        every = {str(step): 1 for step in range(1, last + 1)}
+        for rank in ranks:
+            stretch = {
+                "format": contract.TRAFFIC_FORMAT,
+                "first": 0,
+                "last": last,
+                "facts": {},
+                "sent": [["gradients", None, "backward", 1 - rank, [[1, last, 1, 2, 100]]]],
+                "waited": [["gradients", "exchange", dict.fromkeys(every, 15000)]],
+                "spent": [
+                    [name, dict.fromkeys(every, us)]
+                    for name, us in {"step": 200_000, "forward": 60_000, "backward": 90_000, "update": 9_000}.items()
+                ],
+            }
+            with (self.path / contract.traffic_file(rank)).open("a") as file:
+                file.write(json.dumps(stretch) + "\n")
+
+    def print(self, rank, text, *, stream="stdout", time=1e9):
+        """Have a rank print a text, as one stretch of the merged log."""
+        name = contract.stdout_file if stream == "stdout" else contract.stderr_file
+        data = text if isinstance(text, bytes) else text.encode()
+        with (self.path / name(rank)).open("ab") as file:
+            offset = file.tell()
+            file.write(data)
+        row = {"rank": rank, "stream": stream, "time": time, "offset": offset, "length": len(data)}
+        with (self.path / MERGED_FILE).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def end(self, status="done", **more):
+        for rank in range(2):
+            record = {"rank": rank, "time": 1e9 + 103.0, "status": 0, "peak_memory_bytes": 300_000_000}
+            (self.path / contract.exit_file(rank)).write_text(json.dumps(record))
+        report = {"status": status, "exit_status": 0, "steps": 4, "last_validation": None, "ranks": [], **more}
+        (self.path / contract.REPORT_FILE).write_text(json.dumps(report))
+
+
+def failed_run(path, source):
+    """A run whose rank 1 was killed, with the report that a launcher wrote of such a run."""
+    run = MadeRun(path)
+    run.steps(1, 4)
+    report = json.loads(source.read_text())
+    (path / contract.REPORT_FILE).write_text(json.dumps({**report, "run_id": path.name}))
+    return run

@@ -1,0 +1,310 @@
+"""The page in Debian's Chromium: true numbers, at once, also after a break; hostile pages and lines do nothing (X1-X3, X5, X8, X9)."""
+
+import http.server
+import json
+import shutil
+import threading
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.made_run import HOSTILE, MadeRun
+from ttlaunch import contract
+from ttlaunch.app.run_diagnostics import run_diagnostics
+from ttlaunch.dashboard.application import make_application
+from ttlaunch.dashboard.reading import Reading
+from ttlaunch.diagnostics import render
+from ttlaunch.running.metrics.event_log import EventLog
+from ttlaunch.running.metrics.names import summarise
+from ttlaunch.running.report import read_report
+from ttlaunch.running.runs.facts import read_facts
+from ttlaunch.running.runs.launcher import write_launcher
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.web.addresses import LOOPBACK, listen
+from ttlaunch.web.server import make_server
+
+KEY = "k" * 43
+KILLED = Path(__file__).with_name("killed.json")
+VIEWS = ("", "metrics", "topology", "steps", "logs", "configuration", "checkpoints")
+PATIENCE_MS = 30_000
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser(skip_or_fail):
+    chromium = shutil.which("chromium")
+    if chromium is None or find_spec("playwright") is None:
+        skip_or_fail("no chromium, or no playwright, on this machine")
+    from playwright.sync_api import expect, sync_playwright  # noqa: PLC0415 - so that its absence is a skip
+
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def expect(browser):
+    from playwright.sync_api import expect  # noqa: PLC0415 - as above
+
+    return expect
+
+
+@contextmanager
+def shown(runs, port=0):
+    """Offer the page in a thread; the address of the runs."""
+    listening = listen("127.0.0.1", port)
+    number = listening.getsockname()[1]
+    server = make_server(make_application(Reading(runs), names=LOOPBACK, key=KEY))
+    thread = threading.Thread(target=lambda: _serve(server, listening))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{number}/"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(10)
+        listening.close()
+
+
+def _serve(server, listening):
+    import asyncio  # noqa: PLC0415 - of this thread only
+
+    asyncio.run(server.serve(sockets=[listening]))
+
+
+@pytest.fixture
+def open_tab(browser):
+    """`open_tab(url, hash)`: a tab with the key; after the test, no tab has logged an error or asked another server."""
+    window = browser.new_context(viewport={"width": 1300, "height": 900})
+    window.set_default_timeout(PATIENCE_MS)
+    asked, wrong = [], []
+
+    def new(url, view="#/"):
+        page = window.new_page()
+        page.on("request", lambda request: asked.append((request.url, url)))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(f"{url}#key={KEY}")
+        page.evaluate("view => { location.hash = view }", view)
+        return page
+
+    yield new
+    window.close()
+    assert [] == [address for address, own in asked if not address.startswith(own)]
+    assert [] == wrong
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A run that is done, one whose rank 2 was killed, and one that nobody should trust."""
+    folder = tmp_path / "runs"
+    done = MadeRun(folder / "2026-01-01T00-00-00-aaaa")
+    done.steps(1, 40)
+    done.telemetry(40)
+    done.print(0, "".join(f"INFO line {number}\n" for number in range(900)))
+    for rank in (0, 1):
+        done.print(rank, "both say this\n", time=1e9 + 50)
+    done.print(1, "ERROR no room\n", stream="stderr", time=1e9 + 60)
+    (done.path / "checkpoints/step-40").mkdir(parents=True)
+    (done.path / "checkpoints/step-40/manifest.json").write_text(json.dumps({"sha256": "ab" * 32}))
+    done.end()
+    killed = MadeRun(folder / "2026-01-01T00-00-01-bbbb", roles=("worker",) * 3)
+    killed.steps(1, 27, ranks=(0, 1, 2))
+    hostile = MadeRun(folder / HOSTILE, name=HOSTILE, roles=(HOSTILE, "worker"), hosts=[HOSTILE, HOSTILE])
+    hostile.steps(1, 2)
+    hostile.print(0, f"<script>document.title='owned'</script>{HOSTILE}\n")
+    (hostile.path / "train.yaml").write_text(f"a: {HOSTILE}\n")
+    return folder
+
+
+def kill(runs):
+    folder = runs / "2026-01-01T00-00-01-bbbb"
+    report = json.loads(KILLED.read_text()) | {"run_id": folder.name}
+    (folder / "report.json.tmp").write_text(json.dumps(report))
+    (folder / "report.json.tmp").rename(folder / contract.REPORT_FILE)
+    return RunFolder(folder.name, folder)
+
+
+def test_the_reason_of_a_failed_run_is_two_clicks_away_in_the_words_of_the_terminal(
+    open_tab, expect, runs, monkeypatch
+):
+    monkeypatch.chdir(runs.parent)
+    folder = kill(runs)
+    with shown(runs) as url:
+        page = open_tab(url)
+        page.get_by_label("Filter").fill("failed")
+        page.get_by_role("link", name="data_parallel").click()
+        failure = page.get_by_role("region", name="What went wrong")
+        expect(failure.locator("pre").first).to_contain_text("rank 2 (worker, localhost) was killed by SIGKILL")
+        told = failure.locator("pre.error").inner_text()
+        expect(failure).to_contain_text("wait for recv of 16 bytes from rank 2")
+        page.get_by_text("What R004 means").click()
+        expect(failure.locator("pre.prose")).to_be_visible()
+    first = run_diagnostics(read_report(folder.path), read_facts(folder.path), folder)[0]
+    assert render([first]) == told
+
+
+def test_every_number_of_a_run_on_the_page_is_that_of_ttlaunch_metrics(open_tab, expect, runs):
+    run = runs / "2026-01-01T00-00-00-aaaa"
+    with shown(runs) as url:
+        page = open_tab(url, f"#/run/{run.name}/metrics")
+        page.get_by_text("All numbers").click()
+        expect(page.locator("#all-numbers table")).to_be_visible()
+        rows = page.locator("#all-numbers tbody tr").evaluate_all(
+            "rows => rows.map(row => [...row.cells].map(cell => cell.querySelector('data')?.value ?? cell.textContent))"
+        )
+    expected = summarise(EventLog(run).poll())
+    shown_rows = [(name, int(rank), int(count), *map(float, values)) for name, rank, count, *values in rows]
+    assert [(one.name, one.rank, one.count, *one.values) for one in expected] == shown_rows
+
+
+def test_a_step_is_on_the_page_within_a_second_and_a_killed_rank_within_two_also_after_the_server_was_killed(
+    open_tab, expect, runs
+):
+    run = MadeRun(runs / "2026-01-01T00-00-09-live")
+    write_launcher(run.path)  # this process
+    run.steps(1, 3)
+    with shown(runs) as url:
+        port = int(url.rstrip("/").rpartition(":")[2])
+        page = open_tab(url, f"#/run/{run.path.name}/metrics")
+        value = page.get_by_role("figure").filter(has_text="train/loss").locator("[data-series='0']")
+        expect(value).to_have_text("1.333")
+        expect(page.locator("#link")).to_have_text("live")
+        began = time.monotonic()
+        run.steps(4, 4)
+        expect(value).to_have_text("1")
+        took = time.monotonic() - began
+    run.steps(5, 6)
+    expect(page.locator("#link")).to_contain_text("not connected")
+    with shown(runs, port):
+        expect(page.locator("#link")).to_have_text("live")
+        run.steps(7, 8)
+        expect(value).to_have_text("0.5")
+        page.locator("figure").filter(has_text="train/loss").get_by_text("Table").click()
+        rows = page.locator("figure").filter(has_text="train/loss").locator("tbody tr")
+        expect(rows).to_have_count(16)  # two ranks, eight steps: none is missing, none is there twice
+        other = open_tab(url, "#/run/2026-01-01T00-00-01-bbbb")
+        expect(other.get_by_role("region", name="Ranks")).to_be_visible()
+        killed = time.monotonic()
+        kill(runs)
+        expect(other.get_by_role("region", name="What went wrong")).to_contain_text("killed by SIGKILL")
+        named = time.monotonic() - killed
+    assert took <= 1.0
+    assert named <= 2.0
+
+
+def test_logs_are_filtered_folded_linked_and_paged_while_they_grow(open_tab, expect, runs):
+    run = MadeRun.__new__(MadeRun)
+    run.path = runs / "2026-01-01T00-00-00-aaaa"
+    with shown(runs) as url:
+        page = open_tab(url, f"#/run/{run.path.name}/logs")
+        lines = page.locator(".lines li")
+        expect(lines).to_have_count(299)  # 300 of 903, of which two are folded
+        expect(lines.last).to_contain_text("ERROR no room")
+        expect(page.locator(".lines")).to_contain_text("×2 ranks 0,1")
+        run.print(0, "INFO one more\n", time=1e9 + 70)
+        expect(lines.last).to_contain_text("one more")
+        for _ in range(3):
+            page.get_by_role("button", name="Older lines").click()
+            page.wait_for_timeout(100)
+        expect(lines.first).to_contain_text("line 0")
+        expect(page.get_by_role("button", name="Older lines")).to_be_hidden()
+        page.get_by_label("Level").select_option("error")
+        expect(lines).to_have_count(1)
+        page.get_by_label("Level").select_option("debug")
+        page.get_by_label("Text", exact=True).fill("line 77")
+        expect(lines).to_have_count(11)
+        lines.nth(3).get_by_role("link").click()
+        expect(page.locator(".linked")).to_contain_text("line 772")
+
+
+def test_hostile_names_and_lines_are_text(open_tab, expect, runs):
+    with shown(runs) as url:
+        page = open_tab(url)
+        page.get_by_role("link", name=HOSTILE).first.click()
+        for view in VIEWS:
+            page.evaluate(
+                "view => { location.hash = location.hash.split('/').slice(0, 3).join('/') + view }", f"/{view}"
+            )
+            expect(page.locator(".tabs [aria-current]")).to_be_visible()
+            page.wait_for_timeout(150)
+            assert 0 == page.locator("img, iframe, main script").count(), view
+        page.get_by_role("link", name="Logs").click()
+        expect(page.locator(".lines")).to_contain_text("<script>document.title='owned'</script>")
+        assert page.title().endswith("ttlaunch")
+
+
+ATTACK = """<!doctype html><title>evil</title><img id=i src="{url}api/runs"><form id=f method=post action="{url}api/runs" target=t>
+<input name=a></form><iframe name=t></iframe><iframe id=n src="{url}"></iframe><script>
+const tries = ["GET", "POST", "DELETE", "PUT"].flatMap((method) => [{{}}, {{ mode: "no-cors" }}, {{ credentials: "include" }}].map((more) =>
+  fetch("{url}api/runs", {{ method, ...more }}).then((a) => a.text()).catch((e) => "refused")));
+document.getElementById("f").submit();
+Promise.all(tries).then((answers) => {{ window.answers = answers; }});</script>"""
+
+
+def test_a_page_of_another_origin_learns_nothing_and_does_nothing(browser, runs):
+    with shown(runs) as url:
+        text = ATTACK.format(url=url).encode()
+
+        class Evil(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("content-type", "text/html")
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as evil:
+            threading.Thread(target=evil.serve_forever, daemon=True).start()
+            window = browser.new_context()
+            own = window.new_page()  # the user has the page open beside it
+            own.goto(f"{url}#key={KEY}")
+            page = window.new_page()
+            page.goto(f"http://127.0.0.1:{evil.server_port}/")
+            answers = page.wait_for_function("window.answers", timeout=PATIENCE_MS).json_value()
+            frames = [frame.content() for frame in page.frames if frame.url.startswith(url)]
+            assert {"refused", ""} >= set(answers)
+            assert 0 == page.evaluate("document.getElementById('i').naturalWidth")
+            assert not any("Runs" in content for content in frames)
+            assert [] == window.cookies()
+            window.close()
+            evil.shutdown()
+
+
+def violations(page):
+    from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - only this test needs it
+
+    found = Axe().run(page).response["violations"]
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]][:4]) for one in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation_on_any_view(open_tab, expect, runs, scheme):
+    kill(runs)
+    with shown(runs) as url:
+        page = open_tab(url)
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        expect(page.get_by_role("table")).to_be_visible()
+        assert [] == violations(page)
+        views = [("2026-01-01T00-00-00-aaaa", view) for view in VIEWS] + [("2026-01-01T00-00-01-bbbb", "")]
+        for run, view in views:
+            page.evaluate("view => { location.hash = view }", f"#/run/{run}/{view}")
+            expect(page.locator(f".tabs [aria-current][href$='{run}{'/' if view else ''}{view}']")).to_be_visible()
+            page.wait_for_timeout(150)
+            assert [] == violations(page), (run, view)
+
+
+def test_a_narrow_window_scrolls_in_one_direction_only(open_tab, expect, runs):
+    with shown(runs) as url:
+        page = open_tab(url)
+        page.set_viewport_size({"width": 360, "height": 700})
+        for view in VIEWS:
+            page.evaluate("view => { location.hash = view }", f"#/run/2026-01-01T00-00-00-aaaa/{view}")
+            expect(page.locator(".tabs [aria-current]")).to_be_visible()
+            page.wait_for_timeout(100)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view

@@ -1,0 +1,42 @@
+"""The page's files: nothing from elsewhere, uPlot as it was published, and every module in the wheel (X9)."""
+
+import hashlib
+import re
+
+from ttlaunch.dashboard.page import FILES, SCRIPTS, page_files
+
+UPLOT = {
+    "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+"""SHA-256 of `dist/uPlot.iife.min.js` and `dist/uPlot.min.css` in uplot 1.6.32 of the npm registry."""
+
+
+def test_uplot_is_what_was_published_and_has_its_licence_beside_it():
+    assert UPLOT == {name: hashlib.sha256((FILES / name).read_bytes()).hexdigest() for name in UPLOT}
+    assert (FILES / "uplot.LICENSE").read_text().startswith("The MIT License (MIT)")
+
+
+def test_no_file_of_the_page_names_another_server():
+    for path in FILES.iterdir():
+        if path.name.startswith("uplot"):
+            continue
+        named = set(re.findall(r"https?://[^\s\"'`)]+", path.read_text()))
+        assert named <= {"http://www.w3.org/2000/svg"}, path.name
+
+
+def test_every_module_is_offered_and_imports_only_those_before_it():
+    assert {f"/page/{name}.js" for name in SCRIPTS} | {"/page/uplot.js"} == {
+        path for path in page_files() if path.endswith(".js")
+    }
+    for at, name in enumerate(SCRIPTS):
+        imported = re.findall(r"from \"\./(\w+)\.js\"", (FILES / f"{name}.js").read_text())
+        assert set(imported) <= set(SCRIPTS[:at]), name
+
+
+def test_no_text_ever_becomes_html():
+    for name in SCRIPTS:
+        text = (FILES / f"{name}.js").read_text()
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", text
+        ), name

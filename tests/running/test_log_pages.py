@@ -1,0 +1,145 @@
+"""Pages of output: from any place, in both directions, the same lines as `ttlaunch logs`, and no more than a page is read."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dashboard.made_run import MadeRun
+from ttlaunch import contract
+from ttlaunch.running.logs import pages
+from ttlaunch.running.logs.merged import Line, MergedLog
+from ttlaunch.running.logs.pages import Place, Wanted, fold_page, level_of, page_after, page_before, parse_place
+
+EVERYTHING = Wanted(ranks=(0, 1))
+
+
+def all_backwards(folder, wanted, most):
+    place, found = pages.end_of(folder), []
+    while True:
+        page = page_before(folder, place, wanted, most=most)
+        assert len(page.lines) <= most
+        found[:0] = [line for line, _, _ in page.lines]
+        if page.is_first:
+            return found
+        assert (page.before.index, page.before.inner) < (place.index, place.inner)
+        place = page.before
+
+
+def all_forwards(folder, wanted, most):
+    place, found = Place(), []
+    while True:
+        page = page_after(folder, place, wanted, most=most)
+        found += [line for line, _, _ in page.lines]
+        if page.is_last:
+            return found
+        assert place != page.after
+        place = page.after
+
+
+@given(
+    printed=st.lists(
+        st.tuples(st.integers(0, 1), st.sampled_from(["a", "b\u2028c", "", "x" * 9]), st.integers(1, 7)), max_size=12
+    ),
+    most=st.integers(1, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_pages_of_any_size_in_both_directions_are_the_whole_output_once(tmp_path_factory, printed, most):
+    run = MadeRun(tmp_path_factory.mktemp("runs") / "run")
+    for rank, text, times in printed:
+        run.print(rank, f"{text}\n" * times)
+    expected = list(MergedLog(run.path, [0, 1]).poll())
+
+    assert expected == all_backwards(run.path, EVERYTHING, most)
+    assert expected == all_forwards(run.path, EVERYTHING, most)
+
+
+def test_a_page_of_a_long_stretch_reads_a_piece_of_it(make_big, monkeypatch):
+    run = make_big(lines=200_000)
+    read = []
+    true_read = pages._read
+    monkeypatch.setattr(pages, "_read", lambda *at: read.append(at[-1]) or true_read(*at))
+    page = page_before(run.path, pages.end_of(run.path), EVERYTHING, most=100)
+
+    assert [f"line {number}".encode() for number in range(199_900, 200_000)] == [line.text for line, _, _ in page.lines]
+    assert sum(read) < 400_000 < (run.path / contract.stdout_file(0)).stat().st_size
+
+
+def test_a_filter_that_matches_nothing_searches_a_bounded_part_and_says_where_to_go_on(make_big):
+    run = make_big(lines=600_000)
+    page = page_before(run.path, pages.end_of(run.path), Wanted(ranks=(0,), text="nowhere"), most=100)
+
+    assert () == page.lines
+    assert not page.is_first
+    found = all_backwards(run.path, Wanted(ranks=(0,), text="line 7\n".strip()), 100_000)
+    assert all(b"line 7" in line.text for line in found)
+    assert b"line 7" == found[0].text
+
+
+@pytest.fixture
+def make_big(tmp_path):
+    def make(lines):
+        run = MadeRun(tmp_path / "run")
+        run.print(0, "".join(f"line {number}\n" for number in range(lines)))
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("text", "stream", "level"),
+    [
+        ("hello", "stdout", "info"),
+        ("hello", "stderr", "warning"),
+        ("2026-01-01 | DEBUG | x", "stderr", "debug"),
+        ("12:00 | INFO | ready", "stderr", "info"),
+        ("WARN: disk", "stdout", "warning"),
+        ("Traceback (most recent call last):", "stderr", "error"),
+        ("ValueError: no", "stderr", "error"),
+        ("FATAL no", "stdout", "critical"),
+        ("errors: 0", "stdout", "info"),
+    ],
+)
+def test_the_level_is_what_the_line_names_else_that_of_its_kind(text, stream, level):
+    assert level == pages.LEVELS[level_of(Line(0, stream, 0.0, text.encode(), 0, 0))]
+
+
+def test_lines_are_chosen_by_rank_stream_level_and_text(tmp_path):
+    run = MadeRun(tmp_path / "run")
+    run.print(0, "one\n")
+    run.print(1, "Two INFO\n")
+    run.print(1, "ERROR three\n", stream="stderr")
+
+    def texts(**wanted):
+        found = page_before(run.path, pages.end_of(run.path), Wanted(**{"ranks": (0, 1), **wanted}), most=10)
+        return [line.text.decode() for line, _, _ in found.lines]
+
+    assert ["one"] == texts(ranks=(0,))
+    assert ["ERROR three"] == texts(streams=("stderr",))
+    assert ["ERROR three"] == texts(least=pages.LEVELS.index("warning"))
+    assert ["Two INFO"] == texts(text="two i")
+
+
+def test_equal_lines_of_ranks_at_about_the_same_time_are_one(tmp_path):
+    run = MadeRun(tmp_path / "run")
+    for rank, time in ((0, 1.0), (1, 1.05), (0, 9.0), (1, 19.0)):
+        run.print(rank, "same\n", time=time)
+    page = page_before(run.path, pages.end_of(run.path), EVERYTHING, most=10)
+
+    assert [(0, 1), (0,), (1,)] == [ranks for _, ranks, _ in fold_page(page, num_ranks=2).lines]
+
+
+def test_a_new_page_begins_where_the_last_one_ended_while_the_output_grows(tmp_path):
+    run = MadeRun(tmp_path / "run")
+    run.print(0, "one\n")
+    page = page_before(run.path, pages.end_of(run.path), EVERYTHING, most=10)
+    run.print(1, "two\n")
+    newer = page_after(run.path, page.after, EVERYTHING, most=10)
+
+    assert [b"two"] == [line.text for line, _, _ in newer.lines]
+    assert () == page_after(run.path, newer.after, EVERYTHING, most=10).lines
+
+
+@pytest.mark.parametrize("text", ["", "1", "1.", "-1.0", "1.2.3", "١.0", "9" * 17 + ".0"])
+def test_a_text_that_is_no_place_is_refused(text):
+    assert parse_place(text) is None
+    assert Place(12, 3) == parse_place("12.3")

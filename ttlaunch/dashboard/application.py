@@ -1,0 +1,176 @@
+"""The application of the page: its files, and what they ask for, behind the guard of `ttlaunch/web`.
+
+Everything is read with GET and HEAD; every other method is refused.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Scope
+
+from ttlaunch import __version__
+from ttlaunch.dashboard.numbers import MOST_POINTS
+from ttlaunch.dashboard.page import CONTENT_SECURITY_POLICY, page_files
+from ttlaunch.dashboard.reading import Reading, UnknownRunError
+from ttlaunch.diagnostics.explain import load_page
+from ttlaunch.web.guard import Guard, Refusal, Rules
+
+_POLL_S: Final = 0.2
+_ALIVE_S: Final = 15.0
+_MOST_ROWS = 500
+
+
+def make_application(reading: Reading, *, names: frozenset[str], key: str) -> ASGIApp:
+    """Make the application.
+
+    Args:
+        reading: What reads the runs.
+        names: What the `Host` of a request may name.
+        key: What the page has to send as `Authorization: Bearer KEY` with everything but its own files.
+    """
+    routes = [_file_route(path, *file) for path, file in page_files().items()]
+    routes += Answers(reading).routes()
+    rules = Rules(names=names, key=key, is_open=_is_open, render=_render)
+    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), rules)
+
+
+class Answers:
+    """What the page asks for."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def routes(self) -> list[Route]:
+        """Return the routes, all of them for GET and HEAD only."""
+        run = "/api/runs/{run}"
+        paths: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+            ("/api/about", self._about),
+            ("/api/runs", self._in_thread(lambda _: self._reading.catalogue.as_json())),
+            (run, self._in_thread(lambda request: self._reading.facts(_run(request)))),
+            (f"{run}/numbers", self._in_thread(lambda request: self._reading.live(_run(request)).names())),
+            (f"{run}/series", self._in_thread(self._series)),
+            (f"{run}/steps", self._in_thread(self._steps)),
+            (f"{run}/logs", self._in_thread(self._logs)),
+            (f"{run}/differences", self._in_thread(self._differences)),
+            (f"{run}/events", self._events),
+            ("/api/explain/{code}", self._in_thread(_explain)),
+        ]
+        return [Route(path, answer, methods=["GET"]) for path, answer in paths]
+
+    async def _about(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__, "runs": str(self._reading.catalogue.runs_folder)})
+
+    def _in_thread(self, read: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint that reads files in a thread, so that a slow disk holds up nobody else."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return JSONResponse(await run_in_threadpool(read, request))
+            except UnknownRunError as error:
+                raise HTTPException(404, str(error)) from None
+            except (OSError, ValueError) as error:
+                reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+                raise HTTPException(422, f"the run cannot be read: {reason}") from None
+
+        return answer
+
+    def _series(self, request: Request) -> dict[str, Any]:
+        query = request.query_params
+        first, last = _whole(query.get("from")), _whole(query.get("to"))
+        most = _whole(query.get("points")) or MOST_POINTS
+        return self._reading.live(_run(request)).series(query.get("name", ""), first=first, last=last, most=most)
+
+    def _steps(self, request: Request) -> dict[str, Any]:
+        return self._reading.steps(_run(request), most=_whole(request.query_params.get("last")) or 12)
+
+    def _logs(self, request: Request) -> dict[str, Any]:
+        query = request.query_params
+        return self._reading.logs(
+            _run(request),
+            query={name: query[name] for name in query},
+            most=min(_MOST_ROWS, _whole(query.get("lines")) or 200),
+        )
+
+    def _differences(self, request: Request) -> dict[str, Any]:
+        return self._reading.differences(_run(request), request.query_params.get("from", ""))
+
+    async def _events(self, request: Request) -> Response:
+        """Stream what changes in a run; a reader that comes back names the last event that it has, and gets what came later."""
+        try:
+            live = await run_in_threadpool(self._reading.live, _run(request))
+        except UnknownRunError as error:
+            raise HTTPException(404, str(error)) from None
+        except (OSError, ValueError) as error:
+            raise HTTPException(422, f"the run cannot be read: {error}") from None
+        token, _, last = request.headers.get("last-event-id", "").partition("-")
+        known = int(last) if last.isascii() and last.isdecimal() and len(last) < 16 else -1  # noqa: PLR2004 - no longer number was given out
+
+        async def events() -> AsyncIterator[str]:
+            nonlocal token, known
+            quiet = 0.0
+            yield "retry: 500\n\n"
+            while True:
+                for change in live.since(token, known):
+                    quiet, known, token = 0.0, change.number, live.token
+                    yield _event(f"{token}-{known}", change.kind, dict(change.content))
+                await asyncio.sleep(_POLL_S)
+                quiet += _POLL_S
+                if quiet >= _ALIVE_S:
+                    quiet = 0.0
+                    yield ": still there\n\n"
+                await run_in_threadpool(live.poll)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _event(number: str, kind: str, content: dict[str, Any]) -> str:
+    return f"id: {number}\nevent: {kind}\ndata: {json.dumps(content)}\n\n"
+
+
+def _run(request: Request) -> str:
+    run: str = request.path_params["run"]
+    return run
+
+
+def _whole(text: str | None) -> int | None:
+    """Read a whole number of a query; None for anything else."""
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else None  # noqa: PLR2004 - 2^53 has 16 digits
+
+
+def _explain(request: Request) -> dict[str, Any]:
+    page = load_page(str(request.path_params["code"]).upper())
+    if page is None:
+        raise HTTPException(404, "there is no such code")
+    return {"code": page.code, "title": page.title, "text": page.text}
+
+
+def _is_open(scope: Scope) -> bool:
+    """The page's own files hold nothing of any run, so they can be read without the key, which the page then sends."""
+    path: str = scope["path"]
+    return scope["method"] in {"GET", "HEAD"} and (path == "/" or path.startswith("/page/"))
+
+
+def _file_route(path: str, content: bytes, media_type: str) -> Route:
+    headers = {"cache-control": "no-cache", "content-security-policy": CONTENT_SECURITY_POLICY}
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=headers)
+
+    return Route(path, answer, methods=["GET"])
+
+
+def _render(_: str, refusal: Refusal) -> dict[str, Any]:
+    return {"error": refusal.message, "code": refusal.code}
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - starlette asks this for no other
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)

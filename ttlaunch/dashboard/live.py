@@ -1,0 +1,146 @@
+"""A run that somebody looks at: its numbers and the state of its ranks, kept up to date, and its changes as numbered events.
+
+Each change has a number. Whoever knows everything up to a number can ask for what came later; if that is too long ago, or the
+server is another one, the answer is `reset`, and the reader asks for everything again. So no event is missed or counted twice.
+"""
+
+import json
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ttlaunch import contract
+from ttlaunch.dashboard.numbers import Numbers, Point, number, series_as_json
+from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.running.logs.pages import end_of
+from ttlaunch.running.metrics.event_log import EventLog
+from ttlaunch.running.runs.files import size_of
+from ttlaunch.running.runs.launcher import is_running
+from ttlaunch.running.watch import RankState
+
+_KEPT: Final = 512
+_MOST_POINTS = 4000
+"""How many points one event has at most; a reader of more is told to ask for the series again."""
+_LOOK_AT_PROCESSES_S = 1.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A numbered event: `points`, `ranks`, `log`, `facts`, or `reset`."""
+
+    number: int
+    kind: str
+    content: Mapping[str, Any]
+
+
+class LiveRun:
+    """One run. Its methods may be called by several threads; `poll` reads what is new, the others only what it has read."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin to read a run.
+
+        Raises:
+            OSError: The run's plan cannot be read.
+            ValueError: The file is not a plan.
+        """
+        self.path = path
+        self.token = secrets.token_hex(4)
+        self._lock = threading.Lock()
+        self._log = EventLog(path)
+        self._numbers = Numbers()
+        self._changes: deque[Change] = deque(maxlen=_KEPT)
+        self._last = 0
+        self._seen: dict[str, Any] = {}
+        self._looked = -_LOOK_AT_PROCESSES_S
+        self._is_running = False
+        self.poll()
+
+    @property
+    def last(self) -> int:
+        """The number of the newest change."""
+        return self._last
+
+    def poll(self) -> bool:
+        """Read what is new; return whether anything has changed."""
+        with self._lock:
+            before = self._last
+            points = self._numbers.add(self._log.events())
+            if points and before:
+                self._note_points(points)
+            self._note("ranks", {"ranks": [rank_as_json(state) for state in self._log.states]})
+            self._note("log", {"end": str(end_of(self.path))})
+            self._note("facts", self._facts())
+            self._last = max(1, self._last)
+            return self._last > before
+
+    def since(self, token: str, number: int) -> list[Change]:
+        """Return the changes after a number that this run has given out; a `reset` if some of them are not known any more."""
+        with self._lock:
+            first = self._changes[0].number if self._changes else self._last + 1
+            if token != self.token or not first - 1 <= number <= self._last:
+                return [Change(self._last, "reset", {})]
+            return [change for change in self._changes if change.number > number]
+
+    def names(self) -> dict[str, Any]:
+        """Return the names of all numbers with the ranks that measured them."""
+        with self._lock:
+            return {"token": self.token, "number": self._last, "names": self._numbers.names}
+
+    def series(self, name: str, *, first: int | None, last: int | None, most: int) -> dict[str, Any]:
+        """Return a number by rank, with the number of the newest change that is part of it."""
+        with self._lock:
+            ranks = {
+                str(rank): series_as_json(one, first=first, last=last, most=most)
+                for rank, one in sorted(self._numbers.of(name).items())
+            }
+            return {"token": self.token, "number": self._last, "name": name, "ranks": ranks}
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what has to change before a reader needs the run's facts again."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_AT_PROCESSES_S:
+            self._looked, self._is_running = now, is_running(self.path)
+        sizes = [size_of(self.path / name) for name in (contract.REPORT_FILE, contract.EVENTS_FILE)]
+        return {"is_running": self._is_running, "sizes": sizes}
+
+    def _note_points(self, points: list[Point]) -> None:
+        if len(points) > _MOST_POINTS:
+            self._changes.clear()
+            self._add("reset", {})
+            return
+        rows = [[point.name, point.rank, point.step, point.time, number(point.value)] for point in points]
+        self._add("points", {"points": rows})
+
+    def _note(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Add a change if its content is another one than the last of its kind."""
+        text = json.dumps(content)
+        if self._seen.get(kind) != text:
+            self._seen[kind] = text
+            self._add(kind, content)
+
+    def _add(self, kind: str, content: Mapping[str, Any]) -> None:
+        self._last += 1
+        self._changes.append(Change(self._last, kind, content))
+
+
+def rank_as_json(state: RankState) -> dict[str, Any]:
+    """Return what a view shows of a rank while it runs."""
+    return {
+        "rank": state.row.rank,
+        "role": clean(state.row.role),
+        "host": clean(state.row.host),
+        "state": state.connection or str(state.phase),
+        "stage": clean(state.stage),
+        "step": state.step,
+        "total_steps": state.total_steps,
+        "loss": None if state.loss is None else number(state.loss),
+        "grad_norm": None if state.grad_norm is None else number(state.grad_norm),
+        "speed": state.tokens_per_s or state.samples_per_s,
+        "counts": state.counts,
+        "place": state.place,
+    }

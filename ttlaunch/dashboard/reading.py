@@ -1,0 +1,120 @@
+"""What the page's questions read: runs by their names in one folder, kept open while somebody looks at them."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ttlaunch.dashboard.catalogue import Catalogue
+from ttlaunch.dashboard.facts import differences_as_json, run_as_json
+from ttlaunch.dashboard.live import LiveRun
+from ttlaunch.dashboard.steps import steps_as_json
+from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.running.logs import pages
+from ttlaunch.running.runs.facts import read_facts, with_joined
+
+_MOST_OPEN: Final = 8
+"""How many runs are kept open; the one that nobody has asked for longest gives way."""
+
+
+class UnknownRunError(Exception):
+    """The folder of runs has no run of this name."""
+
+
+class Reading:
+    """Reads the runs of one folder. Its methods may be called by several threads."""
+
+    def __init__(self, runs_folder: Path) -> None:
+        self.catalogue = Catalogue(runs_folder)
+        self._open: OrderedDict[Path, LiveRun] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def facts(self, run: str) -> dict[str, Any]:
+        """Return everything about a run but its numbers and its output."""
+        return run_as_json(self._path(run))
+
+    def steps(self, run: str, *, most: int) -> dict[str, Any]:
+        """Return the timeline of a run's last steps."""
+        return steps_as_json(self._path(run), most=most)
+
+    def differences(self, run: str, other: str) -> dict[str, Any]:
+        """Return how a run differs from another one."""
+        return differences_as_json(self._path(other), self._path(run))
+
+    def live(self, run: str) -> LiveRun:
+        """Return a run with its numbers, read up to now."""
+        path = self._path(run)
+        with self._lock:
+            found = self._open.get(path)
+            if found is None:
+                found = self._open[path] = LiveRun(path)
+            else:
+                found.poll()
+            self._open.move_to_end(path)
+            while len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+            return found
+
+    def logs(self, run: str, *, query: Mapping[str, str], most: int) -> dict[str, Any]:
+        """Return a page of a run's output.
+
+        Args:
+            run: The run.
+            query: `before` or `after`, a place, the end unless given; `ranks`, numbers with commas; `host`; `stream`; `level`;
+                `text`; `fold`.
+            most: How many lines the page has at most.
+
+        Raises:
+            ValueError: The query is not usable.
+        """
+        path = self._path(run)
+        rows = with_joined(read_facts(path), path).ranks
+        level = query.get("level") or "debug"
+        if level not in pages.LEVELS:
+            raise ValueError(f"there is no level {clean(level)[:40]}")
+        chosen = {int(one) for one in query.get("ranks", "").split(",") if one.isascii() and one.isdecimal()}
+        host, stream = query.get("host"), query.get("stream")
+        wanted = pages.Wanted(
+            ranks={row.rank for row in rows if (not chosen or row.rank in chosen) and host in {None, "", row.host}},
+            streams=(stream,) if stream else ("stdout", "stderr"),
+            least=pages.LEVELS.index(level),
+            text=query.get("text", "")[:1000],
+        )
+        if "after" in query:
+            page = pages.page_after(path, _place(query["after"]), wanted, most=most)
+        else:
+            before = _place(query["before"]) if "before" in query else pages.end_of(path)
+            page = pages.page_before(path, before, wanted, most=most)
+        if query.get("fold") == "1":
+            page = pages.fold_page(page, num_ranks=len(wanted.ranks))
+        lines = [
+            {
+                "place": str(place),
+                "ranks": ranks,
+                "role": clean(rows[line.rank].role) if line.rank < len(rows) else "?",
+                "host": clean(rows[line.rank].host) if line.rank < len(rows) else "?",
+                "stream": line.stream,
+                "level": pages.LEVELS[pages.level_of(line)],
+                "time": line.time,
+                "text": pages.shown_text(line),
+                "offset": line.offset,
+                "length": line.length,
+            }
+            for line, ranks, place in page.lines
+        ]
+        ends = {"before": str(page.before), "after": str(page.after)}
+        return {"lines": lines, **ends, "is_first": page.is_first, "is_last": page.is_last}
+
+    def _path(self, run: str) -> Path:
+        path = self.catalogue.find(run)
+        if path is None:
+            raise UnknownRunError(f"there is no run {clean(run)[:200]} in {self.catalogue.runs_folder}")
+        return path
+
+
+def _place(text: str) -> pages.Place:
+    place = pages.parse_place(text)
+    if place is None:
+        raise ValueError("that is no place in the output")
+    return place
