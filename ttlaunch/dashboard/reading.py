@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,9 @@ from ttlaunch.dashboard.facts import differences_as_json, run_as_json
 from ttlaunch.dashboard.live import LiveRun
 from ttlaunch.dashboard.steps import steps_as_json
 from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.logs import pages
+from ttlaunch.running.logs.merged import Line
 from ttlaunch.running.runs.facts import read_facts, with_joined
 
 _MOST_OPEN: Final = 8
@@ -70,17 +72,7 @@ class Reading:
         """
         path = self._path(run)
         rows = with_joined(read_facts(path), path).ranks
-        level = query.get("level") or "debug"
-        if level not in pages.LEVELS:
-            raise ValueError(f"there is no level {clean(level)[:40]}")
-        chosen = {int(one) for one in query.get("ranks", "").split(",") if one.isascii() and one.isdecimal()}
-        host, stream = query.get("host"), query.get("stream")
-        wanted = pages.Wanted(
-            ranks={row.rank for row in rows if (not chosen or row.rank in chosen) and host in {None, "", row.host}},
-            streams=(stream,) if stream else ("stdout", "stderr"),
-            least=pages.LEVELS.index(level),
-            text=query.get("text", "")[:1000],
-        )
+        wanted = _wanted(query, rows)
         if "after" in query:
             page = pages.page_after(path, _place(query["after"]), wanted, most=most)
         else:
@@ -88,21 +80,7 @@ class Reading:
             page = pages.page_before(path, before, wanted, most=most)
         if query.get("fold") == "1":
             page = pages.fold_page(page, num_ranks=len(wanted.ranks))
-        lines = [
-            {
-                "place": str(place),
-                "ranks": ranks,
-                "role": clean(rows[line.rank].role) if line.rank < len(rows) else "?",
-                "host": clean(rows[line.rank].host) if line.rank < len(rows) else "?",
-                "stream": line.stream,
-                "level": pages.LEVELS[pages.level_of(line)],
-                "time": line.time,
-                "text": pages.shown_text(line),
-                "offset": line.offset,
-                "length": line.length,
-            }
-            for line, ranks, place in page.lines
-        ]
+        lines = [_line_as_json(entry, rows) for entry in page.lines]
         ends = {"before": str(page.before), "after": str(page.after)}
         return {"lines": lines, **ends, "is_first": page.is_first, "is_last": page.is_last}
 
@@ -118,3 +96,34 @@ def _place(text: str) -> pages.Place:
     if place is None:
         raise ValueError("that is no place in the output")
     return place
+
+
+def _wanted(query: Mapping[str, str], rows: Sequence[RankRow]) -> pages.Wanted:
+    level = query.get("level") or "debug"
+    if level not in pages.LEVELS:
+        raise ValueError(f"there is no level {clean(level)[:40]}")
+    chosen = {int(one) for one in query.get("ranks", "").split(",") if one.isascii() and one.isdecimal()}
+    host, stream = query.get("host"), query.get("stream")
+    return pages.Wanted(
+        ranks={row.rank for row in rows if (not chosen or row.rank in chosen) and host in {None, "", row.host}},
+        streams=(stream,) if stream else ("stdout", "stderr"),
+        least=pages.LEVELS.index(level),
+        text=query.get("text", "")[:1000],
+    )
+
+
+def _line_as_json(entry: tuple[Line, Sequence[int], pages.Place], rows: Sequence[RankRow]) -> dict[str, Any]:
+    line, ranks, place = entry
+    row = rows[line.rank] if line.rank < len(rows) else None
+    return {
+        "place": str(place),
+        "ranks": ranks,
+        "role": clean(row.role) if row else "?",
+        "host": clean(row.host) if row else "?",
+        "stream": line.stream,
+        "level": pages.LEVELS[pages.level_of(line)],
+        "time": line.time,
+        "text": pages.shown_text(line),
+        "offset": line.offset,
+        "length": line.length,
+    }
