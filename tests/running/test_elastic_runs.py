@@ -463,7 +463,8 @@ def test_what_workers_have_in_common_outlives_the_supervisor_also_where_bits_dep
 
 
 def test_a_saved_state_that_was_changed_is_named_and_the_newest_checkpoint_is_taken(here, expected):
-    with running(here, "--set", "checkpoint_config.interval=5") as run:
+    slow_recipe(here)  # else the run may be done before its supervisor is killed
+    with running(here, "--set", "checkpoint_config.interval=5", recipe="mine") as run:
         # Well before the next checkpoint, so that the state that the workers save is of a step that has none.
         run.until(lambda: newest_step(run.folder) and run.step() % 5 in {1, 2} and run.step() > newest_step(run.folder))
         kill_the_supervisor(run)
@@ -473,7 +474,8 @@ def test_a_saved_state_that_was_changed_is_named_and_the_newest_checkpoint_is_ta
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    report, shown = resumed(here)
+    (here / "quick").touch()
+    report, shown = resumed(here, recipe="mine")
     newest = newest_step(folder)  # of a checkpoint that was complete but for its manifest, too
     assert newest < int(state.name.removeprefix("step-"))
     assert (expected, newest) == (report["parameters_sha256"], report["began_from"]["step"])
