@@ -212,7 +212,8 @@ class Door:
         if not self._is_closing.is_set():
             status = process.wait()
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            FolderView(folder).output(
+            latest = self._folder or folder  # another one since a restart
+            FolderView(latest).output(
                 "stderr", f"the process that answers clients {how}; the run ends with it".encode()
             )
             os.kill(os.getpid(), signal.SIGTERM)
