@@ -1,4 +1,4 @@
-"""The page in Debian's Chromium: true numbers, at once, also after a break; hostile pages and lines do nothing (X1-X3, X5, X8, X9)."""
+"""The page in Debian's Chromium: true numbers, at once, also after a break; hostile pages and lines do nothing (X1-X3, X5, X8, X9, X11)."""
 
 import http.server
 import json
@@ -15,6 +15,7 @@ from tests.dashboard.made_run import HOSTILE, MadeRun
 from ttlaunch import contract
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.dashboard.application import make_application
+from ttlaunch.dashboard.export import export_run
 from ttlaunch.dashboard.reading import Reading
 from ttlaunch.diagnostics import render
 from ttlaunch.running.metrics.event_log import EventLog
@@ -308,3 +309,30 @@ def test_a_narrow_window_scrolls_in_one_direction_only(open_tab, expect, runs):
             expect(page.locator(".tabs [aria-current]")).to_be_visible()
             page.wait_for_timeout(100)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+
+
+def test_a_run_that_was_exported_opens_from_the_disk_and_loads_nothing(browser, expect, runs, tmp_path):
+    run = runs / "2026-01-01T00-00-00-aaaa"
+    file = tmp_path / "run.html"
+    file.write_bytes(export_run(run))
+    asked, wrong = [], []
+    with browser.new_context() as window:
+        page = window.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+        page.goto(file.as_uri())
+        expect(page.locator("h1")).to_contain_text("data_parallel")
+        for name in ("Topology", "Timeline", "Configuration", "Checkpoints"):
+            page.get_by_role("link", name=name).click()
+            expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
+            expect(page.locator(".view")).not_to_be_empty()
+        page.get_by_role("link", name="Metrics").click()
+        expect(page.locator(".charts canvas").first).to_be_visible()
+        page.get_by_role("link", name="Logs").click()
+        lines = page.locator(".lines li")
+        expect(lines.last).to_contain_text("ERROR no room")
+        page.get_by_label("Text", exact=True).fill("LINE 77")
+        expect(lines).to_have_count(11)
+    assert {file.as_uri()} == {address for address in asked if not address.startswith(("data:", "blob:"))}
+    assert [] == wrong

@@ -37,7 +37,7 @@ export function useKey(key) {
 export async function ask(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const address = given.length ? `${path}?${new URLSearchParams(given)}` : path;
-  if (saved) return fromSaved(path, address);
+  if (saved) return fromSaved(path, query);
   return await (await send(address, {})).json();
 }
 
@@ -123,8 +123,32 @@ async function reasonOf(response) {
   return `the server answered with status ${response.status}`;
 }
 
-function fromSaved(path, address) {
-  if (address in saved.answers) return saved.answers[address];
-  if (path in saved.answers) return saved.answers[path];
-  throw new ApiError("This saved page does not contain that.", 404);
+// What a server would choose from is all there in a saved page: the points of the whole run, and the last lines of its output.
+function fromSaved(path, query) {
+  const answer = saved.answers[path];
+  if (!answer) throw new ApiError("This file does not contain that.", 404);
+  if (path.endsWith("/series")) return seriesBetween(answer[query.name], query.from ?? -Infinity, query.to ?? Infinity);
+  if (path.endsWith("/steps")) return { ...answer, ranks: answer.ranks.map((one) => ({ ...one, steps: one.steps.slice(-query.last) })) };
+  if (path.endsWith("/logs")) return chosenLines(answer[query.fold ? "folded" : "whole"], query);
+  return answer;
+}
+
+function seriesBetween(answer, first, last) {
+  const ranks = Object.entries(answer.ranks).map(([rank, one]) => {
+    const at = one.steps.map((step, place) => (first <= step && step <= last ? place : -1)).filter((place) => place >= 0);
+    const [steps, times, values] = [one.steps, one.times, one.values].map((all) => at.map((place) => all[place]));
+    return [rank, { steps, times, values, points: first === -Infinity && last === Infinity ? one.points : at.length }];
+  });
+  return { ...answer, ranks: Object.fromEntries(ranks) };
+}
+
+function chosenLines(answer, { level, ranks, host, stream, text, before, after }) {
+  if (before) throw new ApiError(`This file contains the last ${answer.lines.length} lines; \`ttlaunch logs\` shows all.`, 404);
+  const levels = ["debug", "info", "warning", "error", "critical"];
+  const begin = after ? answer.lines.findIndex((one) => one.place === after) : 0;
+  if (begin < 0) throw new ApiError("This file does not contain that line.", 404);
+  const lines = answer.lines.slice(begin).filter((one) =>
+    levels.indexOf(one.level) >= levels.indexOf(level) && (!ranks || one.ranks.includes(Number(ranks))) && (!host || one.host === host)
+    && (!stream || one.stream === stream) && one.text.toLowerCase().includes(text.toLowerCase()));
+  return { ...answer, lines, is_last: true };
 }

@@ -29,7 +29,7 @@ async function show() {
   ending = new AbortController();
   redraw = null;
   const { signal } = ending;
-  link.textContent = saved ? "saved page" : "";
+  link.textContent = saved ? "saved as a file" : "";
   try {
     const { run, view, given } = route();
     if (run === null) {
@@ -65,10 +65,10 @@ async function showRun(id, view, given, signal) {
   let facts = await ask(pathOf(id));
   if (signal.aborted) return;
   const title = h("h1", {}, facts.name, facts.report.layout && facts.report.layout !== facts.name && h("span", { class: "soft" }, ` ${facts.report.layout}`));
-  fill(where, h("a", { href: "#/", hidden: Boolean(saved) }, "Runs"), " / ", h("span", { class: "id" }, id));
+  fill(where, saved ? [] : [h("a", { href: "#/" }, "Runs"), " / "], h("span", { class: "id" }, id));
   document.title = `${facts.name} ${id.slice(-4)} · ttlaunch`;
   fill(state, badge(facts.state));
-  fill(content, h("div", { class: "bar run" }, title, state, h("span", { class: "soft" }, `${facts.ranks} ranks on ${facts.topology}`)), tabs, place);
+  fill(content, h("div", { class: "bar run" }, title, state, h("span", { class: "soft" }, `${facts.ranks} ${facts.ranks === 1 ? "rank" : "ranks"} on ${facts.topology}`)), tabs, place);
   const other = given.get("with") ?? "";
   const choose = (chosen) => { location.hash = `${linkTo(id)}/${view}${chosen && `?with=${encodeURIComponent(chosen)}`}`; };
   const runs = ["metrics", "configuration"].includes(view) && !saved ? (await ask("/api/runs")).runs : [];
