@@ -103,7 +103,7 @@ KEPT = {
         "data_parallel"
     ],
     "running/test_elastic_runs.py::test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process": [
-        "kills1"
+        "kills1-True"
     ],
     "running/test_elastic_runs.py::test_slots_that_no_worker_has_alone_outlive_the_supervisor": ["3"],
     "running/test_elastic_runs.py::test_what_workers_have_in_common_outlives_the_supervisor_also_where_bits_depend_on_who_comes": [

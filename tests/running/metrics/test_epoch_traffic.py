@@ -48,6 +48,10 @@ def test_all_steps_of_an_epoch_but_the_first_are_compared_with_the_blocks_of_its
     assert 9 * (A_STEP - 32) == equal.expected  # then each has one node
 
 
+def test_a_run_that_ended_before_its_first_epoch_has_nothing_to_compare(tmp_path):
+    assert [] == compared(tmp_path)
+
+
 def test_the_last_step_before_a_change_is_not_compared_nor_what_is_outside_of_steps(tmp_path):
     for number in (0, 1):
         write(tmp_path, number, dest=1 - number, last=10, sent=SENT[number], outside=7)

@@ -54,6 +54,8 @@ def test_what_decides_whether_a_key_is_read_is_a_key_with_that_value(name):
 def test_no_list_elsewhere_says_which_keys_a_resumed_run_may_change():
     text = (PACKAGE / "planning" / "resume.py").read_text(encoding="utf-8")
     named = set(re.findall(r'"([a-z_]+_config\.[a-z_]+)"', text))
-    # The text's place for labels, its steps for a sentence, the schedule's shape and a codec's kind for rules about values.
+    # The text's place for labels, its steps for a sentence, the schedule's shape and a codec's kind for rules about values, and the
+    # length of sequences, which is part of a GPT's shape and of no Llama's.
     told = {"training_config.data_path", "training_config.steps", "scheduler_config.type", "compression_config.kind"}
+    told |= {"transformer_config.max_sequence_length"}
     assert named <= told

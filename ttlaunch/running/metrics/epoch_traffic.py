@@ -7,6 +7,7 @@ epoch 3 begins after step 15    step 15: not compared, since a member that ended
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def compare_epochs(
     for number in {number for epoch in epochs for number in epoch["members"] if number < planned}:
         known[number] = read_rank(folder, number, world_size=planned, complain=complain, with_times=False)
     found = []
-    for epoch, following in zip(epochs, [*epochs[1:], None], strict=True):
+    for epoch, following in zip_longest(epochs, epochs[1:]):
         members = [known[number] for number in epoch["members"] if number in known and known[number].is_written]
         ends = [one.last + (following is None and is_done) for one in members]
         steps = range(epoch["step"] + 2, min([*ends, *([following["step"]] if following else [])], default=0))
