@@ -50,6 +50,9 @@ KEPT = {
         "zero --ranks 3",
         "tensor_parallel",
     ],
+    "hosts/sync/test_rules_as_git_reads_them.py::test_git_and_ttlaunch_copy_the_same_files_for_random_rules_and_trees": [
+        "150 sets"
+    ],
     "mpi/test_data_parallel.py::test_workers_equal_one_process": ["4"],
     "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation": ["diloco"],
     "mpi/test_drift.py::test_workers_that_lead_end_with_equal_weights": ["synchronous"],

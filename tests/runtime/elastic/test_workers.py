@@ -120,8 +120,11 @@ def test_a_worker_that_comes_gets_the_state_while_the_others_go_on(begin, expect
     assert 2 + means <= joined.applied, (
         "the others had two steps when it started; how soon it asked, the machine decides"
     )
-    skipped = {step for step in losses_of(run.records[2]) if step <= joined.applied}
-    assert set() == skipped, "it reports no steps of others"
+    reported = {step for step in losses_of(run.records[2]) if step <= joined.applied}
+    made_up = (
+        {joined.applied} if joined.behind else set()
+    )  # it takes the mean of that step itself, and so knows the loss
+    assert reported <= made_up, "it reports no steps of others"
 
 
 def test_a_worker_that_comes_takes_part_at_once_where_too_few_are_left(begin, expected):
