@@ -54,6 +54,7 @@ def test_a_worker_that_replaces_one_of_another_host_gets_the_state_over_the_netw
     wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")
 
 
+@pytest.mark.timeout(600)  # so many steps, twice
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_changes_no_bit(
     cluster4, ttlaunch_on, lab, tmp_path, hosts
