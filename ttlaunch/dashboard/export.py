@@ -38,8 +38,7 @@ def export_run(path: Path) -> bytes:
     policy = "; ".join(
         (
             "default-src 'none'",
-            "img-src data:",
-            f"style-src {' '.join(map(_hash, styles))}",
+            f"img-src data:; style-src {' '.join(map(_hash, styles))}",
             f"script-src {' '.join(map(_hash, scripts))}",
             *(f"{place} 'none'" for place in ("base-uri", "form-action")),
             "require-trusted-types-for 'script'",
