@@ -113,7 +113,7 @@ def test_the_examples_of_the_pages_about_engines_end_as_they_say(ttlaunch, writt
     for code, line in {
         "P057": "plan --engine agents sync_ps",
         "P058": "plan --engine agents --mpi-args '-x PATH' train.py",
-        "P070": "plan --warm --engine openmpi train.py",
+        "P070": "plan data_parallel --ranks 2 --warm",
     }.items():
         assert f"ttlaunch {line}\n" in ttlaunch(f"explain {code}").stdout
         answer = ttlaunch(line)
