@@ -23,7 +23,7 @@ from tests.matrices import cells_to_leave_out
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
-pytest_plugins = ["tests.cluster.loopback"]
+pytest_plugins = ["tests.chromium", "tests.cluster.loopback"]
 hypothesis.settings.register_profile(
     "shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )  # a machine that others use too says nothing about how fast a property is

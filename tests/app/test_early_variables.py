@@ -14,7 +14,7 @@ SETS = {
     "another name": "from os import environ as env\nenv['OMP_NUM_THREADS'] = '2'\n",
     "a second name": "import os\nenv = os.environ\nenv.setdefault('OMP_NUM_THREADS', '2')\n",
     "keywords": "import os\nos.environ.update(KMP_AFFINITY='none')\n",
-    "merged": "import os\nos.environ |= {'TORCHINDUCTOR_CACHE_DIR': '/tmp/x'}\n",
+    "merged": "import os\nos.environ |= {'TORCHINDUCTOR_CACHE_DIR': 'cache'}\n",
 }
 UNKNOWN = {
     "a variable": "import os\nfor name in ('A', 'B'):\n    os.environ[name] = '1'\n",

@@ -1,4 +1,4 @@
-"""Who may ask what: read-only, with the key, by the right name; and hostile names and lines are data (X4, X5)."""
+"""The dashboard's server refuses every method but GET and HEAD, a wrong key and a wrong host; hostile names and lines are data (X4, X5)."""
 
 import json
 from urllib.parse import quote

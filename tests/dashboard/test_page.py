@@ -2,15 +2,14 @@
 
 import http.server
 import json
-import shutil
 import threading
 import time
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.chromium import PATIENCE_MS
 from tests.dashboard.made_run import HOSTILE, MadeRun
 from ttlaunch import contract
 from ttlaunch.app.run_diagnostics import run_diagnostics
@@ -30,29 +29,7 @@ from ttlaunch.web.server import make_server
 KEY = "k" * 43
 KILLED = Path(__file__).with_name("killed.json")
 VIEWS = ("", "metrics", "topology", "steps", "logs", "configuration", "checkpoints")
-PATIENCE_MS = 30_000
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser(skip_or_fail):
-    chromium = shutil.which("chromium")
-    if chromium is None or find_spec("playwright") is None:
-        skip_or_fail("no chromium, or no playwright, on this machine")
-    from playwright.sync_api import expect, sync_playwright  # noqa: PLC0415 - so that its absence is a skip
-
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def expect(browser):
-    from playwright.sync_api import expect  # noqa: PLC0415 - as above
-
-    return expect
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """The chat page in Debian's Chromium (D14): it streams, stops, keeps chats apart, and shows errors in the server's words."""
 
 import json
-import shutil
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.chromium import PATIENCE_MS
 from ttlaunch.serving.receipt import hash_tokens, read_receipt
 
 from .served import serving
@@ -16,22 +15,7 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs/images"
 SLOW = ("--pace", "0.05")  # a text that does not end while it is looked at
 KILLED = "rank 1 (stage, localhost) was killed by SIGKILL in step 12"
-PATIENCE_MS = 60_000  # how long the shared machine may take to draw
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser(skip_or_fail):
-    chromium = shutil.which("chromium")
-    if chromium is None or find_spec("playwright") is None:
-        skip_or_fail("no chromium, or no playwright, on this machine")
-    from playwright.sync_api import expect, sync_playwright  # noqa: PLC0415 - so that its absence is a skip
-
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -59,13 +43,6 @@ def open_tab(browser):
     window.close()
     assert [] == [address for address, own in asked if not address.startswith((own, "blob:" + own))]
     assert [] == wrong
-
-
-@pytest.fixture
-def expect(browser):
-    from playwright.sync_api import expect  # noqa: PLC0415
-
-    return expect
 
 
 def message_of(page):

@@ -10,7 +10,8 @@ from ttlaunch.runtime.serving.products import Products
 from .served_models import configuration, random_model
 
 needs_avx512 = pytest.mark.skipif(
-    rules.ROWS <= max(packed.ROWS), reason="plain products of 4 rows have the right bits here"
+    rules.ROWS <= max(packed.ROWS),
+    reason="this CPU has the bits of many rows in plain products of 4, so nothing is packed",
 )
 
 

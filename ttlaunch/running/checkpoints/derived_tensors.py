@@ -8,7 +8,24 @@ from ttlaunch.running.checkpoints.tensor_file import AnyTensor, Extent, FiledTen
 
 
 @dataclass(frozen=True)
-class Rows:
+class _Derived:
+    """What a tensor has from the one that it is made of."""
+
+    source: AnyTensor
+
+    @property
+    def path(self) -> Path:
+        """The file, or one of the files, of the values."""
+        return self.source.path
+
+    @property
+    def dtype(self) -> str:
+        """The type's name in a header."""
+        return self.source.dtype
+
+
+@dataclass(frozen=True)
+class Rows(_Derived):
     """Some rows of a stored matrix, or all of them in another order.
 
     Attributes:
@@ -18,14 +35,6 @@ class Rows:
 
     source: FiledTensor
     rows: Sequence[int]
-
-    @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def dtype(self) -> str:
-        return self.source.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,23 +118,12 @@ class StackedRows:
 
 
 @dataclass(frozen=True)
-class Transposed:
+class Transposed(_Derived):
     """A matrix with rows and columns exchanged.
 
     Attributes:
         source: The matrix; a value of it takes whole bytes.
     """
-
-    source: AnyTensor
-
-    @property
-    def path(self) -> Path:
-        """The file, or one of the files, of the matrix."""
-        return self.source.path
-
-    @property
-    def dtype(self) -> str:
-        return self.source.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

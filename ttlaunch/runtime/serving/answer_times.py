@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _LAST = 1024
-"""Of how many of the last texts and tokens the times are kept."""
+"""How many times are kept at most: those of the last texts, and of the last tokens."""
 
 
 class AnswerTimes:

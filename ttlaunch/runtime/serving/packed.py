@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 ROWS = (4, 8)
-"""Of how many rows there are packed products."""
+"""The numbers of rows that a packed product can compute at once."""
 
 MOST_BYTES = 64 << 20
 """What packed matrices may take of a rank's memory; a larger model is served without them."""
