@@ -114,17 +114,27 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def write_file(path: Path, content: bytes, *, force: bool) -> None:
-    """Write a file that the user named.
+    """Write a file that the user named; where that fails, what was there stays, and no part of the new one.
 
     Raises:
         LaunchError: It exists and `force` is not set, or it cannot be written.
     """
+    unfinished = (
+        path if not force or (path.exists() and not path.is_file()) else path.with_name(f".{path.name}.unfinished")
+    )
     try:
-        with path.open("wb" if force else "xb") as file:
-            file.write(content)
+        file = unfinished.open("wb" if force else "xb")
     except FileExistsError as error:
         raise file_exists(path) from error
     except OSError as error:
+        raise file_error(path, error) from error
+    try:
+        with file:
+            file.write(content)
+        unfinished.replace(path)
+    except OSError as error:
+        if unfinished.is_file():  # and no device
+            unfinished.unlink()
         raise file_error(path, error) from error
 
 

@@ -28,16 +28,19 @@ _ALIVE_S: Final = 15.0
 _MOST_ROWS = 500
 
 
-def make_application(reading: Reading, *, names: frozenset[str], key: str) -> ASGIApp:
+def make_application(
+    reading: Reading, *, names: frozenset[str], key: str, is_ending: Callable[[], bool] = lambda: False
+) -> ASGIApp:
     """Make the application.
 
     Args:
         reading: What reads the runs.
         names: What the `Host` of a request may name.
         key: What the page has to send as `Authorization: Bearer KEY` with everything but its own files.
+        is_ending: Whether the server is about to end; streams of events end then, which would hold it up.
     """
     routes = [_file_route(path, *file) for path, file in page_files().items()]
-    routes += Answers(reading).routes()
+    routes += Answers(reading, is_ending).routes()
     rules = Rules(names=names, key=key, is_open=_is_open, render=_render)
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), rules)
 
@@ -45,8 +48,9 @@ def make_application(reading: Reading, *, names: frozenset[str], key: str) -> AS
 class Answers:
     """What the page asks for."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, is_ending: Callable[[], bool] = lambda: False) -> None:
         self._reading = reading
+        self._is_ending = is_ending
 
     def routes(self) -> list[Route]:
         """Return the routes, all of them for GET and HEAD only."""
@@ -117,7 +121,7 @@ class Answers:
             nonlocal token, known
             quiet = 0.0
             yield "retry: 500\n\n"
-            while True:
+            while not self._is_ending():
                 for change in live.since(token, known):
                     quiet, known, token = 0.0, change.number, live.token
                     yield _event(f"{token}-{known}", change.kind, dict(change.content))

@@ -42,9 +42,13 @@ class OpenedDashboard:
         from ttlaunch.dashboard.reading import Reading  # noqa: PLC0415 - only once the port is ours
         from ttlaunch.web.server import make_server  # noqa: PLC0415 - as above
 
-        application = make_application(Reading(self.runs_folder), names=LOOPBACK, key=self.key)
+        def is_ending() -> bool:
+            return server.should_exit
+
+        reading = Reading(self.runs_folder)
+        server = make_server(make_application(reading, names=LOOPBACK, key=self.key, is_ending=is_ending))
         with self.listening, contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(make_server(application).serve(sockets=[self.listening]))
+            asyncio.run(server.serve(sockets=[self.listening]))
 
 
 def open_dashboard(runs_folder: Path, *, port: int) -> OpenedDashboard:
