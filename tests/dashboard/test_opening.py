@@ -11,7 +11,7 @@ import pytest
 from tests.dashboard.made_run import MadeRun
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_it_ends_at_once_and_without_a_traceback_while_a_page_follows_a_run(tmp_path, number, status):
     run = MadeRun(tmp_path / "runs/2026-01-01T00-00-00-aaaa")
     run.steps(1, 2)
