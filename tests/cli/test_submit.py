@@ -29,6 +29,17 @@ def test_a_dry_run_shows_the_plan_and_the_whole_script(ttlaunch, here):
     assert [] == list(here.iterdir())
 
 
+@pytest.mark.parametrize("program", ["data_parallel", "train.py"])
+def test_a_plan_shows_the_script_that_a_submission_without_options_has(ttlaunch, here, program):
+    (here / "train.py").write_text("print()\n")
+    line = f"{program} --on slurm:gpu --nodes 2 --time 1:00:00"
+    script = json.loads(ttlaunch(f"submit {line} --dry-run --format json").stdout)["script"]
+    assert script.startswith("#!/bin/sh\n#SBATCH ")
+    assert script == json.loads(ttlaunch(f"plan {line} --format json").stdout)["script"]
+    assert ttlaunch(f"plan {line}").stdout.endswith("\n" + script)
+    assert {"train.py"} == {path.name for path in here.iterdir()}
+
+
 def test_a_script_is_started_again_only_if_it_is_asked_for(ttlaunch, here):
     (here / "train.py").write_text("print()\n")
     for more, expected in (("", "--no-requeue"), ("--requeue", "--requeue")):

@@ -60,16 +60,31 @@ class Submission:
 
     def script(self, folder: Path) -> str:
         """Return the batch script, as it is in the job's folder."""
-        return render_batch_script(
-            BatchScript(
-                name=self.prepared.plan.program.name,
-                folder=folder,
-                python=sys.executable,
-                options=self.request.options(),
-                grace_s=self.options.grace_s,
-                requeue=self.requeue,
-            )
+        return _batch_script(self.prepared, self.request, folder, grace_s=self.options.grace_s, requeue=self.requeue)
+
+
+def planned_script(prepared: PreparedRun) -> str | None:
+    """Return the batch script that `submit` would hand to Slurm without further options; None if no job is asked for."""
+    slurm = prepared.description.slurm
+    if slurm is None or slurm.request is None:
+        return None
+    options = RunOptions(prepared.request.runs_dir)
+    folder = prepared.request.runs_dir.absolute() / f"{JOB_PREFIX}TIME"
+    requeue = keeps_checkpoints(prepared.plan)
+    return _batch_script(prepared, slurm.request, folder, grace_s=options.grace_s, requeue=requeue)
+
+
+def _batch_script(prepared: PreparedRun, request: SlurmRequest, folder: Path, *, grace_s: float, requeue: bool) -> str:
+    return render_batch_script(
+        BatchScript(
+            name=prepared.plan.program.name,
+            folder=folder,
+            python=sys.executable,
+            options=request.options(),
+            grace_s=grace_s,
+            requeue=requeue,
         )
+    )
 
 
 def check_submission(

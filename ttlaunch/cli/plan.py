@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, print_lines, tabbed
+from ttlaunch.cli.console import print_json, print_lines, print_text, tabbed
 from ttlaunch.cli.options import CLUSTER, SLURM, TORCHRUN, OutputFormat, Verbose, asks_for
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, counted, file_error
 
 if TYPE_CHECKING:
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.planning.launch_plan import LaunchPlan, RankRow
 
 _HEADING = ("rank", "role", "host", "slot", "mesh", "devices")
@@ -47,20 +48,38 @@ def plan(
 
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
-    show_plan(prepared.plan, form=form, remarks=prepared.description.remarks, diagnostics=dialogue.warnings_as_json())
+    remarks, warnings = prepared.description.remarks, dialogue.warnings_as_json()
+    show_plan(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=_script(prepared))
     if write is not None:
         _write(prepared.plan, write, form)
 
 
+def _script(prepared: "PreparedRun") -> str | None:
+    """Return what `submit` would hand to Slurm, if the run has no hosts yet."""
+    if prepared.description.slurm is None:
+        return None
+    from ttlaunch.app.submit import planned_script
+
+    return planned_script(prepared)
+
+
 def show_plan(
-    plan: "LaunchPlan", *, form: Format, remarks: Sequence[str], diagnostics: Sequence[Mapping[str, Any]]
+    plan: "LaunchPlan",
+    *,
+    form: Format,
+    remarks: Sequence[str],
+    diagnostics: Sequence[Mapping[str, Any]],
+    script: str | None = None,
 ) -> None:
     """Print the plan: a table, one line per rank, or JSON; and what options changed besides what they name.
 
-    `diagnostics` are the warnings, which only JSON contains: they have been shown otherwise.
+    `diagnostics` are the warnings, which only JSON contains: they have been shown otherwise. `script` is the batch script
+    of a run that waits for Slurm's hosts.
     """
     if form is Format.JSON:
-        print_json({**plan.as_json(), "remarks": list(remarks), "diagnostics": list(diagnostics)}, schema="plan")
+        more = {} if script is None else {"script": script}
+        content = {**plan.as_json(), "remarks": list(remarks), **more, "diagnostics": list(diagnostics)}
+        print_json(content, schema="plan")
         return
     if form is Format.CONCISE:
         for row in plan.first_ranks:
@@ -84,6 +103,9 @@ def show_plan(
             f"plan  {plan.hash[:16]}",
         ]
     )
+    if script is not None:
+        print_lines(["", "job.sbatch, as `ttlaunch submit` gives it to Slurm:"])
+        print_text(script)
 
 
 def _elastic(plan: "LaunchPlan") -> list[str]:

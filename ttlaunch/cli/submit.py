@@ -46,7 +46,7 @@ def submit(
 ) -> None:
     """Hand a recipe or a script to Slurm, which starts it when it has hosts."""
     from ttlaunch.app.sinks import parse_sinks
-    from ttlaunch.app.slurm_job import Job, ask_queue
+    from ttlaunch.app.slurm_job import JOB_PREFIX, Job, ask_queue
     from ttlaunch.app.submit import check_submission
     from ttlaunch.app.submit import submit as hand_to_slurm
     from ttlaunch.cli.plan import show_plan
@@ -66,7 +66,7 @@ def submit(
     )
     prepared = submission.prepared
     if dry_run:
-        script = submission.script(Path(spec.runs_dir).absolute() / "job-TIME")
+        script = submission.script(Path(spec.runs_dir).absolute() / f"{JOB_PREFIX}TIME")
         if form is Format.JSON:
             content = {"plan": prepared.plan.as_json(), "script": script, "diagnostics": dialogue.warnings_as_json()}
             print_json(content, schema="submit")
