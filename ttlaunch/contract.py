@@ -287,6 +287,7 @@ COUNTED = (
     "tokens",
     "samples",
 )  # in a step or a validation, what counts in the loss: tokens of texts, or images and other samples
+OWN = "own_"  # before the name of what counts, in a step of an elastic run: of the micro-batches that the member has differentiated itself
 KIND_VALIDATION = "validation"  # step, loss, tokens or samples, perplexity or accuracy
 ARRIVED_FROM = "arrived_from"  # in a step that applied one gradient, in order of arrival: the rank that sent it
 KIND_UPDATE = "update"  # step, task, parts: what an update was made of, where gradients may be older than the weights that they change

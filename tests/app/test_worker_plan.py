@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.running.membership.memory import ask, coordinator_in_memory, invited, join
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
@@ -73,6 +74,41 @@ def test_a_text_that_lies_elsewhere_here_is_named_by_the_user(tmp_path):
 def test_a_recipe_that_is_not_here_is_asked_for():
     missing = refused(a_run(recipe="nonesuch")[1])
     assert missing.hints[-1] == "`--recipe DIR` names the run's recipe on this machine"
+
+
+@pytest.mark.parametrize("path", ["{folder}", "../{name}", "..", "~/{name}", "./{name}"])
+def test_a_run_cannot_choose_a_folder_of_this_machine_whose_code_is_imported(tmp_path, monkeypatch, path):
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    (folder / "recipe.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    (folder / "trainer.py").touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = refused(a_run(recipe=path.format(folder=folder, name=folder.name))[1])
+    assert ("R083", False) == (found.code, (tmp_path / "imported").exists())
+
+
+def test_neither_code_nor_environment_nor_text_travels(tmp_path, monkeypatch):
+    """What a worker gets before its first order: the whole answers, byte for byte."""
+    monkeypatch.setenv("SECRET_OF_THE_RUN", "only on the machine of the run")
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    theirs, described = a_run(overrides=(f"training_config.data_path={text}",))
+    coordinator = coordinator_in_memory()
+    coordinator.run.update({name: vars(described)[name] for name in ("recipe", "layout", "role", "config")})
+    token = invited(coordinator)
+    status, known = ask(coordinator, "GET", "/run", token=token)
+    welcome = join(coordinator)
+    beat = {"incarnation": 1, "epoch": 0, "step": 0, "phase": "starting"}
+    path = f"/workers/{welcome['worker_id']}/heartbeat"
+    answered, orders = ask(coordinator, "POST", path, beat, token=welcome["token"])
+    assert (200, 200) == (status, answered)
+    sent = json.dumps([known, welcome, orders])
+    sources = [path for path in Path(theirs.program.folder).glob("*.py") if path.read_text().strip()]
+    lines = {line.strip() for path in sources for line in path.read_text().splitlines() if len(line.strip()) > 20}
+    assert len(lines) > 50
+    assert [] == [line for line in lines if json.dumps(line)[1:-1] in sent]
+    assert not any(word in sent for word in ("SECRET_OF_THE_RUN", "only on the machine", TEXT[:20]))
 
 
 def test_a_recipe_without_the_role_of_the_run_is_refused():

@@ -70,6 +70,20 @@ def test_logs_as_json_lines(ttlaunch, make_run):
     ]
 
 
+def test_logs_know_a_worker_that_joined_and_say_where_its_output_is(ttlaunch, make_run):
+    run = make_run(prints=PRINTS[:1])
+    plan = json.loads((run / contract.PLAN_FILE).read_text())
+    plan["ranks"][2]["later"] = True
+    (run / contract.PLAN_FILE).write_text(json.dumps(plan))
+    (run / "members.jsonl").write_text(json.dumps({"what": "joined", "worker": 3, "host": "10.0.0.9"}) + "\n")
+    said = "note: what worker-0003 (10.0.0.9) printed is where its `ttlaunch join` ran: `ttlaunch logs` there shows it\n"
+    answer = ttlaunch("logs")
+    assert ("worker-0002 | first\n", said) == (answer.stdout, answer.stderr)
+    answer = ttlaunch("logs --only rank=3")
+    assert (0, "", said) == (answer.status, answer.stdout, answer.stderr)
+    assert "" == ttlaunch("logs --only rank=2").stderr
+
+
 def test_only_that_names_nothing_says_what_there_is(ttlaunch, make_run):
     make_run()
     answer = ttlaunch("logs --only role=wroker")

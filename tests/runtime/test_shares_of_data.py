@@ -31,6 +31,9 @@ class Rank:
     def data(self, cfg):
         return self._data
 
+    def count_trained(self, targets):
+        pass
+
 
 @given(
     images=st.integers(30, 60),

@@ -45,10 +45,13 @@ def plan_worker(
         data: The training text on this machine; None for the path in the run's configuration.
 
     Raises:
-        LaunchError: The recipe is not here, or this machine's recipe cannot use the configuration, or the text cannot be read.
+        LaunchError: The recipe is not here, or the run calls it by a path; or this machine's recipe cannot use the configuration, or the
+            text cannot be read.
     """
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
+    if recipe is None:
+        _check_name(run)
     found = find_recipe(recipe or run.recipe, working_folder=working_folder)
     if isinstance(found, Diagnostic):
         raise LaunchError([replace(found, hints=(*found.hints, _RECIPE_HINT))])
@@ -85,6 +88,13 @@ def numbered(plan: LaunchPlan, number: int, *, host: str) -> LaunchPlan:
     others = [RankRow(rank, _ELSEWHERE, 0, own.role, later=True) for rank in range(number)]
     environment = {**own.environment, "TT_RUN_RANK": str(number)}
     return replace(plan, ranks=(*others, replace(own, rank=number, host=host, environment=environment, later=True)))
+
+
+def _check_name(run: RunDescription) -> None:
+    """Refuse a path: the run may not choose a folder of this machine whose `recipe.py` is then imported."""
+    if "/" in run.recipe or run.recipe.startswith((".", "~")):
+        message = f"the run calls its recipe `{shown(run.recipe)}`, which is no name; nothing of it was imported"
+        raise LaunchError([Diagnostic("R083", message, hints=(_RECIPE_HINT,), blame=Blame.HOSTS)])
 
 
 def _check_role(run: RunDescription, recipe: "Recipe") -> None:

@@ -90,8 +90,8 @@ def cells_of_rank(state: RankState) -> dict[str, Any]:
         "loss": "" if state.loss is None else f"{state.loss:.4f}",
         "grad norm": "" if state.grad_norm is None else f"{state.grad_norm:.3g}",
         "ms/step": "" if state.step_s is None else f"{state.step_s * 1e3:,.0f}",
-        "tokens/s": "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
-        "samples/s": "" if state.samples_per_s is None else f"{state.samples_per_s:,.0f}",
+        "tokens/s": _rate(state.own_per_s("tokens")),
+        "samples/s": _rate(state.own_per_s("samples")),
     }
 
 
@@ -124,6 +124,10 @@ def cells_of_worker(state: RankState) -> dict[str, str]:
         "rank": "–" if state.place is None else str(state.place),
         "memory": _size(memory),
     }
+
+
+def _rate(per_s: float | None) -> str:
+    return "" if per_s is None else f"{per_s:,.0f}"
 
 
 def _percent(share: int | None) -> str:

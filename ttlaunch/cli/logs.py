@@ -14,9 +14,11 @@ from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.signals import interruptible
 from ttlaunch.cli.console import exit_with, print_lines, print_output, with_schema
 from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
-from ttlaunch.diagnostics import Format, usage_error
+from ttlaunch.diagnostics import Format, shown, usage_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ttlaunch.planning.launch_plan import RankRow
     from ttlaunch.running.logs.fold import ShownOutput
     from ttlaunch.running.logs.merged import Line
@@ -66,7 +68,7 @@ def logs(
     """
     from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
     from ttlaunch.running.logs.fold import ShownOutput
-    from ttlaunch.running.runs.facts import read_ranks
+    from ttlaunch.running.runs.facts import read_facts, with_joined
 
     if to:
         _send(run, to, is_chosen=bool(only or stream or raw), follow=follow, runs_dir=runs_dir, form=form)
@@ -74,10 +76,12 @@ def logs(
     streams = chosen_streams(stream)
     path = find_named_run(run, runs_dir=runs_dir)
     try:
-        rows = read_ranks(path)
+        facts = read_facts(path)
+        rows = list(with_joined(facts, path).ranks)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
     wanted: dict[str, Any] = {"only": chosen_ranks(only or (), rows), "streams": streams}
+    _say_whose_output_is_elsewhere(row for row in rows[len(facts.ranks) :] if row.rank in wanted["only"])
     try:
         with interruptible(signal.SIGINT):
             if form is Format.JSON:
@@ -87,6 +91,16 @@ def logs(
                 _show(ShownOutput(path, rows, **wanted), path, follow=follow, raw=raw)
     except KeyboardInterrupt:  # the user ends `--follow` by Ctrl-C
         return
+
+
+def _say_whose_output_is_elsewhere(joined: "Iterable[RankRow]") -> None:
+    """Say it of workers that have joined from other machines: a run gets their reports, but not what they print."""
+    for row in joined:
+        name = f"{contract.worker_name(row.rank)} ({shown(row.host)})"
+        print_lines(
+            [f"note: what {name} printed is where its `ttlaunch join` ran: `ttlaunch logs` there shows it"],
+            to=sys.stderr,
+        )
 
 
 def _send(run: str, to: list[str], *, is_chosen: bool, follow: bool, runs_dir: Path, form: Format) -> None:

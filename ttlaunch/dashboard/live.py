@@ -140,7 +140,7 @@ def rank_as_json(state: RankState) -> dict[str, Any]:
         "total_steps": state.total_steps,
         "loss": None if state.loss is None else number(state.loss),
         "grad_norm": None if state.grad_norm is None else number(state.grad_norm),
-        "speed": state.tokens_per_s or state.samples_per_s,
+        "speed": state.own_per_s(state.counts),
         "counts": state.counts,
         "place": state.place,
     }

@@ -91,8 +91,16 @@ class StepDone:
     @property
     def counted(self) -> tuple[str, int]:
         """What the rank counts, tokens or samples, and how many the step had; 0 tokens for a rank that counts neither."""
-        name = next((name for name in contract.COUNTED if name in self.values), contract.COUNTED[0])
-        number = self.values.get(name, 0)
+        return self._counted("")
+
+    @property
+    def own_counted(self) -> tuple[str, int]:
+        """As `counted`, of what a member of an elastic run has differentiated itself since its last step."""
+        return self._counted(contract.OWN)
+
+    def _counted(self, prefix: str) -> tuple[str, int]:
+        name = next((name for name in contract.COUNTED if prefix + name in self.values), contract.COUNTED[0])
+        number = self.values.get(prefix + name, 0)
         return name, int(number) if math.isfinite(number) else 0
 
     @property

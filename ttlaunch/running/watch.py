@@ -50,7 +50,9 @@ _STARTING_S = 10.0
 _HELD_RECORDS = 4096
 _MOST_STAGES = 16
 _MOST_METRICS = 64
-_OWN_PLACE = frozenset({"loss", "grad_norm", contract.ARRIVED_FROM, *contract.COUNTED})
+_OWN_PLACE = frozenset(
+    {"loss", "grad_norm", contract.ARRIVED_FROM, *contract.COUNTED, *(contract.OWN + name for name in contract.COUNTED)}
+)
 _EXCEPTIONS_BYTES = 1 << 20  # more than the longest line that a rank writes about an exception
 _LOOK_BYTES, _LEAST_BYTES = 1 << 20, 1 << 16
 """How many bytes of all ranks together a look reads, and at least of each; honest ranks write far less between two looks."""
@@ -81,6 +83,7 @@ class RankState:
         step: The last optimizer step that the rank reported.
         counts: What the rank counts: tokens or samples.
         counted: The sum of the tokens or samples of all reported steps.
+        own_counted: How many of them a member of an elastic run has differentiated itself.
         layer_norms: The gradient norm of each layer that the rank updates, in the last step that reported these norms.
         grad_norm: The gradient's norm in the last step that reported one.
         connection: `silent` or `lost` if the connection to the rank's host is; else empty.
@@ -115,8 +118,10 @@ class RankState:
     diverged: tuple[int, float] | None = None
     counts: str = contract.COUNTED[0]
     counted: int = 0
+    own_counted: int = 0
     first_step: int = 0
     first_step_counted: int = 0
+    first_step_own: int = 0
     first_step_time: float | None = None
     last_step_time: float | None = None
     validations: list[Validation] = field(default_factory=list)
@@ -154,19 +159,24 @@ class RankState:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second, not counting the first reported step; None for a rank that counts no tokens."""
-        return self._per_second("tokens")
+        return self._per_second("tokens", self.counted, self.first_step_counted)
 
     @property
     def samples_per_s(self) -> float | None:
         """Samples per second, not counting the first reported step; None for a rank that counts no samples."""
-        return self._per_second("samples")
+        return self._per_second("samples", self.counted, self.first_step_counted)
 
-    def _per_second(self, counts: str) -> float | None:
-        if not self.counted or self.counts != counts:
+    def own_per_s(self, counts: str) -> float | None:
+        """Return tokens or samples per second: of a member of an elastic run, of what it differentiates itself."""
+        own = self.own_counted, self.first_step_own
+        return self._per_second(counts, *(own if self.own_counted else (self.counted, self.first_step_counted)))
+
+    def _per_second(self, counts: str, number: int, of_first_step: int) -> float | None:
+        if not number or self.counts != counts:
             return None
         if self.first_step_time is None or self.last_step_time is None or self.last_step_time <= self.first_step_time:
             return None
-        return (self.counted - self.first_step_counted) / (self.last_step_time - self.first_step_time)
+        return (number - of_first_step) / (self.last_step_time - self.first_step_time)
 
     @property
     def step_s(self) -> float | None:
@@ -412,12 +422,14 @@ def _fold_step(state: RankState, record: StepDone) -> None:
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
     if record.grad_norm is not None:
         state.grad_norm = float(record.grad_norm)
-    counts, number = record.counted
-    if number:
-        state.counts = counts
-    state.counted += number
+    for counts, number in (record.counted, record.own_counted):
+        if number:
+            state.counts = counts
+    state.counted += record.counted[1]
+    state.own_counted += record.own_counted[1]
     if state.first_step_time is None:
-        state.first_step, state.first_step_time, state.first_step_counted = state.step, record.time, state.counted
+        state.first_step, state.first_step_time = state.step, record.time
+        state.first_step_counted, state.first_step_own = state.counted, state.own_counted
     state.last_step_time = record.time
 
 

@@ -121,8 +121,8 @@ def test_what_a_worker_reports_is_the_same_in_views_metrics_and_the_report(run):
         for number, (kind, values) in enumerate(
             [
                 ("ready", {"total_steps": 9}),
-                ("step", {"step": 1, "loss": 5.0, "tokens": 100}),
-                ("step", {"step": 2, "loss": 4.5, "tokens": 100}),
+                ("step", {"step": 1, "loss": 5.0, "tokens": 400, "own_tokens": 100}),
+                ("step", {"step": 2, "loss": 4.5, "own_tokens": 100}),
                 ("usage", {"cpu_percent": 80, "memory_bytes": 5000, "count": 1}),
                 ("parameters", {"digests": {"w": "0" * 64}}),
             ]
@@ -142,7 +142,7 @@ def test_what_a_worker_reports_is_the_same_in_views_metrics_and_the_report(run):
     kinds = [type(record).__name__ for state, record in watch.records() if state.row.rank == admitted.number]
     assert ["Ready", "StepDone", "StepDone", "Usage"] == kinds
     state = watch.ranks[17]
-    assert (2, 4.5, 100.0, 5000) == (state.step, state.loss, state.tokens_per_s, state.usage.memory_bytes)
+    assert (2, 4.5, 100.0, 5000) == (state.step, state.loss, state.own_per_s("tokens"), state.usage.memory_bytes)
     assert abs(state.last_step_time - time.time()) < 500, "its clock was corrected"
 
 

@@ -46,6 +46,15 @@ def test_a_step_on_images_says_how_many_samples_a_second(written):
     assert {"samples": 50, "step_time_s": 0.25, "samples_per_s": 200.0} == steps[1].values
 
 
+def test_a_step_of_a_member_says_how_many_tokens_it_differentiates_itself_in_a_second(written):
+    run = written()
+    for step in (1, 2):
+        run.record(0, kind="step", time=100 + step * 0.25, step=step, own_tokens=20)
+    steps = [event for event in EventLog(run.path).poll() if event.kind == "step"]
+
+    assert {"own_tokens": 20, "step_time_s": 0.25, "own_tokens_per_s": 80.0} == steps[1].values
+
+
 def test_books_become_times_and_traffic_of_each_step(finished):
     events = EventLog(finished.path).poll()
     times = [event for event in events if event.kind == "times"]

@@ -75,6 +75,10 @@ def test_workers_that_nothing_happens_to_train_to_the_bits_of_one_process(begin,
     assert [expected[1]] * 3 == [losses_of(run.records[number]) for number in range(3)]
     counts = [any("tokens" in record for record in run.of_kind(number, contract.KIND_STEP)) for number in range(3)]
     assert [True, False, False] == counts  # so that no token counts twice
+    steps = {record["step"]: record["tokens"] for record in run.of_kind(0, contract.KIND_STEP)}
+    own = [{record["step"]: record["own_tokens"] for record in run.of_kind(n, contract.KIND_STEP)} for n in range(3)]
+    assert steps == {step: sum(member[step] for member in own) for step in steps}
+    assert all(0 < member[step] < tokens for member in own for step, tokens in steps.items())
 
 
 @pytest.mark.parametrize(

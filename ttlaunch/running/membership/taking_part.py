@@ -174,7 +174,7 @@ class JoinedRank:
 
     def _note_facts(self) -> None:
         state, beat = self.state, self.link.beat
-        beat.step, beat.loss, beat.tokens_per_s = state.step, state.loss, state.tokens_per_s
+        beat.step, beat.loss, beat.tokens_per_s = state.step, state.loss, state.own_per_s("tokens")
         beat.phase = str(state.phase)
         beat.memory_bytes = _resident_bytes(state.started.pid) if state.started else None
 

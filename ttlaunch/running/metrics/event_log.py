@@ -206,7 +206,8 @@ class EventLog:
             if before is not None and before[0] < step and before[1] < time:
                 step_time_s = round((time - before[1]) / (step - before[0]), 9)
                 values["step_time_s"] = step_time_s
-                counted = [name for name in contract.COUNTED if step_time_s and name in record.values]
+                names = [prefix + name for prefix in ("", contract.OWN) for name in contract.COUNTED]
+                counted = [name for name in names if step_time_s and name in record.values]
                 values |= {f"{name}_per_s": record.values[name] / step_time_s for name in counted}
         return Event(time, kind_of(record), rank, step_of(record), values)
 

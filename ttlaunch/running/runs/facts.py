@@ -112,13 +112,13 @@ def with_joined(facts: RunFacts, path: Path) -> RunFacts:
 
 
 def read_ranks(path: Path) -> list[RankRow]:
-    """Read the ranks of a run from its plan.
+    """Read the ranks of a run from its plan, and those of the workers that have joined it from other machines.
 
     Raises:
         OSError: Its plan cannot be read.
         ValueError: The file is not a plan.
     """
-    return list(read_facts(path).ranks)
+    return list(with_joined(read_facts(path), path).ranks)
 
 
 def read_daemons(path: Path) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ class HasData(Protocol):
 
     def data(self, cfg: TrainingFile) -> TrainingData: ...
 
+    def count_trained(self, targets_BT: Tensor) -> None: ...
+
 
 def micro_batches(
     cfg: TrainingFile,
@@ -87,7 +89,9 @@ def micro_batches(
     """
     data = ctx.data(cfg)
     for index in _share(cfg.training_config.micro_batches, ctx.rank, among) if indices is None else indices:
-        yield _on_device(data.training_batch(step, index), ctx.device)
+        index_x_y = _on_device(data.training_batch(step, index), ctx.device)
+        yield index_x_y
+        ctx.count_trained(index_x_y[2])  # whoever asks for the next one is done with it
 
 
 def validation_micro_batches(cfg: TrainingFile, ctx: HasData, *, among: Sequence[Rank] = ()) -> Iterator[MicroBatch]:
