@@ -25,6 +25,7 @@ from ttlaunch.spec.recipe.collective_traffic import (
 )
 from ttlaunch.spec.recipe.collective_traffic import process_group_traffic as process_group_traffic
 from ttlaunch.spec.recipe.collective_traffic import ring_all_reduce_bytes as ring_all_reduce_bytes
+from ttlaunch.spec.recipe.collective_traffic import shadowed_traffic as shadowed_traffic
 from ttlaunch.spec.recipe.collective_traffic import validation_traffic as validation_traffic
 from ttlaunch.spec.recipe.compression import compressed_mean_traffic as compressed_mean_traffic
 from ttlaunch.spec.recipe.compression import compression_makes_sense as compression_makes_sense

@@ -17,7 +17,7 @@ from ttlaunch.recipe import (
     per,
 )
 
-from .traffic import kept_bytes, traffic
+from .traffic import kept_bytes, members_traffic, traffic
 
 
 class ClassicDpConfig(Section):
@@ -48,5 +48,5 @@ RECIPE = Recipe(
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config"],
     naive=Naive([Layout("naive", worker=per("multihost_config.num_workers"))]),
-    elastic=Elastic("ring", kept_bytes=kept_bytes),
+    elastic=Elastic("ring", kept_bytes=kept_bytes, traffic=members_traffic),
 )

@@ -22,11 +22,17 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     values = ranks.weight_bytes(workers[0]) // VALUE_BYTES if workers else 0
     if bound == 0:
         found += [agreed_buckets(workers[0], other) for other in workers[1:]]
-        return found + all_reduce_mean_traffic(workers, values, micro_batches=config.training_config.micro_batches)
+        count = config.training_config.micro_batches
+        return found + all_reduce_mean_traffic(workers, values, micro_batches=count, blocks=ranks.blocks)
     for source, dest, size in ring_all_reduce_bytes(workers, values, value_bytes=VALUE_BYTES):
         found.append(Traffic("gradients", source, dest, per_step=size, late=bound * size))
     pairs = [(source, dest) for source in workers for dest in workers if source != dest]
     return found + [Traffic("counts", *pair, per_step=_COUNTS * NUMBER_BYTES) for pair in pairs]
+
+
+def members_traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic] | None:
+    """Return that of the members of an epoch; with a bound above 0 their messages of several steps overlap, also over changes."""
+    return None if config.classic_dp_config.staleness_bound else traffic(config, ranks)
 
 
 def kept_bytes(config: TrainingFile) -> int:

@@ -60,6 +60,6 @@ RECIPE = Recipe(
         "data_parallel",
         only={"data_parallel_config.reduction": "canonical", "compression_config.kind": "none"},
         kept_bytes=4,  # the mean gradient, beside the gradients that the next step overwrites
-        has_formula=True,
+        traffic=traffic,
     ),
 )

@@ -12,7 +12,7 @@ from ttlaunch.recipe import (
     per,
 )
 
-from .traffic import RANKS_OF_A_WORKER, shadow_bytes, traffic
+from .traffic import RANKS_OF_A_WORKER, members_traffic, shadow_bytes, traffic
 
 
 class Config(TrainingFile):
@@ -49,5 +49,6 @@ RECIPE = Recipe(
         slots=1,
         servers=2,
         shadow_bytes=shadow_bytes,
+        traffic=members_traffic,
     ),
 )

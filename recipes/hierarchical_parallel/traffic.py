@@ -12,6 +12,7 @@ from ttlaunch.recipe import (
     aligned_subtrees,
     contiguous_blocks,
     per,
+    shadowed_traffic,
     shares,
     split_model_traffic,
 )
@@ -59,6 +60,11 @@ def _of_worker(config: TrainingFile, ranks: Ranks, rows: list[list[int]], *, at:
         validation = NUMBER_BYTES * sum(validated[at : last + 1])
         found.append(Traffic("validation", worker, server, per_validation=validation))
     return found
+
+
+def members_traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
+    """Return that of the members of an epoch: the optimizer at place 0, the aggregator at place 1."""
+    return shadowed_traffic(config, ranks, owners=[1], servers=2)
 
 
 def shadow_bytes(config: TrainingFile) -> int:

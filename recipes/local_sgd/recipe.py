@@ -54,5 +54,6 @@ RECIPE = Recipe(
         "local_steps",
         only={"compression_config.kind": "none", "training_config.early_stop_patience": None},
         has_local_steps=True,
+        traffic=traffic,
     ),
 )

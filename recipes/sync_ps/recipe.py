@@ -20,7 +20,7 @@ from ttlaunch.recipe import (
     slow_workers_are_there,
 )
 
-from .traffic import shadow_bytes, traffic
+from .traffic import members_traffic, shadow_bytes, traffic
 
 
 class SyncPsConfig(Section):
@@ -76,5 +76,6 @@ RECIPE = Recipe(
         slots=per("sync_ps_config.num_servers"),
         servers=per("sync_ps_config.num_servers"),
         shadow_bytes=shadow_bytes,
+        traffic=members_traffic,
     ),
 )

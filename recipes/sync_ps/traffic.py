@@ -10,6 +10,7 @@ from ttlaunch.recipe import (
     TrainingFile,
     agreed_scale,
     agreed_stop,
+    shadowed_traffic,
     shares,
     sums_of_blocks,
 )
@@ -96,6 +97,12 @@ def _norms(ranks: Ranks, servers: list[int]) -> list[tuple[int, int, int, int]]:
         so_far += ranks.facts[before]["shard_tensors"]
         found.append((before, after, NUMBER_BYTES * (1 + so_far), NUMBER_BYTES * (1 + total)))
     return found
+
+
+def members_traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
+    """Return that of the members of an epoch: servers have the first places, and the last of them owns the last layers."""
+    servers = config.sync_ps_config.num_servers
+    return shadowed_traffic(config, ranks, owners=list(reversed(range(servers))), servers=servers)
 
 
 def shadow_bytes(config: TrainingFile) -> int:

@@ -16,7 +16,7 @@ from ttlaunch.recipe import (
     per,
 )
 
-from .traffic import kept_bytes, shadow_bytes, traffic
+from .traffic import kept_bytes, members_traffic, shadow_bytes, traffic
 
 
 class ZeroConfig(Section):
@@ -46,5 +46,5 @@ RECIPE = Recipe(
         [Layout("naive", worker=per("multihost_config.num_workers"))], only={"transformer_config.tie_embeddings": False}
     ),
     # Each worker owns a part of the state and shadows that of another one; at stage 0 all have all of it.
-    elastic=Elastic("zero", slots=0, shadow_bytes=shadow_bytes, kept_bytes=kept_bytes),
+    elastic=Elastic("zero", slots=0, shadow_bytes=shadow_bytes, kept_bytes=kept_bytes, traffic=members_traffic),
 )

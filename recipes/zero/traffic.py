@@ -6,6 +6,7 @@ from ttlaunch.recipe import (
     Ranks,
     Traffic,
     TrainingFile,
+    all_reduce_mean_traffic,
     sums_of_blocks,
     validation_traffic,
 )
@@ -47,6 +48,15 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
                 size = owned[source]
                 found.append(Traffic("weights", source, dest, per_step=size + again, per_validation=size, at_end=size))
     return found
+
+
+def members_traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic] | None:
+    """Return that of the members of an epoch at stage 0; at others every change cuts the slots anew, and only the newest sizes are known."""
+    if config.zero_config.stage:
+        return None
+    workers, count = ranks.of("worker"), config.training_config.micro_batches
+    values = ranks.weight_bytes(workers[0]) // VALUE_BYTES
+    return all_reduce_mean_traffic(workers, values, micro_batches=count, blocks=ranks.blocks)
 
 
 def shadow_bytes(config: TrainingFile) -> int:

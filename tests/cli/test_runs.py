@@ -76,7 +76,9 @@ def test_logs_know_a_worker_that_joined_and_say_where_its_output_is(ttlaunch, ma
     plan["ranks"][2]["later"] = True
     (run / contract.PLAN_FILE).write_text(json.dumps(plan))
     (run / "members.jsonl").write_text(json.dumps({"what": "joined", "worker": 3, "host": "10.0.0.9"}) + "\n")
-    said = "note: what worker-0003 (10.0.0.9) printed is where its `ttlaunch join` ran: `ttlaunch logs` there shows it\n"
+    said = (
+        "note: what worker-0003 (10.0.0.9) printed is where its `ttlaunch join` ran: `ttlaunch logs` there shows it\n"
+    )
     answer = ttlaunch("logs")
     assert ("worker-0002 | first\n", said) == (answer.stdout, answer.stderr)
     answer = ttlaunch("logs --only rank=3")

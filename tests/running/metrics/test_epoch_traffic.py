@@ -16,9 +16,9 @@ SENT = {0: {"gradients": 1 * 16 + 16, "counts": 1 * 16}, 1: {"gradients": 2 * 16
 A_STEP = 128
 
 
-def plan_of(recipe="data_parallel", ranks=4):
-    config = {"training_config": {"batch_size": 8, "micro_batch_size": 1}}
-    rows = [{"rank": rank, "role": "worker"} for rank in range(ranks)]
+def plan_of(recipe="data_parallel", ranks=4, role="worker", **sections):
+    config = {"training_config": {"batch_size": 8, "micro_batch_size": 1}, **sections}
+    rows = [{"rank": rank, "role": role} for rank in range(ranks)]
     return {"recipe": {"name": recipe, "folder": str(RECIPES / recipe)}, "ranks": rows, "config": config}
 
 
@@ -79,8 +79,83 @@ def test_without_the_files_of_all_members_nothing_is_compared(tmp_path, members)
     assert [None] == compared(tmp_path, epoch(0, *members))
 
 
-@pytest.mark.parametrize("recipe", ["local_sgd", "pipeline_parallel", "nowhere"])
+@pytest.mark.parametrize(
+    ("recipe", "sections"),
+    [("zero", {"zero_config": {"stage": 0}}), ("classic_dp", {"classic_dp_config": {"staleness_bound": 0}})],
+)
+def test_recipes_that_sum_as_data_parallel_have_its_formula(tmp_path, recipe, sections):
+    for number in (0, 1):
+        write(tmp_path, number, dest=1 - number, last=10, sent=SENT[number])
+    assert [EpochTraffic(9, 9 * A_STEP, 9 * A_STEP)] == compared(tmp_path, epoch(0, 0, 1), recipe=recipe, **sections)
+
+
+S = 4 * VALUES
+SHADOWED = {
+    # Place 0 is the optimizer, 1 adds up and gives it the mean, 2 has one node and 3 two.
+    "hierarchical_parallel": (
+        {},
+        [[0, 0], [0, 0], [0, 2], [2, 8]],
+        [
+            {"counts": 8},
+            {"counts": 8 + 16, "gradients": S, "weights": 2 * S},
+            {"counts": 2 * 32, "gradients": S},
+            {"counts": 3 * 32, "gradients": 2 * S},
+        ],
+    ),
+    # Place 0 is the server, 1 its shadow and a worker with one node, 2 a worker with two.
+    "sync_ps": (
+        {},
+        [[0, 0], [0, 2], [2, 8]],
+        [
+            {"counts": 8 + 16, "gradients": S, "weights": S},
+            {"counts": 2 * 32 + 8, "gradients": S},
+            {"counts": 3 * 32, "gradients": 2 * S},
+        ],
+    ),
+    # Places 0 and 1 have a half each, and shadow the other; both get the counts of the one worker.
+    "sync_ps with two servers": (
+        {"sync_ps_config": {"num_servers": 2}},
+        [[0, 0], [0, 0], [0, 8]],
+        [
+            {"counts": 8, "gradients": S // 2, "weights": S // 2},
+            {"counts": 8, "gradients": S // 2, "weights": S // 2},
+            {"counts": 2 * 2 * 32, "gradients": S},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHADOWED)
+def test_members_that_keep_each_others_state_send_what_the_formula_says(tmp_path, name):
+    sections, blocks, sent = SHADOWED[name]
+    for number, its in enumerate(sent):
+        write(tmp_path, number, dest=(number + 1) % len(sent), last=5, sent=its)
+    a_step = sum(sum(its.values()) for its in sent)
+    [found] = compared(
+        tmp_path, epoch(0, *range(len(sent)), blocks=blocks), recipe=name.split()[0], role="member", **sections
+    )
+    assert EpochTraffic(4, 4 * a_step, 4 * a_step) == found
+
+
+@pytest.mark.parametrize("recipe", ["local_sgd", "diloco"])
+def test_averages_count_in_the_steps_that_have_one(tmp_path, recipe):
+    """An average after every third step, of which two are among steps 2 to 8: the last step of a training has one, whatever its number."""
+    for number in (0, 1):
+        rows = [
+            [name, None, "exchange", 1 - number, [[3, 9, 3, 1, size]]]
+            for name, size in (("weights", S), ("counts", 16))
+        ]
+        line = {"format": contract.TRAFFIC_FORMAT, "last": 9, "sent": rows, "waited": [], "spent": []}
+        path = tmp_path / contract.traffic_file(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({**line, "facts": {"values": VALUES, "validation_micro_batches": 1}}) + "\n")
+    [found] = compared(tmp_path, epoch(0, 0, 1), recipe=recipe, **{f"{recipe}_config": {"every": 3}})
+    assert EpochTraffic(7, 2 * 2 * (S + 16), 2 * 2 * (S + 16)) == found
+
+
+@pytest.mark.parametrize("recipe", ["classic_dp", "elastic_dp", "zero", "pipeline_parallel", "nowhere"])
 def test_a_recipe_without_a_formula_for_epochs_is_compared_with_nothing(tmp_path, recipe):
+    """With a bound above 0, and where slots are cut anew at each change, there is none."""
     for number in (0, 1):
         write(tmp_path, number, dest=1 - number, last=10, sent=SENT[number])
     assert [None] == compared(tmp_path, epoch(0, 0, 1), recipe=recipe)

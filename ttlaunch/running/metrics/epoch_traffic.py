@@ -16,7 +16,8 @@ from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry, read_rank
 
 if TYPE_CHECKING:
-    from ttlaunch.spec.recipe.declare import Recipe
+    from ttlaunch.spec.recipe.sections import ConfigFile
+    from ttlaunch.spec.recipe.traffic import Formula
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class EpochTraffic:
 
     def as_json(self) -> dict[str, int]:
         return {"steps": self.steps, "bytes": self.size, "formula_bytes": self.expected}
+
+
+@dataclass(frozen=True)
+class _MembersFormula:
+    """What a recipe says of the members of an epoch."""
+
+    config: "type[ConfigFile]"
+    traffic: "Formula"
 
 
 def compare_epochs(
@@ -58,8 +67,8 @@ def compare_epochs(
         A comparison for each epoch; None where no step can be compared, a member was on a machine that the run has not started, or
         the recipe has no formula for epochs.
     """
-    recipe = _recipe(plan)
-    if recipe is None:
+    formula = _formula(plan)
+    if formula is None:
         return [None] * len(epochs)
     known: dict[int, RankTelemetry] = {}
     planned = len(plan["ranks"])
@@ -71,23 +80,25 @@ def compare_epochs(
         ends = [one.last + (following is None and is_done) for one in members]
         steps = range(epoch["step"] + 2, min([*ends, *([following["step"]] if following else [])], default=0))
         is_whole = len(members) == len(epoch["members"])
-        found.append(_compare(recipe, plan, epoch, members=members, steps=steps) if is_whole and steps else None)
+        found.append(_compare(formula, plan, epoch, members=members, steps=steps) if is_whole and steps else None)
     return found
 
 
-def _recipe(plan: Mapping[str, Any]) -> "Recipe | None":
+def _formula(plan: Mapping[str, Any]) -> _MembersFormula | None:
     from ttlaunch.spec.recipe.declare import Elastic  # noqa: PLC0415 - runs of programs read no recipe
     from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - as above
 
     try:
-        recipe: Recipe = import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE
+        recipe = import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE
     except Exception:  # noqa: BLE001 - a recipe that cannot be read any more is compared with nothing
         return None
-    return recipe if recipe.traffic and isinstance(recipe.elastic, Elastic) and recipe.elastic.has_formula else None
+    if not isinstance(recipe.elastic, Elastic) or recipe.elastic.traffic is None:
+        return None
+    return _MembersFormula(recipe.config, recipe.elastic.traffic)
 
 
 def _compare(
-    recipe: "Recipe",
+    formula: _MembersFormula,
     plan: Mapping[str, Any],
     epoch: Mapping[str, Any],
     *,
@@ -99,16 +110,20 @@ def _compare(
     role = plan["ranks"][0]["role"]
     facts = Ranks([role] * len(members), [one.facts for one in members], blocks=epoch["blocks"])
     try:
-        assert recipe.traffic is not None  # noqa: S101 - the caller has looked
-        formula = recipe.traffic(recipe.config.model_validate_json(json.dumps(plan["config"])), facts)
+        found = formula.traffic(formula.config.model_validate_json(json.dumps(plan["config"])), facts)
     except Exception:  # noqa: BLE001 - whatever a user's recipe raises, there is nothing to compare with
         return None
-    each = [one for one in formula or () if one.per_step and one.every == 1 and one.is_measured]
+    each = [one for one in found or () if one.per_step and one.is_measured]
     operations = {one.operation for one in each}
+    if any(one.every > 1 for one in each):
+        steps = steps[:-1]  # the last step of a training has an average, too, whatever its number
+    if not each or not steps:
+        return None
     size = sum(
         row.size * (row.steps_until(steps[-1]) - row.steps_until(steps[0] - 1))
         for one in members
         for row in one.sent
         if row.operation in operations and row.phase not in OUTSIDE_STEPS
     )
-    return EpochTraffic(len(steps), size, len(steps) * sum(one.per_step for one in each))
+    expected = sum(one.per_step * sum(step % one.every == 0 for step in steps) for one in each)
+    return EpochTraffic(len(steps), size, expected)

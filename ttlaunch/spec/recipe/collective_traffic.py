@@ -6,14 +6,17 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 from ttlaunch.spec.recipe.traffic import (
     NUMBER_BYTES,
     VALUE_BYTES,
+    Ranks,
     Traffic,
     agreed_buckets,
+    agreed_scale,
     shares,
     sums_of,
     sums_of_blocks,
 )
 
 _GREETING_BYTES = 256
+_KEEPERS, _NODE_NUMBERS = 2, 4
 
 
 def validation_traffic(among: Sequence[int], micro_batches: int) -> list[Traffic]:
@@ -68,6 +71,35 @@ def all_reduce_mean_traffic(
         counts = 2 * NUMBER_BYTES * sums[among.index(source)]
         found += [Traffic("gradients", source, dest, per_step=size), Traffic("counts", source, dest, per_step=counts)]
     return found
+
+
+def shadowed_traffic(config: TrainingFile, ranks: Ranks, *, owners: Sequence[int], servers: int) -> list[Traffic]:
+    """Return the traffic of a step of an elastic run in which two members keep the optimizer's state, as `ShadowedUpdate` makes it.
+
+    A worker sends S for each sum of its block, and gets S back unless it keeps the state; the keepers send each other S together.
+
+    Args:
+        config: The configuration.
+        ranks: The members, by their places, with their blocks.
+        owners: The places of the members that add up gradients, as in `ShadowedUpdate`; which of them has how much is not known here, so
+            all bytes of the parts are those of the first.
+        servers: How many places differentiate nothing.
+    """
+    members = ranks.of("member")
+    keepers, workers, size = members[:_KEEPERS], members[servers:], ranks.weight_bytes(0)
+    sums = sums_of(range(*block) for block in ranks.blocks or ())
+    found = []
+    for worker in workers:
+        rows = 1 + sums[worker]
+        found += [Traffic("counts", worker, owner, per_step=_NODE_NUMBERS * NUMBER_BYTES * rows) for owner in owners]
+        found.append(Traffic("gradients", worker, owners[0], per_step=sums[worker] * size))
+        if worker not in keepers:
+            found.append(Traffic("weights", owners[0], worker, per_step=size))
+            found += agreed_scale(config, owners[0], worker)
+    for keeper, other in (keepers, keepers[::-1]):
+        is_shadow = other not in owners  # which gets the sums of loss and tokens, too
+        found.append(Traffic("counts", keeper, other, per_step=NUMBER_BYTES * (1 + 2 * is_shadow)))
+    return [*found, Traffic("gradients", *keepers, per_step=size)]
 
 
 def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, every: int) -> list[Traffic]:

@@ -252,8 +252,8 @@ class Elastic:
         shadow_bytes: Returns how many bytes of each parameter all shadows together keep; None if there are no shadows.
         kept_bytes: How many bytes of each parameter each worker keeps of the last step, for one that lacks it: 4 for a mean gradient;
             or a function that returns it.
-        has_formula: Whether members move in a step, other than the first one after a change, what the recipe's `traffic` says of as
-            many ranks with the same blocks; the report then compares each epoch.
+        traffic: The formula of the bytes that as many ranks, the members of an epoch, move in each step but the first one after a change;
+            the report then compares each epoch. None: it compares none.
     """
 
     layout: str | Layout
@@ -263,7 +263,7 @@ class Elastic:
     has_local_steps: bool = False
     shadow_bytes: Callable[[Any], int] | None = None
     kept_bytes: int | Callable[[Any], int] = 0
-    has_formula: bool = False
+    traffic: Formula | None = None
 
 
 @dataclass(frozen=True)
