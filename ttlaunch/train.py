@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.serving.stages import StageSizes as StageSizes
     from ttlaunch.runtime.parallel.serving.stages import run_stage as run_stage
     from ttlaunch.runtime.parallel.serving.weights import build_served_model as build_served_model
+    from ttlaunch.runtime.parallel.shadowed.training import train_with_shadows as train_with_shadows
     from ttlaunch.runtime.parallel.shadowed.update import ShadowedUpdate as ShadowedUpdate
     from ttlaunch.runtime.parallel.sharded.model import ShardedModel as ShardedModel
     from ttlaunch.runtime.parallel.sharded.model import shard_model as shard_model

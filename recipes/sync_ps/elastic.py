@@ -12,24 +12,18 @@ mean: then whoever is left has the newest step, or makes it. A step costs the ke
 
     ttlaunch run sync_ps --elastic 2:5
     ttlaunch run sync_ps --elastic 3:5 --set sync_ps_config.num_servers=2
-
-Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
 """
 
-from collections.abc import Iterable
 from functools import partial
 
 from ttlaunch.train import (
     AveragedState,
     RankContext,
     ShadowedUpdate,
-    TrainingLoop,
     build_model,
     build_optimizer,
-    differentiate,
-    micro_batches,
-    report_layer_norms,
     slowed,
+    train_with_shadows,
 )
 
 from .recipe import Config
@@ -49,24 +43,16 @@ def member(cfg: Config, ctx: RankContext) -> None:
         ctx, model, optimizer, servers=servers, owners=owners, state=state, after_update=after_update
     )
     ctx.restore(model, state)
-    ctx.save_if_abandoned(model, state, has_all=update.has_state)
     if average is not None and not ctx.steps_done:
         average.begin()
     validate = partial(validate_among_members, cfg, ctx, model=model, average=average)
-    loop = TrainingLoop(cfg, ctx, validate=validate, held=model.named_parameters)
-    for step in loop.steps():
-
-        def enter(indices: Iterable[int], step: int = step) -> None:
-            with slowed(slow_workers, ctx.rank - servers):
-                for index, x_BT, y_BT in micro_batches(cfg, ctx, step, indices=indices):
-                    expect, masks = partial(update.expect, index), model.masks(step, index)
-                    loss, tokens = differentiate(model, x_BT, y_BT, masks=masks, before_backward=expect)
-                    update.accumulate(index, tokens=tokens, loss=loss)
-
-        made = update.step(step, enter)
-        loop.end_step(step, **made.known)
-        if made.known and ctx.rank == 0:
-            report_layer_norms(cfg, ctx, optimizer, step)
-        if update.is_keeper:
-            ctx.checkpoint(step, model, state, owners=ctx.ranks("member")[:1])
-    ctx.report_parameters(model.named_parameters())
+    train_with_shadows(
+        cfg,
+        ctx,
+        update,
+        model=model,
+        optimizer=optimizer,
+        state=state,
+        validate=validate,
+        around=lambda: slowed(slow_workers, ctx.rank - servers),  # the rank changes with the epoch
+    )

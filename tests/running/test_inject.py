@@ -6,13 +6,16 @@ import subprocess
 
 import pytest
 
+from tests.running.membership.memory import FINGERPRINT, MemoryMembers
 from ttlaunch.diagnostics import Source
 from ttlaunch.lab.chaos.inject import Injector
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankExit, Started
-from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
-from ttlaunch.running.watch import RankState
+from ttlaunch.running.membership.members import Worker
+from ttlaunch.running.membership.service import serving
+from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events, scratch_folder
+from ttlaunch.running.watch import Phase, RankState
 
 
 class RankController:
@@ -26,6 +29,9 @@ class RankController:
 
     def cut(self, host):
         self.done.append(host)
+
+    def add(self, ranks):
+        self.done.append([state.row.rank for state in ranks])
 
 
 class View:
@@ -110,6 +116,32 @@ def test_nothing_is_made_once_mpirun_has_ended(scene):
     run = scene("kill rank=2 at 0s; interrupt at 0s", mpirun=dead.pid)
     assert [] == run.tick()
     assert [] == run.history()
+
+
+def test_join_starts_the_next_worker_that_has_not_been_there(scene):
+    run = scene("join at 0s; join at 0s")
+    run.ranks.append(RankState(RankRow(3, "a", 0, "worker", later=True), Phase.ABSENT))
+    assert [[3], [3]] == run.tick()  # this controller starts nothing, so the row stays free
+    run.ranks.pop()
+    late = scene("join at 0s")
+    late.tick()
+    assert ("fault_missed", "every row of the plan has been started") == tuple(
+        late.history()[-1][name] for name in ("event", "reason")
+    )
+
+
+def test_leave_asks_the_coordinator_of_the_run_as_its_owner_does(scene):
+    run, members = scene("leave rank=1 at 0s; leave rank=2 at 0s"), MemoryMembers()
+    members.known[1] = Worker(1, 0, 0, "10.0.0.1", 7000, state="training", step=4)
+    with scratch_folder() as scratch:
+        with serving(
+            members, described={}, fingerprint=lambda: FINGERPRINT, authority=None, folder=run.folder, scratch=scratch
+        ):
+            assert [] == run.tick()
+        assert "asked to leave" == members.known[1].left
+    faults = [(event["event"], event["index"]) for event in run.history()]
+    assert [("fault", 0), ("fault", 1), ("fault_missed", 1)] == faults  # the run has no worker 2
+    assert "worker-0002" in run.history()[-1]["reason"]
 
 
 def test_an_interrupt_and_a_sigterm_come_to_this_process(scene):
