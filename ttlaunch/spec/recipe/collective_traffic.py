@@ -99,7 +99,7 @@ def shadowed_traffic(config: TrainingFile, ranks: Ranks, *, owners: Sequence[int
     for keeper, other in (keepers, keepers[::-1]):
         is_shadow = other not in owners  # which gets the sums of loss and tokens, too
         found.append(Traffic("counts", keeper, other, per_step=NUMBER_BYTES * (1 + 2 * is_shadow)))
-    return [*found, Traffic("gradients", *keepers, per_step=size)]
+    return [*found, Traffic("gradients", keepers[0], keepers[1], per_step=size)]
 
 
 def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, every: int) -> list[Traffic]:
