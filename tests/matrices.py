@@ -8,6 +8,7 @@ stays in every run with the cells that are likeliest to break it, or where the s
 KEPT = {
     "agent/test_warm_start.py::test_a_forked_rank_that_fails_is_reported_as_any_other": ["exception", "killed", "left"],
     "cli/test_simulate.py::test_a_simulated_recipe_has_the_bits_of_a_run": ["pipeline"],
+    "cluster/test_added_ranks_over_hosts.py::test_ranks_are_added_on_a_host_whose_first_rank_has_ended": ["True"],
     "cluster/test_bare_to_run.py::test_other_recipes_run_on_prepared_hosts": ["fabric_minimal"],
     "cluster/test_chaos.py::test_a_fault_on_a_host_is_named_and_nothing_is_left_on_any": ["cut host=node1 at 1s"],
     "cluster/test_elastic_over_hosts.py::test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_changes_no_bit": [
@@ -16,15 +17,35 @@ KEPT = {
     # The others need packages that `benchmarks/frameworks.py` fetches.
     "cluster/test_frameworks.py::test_a_script_has_the_losses_of_torchrun_here_and_over_two_hosts": [
         "accelerated",
-        "ddp",
-        "fabric",
         "fsdp2",
         "lightning_trainer",
     ],
+    "cluster/test_grpc_over_hosts.py::test_a_recipe_over_hosts_has_the_bits_of_one_machine": ["zero --ranks 4"],
+    "cluster/test_hostile_host.py::test_a_host_that_lies_over_ssh_ends_the_run_in_its_name_and_takes_nothing_from_the_others": [
+        "a gap of terabytes"
+    ],
+    "cluster/test_hostile_host.py::test_a_host_that_reports_an_end_of_its_ranks_that_they_have_not_come_to_is_named_and_they_are_ended": [
+        "thousands of times"
+    ],
+    "cluster/test_listening.py::test_of_a_script_only_its_ranks_listen_and_on_the_chosen_network_alone": ["warm"],
     "cluster/test_run.py::test_recipes_run_across_four_hosts": ["fully_sharded-settings1"],
+    "cluster/test_run.py::test_the_report_says_what_of_the_start_over_hosts_took_how_long": [
+        "--warm --env OMP_NUM_THREADS=1 "
+    ],
+    "cluster/test_run_faults.py::test_a_host_that_loses_power_is_named": ["agents"],
     "cluster/test_run_faults.py::test_a_killed_process_is_named_with_its_host": ["rank-agents", "shim-openmpi"],
+    "cluster/test_run_faults.py::test_a_rank_that_closes_its_connections_first_is_named_with_its_host": [
+        "os._exit(0)-R005"
+    ],
+    "cluster/test_run_faults.py::test_a_removed_folder_of_a_run_on_a_host_is_named_with_who_needed_it": [
+        ".ttlaunch/runs-the run's folder"
+    ],
     "cluster/test_run_faults.py::test_a_run_whose_daemon_on_a_host_was_killed_has_failed": ["openmpi", "warm"],
     "cluster/test_run_faults.py::test_a_signal_ends_the_run_on_every_host": ["15-agents", "2-openmpi"],
+    "cluster/test_run_faults.py::test_what_a_killed_agent_left_is_ended_and_removed": ["warm"],
+    "cluster/test_slurm_security.py::test_a_host_whose_steps_lie_ends_the_run_in_its_name_and_takes_nothing_from_the_others": [
+        "a gap of terabytes"
+    ],
     # A status and a signal for every engine, the others for those that most runs have.
     "engines/test_conformance.py::test_a_rank_that_exits_is_named_and_the_others_are_ended": [
         "agents-255",

@@ -97,7 +97,8 @@ def test_another_recipe_is_refused_unless_asked_for(first, tmp_path):
 
 def test_a_recipe_that_has_changed_or_gone_is_repeated_as_it_was(tmp_path):
     folder = Folder(tmp_path)
-    assert folder.ttlaunch("run", "mine", "-n", "2", "-c", "train.yaml").returncode == 0
+    alone = ("--set", "multihost_config.num_workers=1")
+    assert folder.ttlaunch("run", "mine", "-n", "1", "-c", "train.yaml", *alone).returncode == 0
     run = folder.runs()[0].name
     trainer = tmp_path / "mine" / "trainer.py"
     trainer.write_text("raise RuntimeError\n")
@@ -258,8 +259,9 @@ def test_a_run_with_old_gradients_is_repeated_in_one_process_from_its_records(tm
 
 
 def test_a_variable_of_the_command_line_is_given_again_or_warned_of(tmp_path):
-    folder = Folder(tmp_path)
-    run = folder.ttlaunch("run", "mine", "-c", "train.yaml", "--env", "OMP_NUM_THREADS=1", "--env", "HF_TOKEN=canary")
+    folder = Folder(tmp_path, is_empty=True)
+    (tmp_path / "heard.py").write_text("import os\nprint('heard', os.environ.get('OMP_NUM_THREADS'))\n")
+    run = folder.ttlaunch("run", "heard.py", "--env", "OMP_NUM_THREADS=7", "--env", "HF_TOKEN=canary")
     assert 0 == run.returncode, run.stderr
     (made,) = _runs(tmp_path)
     origins = json.loads((made / "environment.json").read_text())["variables"]
@@ -268,9 +270,10 @@ def test_a_variable_of_the_command_line_is_given_again_or_warned_of(tmp_path):
     again = folder.ttlaunch("repro", made.name)
     assert "it ran with `--env OMP_NUM_THREADS`" in again.stderr
     assert "`--env HF_TOKEN=VALUE` sets it again" in again.stderr
-    same = folder.ttlaunch("repro", made.name, "--env", "OMP_NUM_THREADS=1", "--env", "HF_TOKEN=x")
+    assert "heard 7" not in again.stdout
+    same = folder.ttlaunch("repro", made.name, "--env", "OMP_NUM_THREADS=7", "--env", "HF_TOKEN=x")
     assert (0, False) == (same.returncode, "--env" in same.stderr), same.stderr
-    assert "same bits as" in same.stdout
+    assert "rank 0 rank | heard 7" in same.stdout
 
 
 def _runs(folder):
