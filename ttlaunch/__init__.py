@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ttlaunch.diagnostics.launch_error import LaunchError
     from ttlaunch.lab.simulate import Simulation, simulate
     from ttlaunch.planning.launch_plan import LaunchPlan as Plan
+    from ttlaunch.replayed import Replayed, replay
     from ttlaunch.script_log import log
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "LogLine",
     "Metrics",
     "Plan",
+    "Replayed",
     "Report",
     "Run",
     "Runs",
@@ -36,6 +38,7 @@ __all__ = [
     "attach",
     "log",
     "plan",
+    "replay",
     "run",
     "runs",
     "simulate",
@@ -50,6 +53,7 @@ _DEFINED_IN = {
     "LogLine": "ttlaunch.app.run_handle",
     "Metrics": "ttlaunch.app.run_handle",
     "Plan": "ttlaunch.planning.launch_plan",
+    "Replayed": "ttlaunch.replayed",
     "Report": "ttlaunch.app.report",
     "Run": "ttlaunch.app.run_handle",
     "Runs": _LIBRARY,
@@ -58,6 +62,7 @@ _DEFINED_IN = {
     "attach": _LIBRARY,
     "log": "ttlaunch.script_log",
     "plan": _LIBRARY,
+    "replay": "ttlaunch.replayed",
     "run": _LIBRARY,
     "runs": _LIBRARY,
     "simulate": "ttlaunch.lab.simulate",

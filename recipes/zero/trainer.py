@@ -26,11 +26,15 @@ SC 2020; the order of sums and of passes is our own.
 """
 
 import itertools
+from collections.abc import Iterator
 from functools import partial
+
+from torch import Tensor
 
 from ttlaunch.train import (
     GatheredWeights,
     LayerPasses,
+    Optimizer,
     OwnedParameters,
     RankContext,
     ScatteredGradients,
@@ -40,6 +44,7 @@ from ttlaunch.train import (
     build_model,
     build_optimizer,
     global_norm,
+    held_tensors,
     losses_by_layer,
     micro_batches,
     place_of_second_use,
@@ -92,7 +97,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         norms=whole_norms,
         saved=(owned, optimizer),
         owners=owners,
-        held=weights.replicated if cfg.zero_config.stage else None,
+        held=partial(_held, weights, owned, optimizer),
     )
     for step in loop.steps():
         weights.begin(step - 1)
@@ -107,6 +112,12 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         weights.fetch(layer.index, then=None)
         ctx.report_parameters(layout.parameters_of(layer, model))
     report_memory(ctx, model, owned, optimizer, buffer_bytes=weights.buffer_bytes + gradients.buffer_bytes)
+
+
+def _held(weights: GatheredWeights, owned: OwnedParameters, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Yield what all workers have, which is compared, and what only this one has, with which a replay is compared."""
+    yield from weights.replicated()
+    yield from held_tensors(owned, optimizer)
 
 
 def _mean_gradient(passes: LayerPasses, weights: GatheredWeights, gradients: ScatteredGradients) -> tuple[float, int]:

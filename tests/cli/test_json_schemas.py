@@ -57,6 +57,7 @@ WITH_A_RUN = {
     "stop latest": "stop",
     "attach": "run",
     "repro": "run",
+    "replay": "replay",
     "run data_parallel -d --set training_config.steps=1": "detached",
     "serve latest --port 0 --api-port 0 --detach": "detached",
 }

@@ -58,6 +58,7 @@ JSON_SCHEMAS = {
     "ps": 1,
     "recipe": 1,
     "recipes": 1,
+    "replay": 1,
     "report": 1,
     "run": 1,
     "runs-clean": 1,

@@ -30,6 +30,14 @@ def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **process_options(folder, environment))
 
 
+def start_at_terminal(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process that shares this one's terminal and session, for a debugger in it; otherwise as `start_process`."""
+    command = [sys.executable, "-I", "-S", PARENT_DEATH, *argv]
+    options = process_options(folder, environment)
+    shared = {"stdout": None, "stderr": None, "start_new_session": False}
+    return subprocess.Popen(command, **{**options, **shared})
+
+
 def process_options(folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of `Popen` for a process of an engine, see `start_process`."""
     variables = dict(environment)

@@ -1,5 +1,6 @@
 """Simulate a run: one child process plays all ranks and reports what is wrong with their messages."""
 
+import json
 import subprocess
 import threading
 import time
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.engines.process import end_process, start_process
+from ttlaunch.engines.process import end_process, start_at_terminal, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import AnyProgress
+from ttlaunch.records.replay import ReplayOrder
+from ttlaunch.records.replay import as_json as order_as_json
 from ttlaunch.records.simulation import SimulatedEdge, SimulatedFinding, SimulationEnd, as_json
 from ttlaunch.running.bad_records import BadLine, report_bad_records
 from ttlaunch.running.checkpoints.complete import LostCheckpoints, complete_checkpoints, remove_old
@@ -61,6 +64,7 @@ def play_ranks(
     view: View,
     run_id: str,
     saves: bool = False,
+    order: ReplayOrder | None = None,
     cancelled: threading.Event | None = None,
 ) -> Played:
     """Run all ranks of the plan in one child process, to the end or to the first mistake.
@@ -73,6 +77,7 @@ def play_ranks(
         view: Receives output and records as they arrive.
         run_id: The id in the environment of the child's processes.
         saves: Whether checkpoints are saved, as in a run.
+        order: What to replay of a run, in place of running to the end; a debugger in it has this process's terminal.
         cancelled: The child ends when another thread sets it.
 
     Raises:
@@ -84,14 +89,20 @@ def play_ranks(
     write_plan(plan, folder.path)
     watch, started = Watch(plan, folder), time.monotonic()
     lost, uncompleted, broken = LostCheckpoints(view), dict[int, str](), None
-    process = start_process(
+    if order is not None:
+        folder.file(contract.REPLAY_ORDER_FILE).write_text(json.dumps(order_as_json(order)), encoding="utf-8")
+    is_debugged = order is not None and order.line is not None
+    process = (start_at_terminal if is_debugged else start_process)(
         [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
         folder=Path(plan.working_folder),
         environment=_environment(plan, folder, environment),
     )
     try:
         try:
-            _follow(process, watch, folder=folder, view=view, cancelled=cancelled)
+            if is_debugged:
+                process.wait()
+            else:
+                _follow(process, watch, folder=folder, view=view, cancelled=cancelled)
         finally:
             end_process(process, patience_s=_AFTER_TERM_S)
         _update_view(watch, watch.records(), folder=folder, view=view)

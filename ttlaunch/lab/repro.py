@@ -44,11 +44,11 @@ def prepare_again(
         LaunchError: The training text has changed, the code has changed and was not kept, or the run cannot be planned any
             more.
     """
-    found = [*_secret_arguments(origin), *_other_versions(origin), *_other_variables(origin, env)]
-    origin, changes = _with_its_code(origin, with_changes=with_changes)
+    found = [*_secret_arguments(origin), *other_versions(origin), *other_variables(origin, env)]
+    origin, changes = with_its_code(origin, with_changes=with_changes)
     _stop_if_wrong(found := [*found, *changes])
     folder = origin.working_folder if origin.working_folder.is_dir() else None
-    updates, (ranks, epochs) = _updates_in_order(origin), _ranks_and_epochs(origin)
+    updates, (ranks, epochs) = updates_in_order(origin), ranks_and_epochs(origin)
     request = RunSpec(
         target=origin.target,
         config_file=str(origin.config_file) if origin.config_file else None,
@@ -68,7 +68,7 @@ def prepare_again(
     )
     prepared = prepare(request, dialogue, working_folder=folder)
     choice = prepared.description.choice
-    found += _other_text(origin, (choice.data or {}).get("sha256") if choice else None, with_changes=with_changes)
+    found += other_text(origin, (choice.data or {}).get("sha256") if choice else None, with_changes=with_changes)
     _stop_if_wrong(found)
     dialogue.warn(found)
     return prepared
@@ -79,7 +79,7 @@ def _stop_if_wrong(found: list[Diagnostic]) -> None:
         raise LaunchError(found)
 
 
-def _updates_in_order(origin: "Origin") -> tuple[RecordedUpdate, ...]:
+def updates_in_order(origin: "Origin") -> tuple[RecordedUpdate, ...]:
     """Return what a run's updates were made of, with which one process repeats it; empty if its ranks have not recorded this.
 
     Raises:
@@ -94,7 +94,7 @@ def _updates_in_order(origin: "Origin") -> tuple[RecordedUpdate, ...]:
         raise _not_again(origin, error) from error
 
 
-def _ranks_and_epochs(origin: "Origin") -> tuple[int, tuple[RecordedEpoch, ...]]:
+def ranks_and_epochs(origin: "Origin") -> tuple[int, tuple[RecordedEpoch, ...]]:
     """Return with how many ranks a run is repeated, and who took part in it if its workers took steps of their own and could come and go.
 
     An elastic run is repeated in one process, whose bits are those of any members.
@@ -146,7 +146,7 @@ def _secret_arguments(origin: "Origin") -> list[Diagnostic]:
     return [Diagnostic("P033", message, hints=("start the program again with `ttlaunch run -- PROGRAM …`",))]
 
 
-def _with_its_code(origin: "Origin", *, with_changes: bool) -> tuple["Origin", list[Diagnostic]]:
+def with_its_code(origin: "Origin", *, with_changes: bool) -> tuple["Origin", list[Diagnostic]]:
     """Return the origin, with the code that the run kept if the present code differs from it, and what is reported of this."""
     gone, change = missing_folder(origin), changed_code(origin)
     if gone or not change:
@@ -186,7 +186,7 @@ def older_package(origin: "Origin", dialogue: Dialogue) -> Path | None:
     return package
 
 
-def _other_versions(origin: "Origin") -> list[Diagnostic]:
+def other_versions(origin: "Origin") -> list[Diagnostic]:
     versions = changed_versions(origin)
     if not versions:
         return []
@@ -194,7 +194,7 @@ def _other_versions(origin: "Origin") -> list[Diagnostic]:
     return [Diagnostic("P034", message, notes=tuple(versions[1:]), severity=Severity.WARNING)]
 
 
-def _other_variables(origin: "Origin", env: Sequence[str]) -> list[Diagnostic]:
+def other_variables(origin: "Origin", env: Sequence[str]) -> list[Diagnostic]:
     """Warn of variables that `--env` set for the run, and that are not given again."""
     missing = [name for name in origin.variables if name not in variables_named(env)]
     if not missing:
@@ -204,7 +204,7 @@ def _other_variables(origin: "Origin", env: Sequence[str]) -> list[Diagnostic]:
     return [Diagnostic("P034", message, hints=hints, severity=Severity.WARNING)]
 
 
-def _other_text(origin: "Origin", sha256: str | None, *, with_changes: bool) -> list[Diagnostic]:
+def other_text(origin: "Origin", sha256: str | None, *, with_changes: bool) -> list[Diagnostic]:
     before = (origin.data or {}).get("sha256")
     if before == sha256:
         return []

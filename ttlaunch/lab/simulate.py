@@ -98,23 +98,37 @@ def simulate(target: str | Path, *, keep: str | Path | None = None, **options: U
     return run_simulation(plan, keep=Path(given["keep"]) if "keep" in given else None)
 
 
-def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
+def plan_simulation(
+    spec: RunSpec,
+    dialogue: Dialogue,
+    *,
+    working_folder: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> LaunchPlan:
     """Plan a simulation of a run on the specified hosts, without connecting to them: all ranks run here, without MPI.
+
+    Args:
+        spec: The run.
+        dialogue: Gets warnings.
+        working_folder: The folder to which relative paths are relative; None for the current folder.
+        environment: The variables of the shell, of which the ranks get some.
 
     Raises:
         LaunchError: A diagnostic is an error, or the target is no recipe.
     """
-    working_folder = Path.cwd()
+    working_folder = working_folder or Path.cwd()
     if is_script(str(spec.target), working_folder):
         message = f"`simulate` takes a recipe; {spec.target} is a program"
         raise usage_error(message, f"`ttlaunch run {spec.target}`")
-    resolved = resolve(spec, dialogue=dialogue)
+    resolved = resolve(spec, working_folder=working_folder, dialogue=dialogue)
     choice, layout, topology = resolved.choice, resolved.layout, resolved.topology
     if choice is not None and layout is not None:
         resolved.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)
     if not resolved.ok or choice is None or layout is None or topology is None:
         raise LaunchError(resolved.diagnostics)
-    surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), ENGINES[0].never_started())
+    surroundings = Surroundings(
+        working_folder, dict(environment), sys.executable, str(SHIM), ENGINES[0].never_started()
+    )
     plan = plan_recipe(choice, layout, topology, surroundings=surroundings)
     assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
     missing = check_packages(plan.program, without=["mpi4py", "grpcio"])

@@ -172,7 +172,7 @@ class _RankRun:
             device=device,
             corpus=corpus,
             checkpoints=self._checkpoints(world, cfg, records),
-            digests=self._digests(world, cfg),
+            digests=self._digests(cfg),
             early_stop=make_early_stop(cfg, world.start),
             stop_order=stop_order,
             traffic=traffic,
@@ -225,10 +225,10 @@ class _RankRun:
             take_stop_signals(order, run_dir=self.run_dir, answer=answer)
         return order
 
-    def _digests(self, world: World, cfg: ConfigFile) -> "ReplicaDigests | None":
+    def _digests(self, cfg: ConfigFile) -> "ReplicaDigests | None":
         from ttlaunch.runtime.checkpoint.digests import make_digests  # noqa: PLC0415
 
-        return make_digests(cfg, world, self.records)
+        return make_digests(cfg, self.records)
 
     def _checkpoints(self, world: World, cfg: ConfigFile, records: ProgressWriter) -> "Checkpoints | None":
         from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints  # noqa: PLC0415

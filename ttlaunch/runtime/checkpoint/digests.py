@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.runtime.telemetry.records import ProgressWriter
-from ttlaunch.runtime.world import World
 from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
 
 _BLOCK = 2**20
@@ -76,9 +75,9 @@ class ReplicaDigests:
         return known
 
 
-def make_digests(cfg: ConfigFile, world: World, records: ProgressWriter) -> ReplicaDigests | None:
-    """Make what writes a rank's digests; None if the recipe trains nothing, or no other rank can have the same tensors."""
-    if not isinstance(cfg, TrainingFile) or world.size == 1:
+def make_digests(cfg: ConfigFile, records: ProgressWriter) -> ReplicaDigests | None:
+    """Make what writes a rank's digests, also for a single rank, whose replay is compared with them; None if the recipe trains nothing."""
+    if not isinstance(cfg, TrainingFile):
         return None
     return ReplicaDigests(cfg.training_config.verify_interval, write=partial(records.write, contract.KIND_DIGESTS))
 

@@ -1,0 +1,159 @@
+"""A step computed again has the bits of the run, in every layout, and says so only where it has compared them."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ttlaunch as library
+from tests.lab.recorded_runs import TINY, record_run
+from tests.runtime.flips import flipping
+from ttlaunch.app.dialogue import Unattended
+from ttlaunch.diagnostics import LaunchError
+from ttlaunch.lab.replay import prepare_replay
+from ttlaunch.lab.repro import read_origin_of
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+PIPELINE = {
+    "multihost_config.pipeline_parallel_config": {"blocks_per_rank": [1, 1]},
+    "multihost_config.num_workers": None,
+}
+LAYOUTS = {
+    "data_parallel, one rank": ("data_parallel", {"multihost_config.num_workers": 1}),
+    "data_parallel, three ranks": ("data_parallel", {"multihost_config.num_workers": 3}),
+    "data_parallel with a codec": ("data_parallel", {"compression_config.kind": "int8"}),
+    "hierarchical_parallel": ("hierarchical_parallel", {}),
+    "sync_ps": ("sync_ps", {}),
+    "zero, stage 1": ("zero", {"zero_config.stage": 1}),
+    "zero, stage 3": ("zero", {"zero_config.stage": 3}),
+    "pipeline_parallel": ("pipeline_parallel", PIPELINE),
+    "tensor_parallel": ("tensor_parallel", {"multihost_config.num_workers": None}),
+    "classic_dp": ("classic_dp", {"classic_dp_config.staleness_bound": 0}),
+    "local_sgd": ("local_sgd", {"local_sgd_config.every": 2}),
+    "diloco": ("diloco", {"diloco_config.every": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory):
+    """A folder of runs, which all keep the same code."""
+    return tmp_path_factory.mktemp("replay") / "runs"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_computed_again_has_the_digests_of_the_run(layout, runs_dir):
+    recipe, changed = LAYOUTS[layout]
+    run = record_run(recipe, runs_dir, changed=changed)
+
+    found = library.replay(run, step=6)
+
+    assert (4, "equal", ()) == (found.began, found.verdict, found.agreement.mismatches)
+    assert found.agreement.tensors[6] > 0
+    micro_batches = TINY["training_config.batch_size"] // TINY["training_config.micro_batch_size"]
+    assert set(range(micro_batches)) == {index for rank in found.ranks for index in rank.batches}
+
+
+@pytest.fixture(scope="module")
+def run(runs_dir):
+    """A run of `data_parallel` that has come to its end."""
+    return record_run("data_parallel", runs_dir)
+
+
+def test_a_step_without_digests_is_compared_by_its_numbers_and_begins_at_the_newest_checkpoint_before_it(run):
+    found = library.replay(run, step=5)
+
+    assert (4, "consistent") == (found.began, found.verdict)
+    assert (3, 4) == (found.agreement.numbers[5], found.agreement.last_proven)
+    assert found.model.weights_N.isfinite().all()
+    inputs, targets = found.batch
+    assert inputs[0, 1:].tolist() == targets[0, :-1].tolist()
+
+
+def test_the_model_that_is_returned_has_the_tensors_of_the_checkpoint_of_the_same_step(run):
+    shard = run / "checkpoints/step-4/rank-0.safetensors"
+    stored = load_file(shard)
+
+    found = library.replay(run, step=4)
+
+    assert found.began == 0
+    for name, parameter in found.model.named_parameters():
+        assert torch.equal(stored[name], parameter)
+
+
+def test_a_flipped_bit_in_the_run_is_named_with_its_step_its_tensor_and_its_rank(here):
+    name = "blocks.1.feed_forward_in.weight"
+    run = record_run("data_parallel", here / "runs", during=flipping(1, name, random.Random(3), step=6))
+
+    found = library.replay(run, step=6)
+
+    assert "different" == found.verdict
+    tensors = [one for one in found.agreement.mismatches if one.kind == "tensor"]
+    assert [(6, name, (1,))] == [(one.step, one.name, one.ranks) for one in tensors]
+    with pytest.raises(LaunchError, match=f"in step 6: tensor `{name}` of rank 1"):
+        found.raise_for_difference()
+
+
+def test_a_run_that_failed_is_replayed_up_to_the_micro_batch_that_broke_it(here):
+    folder = here / "recipes/breaking"
+    shutil.copytree(RECIPES / "data_parallel", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    trainer = folder / "trainer.py"
+    text = trainer.read_text(encoding="utf-8")
+    line = "            exchange.accumulate(index, tokens=tokens, loss=loss)\n"
+    assert text.count(line) == 1
+    broken = '            if (step, index) == (6, 2):\n                raise ArithmeticError("bad micro-batch")\n'
+    trainer.write_text(text.replace(line, broken + line), encoding="utf-8")
+    run = record_run(folder, here / "runs")
+    (run / "report.json").write_text(json.dumps({"status": "failed", "failure": {"step": 6}}), encoding="utf-8")
+
+    found = library.replay(run)
+
+    assert (6, 4) == (found.step, found.began)
+    assert [2] == list(found.ranks[1].batches)  # the last thing that this rank read
+
+
+def test_a_script_and_a_step_that_the_run_does_not_have_are_refused_by_name(run):
+    with pytest.raises(LaunchError, match="has no step 8") as caught:
+        library.replay(run, step=8)
+    assert "its steps are 1 to 7" in str(caught.value)
+    origin = replace(read_origin_of(run), is_command=True)
+    with pytest.raises(LaunchError, match="P086.*cannot be replayed: it ran a program"):
+        prepare_replay(origin, Unattended())
+
+
+def test_the_command_shows_texts_layers_and_gradients_and_json_has_hashes_of_all(run, ttlaunch):
+    answer = ttlaunch(f"replay {run} --step 6 --format json")
+    found = json.loads(answer.stdout)
+    assert (0, "equal", 6) == (answer.status, found["verdict"], found["step"])
+    worker = found["ranks"][1]
+    assert [2, 3] == [batch["index"] for batch in worker["batches"]]
+    assert ["embedding", "blocks.0", "blocks.1", "head"] == [one["name"] for one in worker["activations"][:4]]
+    assert {2, 3} == {one["micro_batch"] for one in worker["micro_gradients"]}
+    assert found["ranks"][0]["gradients"] == worker["gradients"]
+    assert all(len(one["facts"]["sha256"]) == 64 for one in worker["tensors"])
+
+    shown = ttlaunch(f"replay {run} --step 6 --rank 1 --micro-batch 3")
+    assert "the bits of the run:" in shown.stdout
+    assert "micro-batch 3" in shown.stdout
+    assert "rank 0" not in shown.stdout
+
+
+def test_a_debugger_opens_before_a_line_of_the_role_while_the_other_ranks_wait(run):
+    text = (RECIPES / "data_parallel/trainer.py").read_text(encoding="utf-8").splitlines()
+    line = next(at for at, words in enumerate(text, 1) if "exchange.accumulate(" in words)
+    command = [sys.executable, "-m", "ttlaunch", "replay", str(run), "--step", "6", "--rank", "1"]
+    typed = "p ('here', step, index, ctx.rank)\nq\n"
+
+    answer = subprocess.run(
+        [*command, "--break", f"trainer.py:{line}"], input=typed, capture_output=True, text=True, check=False
+    )
+
+    assert "('here', 6, 2, 1)" in answer.stdout
+    assert (0, "") == (answer.returncode, answer.stderr)

@@ -1,0 +1,121 @@
+"""What the process of a replay is asked for, and what it writes of the step that it shows: `replay.json`.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+from ttlaunch.records.parser import Count, Flag, Number, Rank, Step, Text, Word, record
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@record
+class ReplayOrder:
+    """What a replay is to do.
+
+    Attributes:
+        step: The last step that is made.
+        shown: Whether this step is described; else only digests are recorded.
+        digests: Whether the digests of all tensors are recorded after each step, and not only where the run has recorded them.
+        file: The file of the line before which a debugger opens, as `co_filename` has it; None: none opens.
+        line: That line.
+        rank: The rank that the debugger is for.
+    """
+
+    step: Step
+    shown: Flag
+    digests: Flag
+    file: Word | None = None
+    line: Count | None = None
+    rank: Rank | None = None
+
+
+@record
+class TensorFacts:
+    """A tensor, described: its bits as a SHA-256, the norm and bounds of its finite values, and how they are distributed.
+
+    Attributes:
+        histogram: How many values lie in each of equal parts of the range from the lowest to the highest.
+    """
+
+    shape: tuple[Count, ...]
+    dtype: Word
+    sha256: Word
+    norm: Number
+    lowest: Number
+    highest: Number
+    nans: Count
+    infs: Count
+    histogram: tuple[Count, ...]
+
+
+@record
+class NamedTensor:
+    """A tensor of the model or the optimizer."""
+
+    name: Word
+    facts: TensorFacts
+
+
+@record
+class PassTensor:
+    """A tensor of one pass: what a layer made of a micro-batch, or the gradient of a parameter from this micro-batch alone."""
+
+    micro_batch: Count
+    name: Word
+    facts: TensorFacts
+
+
+@record
+class ShownBatch:
+    """A micro-batch that a rank has read.
+
+    Attributes:
+        texts: The text of each sequence; for images, their labels.
+    """
+
+    index: Count
+    inputs_sha256: Word
+    targets_sha256: Word
+    shape: tuple[Count, ...]
+    texts: tuple[Text, ...]
+
+
+@record
+class ShownRank:
+    """What a rank had in the step that was shown.
+
+    Attributes:
+        is_complete: Whether the rank has come to the end of the step.
+        gradients: Those of the mean loss, clipped, as the update used them; empty for a rank that makes no update.
+        tensors: Parameters, and the state of the optimizer, after the update.
+    """
+
+    rank: Rank
+    role: Word
+    is_complete: Flag
+    batches: tuple[ShownBatch, ...]
+    activations: tuple[PassTensor, ...]
+    micro_gradients: tuple[PassTensor, ...]
+    gradients: tuple[NamedTensor, ...]
+    tensors: tuple[NamedTensor, ...]
+
+
+@record
+class ReplayEnd:
+    """All ranks in the step that was shown."""
+
+    step: Step
+    ranks: tuple[ShownRank, ...]
+
+
+def as_json(value: object) -> Any:
+    """Convert a record of this module back to the JSON from which it was read."""
+    if isinstance(value, (list, tuple)):
+        return [as_json(one) for one in value]
+    if isinstance(value, (ReplayOrder, TensorFacts, NamedTensor, PassTensor, ShownBatch, ShownRank, ReplayEnd)):
+        return {name: as_json(one) for name, one in vars(value).items()}
+    return value

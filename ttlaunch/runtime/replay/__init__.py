@@ -1,0 +1,1 @@
+"""A step of a run computed again, with everything in it described."""
