@@ -90,7 +90,7 @@ def test_the_model_that_is_returned_has_the_tensors_of_the_checkpoint_of_the_sam
 
 def test_a_flipped_bit_in_the_run_is_named_with_its_step_its_tensor_and_its_rank(here):
     name = "blocks.1.feed_forward_in.weight"
-    run = record_run("data_parallel", here / "runs", during=flipping(1, name, random.Random(3), step=6))
+    run = record_run("data_parallel", here / "runs", during=flipping(1, name, random.Random(3), step=6))  # noqa: S311 - no secret
 
     found = library.replay(run, step=6)
 
@@ -124,7 +124,7 @@ def test_a_script_and_a_step_that_the_run_does_not_have_are_refused_by_name(run)
         library.replay(run, step=8)
     assert "its steps are 1 to 7" in str(caught.value)
     origin = replace(read_origin_of(run), is_command=True)
-    with pytest.raises(LaunchError, match="P086.*cannot be replayed: it ran a program"):
+    with pytest.raises(LaunchError, match=r"P086.*cannot be replayed: it ran a program"):
         prepare_replay(origin, Unattended())
 
 
