@@ -134,9 +134,10 @@ def replay(run: str | Path = "latest", *, step: int | None = None, runs_dir: str
         )
         raise LaunchError([Diagnostic("P086", message)])
     agreement = compare_steps(prepared.recorded, recorded, range(began, order.step + 1))
-    ranks = [
-        ReplayedRank(ctx.rank, ctx.role, ctx.observer.model, ctx.observer.optimizer, dict(ctx.observer.batches))
-        for ctx in sorted(replayed, key=lambda ctx: ctx.rank)
-    ]
-    verdict = verdict_of(agreement, order.step)
-    return Replayed(prepared.origin.run_id, order.step, began, verdict, agreement, tuple(ranks))
+    ranks = tuple(map(_rank_of, sorted(replayed, key=lambda ctx: ctx.rank)))
+    return Replayed(prepared.origin.run_id, order.step, began, verdict_of(agreement, order.step), agreement, ranks)
+
+
+def _rank_of(ctx: ReplayedContext) -> ReplayedRank:
+    seen = ctx.observer
+    return ReplayedRank(ctx.rank, ctx.role, seen.model, seen.optimizer, dict(seen.batches))

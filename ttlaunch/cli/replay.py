@@ -59,7 +59,7 @@ def replay(
     kept. The exit status is 1 if the bits are others than the run's.
     """
     from ttlaunch.cli.dialogue import TerminalDialogue
-    from ttlaunch.lab.replay import as_json, judged, parse_place, prepare_replay, replay_steps
+    from ttlaunch.lab.replay import parse_place, prepare_replay, replay_steps
     from ttlaunch.lab.repro import read_origin_of
     from ttlaunch.records.replay import ReplayOrder
 
@@ -83,18 +83,22 @@ def replay(
         rank=rank or 0,
     )
     found = replay_steps(prepared, dialogue, order=order, keep=out)
+    _show(found, form, rank=rank, micro_batch=micro_batch)
+    exit_with(contract.STATUS_RANK_FAILED if found.verdict == "different" else contract.STATUS_DONE)
+
+
+def _show(found: "Replay", form: Format, *, rank: int | None, micro_batch: int | None) -> None:
+    from ttlaunch.lab.replay import as_json, judged
+
     verdict = judged(found)
     if form is Format.JSON:
-        print_json(
-            {**as_json(found, rank=rank, micro_batch=micro_batch), "diagnostics": [one.as_json() for one in verdict]},
-            schema="replay",
-        )
+        content = as_json(found, rank=rank, micro_batch=micro_batch)
+        print_json({**content, "diagnostics": [one.as_json() for one in verdict]}, schema="replay")
     elif form is Format.CONCISE:
         print_lines([tabbed((found.run, f"step {found.step}", found.verdict))])
     else:
         print_lines(_lines(found, rank=rank, micro_batch=micro_batch))
     show_diagnostics(verdict, form=form)
-    exit_with(contract.STATUS_RANK_FAILED if found.verdict == "different" else contract.STATUS_DONE)
 
 
 def _lines(found: "Replay", *, rank: int | None, micro_batch: int | None) -> Iterator[str]:

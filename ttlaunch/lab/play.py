@@ -4,7 +4,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ttlaunch.engines.process import end_process, start_at_terminal, start_proce
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import AnyProgress
-from ttlaunch.records.replay import ReplayOrder
+from ttlaunch.records.replay import ORDER_FILE, ReplayOrder
 from ttlaunch.records.replay import as_json as order_as_json
 from ttlaunch.records.simulation import SimulatedEdge, SimulatedFinding, SimulationEnd, as_json
 from ttlaunch.running.bad_records import BadLine, report_bad_records
@@ -89,20 +89,12 @@ def play_ranks(
     write_plan(plan, folder.path)
     watch, started = Watch(plan, folder), time.monotonic()
     lost, uncompleted, broken = LostCheckpoints(view), dict[int, str](), None
-    if order is not None:
-        folder.file(contract.REPLAY_ORDER_FILE).write_text(json.dumps(order_as_json(order)), encoding="utf-8")
-    is_debugged = order is not None and order.line is not None
-    process = (start_at_terminal if is_debugged else start_process)(
-        [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
-        folder=Path(plan.working_folder),
-        environment=_environment(plan, folder, environment),
-    )
+    start = start_process if order is None else _prepare(order, folder)
+    command = [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])]
+    process = start(command, folder=Path(plan.working_folder), environment=_environment(plan, folder, environment))
     try:
         try:
-            if is_debugged:
-                process.wait()
-            else:
-                _follow(process, watch, folder=folder, view=view, cancelled=cancelled)
+            _follow(process, watch, folder=folder, view=view, cancelled=cancelled)
         finally:
             end_process(process, patience_s=_AFTER_TERM_S)
         _update_view(watch, watch.records(), folder=folder, view=view)
@@ -114,6 +106,12 @@ def play_ranks(
     played = _conclude(plan, folder, watch, broken=broken, returncode=process.returncode, started=started)
     _update_view(watch, watch.records(), folder=folder, view=view)  # bad records that were found since
     return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
+
+
+def _prepare(order: ReplayOrder, folder: RunFolder) -> Callable[..., subprocess.Popen[bytes]]:
+    """Write down what is to be replayed, and return what starts the process: a debugger needs the terminal."""
+    folder.file(ORDER_FILE).write_text(json.dumps(order_as_json(order)), encoding="utf-8")
+    return start_process if order.line is None else start_at_terminal
 
 
 def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], *, watch: Watch) -> None:
@@ -173,6 +171,9 @@ def _follow(
     view: View,
     cancelled: threading.Event | None,
 ) -> None:
+    if process.stdout is None:  # it has the terminal, and somebody sits there
+        process.wait()
+        return
     with EngineOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
         while process.poll() is None and not (cancelled and cancelled.is_set()):
             output.read(_TICK_S)

@@ -28,7 +28,7 @@ from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.replay import ReplayEnd, ReplayOrder
+from ttlaunch.records.replay import RESULT_FILE, ReplayEnd, ReplayOrder
 from ttlaunch.records.replay import as_json as record_as_json
 from ttlaunch.running.checkpoints.resume import find_checkpoint
 from ttlaunch.running.logs.output import SilentView, View
@@ -142,8 +142,18 @@ def prepare_replay(origin: Origin, dialogue: Dialogue, *, env: Sequence[str] = (
         recorded = read_step_digests(origin.folder, [row["rank"] for row in plan["ranks"]])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _refused(origin, shown(error, longest=_LONGEST)) from error
+    last_step = _last_step(origin, recorded)
+    if last_step == 0:
+        raise _refused(origin, "it has not begun a step")
+    spec = _spec_of(origin, env)
+    can_start_late = not spec.updates and not spec.epochs and not spec.replay
+    return Prepared(origin, last_step, recorded, package, spec.ranks or 1, spec, can_start_late)
+
+
+def _spec_of(origin: Origin, env: Sequence[str]) -> RunSpec:
+    """Return the run as it would be started again, in one process if only one process can repeat it."""
     updates, (ranks, epochs) = updates_in_order(origin), ranks_and_epochs(origin)
-    spec = RunSpec(
+    return RunSpec(
         target=origin.target,
         config_file=str(origin.config_file),
         ranks=1 if updates else ranks,
@@ -155,11 +165,6 @@ def prepare_replay(origin: Origin, dialogue: Dialogue, *, env: Sequence[str] = (
         env=env,
         runs_dir=origin.folder.parent,
     )
-    late = not updates and not epochs and not origin.arrivals
-    last_step = _last_step(origin, recorded)
-    if last_step == 0:
-        raise _refused(origin, "it has not begun a step")
-    return Prepared(origin, last_step, recorded, package, 1 if updates else ranks, spec, late)
 
 
 def _last_step(origin: Origin, recorded: StepDigests) -> int:
@@ -224,7 +229,6 @@ def replay_steps(
         )
         recorded = read_step_digests(path, range(plan.world_size))
         shown_step = _read_shown(path) if order.shown else None
-    agreement = compare_steps(prepared.recorded, recorded, range(began, order.step + 1))
     failure = played.report.failure
     return Replay(
         run=prepared.origin.run_id,
@@ -233,7 +237,7 @@ def replay_steps(
         checkpoint=str(checkpoint) if checkpoint else None,
         shown=shown_step,
         recorded=recorded,
-        agreement=agreement,
+        agreement=compare_steps(prepared.recorded, recorded, range(began, order.step + 1)),
         played=played,
         ended=None if failure is None else failure.cause,
         duration_s=time.monotonic() - began_at,
@@ -322,7 +326,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _read_shown(path: Path) -> ReplayEnd | None:
-    data = read_file(RunFolder("", path).file(contract.REPLAY_FILE))
+    data = read_file(RunFolder("", path).file(RESULT_FILE))
     found = None if data is None else read(ReplayEnd, data)
     return None if isinstance(found, BadRecord) else found
 

@@ -11,6 +11,9 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from typing import Any
 
+ORDER_FILE = "replay-order.json"
+RESULT_FILE = "replay.json"
+
 
 @record
 class ReplayOrder:

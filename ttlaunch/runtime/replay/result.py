@@ -4,9 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.replay import ReplayEnd, ReplayOrder, as_json
+from ttlaunch.records.replay import ORDER_FILE, RESULT_FILE, ReplayEnd, ReplayOrder, as_json
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.replay.replayed_context import ReplayedContext
 
@@ -18,12 +17,12 @@ def read_order(run_dir: Path) -> ReplayOrder | None:
         ValueError: The file cannot be used.
     """
     try:
-        content = (run_dir / contract.REPLAY_ORDER_FILE).read_bytes()
+        content = (run_dir / ORDER_FILE).read_bytes()
     except FileNotFoundError:
         return None
     order = read(ReplayOrder, content)
     if isinstance(order, BadRecord):
-        raise ValueError(f"{contract.REPLAY_ORDER_FILE}: {order.reason}")  # noqa: TRY004 - the file is wrong, not the caller
+        raise ValueError(f"{ORDER_FILE}: {order.reason}")  # noqa: TRY004 - the file is wrong, not the caller
     return order
 
 
@@ -31,4 +30,4 @@ def write_shown(run_dir: Path, order: ReplayOrder, contexts: Iterable[RankContex
     """Write what all ranks had in the step that is shown."""
     ranks = sorted((ctx for ctx in contexts if isinstance(ctx, ReplayedContext)), key=lambda ctx: ctx.rank)
     end = ReplayEnd(step=order.step, ranks=tuple(ctx.shown() for ctx in ranks))
-    (run_dir / contract.REPLAY_FILE).write_text(json.dumps(as_json(end)) + "\n", encoding="utf-8")
+    (run_dir / RESULT_FILE).write_text(json.dumps(as_json(end)) + "\n", encoding="utf-8")
