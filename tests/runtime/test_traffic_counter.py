@@ -229,6 +229,20 @@ def test_the_longer_a_run_the_rarer_its_lines(books, monkeypatch):
     assert len(lines) < 200
 
 
+def test_a_rank_that_counts_no_steps_has_written_what_it_answered_seconds_ago(books, monkeypatch):
+    """It may be killed at any time in a day; what it has answered since its last line is lost."""
+    now = 0
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now * 10**9)
+    books.traffic._began = books.traffic._flushed = 0
+    books.traffic.facts_now = lambda: {"tokens": now}
+    for now in range(86_400):
+        books.traffic.write_if_due()
+        if now in {60, 900, 86_399}:
+            written = [json.loads(line)["facts"]["tokens"] for line in books.path.read_text().splitlines()]
+            assert now - max(3, now // 400) <= written[-1] <= now
+    assert books.path.stat().st_size < 1 << 20
+
+
 def test_books_that_cannot_be_written_do_not_end_the_run(tmp_path):
     class Recording(NullCommunicator):
         def send(self, tensor, *, dest, tag=0):

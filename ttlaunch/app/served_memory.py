@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.hosts.doctor.facts import HostFacts
+    from ttlaunch.spec.recipe.sections import TrainingFile
 
 _FLOAT, _HALF = 4, 2
 _EMBEDDING = "embedding.token.weight"
@@ -29,6 +30,7 @@ class ServedMemory:
     Attributes:
         weights: Weights. Ranks that share matrices by columns each have norms and embedding as a whole.
         cache: Keys and values of all texts.
+        packed: At most, what ranks keep of their matrices in a second form; those on CPUs without AVX-512 keep nothing.
         slots: Texts at once.
         context: Tokens of each.
         sent_by_row: What ranks send each other for a row of a step: a token of a text.
@@ -37,15 +39,23 @@ class ServedMemory:
 
     weights: int
     cache: int
+    packed: int
     slots: int
     context: int
     sent_by_row: int
     is_padded: bool
 
+    @property
+    def most(self) -> int:
+        """Return what all ranks take at most."""
+        return self.weights + self.cache + self.packed
+
     def described(self) -> list[str]:
         """Return lines for the plan."""
         texts = f"{counted(self.slots, 'text')} of {counted(self.context, 'token')}"
         lines = [f"memory  weights {render_size(self.weights)}, keys and values of {texts} {render_size(self.cache)}"]
+        if self.packed:
+            lines.append(f"        packed matrices {render_size(self.packed)} where the CPU has AVX-512")
         if self.sent_by_row:
             few, more = _PADDED_ROWS
             least = f", for {few} a step at least, or {more} where the CPU has AVX-512" if self.is_padded else ""
@@ -83,8 +93,34 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
     cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)
     is_padded = is_shared and served["exact"] != "off"
     weights = weight_bytes(found, ranks=ranks, is_shared=is_shared, is_tied=sizes.tie_embeddings)
-    return ServedMemory(weights, cache, slots, context, sent, is_padded)
+    packed = 0 if is_shared or served["exact"] == "off" else sum(packed_bytes(cfg, found, stages=ranks))
+    return ServedMemory(weights, cache, packed, slots, context, sent, is_padded)
 
+
+def packed_bytes(cfg: "TrainingFile", sizes: Mapping[str, int], *, stages: int) -> Iterator[int]:
+    """Yield what each stage of a model keeps of its matrices in a second form at most, in bytes.
+
+    Args:
+        cfg: The model, its precision and the threads of a rank.
+        sizes: The bytes of each parameter, by name.
+        stages: Ranks that each have some blocks.
+    """
+    from ttlaunch.spec.recipe.serving import MOST_PACKED_BYTES, PACKED_ROWS, blocks_of_stages
+
+    device, model = cfg.device_config, cfg.transformer_config
+    if cfg.training_config.precision != "fp32" or device.device == "cuda" or device.threads_per_rank > 1:
+        return
+    vocabulary = sizes[_EMBEDDING] // (_FLOAT * model.embedding_dim)
+    head = _EMBEDDING if model.tie_embeddings else "head.output.weight"
+    for place, blocks in enumerate(blocks_of_stages(cfg, vocabulary=vocabulary, count=stages)):
+        has_head = place == (0 if model.tie_embeddings else stages - 1)
+        matrices = [sizes[head]] if has_head else []
+        for name, size in sizes.items():
+            is_here = any(name.startswith(f"blocks.{block}.") for block in blocks)
+            if name.endswith(".weight") and ((is_here and "norm" not in name) or (place == 0 and ".context." in name)):
+                matrices.append(size)
+        packed = len(PACKED_ROWS) * sum(matrices)
+        yield packed if packed <= MOST_PACKED_BYTES else 0
 
 def weight_bytes(sizes: Mapping[str, int], *, ranks: int, is_shared: bool, is_tied: bool) -> int:
     """Return what all ranks have of a model's weights together, in bytes.
@@ -123,7 +159,7 @@ def too_large_for(memory: ServedMemory, ranks: Mapping[str, int], available: Map
         available: The memory that is left there, in bytes, where it is known.
     """
     for host, count in ranks.items():
-        needed = (memory.weights + memory.cache) * count // sum(ranks.values())
+        needed = memory.most * count // sum(ranks.values())
         if needed > (left := available.get(host, needed)):
             ranks_there = f"its {counted(count, 'rank')} need{'s' if count == 1 else ''}"
             message = f"{host} has {render_size(left)} of memory left, and {ranks_there} {render_size(needed)}"
@@ -135,15 +171,13 @@ def refuse_too_large(memory: ServedMemory) -> None:
     """Refuse what this machine has no room for.
 
     Raises:
-        LaunchError: Weights and cache together exceed the memory that is available.
+        LaunchError: Weights, cache and packed matrices together exceed the memory that is available.
     """
     import psutil
 
-    available, needed = psutil.virtual_memory().available, memory.weights + memory.cache
+    available, needed = psutil.virtual_memory().available, memory.most
     if needed <= available:
         return
-    message = (
-        f"weights and cache need {render_size(needed)}, and this machine has {render_size(available)} of memory left"
-    )
+    message = f"the model needs {render_size(needed)}, and this machine has {render_size(available)} of memory left"
     hints = (f"`--max-streams {max(1, memory.slots // 2)}`, or a smaller `--max-context`: {memory.described()[0]}",)
     raise LaunchError([Diagnostic("P009", message, hints=hints, blame=Blame.COMMAND_LINE)])

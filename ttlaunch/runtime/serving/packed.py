@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ROWS = (4, 8)
-"""The numbers of rows that a packed product can compute at once."""
-
-MOST_BYTES = 64 << 20
-"""What packed matrices may take of a rank's memory; a larger model is served without them."""
+from ttlaunch.spec.recipe.serving import MOST_PACKED_BYTES as MOST_BYTES
+from ttlaunch.spec.recipe.serving import PACKED_ROWS as ROWS
 
 _BLOCK = 384
 _MANY = 64

@@ -39,6 +39,7 @@ _VERBS = tuple(f"{_RUNTIME}{name}.py" for name in ("context", "telemetry/traffic
 _LOOP = f"{_RUNTIME}training{os.sep}loop.py"
 _NOTHING = contextlib.nullcontext()
 _FLUSH_S, _FLUSH_SHARE = 2.0, 0.05  # the longer a run, the rarer lines are, so that days of it make no large file
+_SHORT_SHARE = 0.002  # lines of a rank that counts no steps are short, and say what it has answered: about 1 MB in a day
 _MOST_STEPS = 2000
 
 Key = tuple[str, int | None, str, int]
@@ -168,8 +169,8 @@ class TrafficCounter:
 
     def write_if_due(self) -> None:
         """Write what is counted if the last line is long ago; a rank that counts no steps calls it now and then."""
-        if self._is_late():
-            self._close_step()
+        if self._is_late(_SHORT_SHARE):
+            self._close_step(is_last=True)
 
     def close(self) -> None:
         """Write what is not yet written; call it when the rank has sent its last message, or has failed."""
@@ -195,9 +196,9 @@ class TrafficCounter:
         if self._is_late() or is_first or is_last or self.step - self._first >= _MOST_STEPS:
             self._flush()
 
-    def _is_late(self) -> bool:
+    def _is_late(self, share: float = _FLUSH_SHARE) -> bool:
         now = time.monotonic_ns()
-        return now - self._flushed > max(_FLUSH_S * 1e9, (now - self._began) * _FLUSH_SHARE)
+        return now - self._flushed > max(_FLUSH_S * 1e9, (now - self._began) * share)
 
     def _begin_stretch(self) -> None:
         self._first = self.step
