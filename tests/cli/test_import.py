@@ -3,9 +3,11 @@
 import hashlib
 import json
 import shutil
+import tracemalloc
 
 import pytest
 
+from ttlaunch.app.import_weights import find_pretrained, write_pretrained
 from ttlaunch.spec.recipe.corpus import TOKENS_MARK
 
 torch = pytest.importorskip("torch")
@@ -30,20 +32,21 @@ MATRICES = {
 }
 
 
-def gpt2_tensors(blocks=BLOCKS):
+def gpt2_tensors(blocks=BLOCKS, *, width=WIDTH):
     """The tensors of a GPT-2 with random values, by their names in transformers."""
     draw = torch.Generator().manual_seed(3)
+    matrices = {name: tuple(side * width // WIDTH for side in shape) for name, shape in MATRICES.items()}
     shapes = {
-        "transformer.wte.weight": (TOKENS, WIDTH),
-        "transformer.wpe.weight": (LENGTH, WIDTH),
-        "transformer.ln_f.weight": (WIDTH,),
-        "transformer.ln_f.bias": (WIDTH,),
-        "lm_head.weight": (TOKENS, WIDTH),
+        "transformer.wte.weight": (TOKENS, width),
+        "transformer.wpe.weight": (LENGTH, width),
+        "transformer.ln_f.weight": (width,),
+        "transformer.ln_f.bias": (width,),
+        "lm_head.weight": (TOKENS, width),
     }
     for block in range(blocks):
-        shapes |= {f"transformer.h.{block}.{n}.{k}": (WIDTH,) for n in ("ln_1", "ln_2") for k in ("weight", "bias")}
-        shapes |= {f"transformer.h.{block}.{name}.weight": shape for name, shape in MATRICES.items()}
-        shapes |= {f"transformer.h.{block}.{name}.bias": shape[1:] for name, shape in MATRICES.items()}
+        shapes |= {f"transformer.h.{block}.{n}.{k}": (width,) for n in ("ln_1", "ln_2") for k in ("weight", "bias")}
+        shapes |= {f"transformer.h.{block}.{name}.weight": shape for name, shape in matrices.items()}
+        shapes |= {f"transformer.h.{block}.{name}.bias": shape[1:] for name, shape in matrices.items()}
     return {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
 
 
@@ -55,7 +58,7 @@ def save(folder, tensors, config=CONFIG):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def save_shards(folder, shards, places=None):
+def save_shards(folder, shards, places=None, config=CONFIG):
     from safetensors.torch import save_file  # noqa: PLC0415 - needs torch
 
     folder.mkdir(exist_ok=True)
@@ -63,7 +66,7 @@ def save_shards(folder, shards, places=None):
         save_file({key: one.contiguous() for key, one in tensors.items()}, folder / name)
     weight_map = places or {key: name for name, tensors in shards.items() for key in tensors}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def imported(path):
@@ -124,6 +127,23 @@ def test_shards_a_base_model_and_old_buffers_give_the_same_file(ttlaunch, here):
     assert 0 == ttlaunch("weights diff m s").status
     assert 1 == ttlaunch("weights diff m b").status
     assert ttlaunch("weights stats s").stdout.endswith("29 tensors, 0 values that are not finite\n")
+
+
+def test_shards_are_read_piece_by_piece(here):
+    """At any time no more is in memory than the tensor that has to be turned round, and a piece: not its shard (W7)."""
+    theirs = gpt2_tensors(width=512)
+    names = sorted(theirs)
+    shards = {f"model-{part}.safetensors": {name: theirs[name] for name in names[part::3]} for part in range(3)}
+    save_shards(here / "m", shards, config=CONFIG | {"n_embd": 512})
+    tracemalloc.start()
+    try:
+        write_pretrained(find_pretrained("m"), here / "w", source="m", wrote=lambda _: None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(theirs) == len(imported(here / "w"))
+    largest, whole = max(one.nbytes for one in theirs.values()), sum(one.nbytes for one in theirs.values())
+    assert largest < peak < largest + (3 << 20) < whole / 3
 
 
 def test_half_precision_keeps_its_bits(ttlaunch, here):

@@ -122,6 +122,7 @@ def packed_bytes(cfg: "TrainingFile", sizes: Mapping[str, int], *, stages: int) 
         packed = len(PACKED_ROWS) * sum(matrices)
         yield packed if packed <= MOST_PACKED_BYTES else 0
 
+
 def weight_bytes(sizes: Mapping[str, int], *, ranks: int, is_shared: bool, is_tied: bool) -> int:
     """Return what all ranks have of a model's weights together, in bytes.
 

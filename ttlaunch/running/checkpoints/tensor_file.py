@@ -24,6 +24,8 @@ from ttlaunch.stored_parts import Part, is_complete, parse_part
 _LARGEST_HEADER = 100_000_000
 _SMALLEST_HEADER = len(b"{}")
 _METADATA = "__metadata__"
+_PIECE = 1 << 20
+"""Bytes of a file that are in memory at a time. Larger pieces are no faster, and the memory of a matrix that is turned round comes on top."""
 _MOST_DIMENSIONS = 64
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8}
 _BITS |= {"F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32}
@@ -264,7 +266,7 @@ def read_bytes(tensor: FiledTensor) -> Iterator[bytes]:
             source.seek(extent.start)
             left = extent.end - extent.start
             while left:
-                piece = source.read(min(left, 2**24))
+                piece = source.read(min(left, _PIECE))
                 if not piece:
                     raise OSError(f"{extent.path} ends too early")
                 yield piece

@@ -22,6 +22,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _LARGEST_TEXT = 64 * 2**20
+_PIECE = 1 << 16  # a read reserves all that it asks for
 _MOST_SHARDS = 10_000
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
 
@@ -151,7 +152,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     with open_regular(path, follow=True) as file:
         data = bytearray()
-        while len(data) <= _LARGEST_TEXT and (piece := file.read(_LARGEST_TEXT + 1 - len(data))):
+        while len(data) <= _LARGEST_TEXT and (piece := file.read(min(_PIECE, _LARGEST_TEXT + 1 - len(data)))):
             data += piece
     if len(data) > _LARGEST_TEXT:
         raise PretrainedError(f"{path.name} has more than {_LARGEST_TEXT >> 20} MiB")

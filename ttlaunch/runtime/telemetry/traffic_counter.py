@@ -39,7 +39,9 @@ _VERBS = tuple(f"{_RUNTIME}{name}.py" for name in ("context", "telemetry/traffic
 _LOOP = f"{_RUNTIME}training{os.sep}loop.py"
 _NOTHING = contextlib.nullcontext()
 _FLUSH_S, _FLUSH_SHARE = 2.0, 0.05  # the longer a run, the rarer lines are, so that days of it make no large file
-_SHORT_SHARE = 0.002  # lines of a rank that counts no steps are short, and say what it has answered: about 1 MB in a day
+_SHORT_SHARE = (
+    0.002  # lines of a rank that counts no steps are short, and say what it has answered: about 1 MB in a day
+)
 _MOST_STEPS = 2000
 
 Key = tuple[str, int | None, str, int]
