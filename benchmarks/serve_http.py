@@ -195,8 +195,8 @@ def _report(
     lines = [
         f"in process: {median(alone, 'tokens_per_s'):.0f} tokens/s, {own * 1e6:.0f} us of processor time a token",
         f"over HTTP:  {median(asked, 'tokens_per_s'):.0f} tokens/s, {served * 1e6:.0f} us a token, and {door * 1e6:.0f} us of the door",
-        f"HTTP / in process: {ratio:.3f} (limit {LEAST_RATIO}); by processor time of the engine {own / served:.3f}, "
-        f"which computed {median(asked, 'busy'):.3f} of the time",
+        f"HTTP / in process: {ratio:.3f} (limit {LEAST_RATIO}); by processor time of the engine {own / served:.3f}",
+        f"the engine computed {median(asked, 'busy'):.3f} of the time",
         f"GET /health during prefill: median {statistics.median(health) * 1e3:.1f} ms, most {worst * 1e3:.1f} ms (limit 50 ms)",
         f"others beside a client that reads nothing / one that reads: {(others := statistics.median(beside)):.2f} (limit {LEAST_BESIDE})",
     ]

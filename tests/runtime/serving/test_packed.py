@@ -6,11 +6,12 @@ from torch.nn import functional
 
 from ttlaunch.runtime.serving import packed, rules
 from ttlaunch.runtime.serving.products import Products
+from ttlaunch.spec.recipe.serving import MOST_PACKED_BYTES, PACKED_ROWS
 
 from .served_models import configuration, random_model
 
 needs_avx512 = pytest.mark.skipif(
-    rules.ROWS <= max(packed.ROWS),
+    rules.ROWS <= max(PACKED_ROWS),
     reason="this CPU has the bits of many rows in plain products of 4, so nothing is packed",
 )
 
@@ -35,7 +36,7 @@ def test_whatever_is_packed_has_the_bits_of_many_rows(inputs, has_bias):
 @needs_avx512
 @pytest.mark.parametrize("inputs", [256, 1024])
 def test_matrices_of_usual_sizes_are_packed(inputs):
-    assert set(packed.ROWS) == packed.pack(*layer(inputs, 256)).keys()
+    assert set(PACKED_ROWS) == packed.pack(*layer(inputs, 256)).keys()
 
 
 @needs_avx512
@@ -60,7 +61,7 @@ def test_a_layer_without_packed_products_of_its_own_is_padded_alone(rows):
 
 
 def test_a_model_that_would_take_too_much_memory_is_not_packed():
-    large = torch.empty(packed.MOST_BYTES // 4 // len(packed.ROWS) // 1024, 1024)
+    large = torch.empty(MOST_PACKED_BYTES // 4 // len(PACKED_ROWS) // 1024, 1024)
     here = packed.can_pack([large], least_rows=16)
     assert not packed.can_pack([large, torch.empty(1)], least_rows=16)
     assert here is (torch.backends.mkl.is_available() and torch.get_num_threads() == 1)

@@ -5,7 +5,7 @@ third of the time of 16 rows. It sums over the inputs in blocks of 384, as that 
 them otherwise. So there are two ways to compute: the whole matrix, and blocks of 384 inputs whose results are added in order, to the bias if
 there is one. Which of them has the right bits is tried with each matrix; if none has, the product is padded to 16 rows.
 
-Shapes: K = inputs, N = outputs, R = rows, one of `ROWS`.
+Shapes: K = inputs, N = outputs, R = rows, one of `PACKED_ROWS`.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ttlaunch.spec.recipe.serving import MOST_PACKED_BYTES as MOST_BYTES
-from ttlaunch.spec.recipe.serving import PACKED_ROWS as ROWS
+from ttlaunch.spec.recipe.serving import MOST_PACKED_BYTES, PACKED_ROWS
 
 _BLOCK = 384
 _MANY = 64
@@ -35,9 +34,9 @@ def can_pack(matrices: Iterable[Tensor], *, least_rows: int) -> bool:
     for matrix in matrices:
         if matrix.dtype != torch.float32 or matrix.device.type != "cpu":
             return False
-        size += len(ROWS) * matrix.nbytes
+        size += len(PACKED_ROWS) * matrix.nbytes
     is_possible = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
-    return is_possible and size <= MOST_BYTES and least_rows > max(ROWS) and torch.get_num_threads() == 1
+    return is_possible and size <= MOST_PACKED_BYTES and least_rows > max(PACKED_ROWS) and torch.get_num_threads() == 1
 
 
 def pack(weight_NK: Tensor, bias_N: Tensor | None) -> dict[int, Product]:
@@ -54,7 +53,7 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None) -> dict[int, Product]:
     right_RN = functional.linear(x_RK, weight_NK, bias_N)
     whole, blocks = [(0, inputs)], [(start, min(start + _BLOCK, inputs)) for start in range(0, inputs, _BLOCK)]
     found: dict[int, Product] = {}
-    for rows in ROWS:
+    for rows in PACKED_ROWS:
         for parts in (whole, blocks) if len(blocks) > 1 else (whole,):
             product = _product(weight_NK, bias_N, rows, parts)
             tries = [x_RK[start : start + rows] for start in range(0, _MANY, rows)]

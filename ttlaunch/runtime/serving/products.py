@@ -18,6 +18,7 @@ from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.serving import packed, rules
 from ttlaunch.runtime.serving.shares import Shares
 from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.serving import PACKED_ROWS
 
 Gather = Callable[[Tensor, Sequence[int]], Tensor]
 """Puts together what all shares have: from this rank's columns, shape (R, n), and the number of columns of every share in
@@ -119,8 +120,8 @@ class Products:
 
     def product_rows(self, rows: int) -> int:
         """Return to how many rows those of a step are padded."""
-        if self._packed and rows <= max(packed.ROWS):
-            return next(count for count in packed.ROWS if rows <= count)
+        if self._packed and rows <= max(PACKED_ROWS):
+            return next(count for count in PACKED_ROWS if rows <= count)
         return self.padding.product_rows(rows)
 
     def columns(self, name: str) -> list[range]:
