@@ -110,6 +110,23 @@ def test_steps_are_updates_and_not_data_that_was_handed_out():
     assert 7 == steps_done([worker, server])
 
 
+@pytest.mark.parametrize(("is_serving", "work"), [(True, "serving"), (False, "training")])
+def test_a_run_that_serves_has_trained_for_no_time(here, capsys, is_serving, work):
+    known = dict.fromkeys(Report.__dataclass_fields__)
+    known |= {
+        "name": "mine",
+        "status": "done",
+        "world_size": 1,
+        "duration_s": 2.0,
+        "startup_s": 0.5,
+        "ranks": (),
+        "results": {},
+    }
+    facts = RunFacts("mine", "local", (), is_recipe=True, is_serving=is_serving)
+    show_summary(Report(**known), facts, RunFolder("a", here / "runs/a"))
+    assert f"  time             0.5 s start-up, 1.5 s {work}" in capsys.readouterr().out.splitlines()
+
+
 def test_results_of_long_names_stand_in_one_column_and_one_validation_is_not_two(here, capsys):
     known = dict.fromkeys(Report.__dataclass_fields__)
     known |= {"name": "mine", "status": "done", "world_size": 1, "duration_s": 2.0, "steps": 3, "ranks": ()}

@@ -84,7 +84,7 @@ def sections_of(found: FoundFolder) -> dict[str, Mapping[str, Any]]:
         "training_config": {"model_type": found.model.model_type, **found.tokenizer["training_config"]},
         "transformer_config": {**found.model.sizes, "max_sequence_length": length},
         "device_config": {},
-        _KEY: {"initial_weights": f"{_PREFIX}{found.path}"},
+        _KEY: {"interval": None, "initial_weights": f"{_PREFIX}{found.path}"},
     }
 
 

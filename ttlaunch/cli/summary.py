@@ -113,8 +113,8 @@ def _heading(report: RecordedReport, facts: RunFacts) -> list[str]:
         f"{report.status}: {report.name}{layout} on {facts.topology}, {counted(report.world_size, 'rank')}, {_lasted(report.duration_s)}"
     ]
     if facts.is_recipe and report.startup_s is not None:
-        training_s = max(0.0, report.duration_s - report.startup_s)
-        lines.append(f"  time             {_lasted(report.startup_s)} start-up, {_lasted(training_s)} training")
+        work_s, work = max(0.0, report.duration_s - report.startup_s), "serving" if facts.is_serving else "training"
+        lines.append(f"  time             {_lasted(report.startup_s)} start-up, {_lasted(work_s)} {work}")
     return lines
 
 

@@ -30,12 +30,14 @@ class RunFacts:
         topology: Name of the cluster's description.
         ranks: One row per rank, in their order.
         is_recipe: Whether it runs a recipe. Only ranks of recipes record their steps and operations.
+        is_serving: Whether it serves a model and trains nothing.
     """
 
     name: str
     topology: str
     ranks: tuple[RankRow, ...]
     is_recipe: bool
+    is_serving: bool = False
 
     @property
     def is_elastic(self) -> bool:
@@ -78,7 +80,8 @@ def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
 
 def facts_of(plan: LaunchPlan) -> RunFacts:
     """Return the facts of a plan that was just made."""
-    return RunFacts(plan.program.name, plan.topology, plan.ranks, isinstance(plan.program, RecipeProgram))
+    is_recipe = isinstance(plan.program, RecipeProgram)
+    return RunFacts(plan.program.name, plan.topology, plan.ranks, is_recipe, is_serving=_is_serving(plan.as_json()))
 
 
 def read_facts(path: Path) -> RunFacts:
@@ -139,7 +142,8 @@ def facts_in(plan: Mapping[str, Any]) -> RunFacts:
     try:
         rows = tuple(_row(number, row) for number, row in enumerate(plan["ranks"]))
         name = checked("Word", (plan.get("recipe") or plan.get("command") or {"name": "?"})["name"])
-        return RunFacts(name, checked("Word", plan.get("topology", "?")), rows, plan.get("recipe") is not None)
+        topology, is_recipe = checked("Word", plan.get("topology", "?")), plan.get("recipe") is not None
+        return RunFacts(name, topology, rows, is_recipe, is_serving=_is_serving(plan))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error
 
@@ -150,3 +154,8 @@ def _row(number: int, row: Mapping[str, Any]) -> RankRow:
         raise ValueError(f"rank {number} is not the next one")
     place = checked("Word", row["host"]), checked("Count", row["slot"]), checked("Word", row["role"])
     return RankRow(number, *place, later=row.get("later") is True)
+
+
+def _is_serving(plan: Mapping[str, Any]) -> bool:
+    config = plan.get("config")
+    return isinstance(config, Mapping) and "serve_config" in config
