@@ -3,11 +3,13 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from ttlaunch import contract
+from ttlaunch.dashboard.cache import read_json, write_json
 from ttlaunch.dashboard.numbers import number
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.records.parser import BadRecord
@@ -20,17 +22,31 @@ from ttlaunch.running.runs.overview import RunSummary, summarise
 _PLACES: Final = 40
 """At how many places of a rank's file a loss is looked for."""
 _BLOCK = 2048
+_MOST_S = 0.3
+"""How long one list takes at most; of more runs than can be read by then, the newest come first."""
+_TOGETHER = 16
 _MOST_RANKS = 16
 
 
 class Catalogue:
-    """The runs in one folder. What ended runs look like is read once."""
+    """The runs in one folder. What ended runs look like is read once, and kept for the next time."""
 
-    def __init__(self, runs_folder: Path) -> None:
+    def __init__(self, runs_folder: Path, kept: Path | None = None) -> None:
+        """Begin with what is kept.
+
+        Args:
+            runs_folder: The folder of the runs.
+            kept: The file for the rows of ended runs; None keeps nothing.
+        """
         self.runs_folder = runs_folder
         self._lock = threading.Lock()
-        self._known: dict[Path, tuple[int, RunSummary]] = {}
+        self._kept = kept
+        self._rows: dict[str, tuple[int, dict[str, Any]]] = {}
         self._curves: dict[Path, tuple[int, list[tuple[int, float]]]] = {}
+        self._is_new = False
+        if kept is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._rows = {str(name): (int(mark), dict(row)) for name, mark, row in read_json(kept)["rows"]}
 
     def find(self, run_id: str) -> Path | None:
         """Return the folder of a run; None if the folder of runs has no such run. No other folder can be named."""
@@ -39,19 +55,35 @@ class Catalogue:
         path = self.runs_folder / run_id
         return path if (path / contract.PLAN_FILE).is_file() else None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all runs, newest first."""
+    def as_json(self, *, most_s: float = _MOST_S) -> dict[str, Any]:
+        """Return the runs, newest first, and how many of them there was no time for; the next call reads further ones."""
+        until = time.monotonic() + most_s
         with self._lock:
-            folders = run_folders(self.runs_folder)
-            marks = {path: _mark(path) for path in folders}
-            fresh = [path for path in folders if self._known.get(path, (None,))[0] != marks[path] or not marks[path]]
-            self._known |= {run.folder: (marks[run.folder], run) for run in summarise(fresh)}
-            for gone in self._known.keys() - marks.keys():
-                del self._known[gone]
-            runs = sorted(
-                (run for _, run in self._known.values()), key=lambda run: (run.started or 0.0, run.folder.name)
-            )
-            return {"folder": str(self.runs_folder), "runs": [self._row(run) for run in reversed(runs)]}
+            marks = {path.name: _mark(path) for path in run_folders(self.runs_folder)}
+            for gone in self._rows.keys() - marks.keys():
+                del self._rows[gone]
+            fresh = [name for name, mark in marks.items() if not mark or self._rows.get(name, (None,))[0] != mark]
+            left = sorted(fresh, reverse=True)
+            while left and (time.monotonic() < until or len(left) == len(fresh)):
+                some, left = left[:_TOGETHER], left[_TOGETHER:]
+                for run in summarise(self.runs_folder / name for name in some):
+                    self._rows[run.folder.name] = marks[run.folder.name], self._row(run)
+                    self._is_new = self._is_new or bool(marks[run.folder.name])
+            if not left:
+                self._keep()
+            rows = [row for _, row in self._rows.values()]
+            rows.sort(key=lambda row: (row["started"] or 0.0, row["run_id"]), reverse=True)
+            pending = sum(name not in self._rows for name in left)
+            return {"folder": str(self.runs_folder), "runs": rows, "pending": pending}
+
+    def _keep(self) -> None:
+        if self._kept is None or not self._is_new:
+            return
+        self._is_new = False
+        rows = [[name, mark, row] for name, (mark, row) in self._rows.items() if mark]
+        with contextlib.suppress(OSError):
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._kept, {"rows": rows})
 
     def _row(self, run: RunSummary) -> dict[str, Any]:
         curve = self._curve(run)

@@ -1,6 +1,6 @@
 """Everything that is known of one run but its numbers and its output, as the page shows it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ttlaunch.app.measured import report_as_json, report_diagnostics, why_no_tel
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.dashboard.catalogue import summary_as_json
 from ttlaunch.dashboard.live import rank_as_json
-from ttlaunch.dashboard.numbers import number
+from ttlaunch.dashboard.numbers import finite
 from ttlaunch.diagnostics import Diagnostic, render
 from ttlaunch.diagnostics.explain import load_page
 from ttlaunch.diagnostics.terminal_text import clean
@@ -22,20 +22,29 @@ from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.files import read_object_if_any, read_text_if_any, size_of
 from ttlaunch.running.runs.overview import summarise
 from ttlaunch.running.runs.run_folder import RunFolder, read_events, supervisor_file
+from ttlaunch.running.watch import RankState
 
 _LONGEST_CONFIGURATION = 256 << 10
 _MOST_EVENTS = 500
 _MOST_MESSAGES = 200
 
 
-def run_as_json(path: Path) -> dict[str, Any]:
+def run_as_json(
+    path: Path, *, ranks: Sequence[RankState] | None = None, measured: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return what the page shows of a run.
+
+    Args:
+        path: The run's folder.
+        ranks: The states of its ranks; None to read their records.
+        measured: The parts of its report that its telemetry tells, as `make_index` has kept them, empty if nothing was kept; None to read
+            the telemetry.
 
     Raises:
         OSError: The run's folder cannot be read.
         ValueError: The file of its plan or of its report has another content.
     """
-    recorded = read_run(path)
+    recorded = read_run(path, ranks=ranks, with_telemetry=measured is None)
     (summary,) = summarise([path])
     found = diagnostics_of(recorded)
     return {
@@ -44,8 +53,8 @@ def run_as_json(path: Path) -> dict[str, Any]:
         "topology": clean(str(recorded.plan.get("topology", "?"))),
         "is_recipe": recorded.plan.get("recipe") is not None,
         "is_elastic": bool(recorded.plan.get("elastic")),
-        "report": _finite(report_as_json(recorded)),
-        "no_telemetry": None if recorded.telemetry is not None else why_no_telemetry(recorded),
+        "report": finite(report_as_json(recorded)) | dict(measured or {}),
+        "no_telemetry": _why_no_telemetry(recorded, measured),
         "results": _results(recorded),
         "rank_states": [rank_as_json(state) | _end_of_rank(recorded, state.row.rank) for state in recorded.ranks],
         "diagnostics": [{"code": one.code, "severity": str(one.severity), "text": render([one])} for one in found],
@@ -58,6 +67,14 @@ def run_as_json(path: Path) -> dict[str, Any]:
         "code": read_object_if_any(path / contract.CODE_FILE),
         "checkpoints": checkpoints_of(path),
     }
+
+
+def _why_no_telemetry(recorded: Recorded, measured: Mapping[str, Any] | None) -> str | None:
+    if measured is None:
+        return None if recorded.telemetry is not None else why_no_telemetry(recorded)
+    if not measured:
+        return "the run is long, and is being read"
+    return None if measured.get("times") else why_no_telemetry(recorded)
 
 
 def diagnostics_of(recorded: Recorded) -> list[Diagnostic]:
@@ -107,7 +124,7 @@ def differences_as_json(left: Path, right: Path) -> dict[str, Any]:
         "same": found.same,
         "compared": dict(found.compared),
         "differences": [asdict(difference) for difference in found.differences],
-        "losses": [_finite(asdict(loss)) for loss in found.losses],
+        "losses": [finite(asdict(loss)) for loss in found.losses],
     }
 
 
@@ -147,12 +164,3 @@ def _messages(path: Path) -> list[str]:
     """Return the last messages of the supervisor."""
     text = read_text_if_any(path / supervisor_file("stderr"))
     return [clean(line) for line in text.splitlines()[-_MOST_MESSAGES:]]
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON cannot express by texts."""
-    if isinstance(value, float):
-        return number(value)
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

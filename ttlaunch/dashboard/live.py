@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ttlaunch import contract
+from ttlaunch.dashboard.cache import LONG_BYTES, Cache, size_of_records
 from ttlaunch.dashboard.numbers import Numbers, Point, number, series_as_json
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.running.logs.pages import end_of
-from ttlaunch.running.metrics.event_log import EventLog
+from ttlaunch.running.metrics.event_log import EventLog, read_logged_run
+from ttlaunch.running.metrics.log_place import place_near_end
 from ttlaunch.running.runs.files import size_of
 from ttlaunch.running.runs.launcher import is_running
 from ttlaunch.running.watch import RankState
@@ -27,11 +29,17 @@ _KEPT: Final = 512
 _MOST_POINTS = 4000
 """How many points one event has at most; a reader of more is told to ask for the series again."""
 _LOOK_AT_PROCESSES_S = 1.0
+_LOOK_AT_CACHE_S = 0.5
+_MOST_TRIES = 3
+_MOST_IN_MEMORY = 1_000_000
+"""How many points of a long run are kept before the whole of it is read again for the cache, at 24 bytes each."""
+LAST_STEPS: Final = 1000
+"""How many steps of a long run are shown before the whole of it was read."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A numbered event: `points`, `ranks`, `log`, `facts`, or `reset`."""
+    """A numbered event: `points`, `ranks`, `log`, `facts`, `reading`, or `reset`."""
 
     number: int
     kind: str
@@ -39,10 +47,18 @@ class Change:
 
 
 class LiveRun:
-    """One run. Its methods may be called by several threads; `poll` reads what is new, the others only what it has read."""
+    """One run. Its methods may be called by several threads; `poll` reads what is new, the others only what it has read.
 
-    def __init__(self, path: Path) -> None:
+    Of a long run, only what comes after the part that the cache has is read, or, as long as it has nothing, the last steps.
+    """
+
+    def __init__(self, path: Path, cache: Cache | None = None, *, long_bytes: int = LONG_BYTES) -> None:
         """Begin to read a run.
+
+        Args:
+            path: The run's folder.
+            cache: Where what was made of long runs is; None reads the whole run, however long it is.
+            long_bytes: How many bytes of records make a run long.
 
         Raises:
             OSError: The run's plan cannot be read.
@@ -51,14 +67,47 @@ class LiveRun:
         self.path = path
         self.token = secrets.token_hex(4)
         self._lock = threading.Lock()
-        self._log = EventLog(path)
-        self._numbers = Numbers()
+        self._cache = cache
+        self._long_bytes = long_bytes
         self._changes: deque[Change] = deque(maxlen=_KEPT)
+        self._open()
         self._last = 0
         self._seen: dict[str, Any] = {}
         self._looked = -_LOOK_AT_PROCESSES_S
+        self._asked = -_LOOK_AT_CACHE_S
+        self._known_share: float | None = None
+        self._tries = 0
         self._is_running = False
         self.poll()
+
+    def _open(self) -> None:
+        """Read what the cache has of the run, if it is long."""
+        rows = read_logged_run(self.path).ranks
+        self._index = None
+        self._is_partial = False
+        place, stored = None, None
+        if self._cache is not None and size_of_records(self.path, rows) > self._long_bytes:
+            self._index = self._cache.index(self.path)
+            if self._index is not None:
+                place, stored = self._index.place, self._index.points
+            elif self._cache.folder is not None:
+                place, self._is_partial = place_near_end(self.path, rows, most=LAST_STEPS), True
+        self._log, self._numbers = EventLog(self.path, place=place), Numbers(stored)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only the last steps of the run are known yet."""
+        return self._is_partial
+
+    @property
+    def is_long(self) -> bool:
+        """Whether only a part of the run's files is read here."""
+        return self._is_partial or self._index is not None
+
+    @property
+    def states(self) -> list[RankState]:
+        """The states of the ranks, as far as they were read; without speeds as long as only the last steps are known."""
+        return self._log.states
 
     @property
     def last(self) -> int:
@@ -69,7 +118,8 @@ class LiveRun:
         """Read what is new; return whether anything has changed."""
         with self._lock:
             before = self._last
-            points = self._numbers.add(self._log.events())
+            self._note("reading", {"share": self._share()})
+            points = self._numbers.add(self._log.unordered())
             if points and before:
                 self._note_points(points)
             self._note("ranks", {"ranks": [rank_as_json(state) for state in self._log.states]})
@@ -77,6 +127,28 @@ class LiveRun:
             self._note("facts", self._facts())
             self._last = max(1, self._last)
             return self._last > before
+
+    def _share(self) -> float | None:
+        """Return which share of the run was read for the cache, and begin anew once it has all; None if nothing has to be read."""
+        if self._cache is None or not (self._is_partial or self._numbers.count > _MOST_IN_MEMORY):
+            return None
+        now = time.monotonic()
+        if now - self._asked < _LOOK_AT_CACHE_S:
+            return self._known_share
+        self._asked = now
+        share = self._cache.progress(self.path)
+        if share is None:
+            index = self._cache.index(self.path)
+            if index is not None and (self._index is None or index.place != self._index.place):
+                self._open()
+                self._changes.clear()
+                self._add("reset", {})
+                return None
+            if self._tries < _MOST_TRIES and self._cache.make(self.path):
+                self._tries += 1
+                share = 0.0
+        self._known_share = share
+        return share
 
     def since(self, token: str, number: int) -> list[Change]:
         """Return the changes after a number that this run has given out; a `reset` if some of them are not known any more."""
@@ -89,14 +161,15 @@ class LiveRun:
     def names(self) -> dict[str, Any]:
         """Return the names of all numbers with the ranks that measured them."""
         with self._lock:
-            return {"token": self.token, "number": self._last, "names": self._numbers.names}
+            known = {"is_partial": self._is_partial, "reading": self._known_share}
+            return {"token": self.token, "number": self._last, "names": self._numbers.names, **known}
 
     def series(self, name: str, *, first: int | None, last: int | None, most: int) -> dict[str, Any]:
         """Return a number by rank, with the number of the newest change that is part of it."""
         with self._lock:
             ranks = {
                 str(rank): series_as_json(one, first=first, last=last, most=most)
-                for rank, one in sorted(self._numbers.of(name).items())
+                for rank, one in self._numbers.of(name, first=first, last=last)
             }
             return {"token": self.token, "number": self._last, "name": name, "ranks": ranks}
 

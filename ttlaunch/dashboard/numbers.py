@@ -3,15 +3,15 @@
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 from ttlaunch.running.metrics.event_log import Event
 from ttlaunch.running.metrics.names import metrics_of
 
 MOST_POINTS: Final = 2000
 """How many points of a rank a chart gets at most."""
-_MOST_NAMES = 4096
+MOST_NAMES: Final = 4096
 
 
 class Point(NamedTuple):
@@ -36,38 +36,62 @@ class Series:
         self.times.append(point.time)
         self.values.append(point.value)
 
+    def extend(self, newer: "Series") -> None:
+        """Add the points of another series."""
+        self.steps.extend(newer.steps)
+        self.times.extend(newer.times)
+        self.values.extend(newer.values)
+
     def between(self, first: int | None, last: int | None) -> range:
         """Return the positions of the points from one step to another; steps are taken to grow, as they do without a restart."""
         begin = 0 if first is None else bisect_left(self.steps, first)
         return range(begin, len(self.steps) if last is None else bisect_right(self.steps, last))
 
 
-class Numbers:
-    """All numbers of a run."""
+class Stored(Protocol):
+    """The numbers of the first part of a long run, which are read from a file when somebody asks for them."""
 
-    def __init__(self) -> None:
+    @property
+    def names(self) -> Mapping[str, Mapping[int, object]]:
+        """What there is, by name and rank."""
+
+    def read(self, name: str, rank: int, *, first: int | None, last: int | None) -> Series:
+        """Read all points of a series between two steps, and maybe further ones."""
+
+
+class Numbers:
+    """All numbers of a run: those in memory, and before them those that were stored."""
+
+    def __init__(self, stored: Stored | None = None) -> None:
         self._series: dict[str, dict[int, Series]] = {}
+        self._stored = stored
 
     @property
     def names(self) -> dict[str, list[int]]:
         """Return the ranks that measured each number, by name."""
-        return {name: sorted(self._series[name]) for name in sorted(self._series)}
+        before = self._stored.names if self._stored else {}
+        every = sorted(self._series.keys() | before.keys())
+        return {name: sorted({*self._series.get(name, ()), *before.get(name, ())}) for name in every}
 
     def add(self, events: Iterable[Event]) -> list[Point]:
         """Add the numbers of some events and return them; a script that invents names without end gets no further ones."""
         found = [point for event in events for point in points_of(event)]
         for point in found:
-            if point.name in self._series or len(self._series) < _MOST_NAMES:
+            if point.name in self._series or len(self._series) < MOST_NAMES:
                 self._series.setdefault(point.name, {}).setdefault(point.rank, Series()).add(point)
         return found
 
-    def of(self, name: str) -> dict[int, Series]:
-        """Return a number's series by rank; empty for a number that nobody measured."""
-        return self._series.get(name, {})
+    def of(self, name: str, *, first: int | None = None, last: int | None = None) -> Iterator[tuple[int, Series]]:
+        """Yield a number's series by rank, with all points between two steps at least; one at a time is in memory."""
+        for rank in self.names.get(name, ()):
+            newer = self._series.get(name, {}).get(rank, Series())
+            series = self._stored.read(name, rank, first=first, last=last) if self._stored else Series()
+            series.extend(newer)
+            yield rank, series
 
     @property
     def count(self) -> int:
-        """How many points there are."""
+        """How many points are in memory."""
         return sum(len(one.steps) for ranks in self._series.values() for one in ranks.values())
 
 
@@ -78,7 +102,7 @@ def points_of(event: Event) -> Iterator[Point]:
             yield Point(name, event.rank, event.step or 0, event.time, value)
 
 
-def thin(values: Sequence[float], among: range, *, most: int) -> list[int]:
+def thin(values: "array[float]", among: range, *, most: int) -> list[int]:
     """Choose positions such that a line through them looks as one through all: the least and the largest value of each part.
 
     Args:
@@ -92,8 +116,12 @@ def thin(values: Sequence[float], among: range, *, most: int) -> list[int]:
     chosen = {among[0], among[-1]}
     for part in range(parts):
         positions = among[part * len(among) // parts : (part + 1) * len(among) // parts]
-        known = [at for at in positions if not math.isnan(values[at])] or positions[:1]
-        chosen |= {min(known, key=values.__getitem__), max(known, key=values.__getitem__)}
+        some = values[positions.start : positions.stop]
+        if any(map(math.isnan, some)):
+            known = [at for at in positions if not math.isnan(values[at])] or positions[:1]
+            chosen |= {min(known, key=values.__getitem__), max(known, key=values.__getitem__)}
+        else:
+            chosen |= {positions.start + some.index(extreme) for extreme in (min(some), max(some))}
     return sorted(chosen)
 
 
@@ -112,3 +140,12 @@ def series_as_json(series: Series, *, first: int | None, last: int | None, most:
 def number(value: float) -> float | str:
     """Return a number as JSON can express it."""
     return value if math.isfinite(value) else str(value)
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON cannot express by texts, in what JSON is made of."""
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value

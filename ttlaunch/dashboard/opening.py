@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -39,15 +40,16 @@ class OpenedDashboard:
     def serve(self) -> None:
         """Answer until Ctrl-C or SIGTERM."""
         from ttlaunch.dashboard.application import make_application  # noqa: PLC0415 - needs the extra's libraries
+        from ttlaunch.dashboard.cache import find_cache  # noqa: PLC0415 - as below
         from ttlaunch.dashboard.reading import Reading  # noqa: PLC0415 - only once the port is ours
         from ttlaunch.web.server import make_server  # noqa: PLC0415 - as above
 
         def is_ending() -> bool:
             return server.should_exit
 
-        reading = Reading(self.runs_folder)
+        reading = Reading(self.runs_folder, find_cache(os.environ))
         server = make_server(make_application(reading, names=LOOPBACK, key=self.key, is_ending=is_ending))
-        with self.listening, contextlib.suppress(KeyboardInterrupt):
+        with self.listening, contextlib.suppress(KeyboardInterrupt), contextlib.closing(reading):
             asyncio.run(server.serve(sockets=[self.listening]))
 
 

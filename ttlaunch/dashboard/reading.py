@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ttlaunch.dashboard.cache import Cache
 from ttlaunch.dashboard.catalogue import Catalogue
 from ttlaunch.dashboard.facts import differences_as_json, run_as_json
 from ttlaunch.dashboard.live import LiveRun
@@ -27,14 +28,30 @@ class UnknownRunError(Exception):
 class Reading:
     """Reads the runs of one folder. Its methods may be called by several threads."""
 
-    def __init__(self, runs_folder: Path) -> None:
-        self.catalogue = Catalogue(runs_folder)
+    def __init__(self, runs_folder: Path, cache: Cache | None = None) -> None:
+        """Read the runs of a folder.
+
+        Args:
+            runs_folder: The folder of the runs.
+            cache: Where what was made of long runs is kept; None reads all runs as a whole.
+        """
+        self.catalogue = Catalogue(runs_folder, cache.list_of(runs_folder) if cache else None)
+        self.cache = cache
         self._open: OrderedDict[Path, LiveRun] = OrderedDict()
         self._lock = threading.Lock()
 
+    def close(self) -> None:
+        """End what still reads."""
+        if self.cache is not None:
+            self.cache.end()
+
     def facts(self, run: str) -> dict[str, Any]:
         """Return everything about a run but its numbers and its output."""
-        return run_as_json(self._path(run))
+        path = self._path(run)
+        live = self.live(run)
+        if self.cache is None or not live.is_long:
+            return run_as_json(path)
+        return run_as_json(path, ranks=live.states, measured=self.cache.measured(path))
 
     def steps(self, run: str, *, most: int) -> dict[str, Any]:
         """Return the timeline of a run's last steps."""
@@ -50,7 +67,7 @@ class Reading:
         with self._lock:
             found = self._open.get(path)
             if found is None:
-                found = self._open[path] = LiveRun(path)
+                found = self._open[path] = LiveRun(path, self.cache)
             else:
                 found.poll()
             self._open.move_to_end(path)

@@ -220,12 +220,22 @@ class Watch:
         replicas: What the digests of the ranks say about tensors that several ranks hold.
     """
 
-    def __init__(self, plan: HasRanks, folder: RunFolder) -> None:
+    def __init__(self, plan: HasRanks, folder: RunFolder, *, begin: Mapping[int, int] | None = None) -> None:
+        """Begin with the first records.
+
+        Args:
+            plan: The ranks of the run.
+            folder: The run's folder.
+            begin: By rank, the byte of its file of records where the first line to read begins; 0 for ranks that are not named.
+        """
         self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.WAITING) for row in plan.ranks]
         self.bad = BadRecords()
         self.replicas = ReplicaWatch()
         self._folder = folder
-        self._tails = [Tail(folder.file(contract.progress_file(state.row.rank))) for state in self.ranks]
+        self._tails = [
+            Tail(folder.file(contract.progress_file(state.row.rank)), begin=(begin or {}).get(state.row.rank, 0))
+            for state in self.ranks
+        ]
         self._clocks: dict[str, float] = {}
 
     def add(self, row: RankRow) -> None:
@@ -233,6 +243,10 @@ class Watch:
         assert row.rank == len(self.ranks)  # noqa: S101 - ranks are found by their numbers
         self.ranks.append(RankState(row))
         self._tails.append(Tail(self._folder.file(contract.progress_file(row.rank))))
+
+    def places(self) -> dict[int, int]:
+        """Return by rank the byte of its file of records where the next line to read begins."""
+        return {state.row.rank: tail.place for state, tail in zip(self.ranks, self._tails, strict=True)}
 
     def set_clock(self, host: str, offset_s: float) -> None:
         """Set by how much a host's clock is ahead of this machine's; its records are converted to this machine's clock from now on."""

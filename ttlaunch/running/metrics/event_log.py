@@ -24,6 +24,7 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import AnyProgress, Digests, Parameters, StepDone, kind_of, measured_values, step_of
 from ttlaunch.records.updates import Update
+from ttlaunch.running.metrics.log_place import LogPlace, restore_state, state_as_json
 from ttlaunch.running.metrics.telemetry import TelemetryReader, last_step_of
 from ttlaunch.running.runs.facts import read_facts, with_joined
 from ttlaunch.running.runs.files import Tail, read_object, read_object_if_any, write_whole
@@ -35,6 +36,7 @@ EVENT_LOG_FORMAT = 1
 
 _HELD_EVENTS = 10_000
 _HELD_STEPS = 65_536
+_KEPT_STEPS = 4096
 _PIECE = 16_384
 
 RUN, END, LAUNCHER = "run", "end", "launcher"
@@ -116,8 +118,8 @@ def read_logged_run(path: Path) -> LoggedRun:
 class EventLog:
     """Reads the events of one run from its folder; each call of `events`, `lines` or `poll` returns what is new."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin with the first event of the run in a folder.
+    def __init__(self, path: Path, *, place: LogPlace | None = None) -> None:
+        """Begin with the first event of the run in a folder, or at a place.
 
         Raises:
             OSError: The run's plan cannot be read.
@@ -125,11 +127,19 @@ class EventLog:
         """
         self.run = read_logged_run(path)
         self._path = path
-        self._watch = Watch(self.run, RunFolder(path.name, path))
+        begin = {int(rank): at for rank, at in place.progress.items()} if place else None
+        self._watch = Watch(self.run, RunFolder(path.name, path), begin=begin)
         size = len(self.run.ranks)
         last_step = last_step_of(self.run.config, world_size=size)
         self._telemetry = [
-            TelemetryReader(path, row.rank, world_size=size, last_step=last_step) for row in self.run.ranks
+            TelemetryReader(
+                path,
+                row.rank,
+                world_size=size,
+                last_step=last_step,
+                begin=place.telemetry.get(str(row.rank), 0) if place else 0,
+            )
+            for row in self.run.ranks
         ]
         self._launcher = Tail(path / contract.EVENTS_FILE)
         self._step_times: dict[int, tuple[int, float]] = {}
@@ -138,6 +148,37 @@ class EventLog:
         self._exited: set[int] = set()
         self._has_begun = self._has_ended = False
         self._latest = 0.0
+        if place is not None:
+            self._go_to(place)
+
+    @property
+    def place(self) -> LogPlace:
+        """Where another reader can go on: behind the events that have been read, all of which must have been taken."""
+        ranks = range(len(self.run.ranks))
+        return LogPlace(
+            progress={str(rank): at for rank, at in self._watch.places().items()},
+            telemetry={str(rank): self._telemetry[rank].place for rank in ranks},
+            states={str(state.row.rank): state_as_json(state) for state in self._watch.ranks},
+            step_times={str(rank): known for rank, known in self._step_times.items()},
+            first_times={str(rank): time for rank, time in self._first_times.items()},
+            reported={str(rank): self._reported[rank].last(_KEPT_STEPS) for rank in ranks},
+            exited=sorted(self._exited),
+        )
+
+    @property
+    def place_in_bytes(self) -> int:
+        """How many bytes of records and telemetry have been read."""
+        return sum(self._watch.places().values()) + sum(one.place for one in self._telemetry)
+
+    def _go_to(self, place: LogPlace) -> None:
+        for state in self._watch.ranks:
+            restore_state(state, place.states.get(str(state.row.rank), {}))
+        self._step_times = {int(rank): (int(step), time) for rank, (step, time) in place.step_times.items()}
+        self._first_times = {int(rank): time for rank, time in place.first_times.items()}
+        for rank, known in place.reported.items():
+            for step, time in known:
+                self._reported[int(rank)].add(int(step), time)
+        self._exited = set(place.exited)
 
     @property
     def has_ended(self) -> bool:
@@ -156,6 +197,10 @@ class EventLog:
     def events(self) -> Iterator[Event]:
         """Yield the new events sorted by time; if there are many, they are sorted on disk."""
         return (_read_line(one) if isinstance(one, str) else one for one in self._ordered())
+
+    def unordered(self) -> Iterator[Event]:
+        """Yield the new events of ranks, those of each rank and kind in order, without the time that sorting all of them takes."""
+        return (event for event in self._new_events() if event.rank is not None)
 
     def lines(self) -> Iterator[str]:
         """Yield the new events as `events` does, but as lines of the log."""
@@ -267,6 +312,11 @@ class _ReportTimes:
         if not self._steps or step > self._steps[-1]:
             self._steps.append(step)
             self._times.append(time)
+
+    def last(self, most: int) -> list[tuple[int, float]]:
+        """Return the last steps that were not popped, with their times."""
+        known = zip(self._steps[-most:], self._times[-most:], strict=True)
+        return [(step, time) for step, time in known if not math.isnan(time)]
 
     def pop(self, step: int) -> float | None:
         """Return the time of a step once; None if it is not known, or was returned before."""

@@ -61,7 +61,10 @@ def _numbers(prefix: str, values: Any) -> Iterator[tuple[str, float]]:
     if not isinstance(values, Mapping):
         return
     for name, value in values.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        kind = type(value)
+        if kind is float:
+            yield f"{prefix}/{name}", value
+        elif kind is int:
             with contextlib.suppress(OverflowError):
                 yield f"{prefix}/{name}", float(value)
 

@@ -81,11 +81,18 @@ class TelemetryReader:
         world_size: int,
         last_step: int = LARGEST_COUNT,
         complain: Complain = pass_over,
+        begin: int = 0,
     ) -> None:
+        """Begin with the first line, or at the byte where a line begins."""
         self._rank, self._name = rank, contract.traffic_file(rank)
         self._read = partial(read_stretch, world_size=world_size, last_step=last_step)
-        self._tail = Tail(folder / self._name)
+        self._tail = Tail(folder / self._name, begin=begin)
         self._complain = complain
+
+    @property
+    def place(self) -> int:
+        """Where the next line to read begins, in bytes."""
+        return self._tail.place
 
     def stretches(self) -> Iterator[Stretch]:
         """Yield the usable lines; a line that a killed rank did not finish is skipped."""

@@ -1,6 +1,6 @@
 """Read everything in a run's folder: the plan, the ranks' records, the telemetry, the report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,13 @@ class Recorded:
         return facts_in(self.plan).name
 
 
-def read_run(path: Path) -> Recorded:
+def read_run(path: Path, *, ranks: Sequence[RankState] | None = None, with_telemetry: bool = True) -> Recorded:
     """Read everything that a run's folder contains so far.
+
+    Args:
+        path: The run's folder.
+        ranks: The states of its ranks; None to read their records.
+        with_telemetry: Whether to read the telemetry, and so the traffic; its size grows with that of the run.
 
     Raises:
         OSError: The folder cannot be read.
@@ -67,22 +72,26 @@ def read_run(path: Path) -> Recorded:
     if report is not None:
         check_parts(report)
     planned = len(facts.ranks)
-    watch = Watch(with_joined(facts, path), RunFolder(path.name, path))
-    for clock in filter(None, map(clock_in, read_events(path))):
-        watch.set_clock(*clock)
-    watch.read_all()
+    if ranks is None:
+        watch = Watch(with_joined(facts, path), RunFolder(path.name, path))
+        for clock in filter(None, map(clock_in, read_events(path))):
+            watch.set_clock(*clock)
+        watch.read_all()
+        ranks = watch.ranks
     is_done = report is not None and report.get("status") == "done"
     return Recorded(
         path=path,
         plan=plan,
         report=report,
         is_running=not has_ended and is_running(path),
-        ranks=watch.ranks,
-        telemetry=read_telemetry(path, world_size=planned),
+        ranks=list(ranks),
+        telemetry=read_telemetry(path, world_size=planned) if with_telemetry else None,
         traffic=settle(
-            path, plan, watch.ranks[:planned], is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))
-        ),
-        start=read_start_times(path, watch.ranks[:planned], plan),
+            path, plan, ranks[:planned], is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))
+        )
+        if with_telemetry
+        else None,
+        start=read_start_times(path, ranks[:planned], plan) if with_telemetry else None,
     )
 
 

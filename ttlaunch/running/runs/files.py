@@ -94,12 +94,18 @@ class Tail:
         is_given_up: Set by the reader: no more of the file is read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, begin: int = 0) -> None:
+        """Begin with the first line, or at the byte where a line begins."""
         self.lines = self.bad_lines = 0
         self.is_given_up = False
         self._path = path
-        self._read = 0
+        self._read = begin
         self._rest = bytearray()
+
+    @property
+    def place(self) -> int:
+        """Where the next line begins, in bytes."""
+        return self._read - len(self._rest)
 
     def read(self, *, most: int | None = None) -> Iterator[bytes]:
         """Read the whole lines that were added since the last call; given `most`, only as many bytes, and the others later.

@@ -62,17 +62,19 @@ async function showRun(id, view, given, signal) {
   const tabs = h("nav", { class: "tabs", "aria-label": "Views of this run" }, VIEWS.map(([name, title]) =>
     h("a", { href: `${linkTo(id)}${name && `/${name}`}`, "aria-current": name === view ? "page" : null }, title)));
   const state = h("span", {});
+  const reading = h("p", { class: "reading", role: "status", hidden: true });
   let facts = await ask(pathOf(id));
   if (signal.aborted) return;
   const title = h("h1", {}, facts.name, facts.report.layout && facts.report.layout !== facts.name && h("span", { class: "soft" }, ` ${facts.report.layout}`));
   fill(where, saved ? [] : [h("a", { href: "#/" }, "Runs"), " / "], h("span", { class: "id" }, id));
   document.title = `${facts.name} ${id.slice(-4)} · ttlaunch`;
   fill(state, badge(facts.state));
-  fill(content, h("div", { class: "bar run" }, title, state, h("span", { class: "soft" }, `${facts.ranks} ${facts.ranks === 1 ? "rank" : "ranks"} on ${facts.topology}`)), tabs, place);
+  fill(content, h("div", { class: "bar run" }, title, state, h("span", { class: "soft" }, `${facts.ranks} ${facts.ranks === 1 ? "rank" : "ranks"} on ${facts.topology}`)), tabs, reading, place);
   const other = given.get("with") ?? "";
   const choose = (chosen) => { location.hash = `${linkTo(id)}/${view}${chosen && `?with=${encodeURIComponent(chosen)}`}`; };
   const runs = ["metrics", "configuration"].includes(view) && !saved ? (await ask("/api/runs")).runs : [];
   const known = saved ? null : await ask(pathOf(id, "numbers"));
+  tellReading(known?.reading ?? null);
   let shown = await draw();
   if (signal.aborted || saved) return;
 
@@ -86,6 +88,11 @@ async function showRun(id, view, given, signal) {
       case "checkpoints": return showCheckpoints(place, facts);
       default: return showOverview(place, facts);
     }
+  }
+
+  function tellReading(share) {
+    reading.hidden = share === null;
+    if (share !== null) reading.textContent = `This run is long. Its last steps are shown while the whole of it is read: ${Math.round(100 * share)} %`;
   }
 
   redraw = () => shown?.redraw?.();
@@ -109,7 +116,10 @@ async function showRun(id, view, given, signal) {
       if (view === "topology") later(refresh, 3000);
     } else if (kind === "ranks") shown?.update?.(change.ranks);
     else if (kind === "log") shown?.grew?.();
-    else if (kind === "facts") later(refresh, 300);
+    else if (kind === "reading") {
+      tellReading(change.share);
+      if (change.share === null) later(refresh, 300);
+    } else if (kind === "facts") later(refresh, 300);
     else if (kind === "reset") {
       shown?.reset?.();
       shown?.grew?.();

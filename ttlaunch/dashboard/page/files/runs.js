@@ -16,7 +16,7 @@ export async function showRuns(place, signal) {
   function draw() {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const rows = known.runs.filter((run) => words.every((word) => `${run.run_id} ${run.name} ${run.state}`.toLowerCase().includes(word)));
-    count.textContent = `${rows.length} of ${known.runs.length} runs in ${known.folder}`;
+    count.textContent = `${rows.length} of ${known.runs.length} runs in ${known.folder}${known.pending ? `; ${known.pending} more are being read` : ""}`;
     if (!known.runs.length) {
       fill(body, empty("No runs yet", "`ttlaunch run hierarchical_parallel` makes the first one; it appears here as soon as it starts."));
       return;
@@ -63,7 +63,7 @@ export async function showRuns(place, signal) {
       draw();
     }
     before = text;
-    await new Promise((resolve) => setTimeout(resolve, 2000));
+    await new Promise((resolve) => setTimeout(resolve, found.pending ? 50 : 2000));
   }
 }
 

@@ -1,0 +1,180 @@
+"""Measure how soon the page shows a folder of many runs, one of them with far more steps and output than fits in memory.
+
+The folder gets 500 runs, of which one has 100,000 steps of 4 ranks and 1 GB of output, and the page is opened as a reader opens it: the
+list, then that run's metrics and logs, once without anything in the cache and once with it. Each time and the server's largest
+resident size are printed beside their limits; the exit status is 1 if one is larger. Takes about a minute and 1.3 GB of disk.
+
+    python benchmarks/dashboard.py [--runs 500] [--steps 100000] [--log-mb 1000]
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.running.logs.merge import MERGED_FILE
+
+PAINT_S, INDEX_S, MEMORY_MB = 1.0, 20.0, 200
+RANKS = 4
+VIEWS = ("runs", "metrics", "logs")
+_STEPS_TOGETHER = 500
+_BLOCK = 64 << 10
+BIG = "2026-01-02T00-00-00-b166"
+
+
+def write_runs(folder: Path, *, runs: int, steps: int, log_mb: int) -> None:
+    """Write a folder of runs that are done; the newest is the big one."""
+    for number in range(runs - 1):
+        at = f"2026-01-01T{number // 60 % 24:02}-{number % 60:02}-00"
+        write_run(folder / f"{at}-{number:04x}", steps=100, ranks=2, log_mb=0)
+    write_run(folder / BIG, steps=steps, ranks=RANKS, log_mb=log_mb)
+
+
+def write_run(folder: Path, *, steps: int, ranks: int, log_mb: int) -> None:
+    """Write the folder of a run that is done."""
+    for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
+        (folder / name).mkdir(parents=True)
+    rows = [{"rank": rank, "host": "box", "slot": rank, "role": "worker", "local_rank": rank} for rank in range(ranks)]
+    recipe = {"name": "data_parallel", "folder": "/nowhere"}
+    plan = {"recipe": recipe, "layout": None, "hash": "abc", "config": {}, "topology": "local", "ranks": rows}
+    (folder / contract.PLAN_FILE).write_text(json.dumps(plan))
+    for rank in range(ranks):
+        with (folder / contract.progress_file(rank)).open("w") as file:
+            file.writelines(_progress(steps, rank))
+        with (folder / contract.traffic_file(rank)).open("w") as file:
+            file.writelines(_telemetry(steps, peer=(rank + 1) % ranks))
+        (folder / contract.exit_file(rank)).write_text(json.dumps({"rank": rank, "time": 2000.0, "status": 0}))
+    _write_output(folder, ranks, log_mb << 20)
+    report = {"status": "done", "exit_status": 0, "steps": steps, "last_validation": None, "ranks": []}
+    (folder / contract.REPORT_FILE).write_text(json.dumps(report))
+
+
+def _progress(steps: int, rank: int) -> Iterator[str]:
+    yield f'{{"kind": "ready", "time": 1000.0, "total_steps": {steps}}}\n'
+    for step in range(1, steps + 1):
+        loss = 2.5 + 1 / step + (step * 7919 + rank) % 100 / 1000
+        yield f'{{"kind": "step", "time": {1000 + step / 1000}, "step": {step}, "loss": {loss}, "tokens": 64, "grad_norm": 0.5}}\n'
+
+
+def _telemetry(steps: int, *, peer: int) -> Iterator[str]:
+    for first in range(1, steps + 1, _STEPS_TOGETHER):
+        last = min(steps, first + _STEPS_TOGETHER - 1)
+        times = {str(step): 100 + step % 50 for step in range(first, last + 1)}
+        sent = [["all_reduce", 0, "backward", peer, [[first, last, 1, 1, 4096]]]]
+        spent = [[phase, times] for phase in ("step", "forward", "backward", "update")]
+        line = {"format": contract.TRAFFIC_FORMAT, "last": last, "facts": {}, "sent": sent}
+        yield json.dumps(line | {"waited": [["all_reduce", "backward", times]], "spent": spent}) + "\n"
+
+
+def _write_output(folder: Path, ranks: int, size: int) -> None:
+    line = (
+        b"INFO a line of the output of a rank, as long as such lines usually are, and with nothing of interest in it\n"
+    )
+    block = line * (_BLOCK // len(line))
+    offsets = [0] * ranks
+    with (folder / MERGED_FILE).open("w") as merged:
+        for number in range(size // len(block)):
+            rank = number % ranks
+            with (folder / contract.stdout_file(rank)).open("ab") as file:
+                file.write(block)
+            row = {"rank": rank, "stream": "stdout", "time": 1000 + number / 100, "offset": offsets[rank]}
+            merged.write(json.dumps(row | {"length": len(block)}) + "\n")
+            offsets[rank] += len(block)
+
+
+class Page:
+    """`ttlaunch dashboard` of a folder, with a cache of its own."""
+
+    def __init__(self, runs: Path, cache: Path) -> None:
+        words = [sys.executable, "-m", "ttlaunch", "dashboard", "--runs-dir", str(runs), "--port", "0"]
+        self._process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_CACHE_HOME": str(cache)}
+        )
+        assert self._process.stdout is not None
+        link = next(line for line in self._process.stdout if line.startswith("open ")).split()[1]
+        self._url, _, self._key = link.partition("#key=")
+        self.ask("api/about")
+
+    def ask(self, path: str) -> Any:
+        """Get what the page asks for."""
+        request = urllib.request.Request(self._url + path, headers={"authorization": f"Bearer {self._key}"})
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)
+
+    def paint(self, view: str) -> float:
+        """Return how long what a view asks for takes: all of it one after the other, which a browser does at the same time."""
+        began = time.perf_counter()
+        run = f"api/runs/{BIG}"
+        if view == "runs":
+            assert self.ask("api/runs")["runs"]
+        elif view == "metrics":
+            self.ask(run)
+            names = self.ask(f"{run}/numbers")["names"]
+            for name in [one for one in ("train/loss", "train/grad_norm", "train/tokens_per_s") if one in names]:
+                assert self.ask(f"{run}/series?name={name}&points=1500")["ranks"]
+        elif view == "logs":
+            self.ask(run)
+            assert self.ask(f"{run}/logs?fold=1&lines=300")["lines"]
+        return time.perf_counter() - began
+
+    def end(self) -> float:
+        """End the server, and return its largest resident size in MB."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+        return peak / 1024
+
+
+def measure(runs: Path, cache: Path) -> list[tuple[str, float, float, str]]:
+    """Open the page without and with a cache; rows of name, figure, limit and unit."""
+    page = Page(runs, cache)
+    found = [(f"{view}, nothing in the cache", page.paint(view), PAINT_S, "s") for view in VIEWS]
+    began = time.perf_counter()
+    while page.ask("api/runs")["pending"]:
+        pass
+    found.append(("all rows of the list", time.perf_counter() - began, INDEX_S, "s"))
+    while page.ask(f"api/runs/{BIG}/numbers")["is_partial"]:
+        time.sleep(0.2)
+    found.append(("the whole run was read", time.perf_counter() - began, INDEX_S, "s"))
+    assert page.ask(f"api/runs/{BIG}/series?name=train/loss")["ranks"]["0"]["points"] > 1000
+    found.append(("server, largest resident size", page.end(), MEMORY_MB, "MB"))
+    page = Page(runs, cache)
+    found += [(f"{view}, from the cache", page.paint(view), PAINT_S, "s") for view in VIEWS]
+    found.append(("server with a cache, largest resident size", page.end(), MEMORY_MB, "MB"))
+    made = next(cache.rglob("measured.json"), None)
+    if made:
+        used = json.loads(made.read_text())["used"]
+        found.append(("reader of the whole run, largest resident size", used["peak_bytes"] / 2**20, MEMORY_MB, "MB"))
+    return found
+
+
+def main() -> int:
+    """Write the runs, open the page, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--log-mb", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, help="keep the runs here, and use those that are there")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = given.folder or Path(scratch) / "runs"
+        if not runs.exists():
+            write_runs(runs, runs=given.runs, steps=given.steps, log_mb=given.log_mb)
+        rows = measure(runs, Path(scratch) / "cache")
+    for name, figure, limit, unit in rows:
+        print(f"{name:<48} {figure:8.2f} {unit:<2}  limit {limit:g} {unit}{'' if figure <= limit else '  TOO MUCH'}")
+    return int(any(figure > limit for _, figure, limit, _ in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
