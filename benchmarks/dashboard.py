@@ -8,6 +8,7 @@ resident size are printed beside their limits; the exit status is 1 if one is la
 """
 
 import argparse
+import http.client
 import json
 import os
 import signal
@@ -15,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ttlaunch import contract
 from ttlaunch.running.logs.merge import MERGED_FILE
@@ -106,8 +109,11 @@ class Page:
 
     def ask(self, path: str) -> Any:
         """Get what the page asks for."""
-        request = urllib.request.Request(self._url + path, headers={"authorization": f"Bearer {self._key}"})
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        connection = http.client.HTTPConnection("127.0.0.1", urlsplit(self._url).port, timeout=300)
+        with closing(connection):
+            connection.request("GET", f"/{path}", headers={"authorization": f"Bearer {self._key}"})
+            answer = connection.getresponse()
+            assert answer.status == HTTPStatus.OK
             return json.load(answer)
 
     def paint(self, view: str) -> float:

@@ -13,6 +13,7 @@ from tests.chromium import PATIENCE_MS
 from tests.dashboard.made_run import HOSTILE, MadeRun
 from ttlaunch import contract
 from ttlaunch.app.run_diagnostics import run_diagnostics
+from ttlaunch.dashboard.actions import Actions
 from ttlaunch.dashboard.application import make_application
 from ttlaunch.dashboard.export import export_run
 from ttlaunch.dashboard.reading import Reading
@@ -33,11 +34,11 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def shown(runs, port=0):
+def shown(runs, port=0, *, actions=None):
     """Offer the page in a thread; the address of the runs."""
     listening = listen("127.0.0.1", port)
     number = listening.getsockname()[1]
-    server = make_server(make_application(Reading(runs), names=LOOPBACK, key=KEY))
+    server = make_server(make_application(Reading(runs), names=LOOPBACK, key=KEY, actions=actions))
     thread = threading.Thread(target=lambda: _serve(server, listening))
     thread.start()
     try:
@@ -275,6 +276,56 @@ def test_axe_finds_no_violation_on_any_view(open_tab, expect, runs, scheme):
             expect(page.locator(f".tabs [aria-current][href$='{run}{'/' if view else ''}{view}']")).to_be_visible()
             page.wait_for_timeout(150)
             assert [] == violations(page), (run, view)
+
+
+def test_a_mistake_in_the_form_is_told_there_and_the_form_works_by_keyboard_alone(open_tab, expect, runs):
+    with shown(runs, actions=Actions(runs)) as url:
+        page = open_tab(url)
+        page.get_by_role("link", name="Launch a run").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Launch a run")).to_be_visible()
+        page.get_by_label("Ranks", exact=True).focus()
+        page.keyboard.type("0")
+        page.keyboard.press("Tab")  # to the search for keys
+        page.keyboard.type("training_config.steps")
+        page.keyboard.press("Tab")
+        page.keyboard.type("-3")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("`0` is no number of ranks")
+        assert [] == violations(page)
+        page.get_by_label("Ranks", exact=True).fill("")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("training_config.steps=-3")
+        page.emulate_media(color_scheme="dark")
+        assert [] == violations(page)
+        page.set_viewport_size({"width": 360, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_run_is_reached_and_read_by_keyboard_alone(open_tab, expect, runs):
+    kill(runs)
+    with shown(runs) as url:
+        page = open_tab(url)
+        page.get_by_label("Filter").focus()
+        page.keyboard.type("failed")
+        expect(page.locator(".runs tbody tr")).to_have_count(1)
+        seen = []
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            seen.append(page.evaluate("document.activeElement.textContent"))
+            if seen[-1] == "data_parallel":
+                break
+        assert "data_parallel" == seen[-1]
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("region", name="What went wrong")).to_be_visible()
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent") == "Logs":
+                break
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        page.keyboard.press("Enter")
+        expect(page.locator(".tabs [aria-current]")).to_have_text("Logs")
+        assert "none" != outline
 
 
 def test_a_narrow_window_scrolls_in_one_direction_only(open_tab, expect, runs):

@@ -15,6 +15,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch dashboard --runs-dir /data/runs --port 0[/bold]   another folder, at any free port
 
+[bold]ttlaunch dashboard --allow-actions[/bold]   the page can also launch, stop and resume runs
+
 [bold]ttlaunch dashboard latest --export run.html[/bold]   one file with all views of a run that has ended, for an issue or a mail
 """
 
@@ -36,12 +38,23 @@ def dashboard(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of `--export`.")] = False,
+    allow_actions: Annotated[
+        bool, typer.Option("--allow-actions", help="Let the page launch, stop and resume runs.")
+    ] = False,
+    actions_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--actions-from", metavar="DIR", help="With `--allow-actions`: also recipes in this folder can be launched."
+        ),
+    ] = None,
 ) -> None:
     """Show runs in a browser: metrics, logs, traffic, failures, while they run and afterwards.
 
     The page is read from run folders, so it costs a run nothing, and works on a copied folder. Only this machine can reach it, and only
-    who has the printed link can read it; nothing can be changed there.
+    who has the printed link can read it; nothing can be changed there unless `--allow-actions` is given.
     """
+    if actions_from is not None and not allow_actions:
+        raise usage_error("`--actions-from` was given without `--allow-actions`", "add `--allow-actions`")
     if export is not None:
         _export(run or "latest", export, runs_dir=runs_dir, force=force)
         return
@@ -49,8 +62,9 @@ def dashboard(
         raise usage_error("a run was named, and the page shows all runs", "`--export FILE` writes that run to a file")
     from ttlaunch.dashboard.opening import open_dashboard
 
-    opened = open_dashboard(runs_dir, port=port)
-    print_lines([f"runs in {opened.runs_folder}", f"open {opened.link}", "Ctrl-C ends the page; runs go on"])
+    opened = open_dashboard(runs_dir, port=port, may_act=allow_actions, recipes=actions_from)
+    acts = ["who has this link can launch, stop and resume runs"] if allow_actions else []
+    print_lines([f"runs in {opened.runs_folder}", f"open {opened.link}", *acts, "Ctrl-C ends the page; runs go on"])
     opened.serve()
 
 

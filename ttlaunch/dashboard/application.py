@@ -1,12 +1,12 @@
 """The application of the page: its files, and what they ask for, behind the guard of `ttlaunch/web`.
 
-Everything is read with GET and HEAD; every other method is refused.
+Everything is read with GET and HEAD; other methods are refused, but for those of `--allow-actions`.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,8 +20,12 @@ from ttlaunch import __version__
 from ttlaunch.dashboard.numbers import MOST_POINTS
 from ttlaunch.dashboard.page import CONTENT_SECURITY_POLICY, page_files
 from ttlaunch.dashboard.reading import Reading, UnknownRunError
+from ttlaunch.diagnostics import LaunchError, render
 from ttlaunch.diagnostics.explain import load_page
 from ttlaunch.web.guard import Guard, Refusal, Rules
+
+if TYPE_CHECKING:
+    from ttlaunch.dashboard.actions import Actions
 
 _POLL_S: Final = 0.2
 _ALIVE_S: Final = 15.0
@@ -29,7 +33,12 @@ _MOST_ROWS = 500
 
 
 def make_application(
-    reading: Reading, *, names: frozenset[str], key: str, is_ending: Callable[[], bool] = lambda: False
+    reading: Reading,
+    *,
+    names: frozenset[str],
+    key: str,
+    is_ending: Callable[[], bool] = lambda: False,
+    actions: "Actions | None" = None,
 ) -> ASGIApp:
     """Make the application.
 
@@ -38,9 +47,12 @@ def make_application(
         names: What the `Host` of a request may name.
         key: What the page has to send as `Authorization: Bearer KEY` with everything but its own files.
         is_ending: Whether the server is about to end; streams of events end then, which would hold it up.
+        actions: What the page may do; None for a page that only reads, which then has no other routes.
     """
     routes = [_file_route(path, *file) for path, file in page_files().items()]
-    routes += Answers(reading, is_ending).routes()
+    routes += Answers(reading, is_ending, may_act=actions is not None).routes()
+    if actions is not None:
+        routes += action_routes(actions, reading)
     rules = Rules(names=names, key=key, is_open=_is_open, render=_render)
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), rules)
 
@@ -48,8 +60,11 @@ def make_application(
 class Answers:
     """What the page asks for."""
 
-    def __init__(self, reading: Reading, is_ending: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, reading: Reading, is_ending: Callable[[], bool] = lambda: False, *, may_act: bool = False
+    ) -> None:
         self._reading = reading
+        self._may_act = may_act
         self._is_ending = is_ending
 
     def routes(self) -> list[Route]:
@@ -70,7 +85,8 @@ class Answers:
         return [Route(path, answer, methods=["GET"]) for path, answer in paths]
 
     async def _about(self, _: Request) -> Response:
-        return JSONResponse({"version": __version__, "runs": str(self._reading.catalogue.runs_folder)})
+        runs = str(self._reading.catalogue.runs_folder)
+        return JSONResponse({"version": __version__, "runs": runs, "may_act": self._may_act})
 
     def _in_thread(self, read: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint that reads files in a thread, so that a slow disk holds up nobody else."""
@@ -133,6 +149,51 @@ class Answers:
                 await run_in_threadpool(live.poll)
 
         return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def action_routes(actions: "Actions", reading: Reading) -> list[Route]:
+    """Return the routes by which runs are launched, stopped and resumed; they exist only on a page that may do so.
+
+    A browser sends the header with the key for no page but ours, so no other site can ask for an action.
+    """
+
+    def act(do: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                order = json.loads(await request.body() or b"{}")
+                if not isinstance(order, dict):
+                    raise HTTPException(422, "the order is no object")
+                return JSONResponse(await run_in_threadpool(do, request, order))
+            except UnknownRunError as error:
+                raise HTTPException(404, str(error)) from None
+            except (ValueError, RecursionError):
+                raise HTTPException(422, "the order is no JSON") from None
+            except LaunchError as error:
+                found = [
+                    {"code": one.code, "severity": str(one.severity), "text": render([one])}
+                    for one in error.diagnostics
+                ]
+                return JSONResponse({"error": error.diagnostics[0].message, "diagnostics": found}, 422)
+            except OSError as error:
+                raise HTTPException(422, f"nothing was done: {error.strerror or error}") from None
+
+        return answer
+
+    def stop(request: Request, order: dict[str, Any]) -> dict[str, Any]:
+        actions.stop(reading.path_of(_run(request)), now=order.get("now") is True)
+        return {}
+
+    run = "/api/runs/{run}"
+    return [
+        Route("/api/actions", act(lambda _request, _order: actions.choices()), methods=["GET"]),
+        Route("/api/actions/launch", act(lambda _, order: {"run": actions.launch(order)}), methods=["POST"]),
+        Route(f"{run}/stop", act(stop), methods=["POST"]),
+        Route(
+            f"{run}/resume",
+            act(lambda request, _: {"run": actions.resume(reading.path_of(_run(request)))}),
+            methods=["POST"],
+        ),
+    ]
 
 
 def _event(number: str, kind: str, content: dict[str, Any]) -> str:

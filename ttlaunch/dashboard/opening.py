@@ -22,12 +22,16 @@ class OpenedDashboard:
     """A page whose port listens already; `serve` answers until it is interrupted.
 
     Attributes:
+        may_act: Whether runs can be launched, stopped and resumed there.
+        recipes: A folder whose recipes can be launched, besides those that are built in.
         link: The address with the key, in the part that a browser sends to no server.
     """
 
     runs_folder: Path
     listening: socket.socket
     key: str
+    may_act: bool = False
+    recipes: Path | None = None
 
     @property
     def url(self) -> str:
@@ -48,13 +52,27 @@ class OpenedDashboard:
             return server.should_exit
 
         reading = Reading(self.runs_folder, find_cache(os.environ))
-        server = make_server(make_application(reading, names=LOOPBACK, key=self.key, is_ending=is_ending))
+        actions = None
+        if self.may_act:
+            from ttlaunch.dashboard.actions import Actions  # noqa: PLC0415 - imports all that starts runs
+
+            actions = Actions(self.runs_folder, self.recipes)
+        application = make_application(reading, names=LOOPBACK, key=self.key, is_ending=is_ending, actions=actions)
+        server = make_server(application)
         with self.listening, contextlib.suppress(KeyboardInterrupt), contextlib.closing(reading):
             asyncio.run(server.serve(sockets=[self.listening]))
 
 
-def open_dashboard(runs_folder: Path, *, port: int) -> OpenedDashboard:
+def open_dashboard(
+    runs_folder: Path, *, port: int, may_act: bool = False, recipes: Path | None = None
+) -> OpenedDashboard:
     """Check what the page needs, and listen.
+
+    Args:
+        runs_folder: The folder of the runs.
+        port: The port; 0 for any free one.
+        may_act: Whether runs can be launched, stopped and resumed there.
+        recipes: A folder whose recipes can be launched, besides those that are built in.
 
     Raises:
         LaunchError: A library is missing, the folder is none, or the port is taken.
@@ -67,6 +85,9 @@ def open_dashboard(runs_folder: Path, *, port: int) -> OpenedDashboard:
     if folder.exists() and not folder.is_dir():
         message = f"`--runs-dir {shown(runs_folder)}` is not a folder"
         raise LaunchError([usage_mistake(message, "name the folder that holds the run folders")])
+    if recipes is not None and not (Path.cwd() / recipes).is_dir():
+        message = f"`--actions-from {shown(recipes)}` is not a folder"
+        raise LaunchError([usage_mistake(message, "name a folder whose folders are recipes")])
     try:
         listening = listen(HOST, port)
     except OSError as error:
@@ -74,4 +95,4 @@ def open_dashboard(runs_folder: Path, *, port: int) -> OpenedDashboard:
         message = f"nothing can listen on port {port}: {(error.strerror or str(error)).lower()}"
         hint = f"`--port {free}`, or `--port 0` for any free port"
         raise LaunchError([usage_mistake(message, hint)]) from error
-    return OpenedDashboard(folder, listening, draw_key())
+    return OpenedDashboard(folder, listening, draw_key(), may_act, recipes and Path.cwd() / recipes)

@@ -47,7 +47,7 @@ class Reading:
 
     def facts(self, run: str) -> dict[str, Any]:
         """Return everything about a run but its numbers and its output."""
-        path = self._path(run)
+        path = self.path_of(run)
         live = self.live(run)
         if self.cache is None or not live.is_long:
             return run_as_json(path)
@@ -55,15 +55,15 @@ class Reading:
 
     def steps(self, run: str, *, most: int) -> dict[str, Any]:
         """Return the timeline of a run's last steps."""
-        return steps_as_json(self._path(run), most=most)
+        return steps_as_json(self.path_of(run), most=most)
 
     def differences(self, run: str, other: str) -> dict[str, Any]:
         """Return how a run differs from another one."""
-        return differences_as_json(self._path(other), self._path(run))
+        return differences_as_json(self.path_of(other), self.path_of(run))
 
     def live(self, run: str) -> LiveRun:
         """Return a run with its numbers, read up to now."""
-        path = self._path(run)
+        path = self.path_of(run)
         with self._lock:
             found = self._open.get(path)
             if found is None:
@@ -87,7 +87,7 @@ class Reading:
         Raises:
             ValueError: The query is not usable.
         """
-        path = self._path(run)
+        path = self.path_of(run)
         rows = with_joined(read_facts(path), path).ranks
         wanted = _wanted(query, rows)
         if "after" in query:
@@ -101,7 +101,12 @@ class Reading:
         ends = {"before": str(page.before), "after": str(page.after)}
         return {"lines": lines, **ends, "is_first": page.is_first, "is_last": page.is_last}
 
-    def _path(self, run: str) -> Path:
+    def path_of(self, run: str) -> Path:
+        """Return the folder of a run.
+
+        Raises:
+            UnknownRunError: The folder of runs has no such run.
+        """
         path = self.catalogue.find(run)
         if path is None:
             raise UnknownRunError(f"there is no run {clean(run)[:200]} in {self.catalogue.runs_folder}")

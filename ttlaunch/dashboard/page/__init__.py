@@ -19,6 +19,7 @@ SCRIPTS: Final = (
     "api",
     "dom",
     "charts",
+    "actions",
     "runs",
     "overview",
     "metrics",

@@ -6,9 +6,10 @@ const LONGEST_EVENT = 16 * 1024 * 1024;
 
 /** An answer that is an error, with the text to show. */
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, diagnostics = []) {
     super(message);
     this.status = status;
+    this.diagnostics = diagnostics;
   }
 }
 
@@ -39,6 +40,11 @@ export async function ask(path, query = {}) {
   const address = given.length ? `${path}?${new URLSearchParams(given)}` : path;
   if (saved) return fromSaved(path, query);
   return await (await send(address, {})).json();
+}
+
+/** POST an order; the answer's JSON. Errors are an ApiError, whose `diagnostics` say why nothing was done. */
+export async function order(path, content) {
+  return await (await send(path, { "content-type": "application/json" }, undefined, { method: "POST", body: JSON.stringify(content) })).json();
 }
 
 /** The path of a run, or of a part of it. */
@@ -99,28 +105,28 @@ async function* events(response) {
   }
 }
 
-async function send(address, headers, signal) {
+async function send(address, headers, signal, more = {}) {
   const key = sessionStorage.getItem(KEY);
   if (key) headers.authorization = `Bearer ${key}`;
   let response;
   try {
-    response = await fetch(address, { headers, signal, cache: "no-store" });
+    response = await fetch(address, { ...more, headers, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not answer. Is `ttlaunch dashboard` still running?");
   }
-  if (!response.ok) throw new ApiError(await reasonOf(response), response.status);
+  if (!response.ok) throw await errorOf(response);
   return response;
 }
 
-async function reasonOf(response) {
+async function errorOf(response) {
   try {
-    const { error } = await response.json();
-    if (typeof error === "string") return error;
+    const { error, diagnostics } = await response.json();
+    if (typeof error === "string") return new ApiError(error, response.status, diagnostics);
   } catch {
     // no JSON: the status has to do
   }
-  return `the server answered with status ${response.status}`;
+  return new ApiError(`the server answered with status ${response.status}`, response.status);
 }
 
 // What a server would choose from is all there in a saved page: the points of the whole run, and the last lines of its output.

@@ -1,4 +1,5 @@
 // The page: what the address names is shown, and followed by one stream of events for as long as it is.
+import { mayAct, runButtons, showLaunch } from "./actions.js";
 import { ApiError, ask, follow, pathOf, saved, takeKey, useKey } from "./api.js";
 import { badge, empty, fill, h } from "./dom.js";
 import { showLogs } from "./logs.js";
@@ -32,7 +33,11 @@ async function show() {
   link.textContent = saved ? "saved as a file" : "";
   try {
     const { run, view, given } = route();
-    if (run === null) {
+    if (run === null && location.hash.startsWith("#/launch")) {
+      fill(where, h("a", { href: "#/" }, "Runs"));
+      document.title = "Launch a run · ttlaunch";
+      await showLaunch(content, (begun) => { location.hash = linkTo(begun); });
+    } else if (run === null) {
       fill(where);
       document.title = "Runs · ttlaunch";
       await showRuns(content, signal);
@@ -62,6 +67,9 @@ async function showRun(id, view, given, signal) {
   const tabs = h("nav", { class: "tabs", "aria-label": "Views of this run" }, VIEWS.map(([name, title]) =>
     h("a", { href: `${linkTo(id)}${name && `/${name}`}`, "aria-current": name === view ? "page" : null }, title)));
   const state = h("span", {});
+  const buttons = h("span", { class: "buttons" });
+  const problems = h("div", { role: "alert", class: "problems" });
+  const acts = await mayAct();
   const reading = h("p", { class: "reading", role: "status", hidden: true });
   let facts = await ask(pathOf(id));
   if (signal.aborted) return;
@@ -69,7 +77,8 @@ async function showRun(id, view, given, signal) {
   fill(where, saved ? [] : [h("a", { href: "#/" }, "Runs"), " / "], h("span", { class: "id" }, id));
   document.title = `${facts.name} ${id.slice(-4)} · ttlaunch`;
   fill(state, badge(facts.state));
-  fill(content, h("div", { class: "bar run" }, title, state, h("span", { class: "soft" }, `${facts.ranks} ${facts.ranks === 1 ? "rank" : "ranks"} on ${facts.topology}`)), tabs, reading, place);
+  fill(content, h("div", { class: "bar run" }, title, state, h("span", { class: "soft" }, `${facts.ranks} ${facts.ranks === 1 ? "rank" : "ranks"} on ${facts.topology}`), buttons), problems, tabs, reading, place);
+  drawButtons();
   const other = given.get("with") ?? "";
   const choose = (chosen) => { location.hash = `${linkTo(id)}/${view}${chosen && `?with=${encodeURIComponent(chosen)}`}`; };
   const runs = ["metrics", "configuration"].includes(view) && !saved ? (await ask("/api/runs")).runs : [];
@@ -90,6 +99,10 @@ async function showRun(id, view, given, signal) {
     }
   }
 
+  function drawButtons() {
+    if (acts) fill(buttons, runButtons(facts, (begun) => { location.hash = linkTo(begun); }, problems));
+  }
+
   function tellReading(share) {
     reading.hidden = share === null;
     if (share !== null) reading.textContent = `This run is long. Its last steps are shown while the whole of it is read: ${Math.round(100 * share)} %`;
@@ -103,9 +116,11 @@ async function showRun(id, view, given, signal) {
   async function refresh() {
     waiting = null;
     refreshed = performance.now();
+    const before = facts.state;
     facts = await ask(pathOf(id));
     if (signal.aborted) return;
     fill(state, badge(facts.state));
+    if (facts.state !== before) drawButtons();
     if (["", "topology", "checkpoints"].includes(view)) shown = await draw();
   }
 

@@ -1,4 +1,5 @@
 // All runs: their states, with a filter and a choice of two to compare.
+import { mayAct } from "./actions.js";
 import { ask } from "./api.js";
 import { spark } from "./charts.js";
 import { badge, clock, empty, fill, h, numeral, s, seconds } from "./dom.js";
@@ -10,7 +11,7 @@ export async function showRuns(place, signal) {
   const compare = h("a", { class: "button", hidden: true }, "Compare");
   const count = h("p", { class: "soft", role: "status" });
   const body = h("div", {});
-  fill(place, h("div", { class: "bar" }, h("h1", {}, "Runs"), h("label", { for: "filter" }, "Filter"), filter, compare, count), body);
+  fill(place, h("div", { class: "bar" }, h("h1", {}, "Runs"), h("label", { for: "filter" }, "Filter"), filter, compare, (await mayAct()) && h("a", { class: "button", href: "#/launch" }, "Launch a run"), count), body);
   let known = { runs: [] };
 
   function draw() {
