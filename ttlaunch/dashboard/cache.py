@@ -82,7 +82,7 @@ class Cache:
         if place is None or found.get("format") != FORMAT:
             return None
         try:
-            index = Index(parse_log_place(found["place"]), StoredPoints(place / found["points"], found["blocks"]))
+            index = Index(parse_log_place(found["place"]), StoredPoints(place, found["blocks"]))
             ends = [(contract.progress_file, index.place.progress), (contract.traffic_file, index.place.telemetry)]
             is_there = all(size_of(path / file(int(rank))) >= end for file, one in ends for rank, end in one.items())
         except (KeyError, TypeError, ValueError):

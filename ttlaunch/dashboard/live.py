@@ -76,6 +76,7 @@ class LiveRun:
         self._looked = -_LOOK_AT_PROCESSES_S
         self._asked = -_LOOK_AT_CACHE_S
         self._known_share: float | None = None
+        self._awaits = False
         self._tries = 0
         self._is_running = False
         self.poll()
@@ -129,24 +130,24 @@ class LiveRun:
             return self._last > before
 
     def _share(self) -> float | None:
-        """Return which share of the run was read for the cache, and begin anew once it has all; None if nothing has to be read."""
-        if self._cache is None or not (self._is_partial or self._numbers.count > _MOST_IN_MEMORY):
+        """Return which share of the run was read for the cache, and begin anew once all numbers were; None if nothing is to be read."""
+        if self._cache is None or not (self._is_partial or self._awaits or self._numbers.count > _MOST_IN_MEMORY):
             return None
         now = time.monotonic()
         if now - self._asked < _LOOK_AT_CACHE_S:
             return self._known_share
         self._asked = now
         share = self._cache.progress(self.path)
-        if share is None:
-            index = self._cache.index(self.path)
-            if index is not None and (self._index is None or index.place != self._index.place):
-                self._open()
-                self._changes.clear()
-                self._add("reset", {})
-                return None
-            if self._tries < _MOST_TRIES and self._cache.make(self.path):
-                self._tries += 1
-                share = 0.0
+        self._awaits = share is not None
+        index = self._cache.index(self.path)
+        if index is not None and (self._index is None or index.place != self._index.place):
+            self._open()
+            self._tries = 0
+            self._changes.clear()
+            self._add("reset", {})
+        elif share is None and self._tries < _MOST_TRIES and self._cache.make(self.path):
+            self._tries += 1
+            self._awaits, share = True, 0.0
         self._known_share = share
         return share
 

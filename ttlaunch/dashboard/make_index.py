@@ -8,8 +8,12 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Final
 
 from ttlaunch.app.measured import report_as_json
 from ttlaunch.dashboard.cache import (
@@ -23,14 +27,19 @@ from ttlaunch.dashboard.cache import (
 )
 from ttlaunch.dashboard.numbers import finite
 from ttlaunch.dashboard.stored import PointsWriter
-from ttlaunch.running.metrics.event_log import Event, EventLog
+from ttlaunch.running.metrics.event_log import EventLog, read_logged_run
+from ttlaunch.running.metrics.log_place import LogPlace
 from ttlaunch.running.readers.recorded import read_run
+from ttlaunch.running.watch import RankState
 
 MEASURED = ("traffic", "communication", "memory", "times", "served", "start_times")
 """What only all telemetry of a run tells, by its names in the report."""
 
 _LOOK = 20_000
 _SHARE_OF_POINTS = 0.7
+_MOST_PROCESSES: Final = 4
+_BEHIND_EVERYTHING: Final = 2**62
+"""Where a file begins of which nothing is read."""
 
 
 def make_index(path: Path, place: Path, *, parent: int) -> None:
@@ -48,12 +57,13 @@ def make_index(path: Path, place: Path, *, parent: int) -> None:
     folder = next(name for name in ("points-a", "points-b") if name != before)  # readers of the old ones go on
     shutil.rmtree(place / folder, ignore_errors=True)
     (place / folder).mkdir()
-    log, writer = EventLog(path), PointsWriter(place / folder)
-    for event in _counted(log, path, place, parent=parent):
-        writer.add(event)
-    content = {"format": FORMAT, "points": folder, "blocks": writer.finish(), "place": log.place.as_json()}
-    write_json(place / INDEX_FILE, content)
-    recorded = read_run(path, ranks=log.states)
+    parts = _read_parts(path, place / folder, share_file=place / PROGRESS_FILE, parent=parent)
+    place_behind, states = _joined(parts)
+    blocks = [[f"{folder}/{part.file}", part.blocks] for part in parts]
+    write_json(
+        place / INDEX_FILE, {"format": FORMAT, "points": folder, "blocks": blocks, "place": place_behind.as_json()}
+    )
+    recorded = read_run(path, ranks=states)
     report = report_as_json(recorded)
     peak = resource.getrusage(resource.RUSAGE_SELF)
     used = {"peak_bytes": peak.ru_maxrss * 1024, "processor_s": peak.ru_utime + peak.ru_stime}
@@ -62,16 +72,79 @@ def make_index(path: Path, place: Path, *, parent: int) -> None:
     write_json(place / PROGRESS_FILE, {"share": 1.0})
 
 
-def _counted(log: EventLog, path: Path, place: Path, *, parent: int) -> Iterator[Event]:
-    """Yield the events, and write now and then which share of the run they are."""
-    size = size_of_records(path, log.run.ranks) or 1
+@dataclass(frozen=True)
+class _Part:
+    """What one process has made of some ranks."""
+
+    ranks: frozenset[int]
+    file: str
+    blocks: list[list[Any]]
+    place: LogPlace
+    states: list[RankState]
+
+
+def _read_parts(path: Path, folder: Path, *, share_file: Path, parent: int) -> list[_Part]:
+    """Read the records of all ranks, in as many processes as there are processors, and at most as there are ranks."""
+    rows = read_logged_run(path).ranks
+    count = max(1, min(len(os.sched_getaffinity(0)), len(rows), _MOST_PROCESSES))
+    context = get_context("fork")
+    begun = []
+    for number in range(1, count):
+        ours, theirs = context.Pipe(duplex=False)
+        some = frozenset(row.rank for row in rows[number::count])
+        child = context.Process(
+            target=_send_part, args=(theirs, path, folder), kwargs={"ranks": some, "parent": os.getpid()}, daemon=True
+        )
+        child.start()
+        theirs.close()
+        begun.append(ours)
+    first = frozenset(row.rank for row in rows[::count])
+    own = _read_part(path, folder, first, parent=parent, share_file=share_file)
+    try:
+        return [own, *(one.recv() for one in begun)]
+    except EOFError as error:
+        raise OSError("a process that reads the run has ended early") from error
+
+
+def _send_part(end: Connection, path: Path, folder: Path, *, ranks: frozenset[int], parent: int) -> None:
+    end.send(_read_part(path, folder, ranks, parent=parent))
+
+
+def _read_part(
+    path: Path, folder: Path, ranks: frozenset[int], *, parent: int, share_file: Path | None = None
+) -> _Part:
+    """Read the records and the telemetry of some ranks, and write their numbers into a file."""
+    rows = read_logged_run(path).ranks
+    skipped = {str(row.rank): _BEHIND_EVERYTHING for row in rows if row.rank not in ranks}
+    log = EventLog(path, place=LogPlace(skipped, skipped, {}, {}, {}, {}, ()))
+    skipped_bytes = 2 * len(skipped) * _BEHIND_EVERYTHING
+    size = size_of_records(path, tuple(row for row in rows if row.rank in ranks)) or 1
+    writer = PointsWriter(folder / f"points-{min(ranks, default=0)}")
     for number, event in enumerate(log.unordered()):
         if number % _LOOK == 0:
             if os.getppid() != parent:
                 sys.exit(1)
-            at = log.place_in_bytes
-            write_json(place / PROGRESS_FILE, {"share": round(_SHARE_OF_POINTS * min(1.0, at / size), 3)})
-        yield event
+            if share_file is not None:
+                share = min(1.0, (log.place_in_bytes - skipped_bytes) / size)
+                write_json(share_file, {"share": round(_SHARE_OF_POINTS * share, 3)})
+        if event.rank in ranks:
+            writer.add(event)
+    return _Part(ranks, writer.path.name, writer.finish(), log.place, log.states)
+
+
+def _joined(parts: Sequence[_Part]) -> tuple[LogPlace, list[RankState]]:
+    """Return where the reader of all ranks stands, and the states of all ranks."""
+
+    def each(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for part in parts:
+            found |= {rank: one for rank, one in getattr(part.place, name).items() if int(rank) in part.ranks}
+        return found
+
+    names = ("progress", "telemetry", "states", "step_times", "first_times", "reported")
+    exited = sorted({rank for part in parts for rank in part.place.exited if rank in part.ranks})
+    states = {state.row.rank: state for part in parts for state in part.states if state.row.rank in part.ranks}
+    return LogPlace(**{name: each(name) for name in names}, exited=exited), [states[rank] for rank in sorted(states)]
 
 
 def main(path: str, place: str, parent: str) -> None:

@@ -5,14 +5,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ttlaunch.dashboard.numbers import MOST_NAMES, Series
 from ttlaunch.records.regular_files import open_regular
 from ttlaunch.running.metrics.event_log import Event
 from ttlaunch.running.metrics.names import metrics_of
 
-POINTS_FILE: Final = "points"
 _HELD_POINTS = 400_000
 """How many points are in memory before they are written, at 24 bytes each."""
 
@@ -30,13 +29,14 @@ class Block:
 class PointsWriter:
     """Writes points, some hundred thousand at a time; a block is all steps, then all times, then all values."""
 
-    def __init__(self, folder: Path) -> None:
-        """Begin an empty file in a folder.
+    def __init__(self, path: Path) -> None:
+        """Begin an empty file.
 
         Raises:
             OSError: The file cannot be written.
         """
-        self._file = (folder / POINTS_FILE).open("wb")
+        self.path = path
+        self._file = path.open("wb")
         self._held: dict[int, dict[str, Series]] = {}
         self._blocks: dict[tuple[str, int], list[Block]] = {}
         self._names: set[str] = set()
@@ -84,17 +84,19 @@ class PointsWriter:
 class StoredPoints:
     """Reads what `PointsWriter` has written; nothing of it stays in memory."""
 
-    def __init__(self, folder: Path, rows: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, folder: Path, files: Sequence[Sequence[Any]]) -> None:
         """Begin to read.
 
         Args:
-            folder: The folder of the file.
-            rows: What `finish` returned.
+            folder: The folder of the files.
+            files: For each file its name and what `finish` returned; no series is in two of them.
         """
-        self._path = folder / POINTS_FILE
         self._blocks: dict[str, dict[int, list[Block]]] = {}
-        for name, rank, blocks in rows:
-            self._blocks.setdefault(str(name), {})[int(rank)] = [Block(*map(int, one)) for one in blocks]
+        self._paths: dict[int, Path] = {}
+        for file, rows in files:
+            for name, rank, blocks in rows:
+                self._blocks.setdefault(str(name), {})[int(rank)] = [Block(*map(int, one)) for one in blocks]
+                self._paths[int(rank)] = folder / str(file)
 
     @property
     def names(self) -> Mapping[str, Mapping[int, Sequence[Block]]]:
@@ -107,7 +109,7 @@ class StoredPoints:
         blocks = self._blocks.get(name, {}).get(rank, ())
         wanted = [one for one in blocks if (first is None or one.last >= first) and (last is None or one.first <= last)]
         if wanted:
-            with open_regular(self._path) as file:
+            with open_regular(self._paths[rank]) as file:
                 for block in wanted:
                     at = block.offset
                     for column in (series.steps, series.times, series.values):

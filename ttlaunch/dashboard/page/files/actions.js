@@ -31,7 +31,7 @@ export async function showLaunch(place, open) {
   const form = h("form", { class: "card launch", onsubmit: (event) => { event.preventDefault(); submit(); } },
     h("div", { class: "fields" },
       h("label", { for: "recipe" }, "Recipe"), recipe, h("label", { for: "on" }, "Cluster"), on, h("label", { for: "ranks" }, "Ranks"), ranks),
-    summary, h("h3", {}, h("label", { for: "keys" }, "Configuration")), filter, keys, problems, h("div", { class: "bar" }, start));
+    summary, h("h2", {}, h("label", { for: "keys" }, "Configuration")), filter, keys, problems, h("div", { class: "bar" }, start));
   fill(place, h("div", { class: "bar" }, h("h1", {}, "Launch a run")), form);
   choose();
 

@@ -105,7 +105,7 @@ async function showRun(id, view, given, signal) {
 
   function tellReading(share) {
     reading.hidden = share === null;
-    if (share !== null) reading.textContent = `This run is long. Its last steps are shown while the whole of it is read: ${Math.round(100 * share)} %`;
+    if (share !== null) reading.textContent = `This run is long and is being read: ${Math.round(100 * share)} %. Until that is done, its last steps are shown.`;
   }
 
   redraw = () => shown?.redraw?.();
