@@ -157,43 +157,45 @@ def action_routes(actions: "Actions", reading: Reading) -> list[Route]:
     A browser sends the header with the key for no page but ours, so no other site can ask for an action.
     """
 
-    def act(do: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            try:
-                order = json.loads(await request.body() or b"{}")
-                if not isinstance(order, dict):
-                    raise HTTPException(422, "the order is no object")
-                return JSONResponse(await run_in_threadpool(do, request, order))
-            except UnknownRunError as error:
-                raise HTTPException(404, str(error)) from None
-            except (ValueError, RecursionError):
-                raise HTTPException(422, "the order is no JSON") from None
-            except LaunchError as error:
-                found = [
-                    {"code": one.code, "severity": str(one.severity), "text": render([one])}
-                    for one in error.diagnostics
-                ]
-                return JSONResponse({"error": error.diagnostics[0].message, "diagnostics": found}, 422)
-            except OSError as error:
-                raise HTTPException(422, f"nothing was done: {error.strerror or error}") from None
-
-        return answer
-
     def stop(request: Request, order: dict[str, Any]) -> dict[str, Any]:
         actions.stop(reading.path_of(_run(request)), now=order.get("now") is True)
         return {}
 
     run = "/api/runs/{run}"
     return [
-        Route("/api/actions", act(lambda _request, _order: actions.choices()), methods=["GET"]),
-        Route("/api/actions/launch", act(lambda _, order: {"run": actions.launch(order)}), methods=["POST"]),
-        Route(f"{run}/stop", act(stop), methods=["POST"]),
+        Route("/api/actions", _act(lambda _request, _order: actions.choices()), methods=["GET"]),
+        Route("/api/actions/launch", _act(lambda _, order: {"run": actions.launch(order)}), methods=["POST"]),
+        Route(f"{run}/stop", _act(stop), methods=["POST"]),
         Route(
             f"{run}/resume",
-            act(lambda request, _: {"run": actions.resume(reading.path_of(_run(request)))}),
+            _act(lambda request, _: {"run": actions.resume(reading.path_of(_run(request)))}),
             methods=["POST"],
         ),
     ]
+
+
+def _act(do: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that does what is ordered in a thread, or says why nothing was done as the command line would."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            order = json.loads(await request.body() or b"{}")
+            if not isinstance(order, dict):
+                raise HTTPException(422, "the order is no object")
+            return JSONResponse(await run_in_threadpool(do, request, order))
+        except UnknownRunError as error:
+            raise HTTPException(404, str(error)) from None
+        except (ValueError, RecursionError):
+            raise HTTPException(422, "the order is no JSON") from None
+        except LaunchError as error:
+            found = [
+                {"code": one.code, "severity": str(one.severity), "text": render([one])} for one in error.diagnostics
+            ]
+            return JSONResponse({"error": error.diagnostics[0].message, "diagnostics": found}, 422)
+        except OSError as error:
+            raise HTTPException(422, f"nothing was done: {error.strerror or error}") from None
+
+    return answer
 
 
 def _event(number: str, kind: str, content: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ Writes the run's numbers and then the parts of its report that need all telemetr
 the process PARENT is gone.
 """
 
+import contextlib
 import os
 import resource
 import shutil
@@ -107,7 +108,8 @@ def _read_parts(path: Path, folder: Path, *, share_file: Path, parent: int) -> l
 
 
 def _send_part(end: Connection, path: Path, folder: Path, *, ranks: frozenset[int], parent: int) -> None:
-    end.send(_read_part(path, folder, ranks, parent=parent))
+    with contextlib.suppress(OSError, ValueError):  # the other end sees that nothing comes
+        end.send(_read_part(path, folder, ranks, parent=parent))
 
 
 def _read_part(
@@ -123,7 +125,7 @@ def _read_part(
     for number, event in enumerate(log.unordered()):
         if number % _LOOK == 0:
             if os.getppid() != parent:
-                sys.exit(1)
+                raise InterruptedError("the process that wanted the index is gone")
             if share_file is not None:
                 share = min(1.0, (log.place_in_bytes - skipped_bytes) / size)
                 write_json(share_file, {"share": round(_SHARE_OF_POINTS * share, 3)})
@@ -150,10 +152,8 @@ def _joined(parts: Sequence[_Part]) -> tuple[LogPlace, list[RankState]]:
 def main(path: str, place: str, parent: str) -> None:
     """Do what the module is for; a run that cannot be read leaves no index, and the page goes on without."""
     os.nice(19)
-    try:
+    with contextlib.suppress(OSError, ValueError):
         make_index(Path(path), Path(place), parent=int(parent))
-    except (OSError, ValueError):
-        sys.exit(1)
 
 
 if __name__ == "__main__":
