@@ -83,7 +83,9 @@ def test_logs_know_a_worker_that_joined_and_say_where_its_output_is(ttlaunch, ma
     assert ("worker-0002 | first\n", said) == (answer.stdout, answer.stderr)
     answer = ttlaunch("logs --only rank=3")
     assert (0, "", said) == (answer.status, answer.stdout, answer.stderr)
-    assert "" == ttlaunch("logs --only rank=2").stderr
+    assert ("worker-0002 | first\n", "") == ((answer := ttlaunch("logs --only worker-0002")).stdout, answer.stderr)
+    known = "it has `role=worker`, `role=optimizer`, `host=box`, `host=10.0.0.9`, `worker-0000`, `worker-0001`, "
+    assert known in ttlaunch("logs --only worker-9").stderr
 
 
 def test_only_that_names_nothing_says_what_there_is(ttlaunch, make_run):

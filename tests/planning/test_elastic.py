@@ -78,6 +78,13 @@ def test_the_plan_that_is_shown_names_workers_beyond_the_maximum(ttlaunch):
     assert "spare" not in ttlaunch("plan data_parallel -n 2 --elastic 1:2").stdout
 
 
+def test_more_workers_than_micro_batches_may_start_as_spares(ttlaunch):
+    lines = ttlaunch("plan zero -n 10 --elastic 1:8").stdout.splitlines()
+    assert "elastic  10 workers start: 2 spares without work until one of the others ends or leaves" in lines
+    [shadows] = [line for line in lines if "as a shadow" in line]
+    assert "16 / W bytes of each parameter, 2.0 with 8 workers" in shadows
+
+
 def test_the_plan_that_is_shown_has_the_first_rows_and_says_how_many_more_can_start(ttlaunch):
     lines = ttlaunch("plan data_parallel -n 2 --elastic 1:2").stdout.splitlines()
     assert "data_parallel (data_parallel) on local: 2 ranks on 1 host, agents" == lines[0]

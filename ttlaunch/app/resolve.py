@@ -399,7 +399,11 @@ def _load(found: "NamedFolder", request: RunSpec) -> "Recipe | Diagnostic":
     from ttlaunch.spec.recipe.discovery import load_naive, load_recipe
 
     recipe = (load_naive if request.naive else load_recipe)(found)
-    return recipe if request.elastic is None or isinstance(recipe, Diagnostic) else recipe.in_elastic_form()
+    if request.elastic is None or isinstance(recipe, Diagnostic):
+        return recipe
+    from ttlaunch.planning.elastic import elastic_form
+
+    return elastic_form(recipe)
 
 
 def _let_workers_come_and_go(

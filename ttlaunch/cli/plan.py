@@ -116,7 +116,8 @@ def _elastic(plan: "LaunchPlan") -> list[str]:
     more = plan.world_size - limits.first
     lines = [f"elastic  {number} workers make a step; {more} more can start, each in place of one that has ended"]
     if limits.shadow_bytes:
-        each = f", {limits.shadow_bytes / limits.first:.1f} with {counted(limits.first, 'worker')}"
+        members = min(limits.first, limits.maximum)  # spares keep nothing
+        each = f", {limits.shadow_bytes / members:.1f} with {counted(members, 'worker')}"
         each = each if limits.slots == 0 else ""
         where = "each worker keeps as a shadow" if limits.slots == 0 else "shadows keep"
         total = f"{limits.shadow_bytes} / W bytes" if limits.slots == 0 else f"{limits.shadow_bytes} bytes"

@@ -9,6 +9,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan
 from ttlaunch.planning.recipe_plan import RecipeChoice
+from ttlaunch.spec.recipe.checks import every_worker_has_a_micro_batch
 from ttlaunch.spec.recipe.config import LoadedConfig, override_config, value_of
 from ttlaunch.spec.recipe.declare import Elastic, Per, Recipe
 
@@ -37,6 +38,12 @@ def parse_bounds(text: str) -> Bounds | Diagnostic:
         rule = "MIN is at least 1" if not bounds.minimum else "MIN is at most MAX"
         return usage_mistake(f"`{_OPTION} {text}`: {rule}", _EXAMPLE)
     return bounds
+
+
+def elastic_form(recipe: Recipe) -> Recipe:
+    """Return the declaration of a recipe whose workers come and go: `MAX` has to fit the micro-batches, and more workers are spares."""
+    form = recipe.in_elastic_form()
+    return replace(form, checks=[check for check in form.checks if check is not every_worker_has_a_micro_batch])
 
 
 def over_grpc(recipe: Recipe, loaded: LoadedConfig) -> LoadedConfig:

@@ -86,18 +86,20 @@ class Fold:
 def parse_only(values: Sequence[str], rows: Sequence[RankRow]) -> frozenset[int] | str:
     """Return the ranks that the values of `--only` name, or all without values; or the first value that names no rank.
 
-    A value is `role=NAME`, `host=NAME`, or `rank=` with numbers: `rank=3`, `rank=0-3,7`. The ranks of all values are shown.
+    A value is `role=NAME`, `host=NAME`, or `rank=` with numbers: `rank=3`, `rank=0-3,7`; in an elastic run also the name of a worker, such as
+    `worker-0003`. The ranks of all values are shown.
     """
     if not values:
         return frozenset(row.rank for row in rows)
     chosen: set[int] = set()
+    workers = {contract.worker_name(row.rank): {row.rank} for row in rows} if _is_elastic(rows) else {}
     for given in values:
         kind, _, value = given.partition("=")
         named = {
             "role": lambda: {row.rank for row in rows if row.role == value},  # noqa: B023 - called at once
             "host": lambda: {row.rank for row in rows if row.host == value},  # noqa: B023
             "rank": lambda: _ranks(value) & {row.rank for row in rows},  # noqa: B023
-        }.get(kind, set)()
+        }.get(kind, lambda: workers.get(given, set()))()  # noqa: B023
         if not named:
             return given
         chosen |= named
@@ -108,7 +110,12 @@ def only_choices(rows: Sequence[RankRow]) -> list[str]:
     """Return the values that `--only` can have, for messages and completion."""
     roles = [f"role={role}" for role in dict.fromkeys(row.role for row in rows)]
     hosts = [f"host={host}" for host in dict.fromkeys(row.host for row in rows)]
-    return [*roles, *hosts, *(f"rank={row.rank}" for row in rows)]
+    name = contract.worker_name if _is_elastic(rows) else "rank={}".format
+    return [*roles, *hosts, *(name(row.rank) for row in rows)]
+
+
+def _is_elastic(rows: Sequence[RankRow]) -> bool:
+    return any(row.later for row in rows)
 
 
 def render_ranks(ranks: Sequence[int]) -> str:
@@ -161,7 +168,7 @@ class ShownOutput:
         """
         self._last: dict[int, bytes] = {}
         self._log = MergedLog(folder, [row.rank for row in rows])
-        self._is_elastic = any(row.later for row in rows)
+        self._is_elastic = _is_elastic(rows)
         self._names = [name_of(row, is_elastic=self._is_elastic) for row in rows]
         self._only = only
         self._streams = streams
