@@ -40,3 +40,20 @@ def test_a_member_that_may_take_long_and_falls_silent_was_stopped():
     found.note(0, Beat((), waits=False, limit_s=600.0), 1.0)
     assert not found.late(16.0)
     assert {0: 15.5} == found.late(16.5)
+
+
+def test_ten_calm_minutes_of_a_member_at_a_quarter_of_the_speed_raise_no_alarm():
+    """Four members, four micro-batches each of 0.5 s, one of them of 2 s: a step takes 8 s, and three members wait for most of it."""
+    found, done = Pulse(), [0] * 4
+    found.restart(range(4), 0.0)
+    for half_seconds in range(1, 2 * 600):
+        now = half_seconds / 2
+        step, into_step = divmod(now, 8.0)
+        for number in range(4):
+            made = min(4, int(into_step / (2.0 if number == 3 else 0.5)))
+            done[number] = int(4 * step + made)
+            found.note(number, Beat((done[number], int(step)), waits=made == 4), now)
+        if into_step == 0:
+            found.note_step(8.0)
+        assert not found.late(now), now
+    assert 32.0 == found.hang_s

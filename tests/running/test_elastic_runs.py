@@ -127,6 +127,21 @@ def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process
     )  # in one process, although the plan has rows for many workers
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [5, 11, 17, 38, 39])
+def test_random_plans_of_one_to_five_faults_leave_the_parameters_of_one_process(here, expected, seed):
+    """Plans that leave a worker with the weights; `benchmarks/elastic_chaos.py` draws a hundred, with those that do not."""
+    drawn = ["--random", str(1 + seed % 5), "--seed", str(seed)]
+    command = [*COMMAND[:-1], "chaos", "data_parallel", *SET, "-n", "3", "--elastic", "1:3", "--warm", *drawn]
+    done = subprocess.run(
+        [*command, "--format", "json"], cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False
+    )
+    found = json.loads(done.stdout)
+    assert (0, 1 + seed % 5) == (done.returncode, len(found["faults"])), found
+    assert any(fault["outcome"] != "not made" for fault in found["faults"])
+    assert ("done", expected) == (found["report"]["status"], found["report"]["parameters_sha256"])
+
+
 def test_a_worker_that_comes_gets_three_times_the_weights_and_a_mean_for_each_step_it_follows_in_equal_parts(here):
     slow_recipe(here)
     with running(here, recipe="mine", ranks=4, elastic="1:4") as run:

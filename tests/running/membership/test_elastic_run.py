@@ -188,7 +188,21 @@ def test_a_run_whose_weights_are_gone_says_so_and_does_not_count_those_that_are_
     supervised.look()
     failure = supervised.run.failure
     assert "the worker that is left cannot go on: the weights are gone with those that ended" == failure.cause
-    assert (("worker-0001 was lost",), True) == (failure.evidence, "--resume run" in failure.next_step)
+    assert ("worker-0001 was lost",) == failure.evidence
+    assert "the run has saved no checkpoint" in failure.next_step
+
+
+def test_a_run_whose_weights_are_gone_says_how_to_go_on_from_its_checkpoint(supervised):
+    for step in (4, 12):
+        (supervised.folder / contract.CHECKPOINTS_DIR / f"step-{step}").mkdir(parents=True)
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.run.membership.lose(1, "was lost", 0.0)
+    supervised.report(0, "answered", epoch=2, applied=None)
+    supervised.look()
+    expected = (
+        "`ttlaunch run data_parallel --resume run` continues from the checkpoint after step 12, with the same options"
+    )
+    assert expected == supervised.run.failure.next_step
 
 
 def test_a_run_that_has_too_few_workers_and_starts_none_only_waits_for_others(tmp_path):

@@ -14,6 +14,7 @@ from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import AnyProgress
+from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.name_cause import signal_name
@@ -29,7 +30,9 @@ from ttlaunch.running.watch import Phase, RankState
 _FUTILE = 3  # replacements in a row at one place that end before they have taken part
 _SAVE_AGAIN_S = 0.5
 _QUIET_S, _REMINDER_S = 15.0, 60.0  # after which, and how often then, it is said who is awaited
-_RESUME = "`ttlaunch run RECIPE --resume {}` continues from the newest checkpoint of this run, if it has one"
+_NO_CHECKPOINT = (
+    "the run has saved no checkpoint; with `--set checkpoint_config.interval=N` one is saved after every N steps"
+)
 _OVER = {MembersPhase.FINISHED, MembersPhase.STRANDED}
 
 
@@ -50,7 +53,7 @@ class ElasticRun:
         assert plan.elastic is not None  # noqa: S101 - the caller has looked
         self._limits = plan.elastic
         self._journal = Journal(folder)
-        self._folder, self._view, self._controller = folder, view, controller
+        self._name, self._folder, self._view, self._controller = plan.program.name, folder, view, controller
         self.membership = Membership(plan.elastic, self._journal, tell=self._tell)
         self.tolerated: frozenset[int] = frozenset()
         self.failure: Failure | None = None
@@ -301,7 +304,7 @@ class ElasticRun:
     def _too_few(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> Failure | None:
         """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
         why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
-        resume = _RESUME.format(self._folder.run_id)
+        resume = self._how_to_go_on()
         if self.membership.state.lacks_slots:
             cause = "a part of the state is gone: the worker that owned it and its shadow ended together"
             return Failure(code="R075", cause=cause, time=time.time(), evidence=why, next_step=resume)
@@ -317,6 +320,13 @@ class ElasticRun:
             f"{counted(count, 'worker')} {'is' if count == 1 else 'are'} left, and a step needs {self._limits.minimum}"
         )
         return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=time.time(), evidence=why)
+
+    def _how_to_go_on(self) -> str:
+        step = newest_step(self._folder.path)
+        if step is None:
+            return _NO_CHECKPOINT
+        command = f"`ttlaunch run {clean(self._name)} --resume {self._folder.run_id}`"
+        return f"{command} continues from the checkpoint after step {step}, with the same options"
 
     def _say_what_changed(self, now: float) -> None:
         changes = self.membership.changes
