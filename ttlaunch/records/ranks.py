@@ -91,17 +91,18 @@ class StepDone:
     @property
     def counted(self) -> tuple[str, int]:
         """What the rank counts, tokens or samples, and how many the step had; 0 tokens for a rank that counts neither."""
-        return self._counted("")
+        return self._counted("") or (contract.COUNTED[0], 0)
 
     @property
-    def own_counted(self) -> tuple[str, int]:
-        """As `counted`, of what a member of an elastic run has differentiated itself since its last step."""
+    def own_counted(self) -> tuple[str, int] | None:
+        """As `counted`, of what a member of an elastic run has differentiated itself since its last step; None for other ranks."""
         return self._counted(contract.OWN)
 
-    def _counted(self, prefix: str) -> tuple[str, int]:
-        name = next((name for name in contract.COUNTED if prefix + name in self.values), contract.COUNTED[0])
-        number = self.values.get(prefix + name, 0)
-        return name, int(number) if math.isfinite(number) else 0
+    def _counted(self, prefix: str) -> tuple[str, int] | None:
+        for name in contract.COUNTED:
+            if (number := self.values.get(prefix + name)) is not None:
+                return name, int(number) if math.isfinite(number) else 0
+        return None
 
     @property
     def arrived_from(self) -> int | None:

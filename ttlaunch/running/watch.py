@@ -83,7 +83,7 @@ class RankState:
         step: The last optimizer step that the rank reported.
         counts: What the rank counts: tokens or samples.
         counted: The sum of the tokens or samples of all reported steps.
-        own_counted: How many of them a member of an elastic run has differentiated itself.
+        own_counted: How many of them a member of an elastic run has differentiated itself; None for other ranks.
         layer_norms: The gradient norm of each layer that the rank updates, in the last step that reported these norms.
         grad_norm: The gradient's norm in the last step that reported one.
         connection: `silent` or `lost` if the connection to the rank's host is; else empty.
@@ -118,7 +118,7 @@ class RankState:
     diverged: tuple[int, float] | None = None
     counts: str = contract.COUNTED[0]
     counted: int = 0
-    own_counted: int = 0
+    own_counted: int | None = None
     first_step: int = 0
     first_step_counted: int = 0
     first_step_own: int = 0
@@ -167,12 +167,13 @@ class RankState:
         return self._per_second("samples", self.counted, self.first_step_counted)
 
     def own_per_s(self, counts: str) -> float | None:
-        """Return tokens or samples per second: of a member of an elastic run, of what it differentiates itself."""
-        own = self.own_counted, self.first_step_own
-        return self._per_second(counts, *(own if self.own_counted else (self.counted, self.first_step_counted)))
+        """Return tokens or samples per second: of a member of an elastic run, of what it differentiates itself, which may be nothing."""
+        if self.own_counted is None:
+            return self._per_second(counts, self.counted, self.first_step_counted)
+        return self._per_second(counts, self.own_counted, self.first_step_own, may_be_none=True)
 
-    def _per_second(self, counts: str, number: int, of_first_step: int) -> float | None:
-        if not number or self.counts != counts:
+    def _per_second(self, counts: str, number: int, of_first_step: int, *, may_be_none: bool = False) -> float | None:
+        if not (number or may_be_none) or self.counts != counts:
             return None
         if self.first_step_time is None or self.last_step_time is None or self.last_step_time <= self.first_step_time:
             return None
@@ -436,14 +437,15 @@ def _fold_step(state: RankState, record: StepDone) -> None:
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
     if record.grad_norm is not None:
         state.grad_norm = float(record.grad_norm)
-    for counts, number in (record.counted, record.own_counted):
-        if number:
-            state.counts = counts
-    state.counted += record.counted[1]
-    state.own_counted += record.own_counted[1]
+    counts, number = record.counted
+    state.counted += number
+    if (own := record.own_counted) is not None:
+        counts, state.own_counted = own[0], (state.own_counted or 0) + own[1]
+    if number or own is not None:
+        state.counts = counts
     if state.first_step_time is None:
         state.first_step, state.first_step_time = state.step, record.time
-        state.first_step_counted, state.first_step_own = state.counted, state.own_counted
+        state.first_step_counted, state.first_step_own = state.counted, state.own_counted or 0
     state.last_step_time = record.time
 
 

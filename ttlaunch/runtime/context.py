@@ -441,7 +441,7 @@ class RankContext:
         for name in contract.COUNTED:
             if values.get(name, 0) < 0:
                 raise ValueError(f"{name}={values[name]} is less than none")
-        if self.elastic is not None and self._own_counted:
+        if self.elastic is not None and self._data is not None:  # none is a number, too: servers differentiate nothing
             values[f"{contract.OWN}tokens"], self._own_counted = self._own_counted, 0
         if self._data is not None:  # for images, loops and recipes count in `tokens` what are samples
             counts = self._data.counts

@@ -146,6 +146,18 @@ def test_what_a_worker_reports_is_the_same_in_views_metrics_and_the_report(run):
     assert abs(state.last_step_time - time.time()) < 500, "its clock was corrected"
 
 
+def test_a_member_that_differentiates_nothing_has_the_speed_of_nothing(run):
+    """Such as a server at rank 0, which reports the tokens of the whole step."""
+    run.join()
+    lines = [
+        contract.record_line({"kind": "step", "time": time.time() + step, "step": step, **counted}).strip()
+        for step, counted in ((1, {"tokens": 400, "own_tokens": 0}), (2, {"tokens": 400, "own_tokens": 0}))
+    ]
+    beat = Heartbeat(incarnation=1, step=2, records=tuple(lines))
+    run.outside.heartbeat(17, beat, [read_progress(line.encode()) for line in lines], wait_s=0.0)
+    assert [0.0] == [one.tokens_per_s for one in run.outside.workers() if one.number == 17]
+
+
 def test_records_of_all_workers_together_are_bounded(run):
     run.outside._left_bytes = 500
     run.join()
