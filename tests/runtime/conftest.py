@@ -43,6 +43,7 @@ class LocalContext:
     rank = step = 0
     role = "trainer"
     device = torch.device("cpu")
+    elastic = None
 
     def __init__(self, cfg, corpus):
         self._data = TextData(corpus, cfg)
@@ -59,9 +60,6 @@ class LocalContext:
 
     def data(self, cfg):
         return self._data
-
-    def count_trained(self, targets):
-        pass
 
     def watch(self, model, *, values):
         pass

@@ -91,18 +91,15 @@ class StepDone:
     @property
     def counted(self) -> tuple[str, int]:
         """What the rank counts, tokens or samples, and how many the step had; 0 tokens for a rank that counts neither."""
-        return self._counted("") or (contract.COUNTED[0], 0)
+        name = next((name for name in contract.COUNTED if name in self.values), contract.COUNTED[0])
+        number = self.values.get(name, 0)
+        return name, int(number) if math.isfinite(number) else 0
 
     @property
     def own_counted(self) -> tuple[str, int] | None:
         """As `counted`, of what a member of an elastic run has differentiated itself since its last step; None for other ranks."""
-        return self._counted(contract.OWN)
-
-    def _counted(self, prefix: str) -> tuple[str, int] | None:
-        for name in contract.COUNTED:
-            if (number := self.values.get(prefix + name)) is not None:
-                return name, int(number) if math.isfinite(number) else 0
-        return None
+        own = {name: value for name in contract.COUNTED if (value := self.values.get(contract.OWN + name)) is not None}
+        return StepDone(time=self.time, step=self.step, values=own).counted if own else None
 
     @property
     def arrived_from(self) -> int | None:

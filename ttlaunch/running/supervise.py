@@ -147,7 +147,10 @@ class _Supervision:
     def _open_elastic(self) -> "ElasticRun":
         from ttlaunch.running.membership.elastic_run import ElasticRun  # noqa: PLC0415  as above
 
-        return ElasticRun(self.plan, self.folder, self.view, controller=self.controller)
+        path = self.folder.path
+        return ElasticRun(
+            self.plan, self.folder, self.view, controller=self.controller, newest_checkpoint=lambda: newest_step(path)
+        )
 
     def served(
         self, serve: "Callable[[OutsideWorkers], AbstractContextManager[None]]", *, takes_others: bool

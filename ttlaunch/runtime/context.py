@@ -23,7 +23,6 @@ from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.elastic.member import ElasticMember
 from ttlaunch.runtime.elastic.state_transfer import ReplicaState
 from ttlaunch.runtime.model.flat import digests
-from ttlaunch.runtime.model.losses import count_tokens
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.telemetry.memory import tensors_of_model
 from ttlaunch.runtime.telemetry.phases import watch_passes
@@ -85,7 +84,6 @@ class RankContext:
         self._records = records
         self._corpus = corpus
         self._data: TrainingData | None = None
-        self._own_counted = 0  # since the last report, of a member of an elastic run
         self._checkpoints = checkpoints
         self._digests = digests
         self.early_stop = early_stop or EarlyStop(None)
@@ -418,11 +416,6 @@ class RankContext:
         """An empty tree for gradients of as many values as these weights have, on their device."""
         return GradientTree(weights_N.numel(), device=weights_N.device)
 
-    def count_trained(self, targets_BT: Tensor) -> None:
-        """Note a micro-batch that this rank has differentiated; in an elastic run the next report says how many of its targets counted."""
-        if self.elastic is not None:
-            self._own_counted += count_tokens(targets_BT)
-
     def report(self, step: int, **values: float) -> None:
         """Report that a step is done, with its loss and other numbers.
 
@@ -442,7 +435,7 @@ class RankContext:
             if values.get(name, 0) < 0:
                 raise ValueError(f"{name}={values[name]} is less than none")
         if self.elastic is not None and self._data is not None:  # none is a number, too: servers differentiate nothing
-            values[f"{contract.OWN}tokens"], self._own_counted = self._own_counted, 0
+            values[f"{contract.OWN}tokens"] = self.elastic.take_trained()
         if self._data is not None:  # for images, loops and recipes count in `tokens` what are samples
             counts = self._data.counts
             names = {prefix + "tokens": prefix + counts for prefix in ("", contract.OWN)}

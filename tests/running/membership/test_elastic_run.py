@@ -53,7 +53,14 @@ class Supervised:
         plan = prepare(RunSpec("data_parallel", ranks=2, elastic=elastic), Unattended()).plan
         self.controller, self.folder = Controller(), folder
         self.view = NotingView()
-        self.run = ElasticRun(plan, RunFolder("run", folder), self.view, controller=self.controller)
+        self.checkpoint = None
+        self.run = ElasticRun(
+            plan,
+            RunFolder("run", folder),
+            self.view,
+            controller=self.controller,
+            newest_checkpoint=lambda: self.checkpoint,
+        )
         self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.RUNNING) for row in plan.ranks]
 
     def begin(self):
@@ -193,8 +200,7 @@ def test_a_run_whose_weights_are_gone_says_so_and_does_not_count_those_that_are_
 
 
 def test_a_run_whose_weights_are_gone_says_how_to_go_on_from_its_checkpoint(supervised):
-    for step in (4, 12):
-        (supervised.folder / contract.CHECKPOINTS_DIR / f"step-{step}").mkdir(parents=True)
+    supervised.checkpoint = 12
     supervised.report(0, "progressed", epoch=1, applied=1)
     supervised.run.membership.lose(1, "was lost", 0.0)
     supervised.report(0, "answered", epoch=2, applied=None)

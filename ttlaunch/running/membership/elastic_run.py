@@ -14,7 +14,6 @@ from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import AnyProgress
-from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.name_cause import signal_name
@@ -48,10 +47,18 @@ class ElasticRun:
         has_saved: Whether workers were ordered to save their state from memory, see `end_waiting`.
     """
 
-    def __init__(self, plan: LaunchPlan, folder: RunFolder, view: View, *, controller: RankController) -> None:
-        """Watch a run that has not begun; its plan has `elastic`."""
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: RunFolder,
+        view: View,
+        *,
+        controller: RankController,
+        newest_checkpoint: Callable[[], int | None],
+    ) -> None:
+        """Watch a run that has not begun; its plan has `elastic`, and `newest_checkpoint` returns the step of the newest checkpoint."""
         assert plan.elastic is not None  # noqa: S101 - the caller has looked
-        self._limits = plan.elastic
+        self._limits, self._newest_checkpoint = plan.elastic, newest_checkpoint
         self._journal = Journal(folder)
         self._name, self._folder, self._view, self._controller = plan.program.name, folder, view, controller
         self.membership = Membership(plan.elastic, self._journal, tell=self._tell)
@@ -322,7 +329,7 @@ class ElasticRun:
         return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=time.time(), evidence=why)
 
     def _how_to_go_on(self) -> str:
-        step = newest_step(self._folder.path)
+        step = self._newest_checkpoint()
         if step is None:
             return _NO_CHECKPOINT
         command = f"`ttlaunch run {clean(self._name)} --resume {self._folder.run_id}`"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.model.losses import count_tokens
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -56,6 +57,13 @@ class TrainingData(Protocol):
         """Compute what a validation reports from the summed losses of its micro-batches: `loss`, and further values."""
 
 
+class CountsTrained(Protocol):
+    """A member of an elastic run, which reports its own speed."""
+
+    def count_trained(self, targets: int) -> None:
+        """Note a micro-batch that this rank has differentiated, with so many targets that count."""
+
+
 class HasData(Protocol):
     """The part of a rank's context that data needs."""
 
@@ -67,7 +75,8 @@ class HasData(Protocol):
 
     def data(self, cfg: TrainingFile) -> TrainingData: ...
 
-    def count_trained(self, targets_BT: Tensor) -> None: ...
+    @property
+    def elastic(self) -> CountsTrained | None: ...
 
 
 def micro_batches(
@@ -91,7 +100,8 @@ def micro_batches(
     for index in _share(cfg.training_config.micro_batches, ctx.rank, among) if indices is None else indices:
         index_x_y = _on_device(data.training_batch(step, index), ctx.device)
         yield index_x_y
-        ctx.count_trained(index_x_y[2])  # whoever asks for the next one is done with it
+        if ctx.elastic is not None:  # whoever asks for the next one is done with it
+            ctx.elastic.count_trained(count_tokens(index_x_y[2]))
 
 
 def validation_micro_batches(cfg: TrainingFile, ctx: HasData, *, among: Sequence[Rank] = ()) -> Iterator[MicroBatch]:

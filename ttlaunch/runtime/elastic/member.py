@@ -77,6 +77,7 @@ class ElasticMember:
         self.own, self.is_later = seat.member, is_later
         self._seat, self._place, self._note = seat, place, note
         self._makes_steps = self.takes_states = False
+        self._trained = 0
         self._has_validated = False  # after the step from which this epoch starts
         self._save: Callable[[int], object] | None = None
         self._clients = OpenClients()
@@ -239,6 +240,15 @@ class ElasticMember:
     def each(self, indices: Iterable[int], *, to_the_end: bool = False) -> Iterator[int]:
         """Go through micro-batches, as long as the epoch lasts or `to_the_end`, and measure how long each takes."""
         return self._reporter.timed(indices, check=lambda: to_the_end or self.begin)
+
+    def count_trained(self, targets: int) -> None:
+        """Note a micro-batch that this worker has differentiated, with so many targets that count in the loss."""
+        self._trained += targets
+
+    def take_trained(self) -> int:
+        """Return how many targets these were since the last call."""
+        found, self._trained = self._trained, 0
+        return found
 
     def keep_mean(self, mean: Mean | None) -> None:
         """Keep the mean of a step for members that lack it, all have the one of the step before; None: this worker has none."""
