@@ -26,15 +26,11 @@ SC 2020; the order of sums and of passes is our own.
 """
 
 import itertools
-from collections.abc import Iterator
 from functools import partial
-
-from torch import Tensor
 
 from ttlaunch.train import (
     GatheredWeights,
     LayerPasses,
-    Optimizer,
     OwnedParameters,
     RankContext,
     ScatteredGradients,
@@ -97,7 +93,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         norms=whole_norms,
         saved=(owned, optimizer),
         owners=owners,
-        held=partial(_held, weights, owned, optimizer),
+        held=lambda: itertools.chain(weights.replicated(), held_tensors(owned, optimizer)),  # shards: for replays
     )
     for step in loop.steps():
         weights.begin(step - 1)
@@ -112,12 +108,6 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         weights.fetch(layer.index, then=None)
         ctx.report_parameters(layout.parameters_of(layer, model))
     report_memory(ctx, model, owned, optimizer, buffer_bytes=weights.buffer_bytes + gradients.buffer_bytes)
-
-
-def _held(weights: GatheredWeights, owned: OwnedParameters, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield what all workers have, which is compared, and what only this one has, with which a replay is compared."""
-    yield from weights.replicated()
-    yield from held_tensors(owned, optimizer)
 
 
 def _mean_gradient(passes: LayerPasses, weights: GatheredWeights, gradients: ScatteredGradients) -> tuple[float, int]:

@@ -58,6 +58,7 @@ WITH_A_RUN = {
     "attach": "run",
     "repro": "run",
     "replay": "replay",
+    "bisect latest latest": "bisect",
     "run data_parallel -d --set training_config.steps=1": "detached",
     "serve latest --port 0 --api-port 0 --detach": "detached",
 }

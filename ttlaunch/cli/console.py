@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 JSON_SCHEMAS = {
+    "bisect": 1,
     "chaos": 1,
     "compare": 1,
     "configs": 1,

@@ -68,6 +68,8 @@ def _lines(paths: Sequence[Path], found: "RunDifferences") -> Iterator[str]:
             yield f"{loss.kind}: differs from step {loss.first_step} on, {loss.left!r} → {loss.right!r}"
         elif loss.common_steps:
             yield f"{loss.kind}: equal in {counted(loss.common_steps, 'common step')}, to the last bit"
+    if any(loss.first_step is not None for loss in found.losses):
+        yield f"`ttlaunch bisect {paths[0].name} {paths[1].name}` finds tensor, layer, micro-batch and cause"
 
 
 def _concise(found: "RunDifferences") -> Iterator[str]:

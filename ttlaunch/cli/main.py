@@ -79,7 +79,20 @@ def _describing_mistakes(words: Sequence[str]) -> Iterator[None]:
 
 _PANELS = {
     "Run": ("run", "submit", "plan", "attach", "stop", "repro", "join", "workers", "serve", "generate"),
-    "Look": ("ps", "dashboard", "logs", "report", "metrics", "diff", "replay", "verify", "runs", "grafana", "explain"),
+    "Look": (
+        "ps",
+        "dashboard",
+        "logs",
+        "report",
+        "metrics",
+        "diff",
+        "bisect",
+        "replay",
+        "verify",
+        "runs",
+        "grafana",
+        "explain",
+    ),
     "Hosts": ("doctor", "prepare", "sync"),
     "Files": (
         *("init", "hosts", "export", "validate", "show", "place", "configs", "recipes"),

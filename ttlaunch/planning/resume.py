@@ -48,7 +48,7 @@ def check_same_training(
     """
     now = loaded.checked.model_dump(mode="json")
     model = type(loaded.checked)
-    changes = list(_changes(manifest["config"], now, model=model, fixed=fixed))
+    changes = list(find_changes(manifest["config"], now, model=model, fixed=fixed))
     shape = [change for change in changes if _is_in(change.key, marked(model, Bits.SHAPE))]
     rest = [change for change in changes if change not in shape]
     found = list(_state_of_another_recipe(manifest, loaded, now, fixed=fixed))
@@ -80,7 +80,7 @@ def check_same_model(manifest: Mapping[str, Any], loaded: LoadedConfig) -> list[
     now, model = loaded.checked.model_dump(mode="json"), type(loaded.checked)
     is_llama = now["training_config"]["model_type"] == "llama"
     shape = tuple(key for key in marked(model, Bits.SHAPE) if not (is_llama and key == _LENGTH))
-    changes = [one for one in _changes(manifest["config"], now, model=model, fixed=()) if _is_in(one.key, shape)]
+    changes = [one for one in find_changes(manifest["config"], now, model=model, fixed=()) if _is_in(one.key, shape)]
     what = "the checkpoint is of another model"
     return [_diagnose("C041", what, changes, loaded=loaded, hints=_as_before(changes))] if changes else []
 
@@ -130,7 +130,7 @@ def _tensors(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield from entry.get("tensors", ())
 
 
-def _changes(
+def find_changes(
     before: Mapping[str, Any], now: Mapping[str, Any], *, model: type[Section], fixed: Sequence[str]
 ) -> Iterator[Change]:
     old, new = dict(_flat(before)), dict(_flat(now))

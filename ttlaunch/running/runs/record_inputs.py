@@ -24,6 +24,8 @@ _GIT_DEADLINE_S = 5.0
 _FILE_DIFF = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 _LARGEST_DIFF = 4 * 1024 * 1024
 _LONGEST = 300
+_AVX2 = {"avx2", "fma"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
 
 def write_inputs(
@@ -52,7 +54,7 @@ def write_inputs(
         write_plan(plan, folder.path, run_id=folder.run_id)
         if resolved_config:
             folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
-        write_environment(folder, plan, versions=_versions(), shell=shell, given=given)
+        write_environment(folder, plan, versions=_versions(), cpu=cpu_class(), shell=shell, given=given)
         commit, problems = describe_commit(Path(plan.working_folder))
         code = {**_describe_recipe(plan), **commit, "release": release}
         with contextlib.ExitStack() as until_recorded:
@@ -94,6 +96,17 @@ def installed_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def cpu_class() -> str:
+    """Name the vector instructions of this machine that torch's kernels would use; other ones may round in another way."""
+    flags: set[str] = set()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        line = next((line for line in file if line.startswith(("flags", "Features"))), "")
+        flags = set(line.partition(":")[2].split())
+    if flags >= _AVX512:
+        return "AVX512"
+    return "AVX2" if flags >= _AVX2 else "SVE" if "sve" in flags else "DEFAULT"
 
 
 def tree_hash(folder: Path) -> str:

@@ -174,6 +174,7 @@ def write_environment(
     plan: LaunchPlan,
     *,
     versions: Mapping[str, str],
+    cpu: str,
     shell: Mapping[str, str],
     given: Collection[str] = (),
 ) -> None:
@@ -187,6 +188,7 @@ def write_environment(
     content = {
         "python": sys.version.split()[0],
         "platform": sys.platform,
+        "cpu": cpu,
         "versions": dict(versions),
         "variables": origins,
     }
