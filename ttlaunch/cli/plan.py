@@ -27,6 +27,8 @@ _FLOWS = {
 EXAMPLES = """\
 [bold]ttlaunch plan hierarchical_parallel[/bold]   which rank does what, and where
 
+[bold]ttlaunch plan zero --predict[/bold]   and how much memory each rank will take, and what it will send
+
 [bold]ttlaunch plan fabric_minimal --on 5loudboxes --out launch/[/bold]   write the files and a command.sh to start by hand
 """
 
@@ -39,6 +41,10 @@ def plan(
         Path | None,
         typer.Option("--out", "-o", metavar="DIR", help="Write plan.json, the engine's files and command.sh."),
     ] = None,
+    predicts: Annotated[
+        bool,
+        typer.Option("--predict", help="Predict the memory of each rank and the bytes between ranks; takes seconds."),
+    ] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
@@ -48,8 +54,11 @@ def plan(
 
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(spec, dialogue)
-    remarks, warnings = prepared.description.remarks, dialogue.warnings_as_json()
-    show_plan(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=_script(prepared))
+    remarks, warnings, script = prepared.description.remarks, dialogue.warnings_as_json(), _script(prepared)
+    if not predicts:
+        show_plan(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=script)
+    else:
+        _show_predicted(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=script)
     if write is not None:
         _write(prepared.plan, write, form)
 
@@ -63,6 +72,27 @@ def _script(prepared: "PreparedRun") -> str | None:
     return planned_script(prepared)
 
 
+def _show_predicted(
+    plan: "LaunchPlan",
+    *,
+    form: Format,
+    remarks: Sequence[str],
+    diagnostics: Sequence[Mapping[str, Any]],
+    script: str | None,
+) -> None:
+    """Print the plan, and below it what it will hold and send."""
+    from ttlaunch.app.predict import predict
+    from ttlaunch.cli.prediction_view import prediction_as_json, prediction_lines, render_prediction
+
+    found = predict(plan)
+    more = prediction_as_json(found)
+    show_plan(plan, form=form, remarks=remarks, diagnostics=diagnostics, script=script, more=more)
+    if form is Format.CONCISE:
+        print_lines(map(tabbed, prediction_lines(found)))
+    elif form is not Format.JSON:
+        print_lines(render_prediction(found))
+
+
 def show_plan(
     plan: "LaunchPlan",
     *,
@@ -70,15 +100,16 @@ def show_plan(
     remarks: Sequence[str],
     diagnostics: Sequence[Mapping[str, Any]],
     script: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Print the plan: a table, one line per rank, or JSON; and what options changed besides what they name.
 
-    `diagnostics` are the warnings, which only JSON contains: they have been shown otherwise. `script` is the batch script
-    of a run that waits for Slurm's hosts.
+    `diagnostics` are the warnings, which only JSON contains, as it does `more`: they have been shown otherwise. `script` is
+    the batch script of a run that waits for Slurm's hosts.
     """
     if form is Format.JSON:
-        more = {} if script is None else {"script": script}
-        content = {**plan.as_json(), "remarks": list(remarks), **more, "diagnostics": list(diagnostics)}
+        added = {**({} if script is None else {"script": script}), **(more or {})}
+        content = {**plan.as_json(), "remarks": list(remarks), **added, "diagnostics": list(diagnostics)}
         print_json(content, schema="plan")
         return
     if form is Format.CONCISE:

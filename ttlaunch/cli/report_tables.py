@@ -195,7 +195,7 @@ def render_memory(found: Sequence[RankMemory], roles: Sequence[str], processes: 
     """
     steps = sorted({one.step for one in found})
     heading = ("rank", "role", *KINDS, "together", "process")
-    rows = [(str(one.rank), roles[one.rank], *_memory_cells(one), _megabytes(processes.get(one.rank))) for one in found]
+    rows = [(str(one.rank), roles[one.rank], *_memory_cells(one), megabytes(processes.get(one.rank))) for one in found]
     return [
         f"  memory of tensors in step {', '.join(map(str, steps))}, MB: the most of each at any moment",
         *render_table([heading, *rows], right=range(2, len(heading)), indent="    "),
@@ -208,10 +208,10 @@ def memory_lines(found: Sequence[RankMemory], roles: Sequence[str]) -> list[str]
 
 
 def _memory_cells(one: RankMemory) -> tuple[str, ...]:
-    return tuple(_megabytes(size) for size in (*one.sizes.values(), one.peak))
+    return tuple(megabytes(size) for size in (*one.sizes.values(), one.peak))
 
 
-def _megabytes(size: int | None) -> str:
+def megabytes(size: int | None) -> str:
     return "–" if size is None else f"{size / 1e6:,.2f}"
 
 

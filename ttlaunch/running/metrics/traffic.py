@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.bad_records import Complain, pass_over
-from ttlaunch.running.metrics.telemetry import RankTelemetry, measured, read_telemetry
+from ttlaunch.running.metrics.telemetry import measured, read_telemetry
 from ttlaunch.running.watch import RankState
 from ttlaunch.spec.named_folders import built_in_folder
 
@@ -161,7 +161,9 @@ def settle(
     roles = [state.row.role for state in ranks]
     ended_early = None, "the run ended within its first step", False
     formula, reason, is_mistaken = (
-        _formula(plan, folder_of_recipe, roles=roles, telemetry=telemetry) if until >= 0 else ended_early
+        _formula(plan, folder_of_recipe, roles=roles, facts=[entry.facts for entry in telemetry])
+        if until >= 0
+        else ended_early
     )
     counted = range(first, first + steps)
     edges = _edges(measured(telemetry, until=until), formula, steps=counted, validations=validations, is_done=is_done)
@@ -225,8 +227,25 @@ def _is_asynchronous(folder: Path) -> bool:
     return False
 
 
+def expected_traffic(
+    plan: Mapping[str, Any], *, roles: Sequence[str], facts: Sequence[Mapping[str, int]], runs_recipe: bool
+) -> tuple[list["Traffic"] | None, str | None]:
+    """Return the traffic by the recipe's formula, before a run; or None, and why there is none, as a clause.
+
+    Args:
+        plan: The content of `plan.json`.
+        roles: The role of each rank.
+        facts: The numbers of each rank that the formula needs.
+        runs_recipe: As for `settle`.
+    """
+    folder = _recipe_folder(plan, runs_recipe=runs_recipe)
+    if folder is not None and _is_asynchronous(folder):
+        return None, "how often its ranks exchange anything is known at the end only"
+    return _formula(plan, folder, roles=roles, facts=facts)[:2]
+
+
 def _formula(
-    plan: Mapping[str, Any], folder: Path | None, *, roles: Sequence[str], telemetry: Sequence[RankTelemetry]
+    plan: Mapping[str, Any], folder: Path | None, *, roles: Sequence[str], facts: Sequence[Mapping[str, int]]
 ) -> tuple[list["Traffic"] | None, str | None, bool]:
     """Return the traffic by the recipe's formula; or None, why there is none, and whether this is the recipe's mistake."""
     if not plan.get("recipe"):
@@ -246,7 +265,7 @@ def _formula(
         if recipe.traffic is None:
             return None, f"{name} declares no `traffic`", False
         config = recipe.config.model_validate_json(json.dumps(plan["config"]))  # keys of JSON are always text
-        formula = recipe.traffic(config, Ranks(roles, [entry.facts for entry in telemetry]))
+        formula = recipe.traffic(config, Ranks(roles, facts))
         undecided = f"with this configuration {name} moves what it measures to be quickest"
         return (None, undecided, False) if formula is None else (list(formula), None, False)
     except LookupError as error:

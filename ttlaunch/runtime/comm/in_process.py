@@ -12,9 +12,11 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ttlaunch.runtime.comm.findings import Finding, Side, calling_place, find_deadlock, find_unmatched
 from ttlaunch.runtime.comm.protocol import CommunicationError, Pending, check_sendable, described
@@ -47,9 +49,15 @@ class Outcome:
 class InProcessWorld:
     """The ranks, their messages on the way, and whose turn it is."""
 
-    def __init__(self, roles: Sequence[str]) -> None:
-        """Create a world with one rank for each role."""
+    def __init__(self, roles: Sequence[str], *, carries: Callable[[Tensor], bool] = lambda _: True) -> None:
+        """Create a world with one rank for each role.
+
+        Args:
+            roles: The role of each rank.
+            carries: Whether the values of a tensor matter; if they do not, a message with it moves nothing.
+        """
         self._roles = tuple(roles)
+        self._carries = carries
         self._ranks = [Rank(rank) for rank in range(len(roles))]
         self._turns = {rank: threading.Semaphore(0) for rank in self._ranks}
         self._waiting: dict[Rank, _Wait] = {}
@@ -83,9 +91,14 @@ class InProcessWorld:
         for thread in threads:
             thread.join()
         left = [*self._sends.values(), *self._receives.values()]
-        if not self._outcome.errors and not self._outcome.findings:
+        if not self._is_over:
             self._outcome.findings += find_unmatched([transfer.side for queue in left for transfer in queue])
         return self._outcome
+
+    def end(self) -> NoReturn:
+        """End all ranks before they have done all of their work; the rank whose turn it is calls this."""
+        self._is_over = True
+        raise WorldEndedError
 
     def _run_rank(self, rank: Rank, function: Callable[[], None]) -> None:
         self._turns[rank].acquire()
@@ -153,7 +166,9 @@ class InProcessWorld:
         edge = (rank, peer) if is_send else (peer, rank)
         mine, theirs = (self._sends, self._receives) if is_send else (self._receives, self._sends)
         if is_send:
-            transfer.sent = transfer.tensor.clone()
+            if self._carries(tensor):
+                with _disable_current_modes():  # the copy is no memory of the rank
+                    transfer.sent = transfer.tensor.clone()
             self._outcome.messages[edge] += 1
             self._outcome.message_bytes[edge] += tensor.numel() * tensor.element_size()
         if theirs[*edge, tag]:
@@ -176,7 +191,9 @@ class InProcessWorld:
         if send.sent is not None and not _same_bytes(send.sent, send.tensor):
             hint = "wait for the `isend` before the tensor changes, or send a copy"
             self._outcome.findings.append(Finding("R023", _changed_message(send.side), (send.side, receive.side), hint))
-        receive.tensor.copy_(send.tensor)
+        if self._carries(send.tensor):
+            with _disable_current_modes():  # it is either rank's turn, and the other one's memory is not its own
+                receive.tensor.copy_(send.tensor)
         send.sent = None
 
 

@@ -76,11 +76,13 @@ class StepMemory:
 
     Attributes:
         peaks: When the block is over, the most bytes of each kind at any moment, and of all together: `peak`.
+        held: The bytes of each kind that owners held when the block began.
     """
 
     def __init__(self, owners: TensorOwners) -> None:
         self._owners = owners
         self.peaks = dict.fromkeys((*KINDS, "peak"), 0)
+        self.held = dict.fromkeys(KINDS, 0)
         self._kinds: dict[
             int, str
         ] = {}  # by a piece's address, as long as it lives; of one of unknown origin its number
@@ -95,6 +97,7 @@ class StepMemory:
             for storage in _storages(tensor):
                 self._see(storage, kind)
         self._count()
+        self.held = dict(self._moments[0])
         self._looking.enter_context(_Operations(self._look_before, self._look_after))
         return self
 

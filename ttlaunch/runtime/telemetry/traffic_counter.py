@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.flight_recorder_writer import FlightRecorder, Place
-from ttlaunch.runtime.telemetry.memory import Owner
-from ttlaunch.runtime.telemetry.profile import StepProfile
+from ttlaunch.runtime.telemetry.memory import Owner, TensorOwners
 from ttlaunch.runtime.telemetry.trace import Trace
 
 START, EXCHANGE, AFTER = "start", "exchange", "after"
@@ -46,6 +45,30 @@ _MOST_STEPS = 2000
 
 Key = tuple[str, int | None, str, int]
 """Operation, bucket, phase, destination."""
+
+
+class StepWatch(Protocol):
+    """Looks closer at some steps of a rank, as `StepProfile` does."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether messages are marked now."""
+
+    @property
+    def owners(self) -> TensorOwners:
+        """Who holds tensors from step to step."""
+
+    def begin_step(self, step: int) -> None:
+        """Begin before the step."""
+
+    def end_step(self, step: int) -> Mapping[str, int]:
+        """End the step, and return facts about this rank."""
+
+    def mark(self, name: str) -> AbstractContextManager[Any]:
+        """Name what a block does."""
+
+    def close(self) -> None:
+        """End for good."""
 
 
 class TrafficCounter:
@@ -71,7 +94,7 @@ class TrafficCounter:
         *,
         trace: Trace | None = None,
         recorder: FlightRecorder | None = None,
-        profile: StepProfile | None = None,
+        profile: StepWatch | None = None,
     ) -> None:
         """Count messages; append the counts to the file, if there is one, and phases and steps to the trace, if there is one."""
         self.step = 0
@@ -111,6 +134,11 @@ class TrafficCounter:
         """Note a number of this rank for the formula of its traffic; values that several parts of a model note under one name add up."""
         for name, value in facts.items():
             self._facts[name] = self._facts.get(name, 0) + value
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """All numbers of this rank for the formula of its traffic."""
+        return {**self._facts, **self.facts_now()}
 
     def begin_step(self, step: int) -> None:
         """Count what follows for this step."""
@@ -227,7 +255,7 @@ class TrafficCounter:
             "format": contract.TRAFFIC_FORMAT,
             "first": self._first,
             "last": self._last,
-            "facts": {**self._facts, **self.facts_now()},
+            "facts": self.facts,
             "sent": [[*key, rows] for key, rows in self._rows.items()],
             "waited": [[*key, times] for key, times in self._waited.items()],
             "spent": [[phase, times] for phase, times in self._times.items()],

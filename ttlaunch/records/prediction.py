@@ -1,0 +1,31 @@
+"""What `python -m ttlaunch.runtime.predict` has found about a plan: `prediction.json`.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+from ttlaunch.records.parser import Size, record
+
+
+@record
+class RankPrediction:
+    """One rank; what has bytes by kind is empty if it made no step.
+
+    Attributes:
+        facts: The numbers that formulas of traffic need.
+        held: What it holds from step to step.
+        memory: The most at any moment of a step, and of all kinds together.
+    """
+
+    facts: dict[str, Size]
+    held: dict[str, Size]
+    memory: dict[str, Size]
+
+
+@record
+class PredictionEnd:
+    """All ranks, and what a process with torch and the transport takes before it has any tensor."""
+
+    library_bytes: Size
+    ranks: tuple[RankPrediction, ...]

@@ -1,0 +1,118 @@
+"""Tensors without values: a rank runs its own code and allocates what it always allocates, and computes nothing.
+
+While `Hollow` is entered, an operation on floating-point numbers of up to 32 bits returns tensors of the right sizes and leaves their
+memory untouched. Memory that nobody touches takes no pages, so a model of any size fits. Whole numbers, 64-bit numbers and views are
+computed as usual, because ranks read them: counts of tokens, headers of messages, sums of losses.
+
+A number without a value that a rank reads, such as a loss or a norm, is 0.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+_WITHOUT_VALUES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_SMALL = 1024
+"""Results with at most so many values are cleared, because a rank may read them; larger ones are only sent and added up."""
+
+_READS = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.lift_fresh.default})  # noqa: SLF001
+_EQUAL = torch.ops.aten.equal.default
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether operations on a tensor compute anything while `Hollow` is entered."""
+    return tensor.dtype not in _WITHOUT_VALUES
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A tensor that an operation returns.
+
+    Attributes:
+        argument: The place of the argument whose memory it shares; None: it has memory of its own.
+        is_same: Whether it is that argument itself, as with operations in place.
+    """
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    argument: int | None
+    is_same: bool
+
+    def made(self, leaves: Sequence[Any]) -> Tensor:
+        """Return the tensor, or allocate it; whole numbers, which may be places in other tensors, are 0."""
+        if self.argument is not None:
+            argument: Tensor = leaves[self.argument]
+            return argument if self.is_same else argument.as_strided(self.size, self.stride, self.offset)
+        made = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+        return made.zero_() if made.numel() <= _SMALL or has_values(made) else made
+
+
+class Hollow(TorchDispatchMode):
+    """Run operations of torch in this thread without arithmetic on floating-point tensors while it is entered.
+
+    Raises:
+        torch._subclasses.fake_tensor.DynamicOutputShapeException, DataDependentOutputException: What an operation returns
+            depends on values that are not there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
+        self._shapes = FakeTensorMode()
+        self._known: dict[Hashable, tuple[list[Any], Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        leaves, tree = tree_flatten((args, dict(kwargs or {})))
+        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        if func.is_view or func in _READS or (tensors and all(map(has_values, tensors))):
+            return func(*args, **(kwargs or {}))
+        if not func._schema.returns:  # noqa: SLF001  it would only change values of its arguments
+            return None
+        if func is _EQUAL:
+            return True
+        key = (func, tree, tuple(map(_key, leaves)))
+        if key not in self._known:
+            self._known[key] = self._run(func, leaves, tree)
+        shapes, form = self._known[key]
+        if not tensors and all(one.dtype not in _WITHOUT_VALUES for one in shapes if isinstance(one, _Shape)):
+            return func(*args, **(kwargs or {}))  # such as `arange`
+        return tree_unflatten([one.made(leaves) if isinstance(one, _Shape) else one for one in shapes], form)
+
+    def _run(self, func: Any, leaves: Sequence[Any], tree: Any) -> tuple[list[Any], Any]:
+        """Find what an operation returns: each tensor's shape, and how they are nested."""
+        with self._shapes:
+            places: dict[int, int] = {}
+            stand_ins: dict[int, Tensor] = {}
+            given = list(leaves)
+            for place, leaf in enumerate(leaves):
+                if isinstance(leaf, Tensor):
+                    if id(leaf) not in stand_ins:  # a tensor given twice is one
+                        made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+                        stand_ins[id(leaf)] = made
+                        places[made.untyped_storage()._cdata] = place  # noqa: SLF001
+                    given[place] = stand_ins[id(leaf)]
+            args, kwargs = tree_unflatten(given, tree)
+            found, form = tree_flatten(func(*args, **kwargs))
+        return [_shape(one, given, places) if isinstance(one, Tensor) else one for one in found], form
+
+
+def _key(leaf: Any) -> Hashable:
+    """Return what the shapes of results depend on; the offset is that of what shares an argument's memory."""
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.storage_offset()
+    return (type(leaf), leaf) if isinstance(leaf, Hashable) else id(leaf)
+
+
+def _shape(tensor: Tensor, given: Sequence[Any], places: Mapping[int, int]) -> _Shape:
+    place = places.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+    is_same = place is not None and tensor is given[place]
+    return _Shape(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, place, is_same)

@@ -1,0 +1,150 @@
+"""`python -m ttlaunch.runtime.predict`: find what each rank of a plan will hold and send, before it is started.
+
+Every role's own function runs in this process, with tensors that have sizes and no values (`ttlaunch/runtime/hollow.py`), until each
+rank has done two steps. `StepMemory` counts them as it does in a run that is profiled, so a prediction misses only what
+a run does outside of tensors. The result is `contract.PREDICTION_FILE` in the folder that the environment names.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttlaunch import contract
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.early_stop import make_early_stop
+from ttlaunch.runtime.entry import read_checked_corpus, read_config
+from ttlaunch.runtime.hollow import Hollow, has_values
+from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
+from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
+from ttlaunch.runtime.world import Rank, World, read_world
+from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+_STEP = 2
+"""The step whose memory counts: in the first one, ranks still make what they use in all later ones."""
+
+
+def main() -> None:
+    """Predict for the plan that the environment names; status 1 if a rank fails, or its messages do not match."""
+    faulthandler.enable()
+    run_dir = Path(os.environ[contract.ENV_RUN_DIR])
+    try:
+        found = predict(read_world(Path(os.environ[contract.ENV_PLAN])), run_dir)
+    except Exception as error:  # noqa: BLE001  the launcher shows why there is no prediction
+        print_error(error)
+        sys.exit(contract.STATUS_RANK_FAILED)
+    (run_dir / contract.PREDICTION_FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+def predict(world: World, run_dir: Path) -> dict[str, Any]:
+    """Run every role without values until each rank has done its second step.
+
+    Raises:
+        RuntimeError: The messages of the ranks do not match; besides, whatever a role raises.
+
+    Cost: about the time that torch takes to dispatch the operations of two steps and a validation of all ranks together.
+    """
+    recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
+    cfg = read_config(recipe, _shortened(world.config) if recipe.is_asynchronous else world.config)
+    corpus = read_checked_corpus(recipe, world)
+    trainer = import_recipe_module(world.recipe_folder, world.trainer)
+    torch.set_num_threads(1)
+    library_bytes = _import_transport(world)
+    in_process = InProcessWorld(world.roles, carries=has_values)
+    unfinished = {Rank(rank) for rank in range(world.size)}
+    measured = {rank: _Measured(rank, unfinished, end=in_process.end) for rank in unfinished}
+
+    if isinstance(cfg, TrainingFile):
+        for one in measured.values():
+            one.traffic.note(micro_batches=cfg.training_config.micro_batches)
+
+    def live(rank: Rank) -> None:
+        ctx = RankContext(
+            world=world,
+            rank=rank,
+            communicator=in_process.communicator(rank),
+            records=ProgressWriter(run_dir, rank),
+            device=torch.device("cpu"),
+            corpus=corpus,
+            early_stop=make_early_stop(cfg, world.start),
+            traffic=measured[rank].traffic,
+        )
+        with Hollow():
+            getattr(trainer, world.roles[rank])(cfg, ctx)
+
+    outcome = in_process.run({rank: partial(live, rank) for rank in measured})
+    for error in outcome.errors.values():
+        raise error
+    if outcome.findings:
+        raise RuntimeError(outcome.findings[0].message)
+    return {"library_bytes": library_bytes, "ranks": [one.as_json() for _, one in sorted(measured.items())]}
+
+
+def _shortened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with few steps: where ranks wait for none, a fast one would do all of its own first."""
+    training = config["training_config"]
+    return {**config, "training_config": {**training, "steps": min(training["steps"], _STEP + 1)}}
+
+
+def _import_transport(world: World) -> int:
+    """Import what ranks exchange messages with, and return the bytes that this process has in memory then."""
+    if world.uses_mpi:
+        import mpi4py  # noqa: PLC0415
+
+        mpi4py.rc.initialize = False  # a program that mpirun has not started may wait for it for ever
+        from mpi4py import MPI  # noqa: F401, PLC0415
+    else:
+        from ttlaunch.runtime.comm.grpc import communicator  # noqa: F401, PLC0415
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Measured:
+    """What one rank holds in its second step; stands where a rank that is profiled has its profiler."""
+
+    is_active = False
+
+    def __init__(self, rank: Rank, unfinished: set[Rank], *, end: Callable[[], Any]) -> None:
+        """Measure a rank, and `end` all when none is unfinished."""
+        self.owners = TensorOwners()
+        self.traffic = TrafficCounter(profile=self)
+        self._rank, self._unfinished, self._end = rank, unfinished, end
+        self._memory: StepMemory | None = None
+
+    def begin_step(self, step: int) -> None:
+        if step <= _STEP:  # a training may have one step only
+            self._memory = StepMemory(self.owners)
+            self._memory.__enter__()
+
+    def end_step(self, step: int) -> dict[str, int]:
+        if self._memory is not None and step <= _STEP:
+            self._memory.__exit__(None, None, None)
+        if step == _STEP:
+            self._unfinished.discard(self._rank)
+            if not self._unfinished:
+                self._end()
+        return {}
+
+    def mark(self, _name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+    def as_json(self) -> dict[str, Any]:
+        memory, held = ({}, {}) if self._memory is None else (self._memory.peaks, self._memory.held)
+        return {"facts": self.traffic.facts, "held": held, "memory": memory}
+
+
+if __name__ == "__main__":
+    main()
