@@ -43,3 +43,16 @@ def test_the_traces_of_a_run_name_its_collectives(here):
     assert ["memory", "memory"] == [
         line.split("\t")[0] for line in ttlaunch("report", "--format", "concise").splitlines()[-2:]
     ]
+
+
+@pytest.mark.mpi
+def test_what_ranks_measure_is_what_was_predicted_from_the_plan(here):
+    """E9: of a rank that adds up gradients and of one that updates, too; and of the bytes between all of them."""
+    words = [word for one in TINY[:-1] for word in ("--set", one)]
+    ttlaunch("run", "hierarchical_parallel", "--profile-steps", "1", *words)
+
+    verdict = json.loads(ttlaunch("report", "--format", "json"))["verdict"]
+    assert (None, []) == (verdict["not_predicted"], verdict["notes"])
+    assert verdict["bytes"]["predicted"] == verdict["bytes"]["measured"] > 0
+    assert [0, 1, 2, 3] == [one["rank"] for one in verdict["memory"]]
+    assert max(abs(one["error"]) for one in verdict["memory"]) < 0.01

@@ -1,5 +1,6 @@
 """Predict what a plan will hold and send, in a child process that has torch, while nothing of the plan is started."""
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -12,8 +13,13 @@ from ttlaunch.diagnostics import usage_error
 from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.metrics.prediction import Prediction, read_prediction
+from ttlaunch.running.metrics.prediction import Prediction, Verdict, judge, kept_prediction, read_prediction
+from ttlaunch.running.metrics.telemetry import memory_of_ranks
+from ttlaunch.running.readers.recorded import Recorded
+from ttlaunch.running.runs.files import read_file, write_whole
+from ttlaunch.running.runs.registry import was_started_here
 from ttlaunch.running.runs.run_folder import write_plan
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 _MODULE = "ttlaunch.runtime.predict"
 _MAP_FROM = str(64 * 1024)
@@ -35,39 +41,94 @@ def predict(plan: LaunchPlan) -> Prediction | NotPredicted:
     """
     if not isinstance(plan.program, RecipeProgram):
         raise usage_error(f"`--predict` was given, but {plan.program.name} is a program and no recipe")
-    if plan.elastic is not None:
+    content = plan.as_json()
+    refused = _refused(content)
+    if refused is not None:
+        return refused
+    with tempfile.TemporaryDirectory(prefix="ttl-plan-") as folder:
+        write_plan(plan, Path(folder))
+        found = _run(Path(folder) / contract.PLAN_FILE, Path(plan.working_folder), {**plan.environment, **plan.secrets})
+    return found if isinstance(found, NotPredicted) else _parsed(found, content)
+
+
+def predict_run(recorded: Recorded) -> Prediction | NotPredicted | None:
+    """Return the prediction for a run whose ranks measured their memory, made from its plan alone, and keep it in its folder.
+
+    It is made when it is first asked for: at the run's start it would take some seconds of processor time.
+
+    Returns:
+        None if there is nothing to compare it with: no rank measured its memory, or the run goes on and needs the processor.
+    """
+    plan = recorded.plan
+    if recorded.is_running or not memory_of_ranks(recorded.telemetry or ()):
+        return None
+    if not was_started_here(recorded.path, plan.get("hash")):
+        return NotPredicted("this user has not started the run here, so its recipe's code is not run")
+    refused = _refused(plan)
+    if refused is not None:
+        return refused
+    kept = kept_prediction(recorded.path, plan, runs_recipe=True)
+    if kept is not None:
+        return kept
+    found = _run(recorded.path / contract.PLAN_FILE, Path(plan["working_folder"]), plan["environment"])
+    if isinstance(found, NotPredicted):
+        return found
+    with contextlib.suppress(OSError):  # it is made again next time
+        write_whole(recorded.path / contract.PREDICTION_FILE, found)
+    return _parsed(found, plan)
+
+
+def judge_run(recorded: Recorded) -> Verdict:
+    """Compare what was predicted of a run with what its ranks measured."""
+    found = predict_run(recorded)
+    measured = memory_of_ranks(recorded.telemetry or ())
+    if isinstance(found, NotPredicted):
+        return judge(recorded.traffic, None, measured, no_memory=found.reason)
+    return judge(recorded.traffic, found, measured)
+
+
+def _refused(plan: Mapping[str, Any]) -> NotPredicted | None:
+    """Return why the ranks of a plan cannot be run without values in one process; None if they can, as far as their recipe says."""
+    if plan.get("elastic"):
         return NotPredicted("workers come and go, and what each holds changes with them")
+    try:
+        recipe = import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE
+    except Exception as error:  # noqa: BLE001 - whatever the user's recipe raises, now that it may have changed
+        return NotPredicted(f"the recipe raises {type(error).__name__}: {error}")
+    for need in recipe.needs_processes if len(plan["ranks"]) > 1 else ():
+        section, _, key = need.key.rpartition(".")
+        if plan["config"].get(section, {}).get(key) == need.value:
+            return NotPredicted(f"with `{need.key}: {str(need.value).lower()}` each rank needs its own process")
+    return None
+
+
+def _parsed(found: bytes, plan: Mapping[str, Any]) -> Prediction | NotPredicted:
+    prediction = read_prediction(found, plan, runs_recipe=True)
+    return prediction or NotPredicted("the process that predicts wrote nothing that can be used")
+
+
+def _run(plan_file: Path, working_folder: Path, variables: Mapping[str, str]) -> bytes | NotPredicted:
+    """Run the child on a plan to its end; return what it wrote."""
     with tempfile.TemporaryDirectory(prefix="ttl-prediction-") as place:
         folder = Path(place)
-        write_plan(plan, folder)
-        (folder / contract.RECORDS_DIR).mkdir(exist_ok=True)
-        failed = _run(folder, Path(plan.working_folder), {**plan.environment, **plan.secrets})
-        if failed is not None:
-            return NotPredicted(failed)
-        found = read_prediction(folder, plan.as_json(), runs_recipe=True)
-    return NotPredicted("the process that predicts wrote nothing that can be used") if found is None else found
-
-
-def _run(folder: Path, working_folder: Path, variables: Mapping[str, str]) -> str | None:
-    """Run the child in a folder that has a plan, to its end; return why it failed, None if it did not."""
-    process = start_process(
-        [sys.executable, "-m", _MODULE], folder=working_folder, environment=_environment(folder, variables)
-    )
-    try:
-        _, errors = process.communicate()
-    finally:
-        end_process(process, patience_s=1.0)
-    if process.returncode == 0:
-        return None
+        (folder / contract.RECORDS_DIR).mkdir()
+        given = {
+            contract.ENV_RUN_DIR: place,
+            contract.ENV_PLAN: str(plan_file.resolve()),
+            "MALLOC_MMAP_THRESHOLD_": _MAP_FROM,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        try:
+            command = [sys.executable, "-m", _MODULE]
+            process = start_process(command, folder=working_folder, environment={**os.environ, **variables, **given})
+        except OSError as error:
+            return NotPredicted(f"no process can be started in {working_folder}: {error.strerror}")
+        try:
+            _, errors = process.communicate()
+        finally:
+            end_process(process, patience_s=1.0)
+        found = read_file(folder / contract.PREDICTION_FILE)
+    if process.returncode == 0 and found is not None:
+        return found
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else f"the process that predicts ended with status {process.returncode}"
-
-
-def _environment(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    given: dict[str, Any] = {
-        contract.ENV_RUN_DIR: folder,
-        contract.ENV_PLAN: folder / contract.PLAN_FILE,
-        "MALLOC_MMAP_THRESHOLD_": _MAP_FROM,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    return {**os.environ, **variables, **{name: str(value) for name, value in given.items()}}
+    return NotPredicted(lines[-1] if lines else f"the process that predicts ended with status {process.returncode}")

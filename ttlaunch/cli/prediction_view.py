@@ -1,12 +1,12 @@
 """What `ttlaunch plan --predict` prints: memory by rank with the terms it comes from, and bytes by flow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.predict import NotPredicted
 from ttlaunch.cli.report_tables import megabytes
 from ttlaunch.cli.table import render_table
-from ttlaunch.running.metrics.prediction import PredictedRank, Prediction
+from ttlaunch.running.metrics.prediction import PredictedRank, Prediction, Verdict
 from ttlaunch.running.metrics.telemetry import KINDS
 
 if TYPE_CHECKING:
@@ -96,3 +96,19 @@ def prediction_as_json(found: Prediction | NotPredicted) -> dict[str, Any]:
     if isinstance(found, NotPredicted):
         return {"prediction": None, "not_predicted": found.reason}
     return {"prediction": found.as_json(), "not_predicted": None}
+
+
+def render_verdict(verdict: Verdict, roles: Sequence[str]) -> list[str]:
+    """Render what was predicted beside what was measured; nothing without a prediction of memory."""
+    if verdict.no_memory is not None:
+        return ["", f"  memory is not predicted: {verdict.no_memory}"]
+    if not verdict.memory:
+        return []
+    rows: list[tuple[str, ...]] = [("prediction", "predicted", "measured", "error", "mostly by")]
+    if verdict.sent is not None:
+        error = "–" if verdict.sent_error is None else f"{verdict.sent_error:+.2%}"
+        rows.append(("bytes between ranks", *(f"{size:,}" for size in verdict.sent), error, ""))
+    for one in verdict.memory:
+        sizes = (f"{one.predicted:,}", f"{one.measured:,}")
+        rows.append((f"memory of {one.rank} {roles[one.rank]}", *sizes, f"{one.error:+.2%}", one.missed or ""))
+    return ["", *render_table(rows, right={1, 2, 3}, indent="  "), *(f"  note  {note}" for note in verdict.notes())]

@@ -66,7 +66,10 @@ def report(
         return
     found = report_diagnostics(recorded)
     if form is Format.JSON:
-        print_json({**report_as_json(recorded), "diagnostics": [one.as_json() for one in found]}, schema="report")
+        from ttlaunch.app.predict import judge_run
+
+        content = {**report_as_json(recorded), "verdict": judge_run(recorded).as_json()}
+        print_json({**content, "diagnostics": [one.as_json() for one in found]}, schema="report")
         return
     if communication:
         _show_communication(recorded, form=form)
@@ -171,7 +174,15 @@ def _lines(recorded: "Recorded") -> list[str]:
     lines += ["", *render_edges(recorded.traffic, _roles(recorded), tokens=work.tokens if work else None)]
     times, memory = times_by_role(recorded), memory_of_ranks(recorded.telemetry)
     lines += ["", *render_times(times)] if times else []
-    return [*lines, "", *render_memory(memory, _roles(recorded), _peak_memory(recorded))] if memory else lines
+    lines += ["", *render_memory(memory, _roles(recorded), _peak_memory(recorded))] if memory else []
+    return [*lines, *_verdict_lines(recorded)] if memory else lines
+
+
+def _verdict_lines(recorded: "Recorded") -> list[str]:
+    from ttlaunch.app.predict import judge_run
+    from ttlaunch.cli.prediction_view import render_verdict
+
+    return render_verdict(judge_run(recorded), _roles(recorded))
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:

@@ -77,18 +77,23 @@ class Prediction:
         }
 
 
-def read_prediction(folder: Path, plan: Mapping[str, Any], *, runs_recipe: bool) -> Prediction | None:
-    """Read the prediction that a folder has; None if it has none that fits the plan.
+def kept_prediction(folder: Path, plan: Mapping[str, Any], *, runs_recipe: bool) -> Prediction | None:
+    """Read the prediction that is kept in a run's folder; None if there is none that fits the plan."""
+    data = read_file(folder / contract.PREDICTION_FILE)
+    return None if data is None else read_prediction(data, plan, runs_recipe=runs_recipe)
+
+
+def read_prediction(data: bytes, plan: Mapping[str, Any], *, runs_recipe: bool) -> Prediction | None:
+    """Parse what the process that predicts wrote; None if it does not fit the plan.
 
     Args:
-        folder: The folder of a run, or of the process that predicts.
+        data: The content of its file.
         plan: The content of `plan.json`.
         runs_recipe: Whether the recipe's formula may be run; see `settle`.
     """
-    data = read_file(folder / contract.PREDICTION_FILE)
-    found = None if data is None else read(PredictionEnd, data)
+    found = read(PredictionEnd, data)
     rows = plan.get("ranks")
-    if found is None or isinstance(found, BadRecord) or not isinstance(rows, list) or len(found.ranks) != len(rows):
+    if isinstance(found, BadRecord) or not isinstance(rows, list) or len(found.ranks) != len(rows):
         return None
     roles = [str(row["role"]) for row in sorted(rows, key=lambda row: int(row["rank"]))]
     facts = [one.facts for one in found.ranks]
@@ -162,21 +167,68 @@ class MemoryVerdict:
         return dict(vars(self))
 
 
-def judge_memory(prediction: Prediction, measured: Sequence[RankMemory]) -> list[MemoryVerdict]:
-    """Compare the peaks that ranks measured with those that were predicted."""
-    verdicts = []
-    for one in measured:
-        said = prediction.ranks[one.rank]
-        if said.peak is None or not one.peak:
-            continue
-        off = {kind: abs(said.sizes[kind] - one.sizes[kind]) for kind in KINDS}
-        worst = max(off, key=lambda kind: off[kind])
-        error = (said.peak - one.peak) / one.peak
-        verdicts.append(MemoryVerdict(one.rank, said.peak, one.peak, error, worst if off[worst] else None))
-    return verdicts
+@dataclass(frozen=True)
+class Verdict:
+    """What was predicted of a run, beside what the run measured.
+
+    Attributes:
+        sent: The bytes between all ranks by the formula, and those that were counted; None if either is not known.
+        memory: For each rank that measured its memory, and for which it was predicted.
+        no_memory: Why no memory was predicted, as a clause; None if it was, or if no rank measured any.
+    """
+
+    sent: tuple[int, int] | None
+    memory: tuple[MemoryVerdict, ...]
+    no_memory: str | None = None
+
+    @property
+    def sent_error(self) -> float | None:
+        """By how much the predicted bytes were wrong, as a part of those that were counted."""
+        return (self.sent[0] - self.sent[1]) / self.sent[1] if self.sent and self.sent[1] else None
+
+    def notes(self) -> list[str]:
+        """Say which predictions were wrong by more than `NOTED_ERROR`, and which term missed."""
+        sent = self.sent_error or 0.0
+        return [
+            *([f"the bytes between ranks were predicted {_off(sent)}"] if abs(sent) > NOTED_ERROR else []),
+            *(
+                f"the memory of rank {one.rank} was predicted {_off(one.error)}, mostly its {one.missed}"
+                for one in self.memory
+                if one.is_noted
+            ),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        sent = None if self.sent is None else {"predicted": self.sent[0], "measured": self.sent[1]}
+        return {
+            "bytes": None if sent is None else {**sent, "error": self.sent_error},
+            "memory": [one.as_json() for one in self.memory],
+            "not_predicted": self.no_memory,
+            "notes": self.notes(),
+        }
 
 
-def judge_bytes(traffic: Settlement) -> tuple[int, int] | None:
-    """Return the bytes that were predicted and those that were counted, over all that ranks count; None if nothing was predicted."""
-    both = [(edge.expected, edge.size) for edge in traffic.edges if edge.expected is not None and edge.size is not None]
-    return (sum(said for said, _ in both), sum(size for _, size in both)) if both else None
+def _off(error: float) -> str:
+    return f"{abs(error):.0%} too {'high' if error > 0 else 'low'}"
+
+
+def judge(
+    traffic: Settlement | None,
+    prediction: Prediction | None,
+    measured: Sequence[RankMemory],
+    *,
+    no_memory: str | None = None,
+) -> Verdict:
+    """Compare what was predicted with what the ranks of a run measured."""
+    edges = () if traffic is None else traffic.edges
+    both = [(one.expected, one.size) for one in edges if one.expected is not None and one.size is not None]
+    sent = (sum(said for said, _ in both), sum(size for _, size in both)) if both else None
+    known = [] if prediction is None else [(prediction.ranks[one.rank], one) for one in measured]
+    return Verdict(sent, tuple(_judge_memory(*pair) for pair in known if pair[0].sizes), no_memory)
+
+
+def _judge_memory(said: PredictedRank, one: RankMemory) -> MemoryVerdict:
+    off = {kind: abs(said.sizes[kind] - one.sizes[kind]) for kind in KINDS}
+    worst = max(KINDS, key=lambda kind: off[kind])
+    peak = said.peak or 0
+    return MemoryVerdict(one.rank, peak, one.peak, (peak - one.peak) / max(1, one.peak), worst if off[worst] else None)
