@@ -37,6 +37,7 @@ _STEP = 2
 def main() -> None:
     """Predict for the plan that the environment names; status 1 if a rank fails, or its messages do not match."""
     faulthandler.enable()
+    torch.set_num_threads(1)
     run_dir = Path(os.environ[contract.ENV_RUN_DIR])
     try:
         found = predict(read_world(Path(os.environ[contract.ENV_PLAN])), run_dir)
@@ -58,15 +59,11 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
     cfg = read_config(recipe, _shortened(world.config) if recipe.is_asynchronous else world.config)
     corpus = read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
-    torch.set_num_threads(1)
     library_bytes = _import_transport(world)
     in_process = InProcessWorld(world.roles, carries=has_values)
     unfinished = {Rank(rank) for rank in range(world.size)}
-    measured = {rank: _Measured(rank, unfinished, end=in_process.end) for rank in unfinished}
-
-    if isinstance(cfg, TrainingFile):
-        for one in measured.values():
-            one.traffic.note(micro_batches=cfg.training_config.micro_batches)
+    facts = {"micro_batches": cfg.training_config.micro_batches} if isinstance(cfg, TrainingFile) else {}
+    measured = {rank: _Measured(rank, unfinished, end=in_process.end, facts=facts) for rank in unfinished}
 
     def live(rank: Rank) -> None:
         ctx = RankContext(
@@ -114,10 +111,11 @@ class _Measured:
 
     is_active = False
 
-    def __init__(self, rank: Rank, unfinished: set[Rank], *, end: Callable[[], Any]) -> None:
-        """Measure a rank, and `end` all when none is unfinished."""
+    def __init__(self, rank: Rank, unfinished: set[Rank], *, end: Callable[[], Any], facts: Mapping[str, int]) -> None:
+        """Measure a rank of which some facts are known, and `end` all when none is unfinished."""
         self.owners = TensorOwners()
         self.traffic = TrafficCounter(profile=self)
+        self.traffic.note(**facts)
         self._rank, self._unfinished, self._end = rank, unfinished, end
         self._memory: StepMemory | None = None
 
