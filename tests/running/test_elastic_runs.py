@@ -291,16 +291,6 @@ def test_ctrl_c_saves_the_step_also_after_a_shim_was_killed(here):
     assert report["stopped"]["saved_step"] is not None
 
 
-def test_a_run_whose_shim_is_killed_goes_on_and_ends_by_itself(here, expected):
-    with running(here) as run:
-        run.until(lambda: run.step() >= 4)
-        os.kill(run.shim_pid(1), signal.SIGKILL)
-        report = run.report()
-    assert ("done", expected) == (report["status"], report["parameters_sha256"])
-    [lost] = run.journal("lost")
-    assert (1, "was lost: its shim was killed") == (lost["worker"], lost["reason"])
-
-
 @pytest.mark.parametrize(("victim", "code"), [("pid", "R004"), ("shim_pid", "R006")])
 def test_a_run_whose_last_worker_is_killed_names_it(here, victim, code):
     with running(here, ranks=1, elastic="1:1") as run:
