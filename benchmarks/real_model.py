@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 _UNFINISHED = 75
 _QUESTION, _TOKENS = "What is the capital of France?", 24
-_LAYOUTS = (("data_parallel", 1), ("data_parallel", 2), ("zero", 3), ("zero", 4))
+_LAYOUTS = (("data_parallel", 1), ("data_parallel", 2), ("zero", 4), ("zero", 3))
 _TRAINING = {
     "training_config.data_path": str(ROOT / "docs" / "explanation" / "choosing.md"),
     "training_config.batch_size": 4,
@@ -124,12 +124,14 @@ def _all(parts: Parts, *, steps: int) -> int:
     imported = parts.do("import", _import, parts, gguf)
     theirs = parts.do("transformers", _ask_transformers, parts.folder)
     ours = parts.do("ttlaunch", _ask, parts, "model", theirs["prompt"], 1)
-    trained = {
-        f"{recipe} on {ranks}": parts.do(f"{steps} steps of {recipe} on {ranks}", _train, parts, recipe, ranks, steps)
-        for recipe, ranks in _LAYOUTS
-    }
-    run = trained["data_parallel on 1"]["run"]
-    served = {ranks: parts.do(f"serve on {ranks}", _ask, parts, run, theirs["prompt"], ranks) for ranks in (1, 2)}
+    trained: dict[str, dict[str, Any]] = {}
+    served: dict[int, dict[str, Any]] = {}
+    for recipe, ranks in _LAYOUTS:
+        layout = f"{recipe} on {ranks}"
+        trained[layout] = parts.do(f"{steps} steps of {layout}", _train, parts, recipe, ranks, steps)
+        if ranks == 1:  # its checkpoint is the one that is kept
+            for few in (1, 2):
+                served[few] = parts.do(f"serve on {few}", _ask, parts, trained[layout]["run"], theirs["prompt"], few)
     return _judge(imported, [theirs, ours], trained, served, steps=steps)
 
 
