@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _UNFINISHED = 75
-_QUESTION, _TOKENS = "What is the capital of France?", 24
+_QUESTION, _TOKENS, _CONTEXT = "What is the capital of France?", 24, 128
 _LAYOUTS = (("data_parallel", 1), ("data_parallel", 2), ("zero", 4), ("zero", 3))
 _TRAINING = {
     "training_config.data_path": str(ROOT / "docs" / "explanation" / "choosing.md"),
@@ -249,6 +249,7 @@ def _ask(parts: Parts, model: str, prompt: str, ranks: int) -> dict[str, Any]:
     runs = parts.folder / f"asked-{ranks}"
     shutil.rmtree(runs, ignore_errors=True)
     words = ["generate", model, prompt, "--temperature", "0", "--max-tokens", str(_TOKENS), "--ranks", str(ranks)]
+    words += ["--max-context", str(_CONTEXT)]  # the trained model has seen only 32 tokens at once
     answer = json.loads(parts.run(*words, "--runs-dir", str(runs), "--format", "json"))["choices"][0]
     [run] = (report.parent for report in runs.glob("2*/report.json"))
     ended = json.loads((run / "report.json").read_text())["ranks"]

@@ -85,6 +85,13 @@ def test_a_longer_context_than_the_model_was_made_for_is_refused(saved):
     assert "`--max-context 64` is the most" in found
 
 
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_both_commands_take_a_context(ttlaunch, saved, command):
+    """A text that is longer than those of a fine-tuning needs it for `generate`, too."""
+    answer = ttlaunch([command, str(saved / "llama"), *(["x"] if command == "generate" else []), "--max-context", "65"])
+    assert (2, True) == (answer.status, "`--max-context 64` is the most" in answer.stderr), answer.stderr
+
+
 def test_more_ranks_than_blocks_are_refused(saved):
     assert "3 ranks cannot share 2 blocks as stages" in refusal(saved / "llama", ranks=3, split="stages")
     assert "over 9 ranks are less than 16 each" in refusal(saved / "llama", ranks=9, split="columns")

@@ -10,7 +10,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.cli.console import exit_with, print_json, print_lines, print_piece, write_file
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import Exact, On, OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
+from ttlaunch.cli.options import Exact, MaxContext, On, OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
 from ttlaunch.diagnostics import Format, shown, usage_error
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def generate(
     private: Annotated[
         bool, typer.Option("--private", help="Keep only the hash of the prompt in the receipt.")
     ] = False,
+    max_context: MaxContext = None,
     exact: Exact = "auto",
     on: On = "local",
     overrides: Overrides = None,
@@ -100,7 +101,15 @@ def generate(
         "stop": tuple(stop or ()),
     }
     asks = [_ask(settings, choice=choice) for choice in range(number)]
-    how = ServeOptions(on=on, ranks=ranks, split=split, exact=exact, until_left=True, overrides=tuple(overrides or ()))
+    how = ServeOptions(
+        on=on,
+        ranks=ranks,
+        split=split,
+        max_context=max_context,
+        exact=exact,
+        until_left=True,
+        overrides=tuple(overrides or ()),
+    )
     spec, found = find_served(run, how, runs_dir=runs_dir, working_folder=Path.cwd())
     dialogue.warn(found)
     with serving(spec, dialogue) as head:

@@ -65,6 +65,15 @@ Overrides = Annotated[
     ),
 ]
 SharingRanks = Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks that share the model.")]
+MaxContext = Annotated[
+    int | None,
+    typer.Option(
+        "--max-context",
+        min=2,
+        metavar="N",
+        help="Most tokens of a text; unless given, as in training, of a folder up to 4096.",
+    ),
+]
 Exact = Annotated[
     Literal["auto", "on", "off"],
     typer.Option("--exact", help="The bits of training: auto: where possible; on: or refuse; off: faster, without."),

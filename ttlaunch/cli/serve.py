@@ -11,7 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions, make_ready, marks_of_command
 from ttlaunch.cli.console import exit_with, print_lines
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import Exact, On, OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
+from ttlaunch.cli.options import Exact, MaxContext, On, OutputFormat, Overrides, RunsDir, SharingRanks, Verbose
 from ttlaunch.diagnostics import Format, shown, usage_error
 
 if TYPE_CHECKING:
@@ -84,15 +84,7 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=0, max=4096, metavar="N", help="Texts that may wait for that.")
     ] = 32,
-    max_context: Annotated[
-        int | None,
-        typer.Option(
-            "--max-context",
-            min=2,
-            metavar="N",
-            help="Most tokens of a text; unless given, as in training, of a folder up to 4096.",
-        ),
-    ] = None,
+    max_context: MaxContext = None,
     restart: Annotated[
         int, typer.Option("--restart", min=0, metavar="N", help="Start ranks again up to N times; open texts go on.")
     ] = 0,
