@@ -17,7 +17,7 @@ from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.sinks import judge_sinks
 from ttlaunch.app.stop import interrupt
 from ttlaunch.diagnostics import Diagnostic, LaunchError, usage_error
-from ttlaunch.diagnostics.html import facts_html, table_html
+from ttlaunch.diagnostics.html import table_html
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.report import Report as RecordedReport
@@ -25,7 +25,6 @@ from ttlaunch.running.report import read_report
 from ttlaunch.running.restarts import read_follow_up
 from ttlaunch.running.runs.facts import read_facts, read_ranks
 from ttlaunch.running.runs.launcher import Launcher, is_running, read_launcher
-from ttlaunch.running.runs.overview import summarise
 from ttlaunch.running.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -239,11 +238,27 @@ class Run:
         state = "running" if self.is_running else "ended"
         return f"<Run {self.id}: {state}>"
 
-    def _repr_html_(self) -> str:
-        """Show the run's state in a notebook, as `ttlaunch ps` does."""
-        (run,) = summarise([self.folder])
-        step = f"{run.step}/{run.total_steps}" if run.total_steps else run.step
-        return facts_html({"run": self.id, "state": run.state, "step": step, "loss": run.loss, "ranks": run.ranks})
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        """Show the run as it is now: state, step, loss and ranks, as text and for notebooks."""
+        from ttlaunch.app.notebook import NotebookView
+
+        try:
+            return NotebookView(self.folder).bundle()
+        except (OSError, ValueError):  # the folder is gone
+            return {"text/plain": repr(self)}
+
+    def _ipython_display_(self) -> None:
+        """Show the run in a notebook, and go on showing it until it has ended; the cell itself returns at once."""
+        from IPython.display import display
+
+        from ttlaunch.app.notebook import NotebookView, show_while
+
+        try:
+            view = NotebookView(self.folder)
+        except (OSError, ValueError):
+            display({"text/plain": repr(self)}, raw=True)
+        else:
+            show_while(view, lambda: self.is_running, display)
 
     def _starts(self) -> list[Path]:
         """Return the folders of all starts so far, oldest first."""
