@@ -8,7 +8,9 @@ from tests.dashboard.made_run import MadeRun
 from ttlaunch import contract
 from ttlaunch.running.logs import pages
 from ttlaunch.running.logs.merged import Line, MergedLog
-from ttlaunch.running.logs.pages import Place, Wanted, fold_page, level_of, page_after, page_before, parse_place
+from ttlaunch.running.logs.pages import Place, Wanted, fold_page, page_after, page_before, parse_place
+from ttlaunch.running.metrics.event_log import EventLog
+from ttlaunch.running.metrics.log_entries import LogEntries
 
 EVERYTHING = Wanted(ranks=(0, 1))
 
@@ -18,18 +20,22 @@ def all_backwards(folder, wanted, most):
     while True:
         page = page_before(folder, place, wanted, most=most)
         assert len(page.lines) <= most
-        found[:0] = [line for line, _, _ in page.lines]
+        found[:0] = [unjudged(line) for line, _, _ in page.lines]
         if page.is_first:
             return found
         assert (page.before.index, page.before.inner) < (place.index, place.inner)
         place = page.before
 
 
+def unjudged(line):
+    return Line(line.rank, line.stream, line.time, line.text, line.offset, line.length)
+
+
 def all_forwards(folder, wanted, most):
     place, found = Place(), []
     while True:
         page = page_after(folder, place, wanted, most=most)
-        found += [line for line, _, _ in page.lines]
+        found += [unjudged(line) for line, _, _ in page.lines]
         if page.is_last:
             return found
         assert place != page.after
@@ -85,22 +91,29 @@ def make_big(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    ("text", "stream", "level"),
-    [
-        ("hello", "stdout", "info"),
-        ("hello", "stderr", "warning"),
-        ("2026-01-01 | DEBUG | x", "stderr", "debug"),
-        ("12:00 | INFO | ready", "stderr", "info"),
-        ("WARN: disk", "stdout", "warning"),
-        ("Traceback (most recent call last):", "stderr", "error"),
-        ("ValueError: no", "stderr", "error"),
-        ("FATAL no", "stdout", "critical"),
-        ("errors: 0", "stdout", "info"),
-    ],
-)
-def test_the_level_is_what_the_line_names_else_that_of_its_kind(text, stream, level):
-    assert level == pages.LEVELS[level_of(Line(0, stream, 0.0, text.encode(), 0, 0))]
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no\n'
+
+
+def test_the_page_and_servers_of_logs_give_every_line_the_same_level(tmp_path):
+    """The lines inside of a traceback are errors wherever a page begins."""
+    run = MadeRun(tmp_path / "run")
+    for number in range(40):
+        run.print(number % 2, TRACEBACK + "after\n", stream="stderr", time=number)
+        run.print(number % 2, "12:00 | DEBUG | x\nWARN: disk\nFATAL no\nerrors: 0\n", time=number)
+    sent = {
+        (int(one.source.partition(":")[0]), one.source.partition(":")[2], one.end): one.level.lower()
+        for one in LogEntries(run.path, EventLog(run.path).run).poll()
+    }
+    place, seen = pages.end_of(run.path), {}
+    while True:
+        page = page_before(run.path, place, Wanted((0, 1)), most=7)
+        seen |= {(line.rank, line.stream, line.offset + line.length): line.level for line, _, _ in page.lines}
+        if page.is_first:
+            break
+        place = page.before
+    assert 320 == len(seen)
+    assert sent == seen
+    assert {"debug", "info", "warning", "error", "critical"} == set(seen.values())
 
 
 def test_lines_are_chosen_by_rank_stream_level_and_text(tmp_path):

@@ -14,7 +14,6 @@ from ttlaunch.dashboard.steps import steps_as_json
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.logs import pages
-from ttlaunch.running.logs.merged import Line
 from ttlaunch.running.runs.facts import read_facts, with_joined
 
 _MOST_OPEN: Final = 8
@@ -134,7 +133,9 @@ def _wanted(query: Mapping[str, str], rows: Sequence[RankRow]) -> pages.Wanted:
     )
 
 
-def _line_as_json(entry: tuple[Line, Sequence[int], pages.Place], rows: Sequence[RankRow]) -> dict[str, Any]:
+def _line_as_json(
+    entry: tuple[pages.JudgedLine, Sequence[int], pages.Place], rows: Sequence[RankRow]
+) -> dict[str, Any]:
     line, ranks, place = entry
     row = rows[line.rank] if line.rank < len(rows) else None
     return {
@@ -143,7 +144,7 @@ def _line_as_json(entry: tuple[Line, Sequence[int], pages.Place], rows: Sequence
         "role": clean(row.role) if row else "?",
         "host": clean(row.host) if row else "?",
         "stream": line.stream,
-        "level": pages.LEVELS[pages.level_of(line)],
+        "level": line.level,
         "time": line.time,
         "text": pages.shown_text(line),
         "offset": line.offset,

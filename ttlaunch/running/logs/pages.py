@@ -11,23 +11,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ttlaunch import contract
+from ttlaunch import contract, quick_dataclass
 from ttlaunch.diagnostics.terminal_text import clean_output
 from ttlaunch.records.regular_files import open_regular
+from ttlaunch.running.logs import levels as judged
 from ttlaunch.running.logs.fold import Fold
 from ttlaunch.running.logs.merge import MERGED_FILE, Stretch, Unkept
 from ttlaunch.running.logs.merged import Line, last_state, parse_stretch, unkept_remark
 from ttlaunch.running.runs.files import size_of
 
-LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+LEVELS: Final = tuple(level.lower() for level in judged.LEVELS)
 MOST_LINES: Final = 1000
 _MOST_BYTES = 4 << 20
 """How many bytes of ranks' output one page may search, so that a filter that matches nothing still answers at once."""
 _INDEX_BYTES = 64 << 10
 _PIECE = 256 << 10
+_BEFORE = 4 << 10
+"""How many bytes before a piece are read to know whether it begins within a traceback."""
 _LONGEST_SHOWN = 16 << 10
-_NAMED_LEVEL = re.compile(rb"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
-_TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|^\w*(?:Error|Exception)(?::|$)")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ def parse_place(text: str) -> Place | None:
     return Place(int(match[1]), int(match[2])) if match else None
 
 
+@quick_dataclass.dataclass(frozen=True)
+class JudgedLine(Line):
+    """A line with its level, one of `LEVELS`."""
+
+    level: str
+
+
 @dataclass(frozen=True)
 class Wanted:
     """Which lines a reader wants.
@@ -62,12 +70,12 @@ class Wanted:
     least: int = 0
     text: str = ""
 
-    def takes(self, line: Line) -> bool:
+    def takes(self, line: JudgedLine) -> bool:
         """Whether a line is wanted."""
         return (
             line.rank in self.ranks
             and line.stream in self.streams
-            and (not self.least or level_of(line) >= self.least)
+            and (not self.least or LEVELS.index(line.level) >= self.least)
             and (not self.text or self.text.lower() in line.text.decode("utf-8", "replace").lower())
         )
 
@@ -82,7 +90,7 @@ class Page:
         is_first, is_last: Whether nothing is before or after this page.
     """
 
-    lines: tuple[tuple[Line, tuple[int, ...], Place], ...]
+    lines: tuple[tuple[JudgedLine, tuple[int, ...], Place], ...]
     before: Place
     after: Place
     is_first: bool
@@ -91,22 +99,11 @@ class Page:
 
 @dataclass
 class _Found:
-    lines: list[tuple[Line, Place]] = field(default_factory=list)
+    lines: list[tuple[JudgedLine, Place]] = field(default_factory=list)
     searched: int = 0
 
     def is_enough(self, most: int) -> bool:
         return len(self.lines) >= most or self.searched >= _MOST_BYTES
-
-
-def level_of(line: Line) -> int:
-    """Return the level of a line, an index into `LEVELS`: what it names near its begin, else that of its kind."""
-    head = line.text[:200]
-    if named := _NAMED_LEVEL.search(head):
-        name = named[1].decode().lower()
-        return LEVELS.index({"warn": "warning", "fatal": "critical"}.get(name, name))
-    if _TRACEBACK.search(head):
-        return LEVELS.index("error")
-    return LEVELS.index("warning" if line.stream == "stderr" else "info")
 
 
 def shown_text(line: Line) -> str:
@@ -129,7 +126,7 @@ def page_before(folder: Path, place: Place, wanted: Wanted, *, most: int) -> Pag
         end = length
         while end > 0 and not found.is_enough(most):
             piece, start = _piece_before(folder, stretch, end)
-            kept = [one for one in _lines(stretch, piece, start=start, begin=begin) if wanted.takes(one[0])]
+            kept = [one for one in _lines(folder, stretch, piece, start=start, begin=begin) if wanted.takes(one[0])]
             found.lines[:0] = kept
             found.searched += end - start
             end = start
@@ -157,7 +154,9 @@ def page_after(folder: Path, place: Place, wanted: Wanted, *, most: int) -> Page
         length = _length(stretch)
         while start < length and not found.is_enough(most):
             piece, end = _piece_after(folder, stretch, start)
-            found.lines += [one for one in _lines(stretch, piece, start=start, begin=begin) if wanted.takes(one[0])]
+            found.lines += [
+                one for one in _lines(folder, stretch, piece, start=start, begin=begin) if wanted.takes(one[0])
+            ]
             found.searched += max(1, end - start)
             start = end
         at = Place(following) if start >= length else Place(begin, start)
@@ -174,15 +173,18 @@ def fold_page(page: Page, *, num_ranks: int) -> Page:
     """Return a page whose equal lines of several ranks at about the same time are one."""
     clock = _LineClock()
     fold = Fold(num_ranks, clock=clock)
-    places = {(line.rank, line.stream, line.offset): place for line, _, place in page.lines}
+    known = {(line.rank, line.stream, line.offset): (line, place) for line, _, place in page.lines}
     lines = []
     for line, _, _ in page.lines:
         clock.now = max(clock.now, line.time)
         lines += fold.take()
         fold.add([line])
     lines += fold.take(everything=True)
-    folded = tuple((one, tuple(ranks), places[one.rank, one.stream, one.offset]) for one, ranks in lines)
-    return Page(folded, page.before, page.after, page.is_first, page.is_last)
+    folded = []
+    for one, ranks in lines:
+        line, place = known[one.rank, one.stream, one.offset]
+        folded.append((line, tuple(ranks), place))
+    return Page(tuple(folded), page.before, page.after, page.is_first, page.is_last)
 
 
 class _LineClock:
@@ -192,7 +194,7 @@ class _LineClock:
         return self.now
 
 
-def _unfolded(lines: list[tuple[Line, Place]]) -> tuple[tuple[Line, tuple[int, ...], Place], ...]:
+def _unfolded(lines: list[tuple[JudgedLine, Place]]) -> tuple[tuple[JudgedLine, tuple[int, ...], Place], ...]:
     return tuple((line, (line.rank,), place) for line, place in lines)
 
 
@@ -260,17 +262,32 @@ def _piece_after(folder: Path, stretch: Stretch | Unkept, start: int) -> tuple[b
     return data, start + length
 
 
-def _lines(stretch: Stretch | Unkept, data: bytes, *, start: int, begin: int) -> list[tuple[Line, Place]]:
+def _lines(
+    folder: Path, stretch: Stretch | Unkept, data: bytes, *, start: int, begin: int
+) -> list[tuple[JudgedLine, Place]]:
     """Return the lines in a piece of a stretch that begins `start` bytes into it; its own line begins at `begin`."""
     if isinstance(stretch, Unkept):
-        return [(Line(stretch.rank, stretch.stream, stretch.time, unkept_remark(stretch), -begin, 0), Place(begin))]
+        text = unkept_remark(stretch)
+        level = judged.LevelJudge(stretch.stream).level(text).lower()
+        return [(JudgedLine(stretch.rank, stretch.stream, stretch.time, text, -begin, 0, level), Place(begin))]
     found = []
+    judge = _judge_at(folder, stretch, stretch.offset + start)
     for raw in io.BytesIO(data):  # divides at line ends only, unlike `splitlines`
-        offset = stretch.offset + start
-        line = Line(stretch.rank, stretch.stream, stretch.time, last_state(raw), offset, len(raw))
+        offset, text = stretch.offset + start, last_state(raw)
+        level = judge.level(text).lower()
+        line = JudgedLine(stretch.rank, stretch.stream, stretch.time, text, offset, len(raw), level)
         found.append((line, Place(begin, start)))
         start += len(raw)
     return found
+
+
+def _judge_at(folder: Path, stretch: Stretch, offset: int) -> judged.LevelJudge:
+    """Return a judge that has seen what the rank has printed before a place, as far as a traceback may have begun there."""
+    judge = judged.LevelJudge(stretch.stream)
+    behind = max(0, offset - _BEFORE)
+    for raw in io.BytesIO(_read(_file(folder, stretch), behind, offset - behind)):
+        judge.level(last_state(raw))
+    return judge
 
 
 def _file(folder: Path, stretch: Stretch) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.quick_pattern import quick_pattern
+from ttlaunch.running.logs.levels import LevelJudge
 from ttlaunch.running.logs.merged import Line, MergedLog
 from ttlaunch.running.metrics.event_log import Event, LoggedRun
 from ttlaunch.running.runs.facts import read_ranks
@@ -21,19 +21,6 @@ from ttlaunch.running.runs.run_folder import start_time
 
 LONGEST_ENTRY = 240_000
 """The most bytes of an entry's text; servers of Loki refuse lines over 256 KiB unless they are configured otherwise."""
-
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_LEVEL_NAMES = {"WARN": "WARNING", "FATAL": "CRITICAL", "TRACE": "DEBUG"}
-_LEVEL = r"(DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|TRACE)"
-_COLOUR = quick_pattern(rb"\x1b\[[0-9;]*m")
-_FIRST = quick_pattern((r"[\W\d_TZ]*?\b" + _LEVEL + r"(?=[\s\])>:|-]|$)").encode())
-"""A level at the beginning of a line, or after a time: `INFO:root:hello`, `2026-01-01T00:00:00Z [INFO] hello`."""
-_BETWEEN = quick_pattern((r".{0,120}?(?:\||\s-|\[|\()\s*" + _LEVEL + r"\s*(?:\||-\s|\]|\)|:)").encode())
-"""A level between separators: `12:00:01 | trainer | INFO | hello`."""
-_NAMED = quick_pattern(rb"(?:.{0,120}?\s)?level=\"?(debug|info|warn|warning|error|critical|fatal|trace)\b")
-_TRACEBACK = b"Traceback (most recent call last):"
-_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
-_SEARCHED = 400
 
 _SERVERS = frozenset({"aggregator", "optimizer", "owner", "server"})
 """Roles that hold the state of the training; all others are workers in the label `job`."""
@@ -88,7 +75,7 @@ class LogEntries:
         self._log = MergedLog(path, [*self._rows])
         self._latest: dict[int, int] = {}
         self._started = start_time(run.run_id) or 0.0
-        self._tracebacks: dict[tuple[int, str], bool] = {}
+        self._judges: dict[tuple[int, str], LevelJudge] = {}
         self._reported: dict[int, int] = {}
 
     def poll(self) -> Iterator[Entry]:
@@ -147,23 +134,11 @@ class LogEntries:
         return self._rows.get(rank)
 
     def _level(self, line: Line) -> str:
-        """Return the level of a line: of the traceback to which it belongs, its own, or that of its stream."""
-        key, text = (line.rank, line.stream), _COLOUR.sub(b"", line.text[:_SEARCHED])
-        is_inside = self._tracebacks.get(key, False)
-        if _TRACEBACK in text:
-            self._tracebacks[key] = True
-            return "ERROR"
-        if is_inside:
-            # The first line of a traceback that is not indented is the exception; another traceback may be chained to it.
-            self._tracebacks[key] = text[:1] in {b" ", b"\t", b"|", b"+"}
-            return "ERROR"
-        if text.startswith(_CHAINED):
-            return "ERROR"
-        own = _FIRST.match(text) or _BETWEEN.match(text) or _NAMED.match(text)
-        if own is None:
-            return "WARNING" if line.stream == "stderr" else "INFO"
-        name = own[1].decode().upper()
-        return _LEVEL_NAMES.get(name, name)
+        key = line.rank, line.stream
+        judge = self._judges.get(key)
+        if judge is None:
+            judge = self._judges[key] = LevelJudge(line.stream)
+        return judge.level(line.text)
 
     def _failure(self) -> Iterator[Entry]:
         """Yield the entry of the run's failure, in the words of its report."""
