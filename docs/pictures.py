@@ -23,11 +23,12 @@ def main(runs: Path) -> None:
     done, failed = (f"#/run/{name}" for name in (names[0], names[-1]))
     views = {
         "runs": "#/",
+        "launch": "#/launch",
         "failed": failed,
-        **{view: f"{done}/{view}" for view in ("metrics", "topology", "steps", "configuration")},
+        **{view: f"{done}/{view}" for view in ("metrics", "topology", "steps", "configuration", "checkpoints")},
         "logs": f"{failed}/logs",
     }
-    opened = open_dashboard(runs, port=0)
+    opened = open_dashboard(runs, port=0, may_act=True)
     threading.Thread(target=opened.serve, daemon=True).start()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

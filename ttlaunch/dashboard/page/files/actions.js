@@ -2,7 +2,9 @@
 import { ask, order, pathOf, saved } from "./api.js";
 import { empty, fill, h, section } from "./dom.js";
 
-const MOST_SHOWN = 12;
+const MOST_KEYS = 10;
+const COMMON_KEYS = ["steps", "learning_rate", "batch_size", "optimizer", "precision", "seed", "validation_interval"].map((name) => `training_config.${name}`)
+  .concat("multihost_config.num_workers", "transformer_config.num_blocks", "transformer_config.embedding_dim");
 let allowed = null;
 
 /** Whether this page may act; asked once. */
@@ -47,9 +49,9 @@ export async function showLaunch(place, open) {
 
   function drawKeys() {
     const word = filter.value.toLowerCase();
-    const known = chosen().keys;
+    const known = [...chosen().keys].sort((a, b) => rankOf(a.key) - rankOf(b.key));
     const fit = known.filter((one) => values.has(one.key) || (one.key + one.description).toLowerCase().includes(word));
-    const shown = word ? fit.slice(0, 40) : fit.slice(0, MOST_SHOWN);
+    const shown = word ? fit.slice(0, 40) : fit.slice(0, MOST_KEYS);
     fill(keys, shown.flatMap((one) => {
       const id = `key-${one.key}`;
       const props = { id, value: values.get(one.key) ?? "", onchange: (event) => set(one.key, event.target.value) };
@@ -58,6 +60,11 @@ export async function showLaunch(place, open) {
         : h("input", { ...props, type: "text", placeholder: one.default ?? "", autocomplete: "off" });
       return [h("label", { for: id }, h("code", {}, one.key), h("span", { class: "soft" }, one.description)), field];
     }), fit.length > shown.length && h("p", { class: "soft" }, `${fit.length - shown.length} more keys: search for them.`));
+  }
+
+  function rankOf(key) {
+    const at = COMMON_KEYS.indexOf(key);
+    return at < 0 ? COMMON_KEYS.length : at;
   }
 
   function set(key, value) {

@@ -50,7 +50,7 @@ export function table(heading, rows, { right = [], caption, label } = {}) {
 /** Facts as a list of names and values; those without a value are left out. */
 export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
-    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    .map(([name, value]) => h("div", { class: typeof value === "string" && value.length > 32 ? "long" : null }, h("dt", {}, name), h("dd", {}, value))));
 }
 
 /** A word for a run's or a rank's state, with its colour. */

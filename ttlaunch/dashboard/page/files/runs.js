@@ -17,7 +17,7 @@ export async function showRuns(place, signal) {
   function draw() {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const rows = known.runs.filter((run) => words.every((word) => `${run.run_id} ${run.name} ${run.state}`.toLowerCase().includes(word)));
-    count.textContent = `${rows.length} of ${known.runs.length} runs in ${known.folder}${known.pending ? `; ${known.pending} more are being read` : ""}`;
+    fill(count, `${rows.length} of ${known.runs.length} runs in `, h("span", { title: known.folder }, known.folder.split("/").filter(Boolean).pop() ?? "", "/"), known.pending ? `; ${known.pending} more are being read` : "");
     if (!known.runs.length) {
       fill(body, empty("No runs yet", "`ttlaunch run hierarchical_parallel` makes the first one; it appears here as soon as it starts."));
       return;

@@ -5,6 +5,7 @@ import { empty, fill, h, s, seconds, section, table } from "./dom.js";
 const ORDER = ["forward", "backward", "exchange", "update"];
 const ROW = 34;
 const LEFT = 130;
+const LEAST_WIDTH = 740;
 
 /** Show the timeline; `update` reads it again. */
 export async function showSteps(place, run) {
@@ -17,20 +18,27 @@ export async function showSteps(place, run) {
   async function update() {
     const found = await ask(pathOf(run, "steps"), { last });
     const rows = found.ranks.filter((one) => one.steps.length);
-    fill(picture, rows.length ? [draw(rows), numbers(rows)] : empty("No step has ended yet", "Ranks of recipes record the times of their steps; a plain script does not."));
+    fill(picture, rows.length ? [draw(rows, Math.max(LEAST_WIDTH, picture.clientWidth)), numbers(rows)] : empty("No step has ended yet", "Ranks of recipes record the times of their steps; a plain script does not."));
   }
   await update();
-  return { update };
+  let width = picture.clientWidth;
+  const watcher = new ResizeObserver(() => {
+    if (picture.clientWidth && picture.clientWidth !== width) {
+      width = picture.clientWidth;
+      update();
+    }
+  });
+  watcher.observe(picture);
+  return { update, end: () => watcher.disconnect() };
 }
 
 function legend() {
   return h("ul", { class: "legend" }, [...ORDER, "other"].map((name) => h("li", {}, h("span", { class: `swatch p-${name}` }), name)), h("li", {}, h("span", { class: "swatch p-wait" }), "could only wait"));
 }
 
-function draw(rows) {
+function draw(rows, width) {
   const all = rows.flatMap((one) => one.steps);
   const [begin, end] = [Math.min(...all.map((one) => one.begin)), Math.max(...all.map((one) => one.end))];
-  const width = 1000;
   const x = (time) => LEFT + ((time - begin) / (end - begin || 1)) * (width - LEFT - 10);
   const height = rows.length * ROW + 34;
   const ticks = 6;
