@@ -284,10 +284,7 @@ KIND_STARTED = "started"  # the shim started the rank's process: pid
 KIND_STARTING = "starting"  # stage: one of `START_STAGES`, which the rank begins before its role is called
 KIND_READY = "ready"  # the runtime has the world and calls the role: total_steps
 KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens or samples, grad_norm, learning_rate, …
-COUNTED = (
-    "tokens",
-    "samples",
-)  # in a step or a validation, what counts in the loss: tokens of texts, or images and other samples
+COUNTED = ("tokens", "samples")  # in a step or a validation, what counts in the loss: of texts, or of images and others
 OWN = "own_"  # before the name of what counts, in a step of an elastic run: of the micro-batches that the member has differentiated itself
 KIND_VALIDATION = "validation"  # step, loss, tokens or samples, perplexity or accuracy
 ARRIVED_FROM = "arrived_from"  # in a step that applied one gradient, in order of arrival: the rank that sent it
