@@ -35,7 +35,7 @@ _WORK = (
 )
 RECIPES: dict[str, tuple[list[str], str]] = {
     "hierarchical_parallel": (["hierarchical_parallel", "-n", "4"], "4:4"),
-    "sync_ps": (["sync_ps", "-n", "4"], "4:4"),
+    "sync_ps": (["sync_ps", "--set", "multihost_config.num_workers=3"], "4:4"),
     "zero, stage 1": (["zero", "-n", "3", "--set", "zero_config.stage=1"], "3:3"),
     "zero, stage 3": (["zero", "-n", "3", "--set", "zero_config.stage=3"], "3:3"),
 }
