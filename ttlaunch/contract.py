@@ -36,9 +36,8 @@ ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, o
 ENV_KEPT_PACKAGE = "TTLAUNCH_KEPT_PACKAGE"  # set where `repro` continues with the ttlaunch that an older run kept
 ENV_UMASK = "TTLAUNCH_UMASK"  # the user's, in octal, for what a supervisor starts; its own files are private
 ENV_PYTHONPATH = "TTLAUNCH_PYTHONPATH"  # the PYTHONPATH that a program's rank sets for itself; see `at_start`
-ENV_EXCEPTIONS = (
-    "TTLAUNCH_EXCEPTIONS"  # the file in which it writes its exceptions; likewise only until Python has started
-)
+ENV_FLIP_AFTER = "TTLAUNCH_FLIP_AFTER"  # under `chaos`: the step after which this rank flips a bit of a parameter
+ENV_EXCEPTIONS = "TTLAUNCH_EXCEPTIONS"  # the file for its exceptions; likewise only until Python has started
 ENV_NO_MPI = "TTLAUNCH_NO_MPI"  # set while Python starts in a rank that cannot use MPI; likewise
 ENV_WARM = "TTLAUNCH_WARM"  # set where Python starts to become the process that forks ranks, see `agent/forked_rank.py`
 ENV_MASTER_ADDR = "TTLAUNCH_MASTER_ADDR"  # where rank 0 of a program listens; only shims get it, as the next three

@@ -1,11 +1,12 @@
 """A flipped bit in a run on real ranks: who is named, which checkpoints stay, and how the run goes on."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-import ttlaunch
+import ttlaunch as library
 from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
@@ -41,7 +42,7 @@ def recipe(here):
 def run(workers, **options):
     keys = KEYS | {"training_config.verify_interval": 6, "checkpoint_config.interval": 4}
     keys |= {"multihost_config.num_workers": workers, "checkpoint_config.keep": 20}
-    return ttlaunch.run("flips", set=keys, **options)
+    return library.run("flips", set=keys, **options)
 
 
 def test_the_rank_with_the_flipped_bit_is_named_and_the_run_goes_on_from_the_last_step_that_agreed(recipe, here):
@@ -69,3 +70,14 @@ def test_of_two_workers_with_different_bits_both_are_named(recipe):
     said = "rank 0 (worker, localhost) and rank 1 (worker, localhost) had different bits in"
     assert flipped.failure.message.startswith(said)
     assert flipped.failure.message.endswith(" in step 12")
+
+
+def test_chaos_flips_a_bit_in_one_rank_and_the_run_names_this_rank(ttlaunch):
+    keys = KEYS | {"training_config.steps": 9, "training_config.verify_interval": 3, "multihost_config.num_workers": 3}
+    settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    answer = ttlaunch(["chaos", "data_parallel", *settings, "--plan", "flip rank=1 at step=4", "--format", "json"])
+    found = json.loads(answer.stdout)
+    assert (0, "named", [1]) == (answer.status, found["faults"][0]["outcome"], found["faults"][0]["ranks"])
+    failure = found["report"]["failure"]
+    assert ("R009", 1) == (failure["code"], failure["rank"])
+    assert failure["cause"].endswith("than ranks 0 and 2")

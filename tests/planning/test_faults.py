@@ -120,6 +120,8 @@ MISTAKES = {
     ),
     "join rank=2 at 1s": ("P035", "`rank=2` where the moment of `join`, which has no target, was expected", 6, 6, None),
     "leave role=worker at 1s": ("P036", "`leave` does not fit `role=worker`", 7, 11, "`leave` fits `rank`"),
+    "flip rank=1 at 1s": ("P038", "a bit flips after a step of a recipe", 16, 2, None),
+    "flip role=worker at step=5": ("P036", "`flip` does not fit `role=worker`", 6, 11, "`flip` fits `rank`"),
     "kill rank=2 at step=61": ("P038", "`step=61` never comes", 16, 7, "`step=60` is the last"),
 }
 

@@ -56,6 +56,7 @@ RIGHT = {
     "segv role=worker at 5s": ([0, 1], failed("crashed", rank=1)),
     "term rank=1 at 5s": ([1], failed("raised", rank=1, code="R002")),
     "stop rank=1 at 5s": ([1], {**failed("hung", rank=1, code="R013"), "status": "hung"}),
+    "flip rank=1 at step=5": ([1], failed("replicas_differ", rank=1, code="R009")),
     "kill shim=1 at 5s": ([1], failed("shim_lost", rank=1, code="R006")),
     "kill mpirun at 5s": ([], failed("other", code="R008")),
     "cut host=b at 5s": ([], failed("host_lost", host="b", code="R012")),
@@ -72,6 +73,12 @@ def test_a_fault_is_named_by_what_it_does(plan):
     assert ["named"] == outcomes(plan, [(0, 5.0, ranks)], report, engine_failed=engine_failed)
     assert ["unnoticed"] == outcomes(plan, [(0, 5.0, ranks)], DONE)
     assert ["misnamed"] == outcomes(plan, [(0, 5.0, ranks)], failed("raised", rank=3, code="R002"))
+
+
+def test_a_flipped_bit_is_named_too_where_no_majority_can_blame_a_rank():
+    plan, made = "flip rank=1 at step=5", [(0, 5.0, [1])]
+    assert ["named"] == outcomes(plan, made, failed("replicas_differ", code="R009"))
+    assert ["misnamed"] == outcomes(plan, made, failed("replicas_differ", rank=0, code="R009"))
 
 
 def test_the_right_class_of_the_wrong_rank_is_wrong_and_so_is_the_other_way_round():

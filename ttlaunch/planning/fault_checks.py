@@ -74,6 +74,9 @@ def _check_target(fault: Fault, scope: FaultScope) -> Diagnostic | None:
         what = f"`{shown(fault.verb)}` needs a run whose workers come and go"
         label = "the ranks of this run stay the same"
         return _refused("P037", what, fault.target_span, label=label, hints=("`--elastic MIN:MAX` lets them",))
+    if fault.verb is Verb.FLIP and scope.is_elastic:
+        label = "the workers of this run come and go"
+        return _refused("P037", "`flip` needs ranks that stay the same", fault.target_span, label=label, hints=())
     if kind in {Kind.RANK, Kind.SHIM} and value not in {row.rank for row in scope.ranks}:
         last = len(scope.ranks) - 1
         return _missing(fault, f"the run has ranks 0 to {last}" if last else "the run has rank 0 alone")
@@ -95,6 +98,9 @@ def _missing(fault: Fault, has: str, known: Sequence[str] = ()) -> Diagnostic:
 
 
 def _check_moment(fault: Fault, scope: FaultScope) -> Diagnostic | None:
+    if fault.verb is Verb.FLIP and not (isinstance(fault.moment, AtStep) and scope.takes_steps):
+        label = "expected a step, such as `step=5`" if scope.takes_steps else "only ranks of recipes have steps"
+        return _refused("P038", "a bit flips after a step of a recipe", fault.moment_span, label=label, hints=())
     if not isinstance(fault.moment, AtStep):
         return None
     step, hints = fault.moment.step, ("a moment in seconds after the start is written `10s`",)

@@ -18,6 +18,7 @@ class Verb(StrEnum):
     INTERRUPT = "interrupt"  # Ctrl-C to the run
     CUT = "cut"  # as if the network cable of a host were cut
     JOIN = "join"  # another worker starts, in an elastic run
+    FLIP = "flip"  # a bit of a parameter flips, as in failing memory
     LEAVE = "leave"  # a worker of an elastic run is asked to leave
 
 
@@ -39,7 +40,7 @@ NAMED = (Kind.ROLE, Kind.HOST, Kind.AGENT)
 ALONE = (Kind.ENGINE, Kind.LAUNCHER)
 _SIGNALS = frozenset({Verb.KILL, Verb.STOP, Verb.CONTINUE, Verb.TERM, Verb.SEGV})
 VERBS_FOR = {
-    Kind.RANK: _SIGNALS | {Verb.LEAVE},
+    Kind.RANK: _SIGNALS | {Verb.FLIP, Verb.LEAVE},
     Kind.ROLE: _SIGNALS,
     Kind.HOST: _SIGNALS | {Verb.CUT},
     Kind.SHIM: frozenset({Verb.KILL}),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.comm.fabric import FabricCommunicator
     from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
     from ttlaunch.runtime.comm.mpi import MpiCommunicator
+    from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.elastic.life import ElasticLife
     from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
@@ -152,7 +153,6 @@ class _RankRun:
     ) -> None:
         """Open the transport, call the role's function, and close the transport when all ranks have returned."""
         from ttlaunch.runtime.comm.clocks import clocks_compared  # noqa: PLC0415
-        from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
@@ -164,7 +164,7 @@ class _RankRun:
         with recorder.meeting("opening of the transport"):
             opened = None if life is None else life.communicator
             communicator = opened or _open_communicator(cfg, comm, world, rank=self.rank, device=device)
-        self.context = RankContext(
+        self.context = _context_class(os.environ)(
             world=world,
             rank=self.rank,
             communicator=communicator,
@@ -264,6 +264,17 @@ class _RankRun:
             sys.stderr.flush()
         finally:
             os._exit(contract.STATUS_RANK_FAILED)
+
+
+def _context_class(environment: Mapping[str, str]) -> "Callable[..., RankContext]":
+    """Return what makes the context of a rank: under `ttlaunch chaos`, one may flip a bit of a parameter."""
+    from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
+
+    if contract.ENV_FLIP_AFTER not in environment:
+        return RankContext
+    from ttlaunch.runtime.flipped_bit import FlippedBitContext  # noqa: PLC0415  no other run needs it
+
+    return partial(FlippedBitContext, int(environment[contract.ENV_FLIP_AFTER]))
 
 
 def read_config(recipe: Recipe, values: Mapping[str, Any]) -> ConfigFile:

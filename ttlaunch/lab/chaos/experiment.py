@@ -107,10 +107,28 @@ def break_run(
             )
 
     try:
-        return execute_plan(prepared, options, dialogue, watched_by=injecting)
+        return execute_plan(with_flips(prepared, faults), options, dialogue, watched_by=injecting)
     finally:
         for transport in transports:
             transport.close()
+
+
+def with_flips(prepared: PreparedRun, faults: Sequence[Fault]) -> PreparedRun:
+    """Order ranks to flip a bit of a parameter after a step, by a variable: only a rank itself knows where its parameters are."""
+    flips = {
+        fault.target.value: str(fault.moment.step)
+        for fault in faults
+        if fault.verb is Verb.FLIP and isinstance(fault.moment, AtStep)
+    }
+    if not flips:
+        return prepared
+    rows = [
+        replace(row, environment={**row.environment, contract.ENV_FLIP_AFTER: flips[row.rank]})
+        if row.rank in flips
+        else row
+        for row in prepared.plan.ranks
+    ]
+    return replace(prepared, plan=replace(prepared.plan, ranks=tuple(rows)))
 
 
 def look_for_leftovers(

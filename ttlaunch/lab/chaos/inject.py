@@ -121,6 +121,8 @@ class Injector:
             return
         # This precedes the action: a fault that kills this very process must be in the history too.
         append_event(self._folder, FAULT, **known, ranks=[state.row.rank for state in alive])
+        if fault.verb is Verb.FLIP:
+            return  # the rank has done it itself, see `with_flips`
         try:
             self._act(fault, alive, ranks)
         except _NotPossibleError as error:

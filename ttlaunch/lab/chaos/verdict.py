@@ -239,6 +239,8 @@ def _is_named(fault: Fault, ranks: frozenset[int], report: Mapping[str, Any], *,
         return False
     if kind is Kind.ENGINE:
         return engine_failed
+    if verb is Verb.FLIP:  # without a majority, the report names all sides and blames no rank
+        return bool(failure["class"] == Cause.DIFFERS and (failure["rank"] is None or failure["rank"] in ranks))
     if kind is Kind.AGENT or verb is Verb.CUT:
         return bool(failure["class"] == Cause.HOST_LOST and failure["host"] == fault.target.value)
     causes = {Cause.SHIM_LOST} if kind is Kind.SHIM else _CAUSES.get(verb, set())
