@@ -116,7 +116,6 @@ METRICS_FILE = "metrics.jsonl"  # all that the run measured, an event a line; se
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
 SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: mistakes in messages, and how many were sent to whom
-PREDICTION_FILE = "prediction.json"  # what each rank was to hold and to send, found without its start
 LOGS_DIR = "logs"
 ENGINE_PROCESS = "mpirun"  # what the history and the names of logs call the engine's process on the launching machine, for any engine
 RECORDS_DIR = "records"

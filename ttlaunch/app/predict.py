@@ -13,6 +13,7 @@ from ttlaunch.diagnostics import usage_error
 from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.prediction import PREDICTION_FILE
 from ttlaunch.running.metrics.prediction import Prediction, Verdict, judge, kept_prediction, read_prediction
 from ttlaunch.running.metrics.telemetry import memory_of_ranks
 from ttlaunch.running.readers.recorded import Recorded
@@ -74,7 +75,7 @@ def predict_run(recorded: Recorded) -> Prediction | NotPredicted | None:
     if isinstance(found, NotPredicted):
         return found
     with contextlib.suppress(OSError):  # it is made again next time
-        write_whole(recorded.path / contract.PREDICTION_FILE, found)
+        write_whole(recorded.path / PREDICTION_FILE, found)
     return _parsed(found, plan)
 
 
@@ -127,7 +128,7 @@ def _run(plan_file: Path, working_folder: Path, variables: Mapping[str, str]) ->
             _, errors = process.communicate()
         finally:
             end_process(process, patience_s=1.0)
-        found = read_file(folder / contract.PREDICTION_FILE)
+        found = read_file(folder / PREDICTION_FILE)
     if process.returncode == 0 and found is not None:
         return found
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]

@@ -29,6 +29,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch plan zero --predict[/bold]   and how much memory each rank will take, and what it will send
 
+[bold]ttlaunch plan data_parallel --fits 24GB[/bold]   and whether that is too much, and what would fit
+
 [bold]ttlaunch plan fabric_minimal --on 5loudboxes --out launch/[/bold]   write the files and a command.sh to start by hand
 """
 
@@ -45,6 +47,14 @@ def plan(
         bool,
         typer.Option("--predict", help="Predict the memory of each rank and the bytes between ranks; takes seconds."),
     ] = False,
+    fits: Annotated[
+        str | None,
+        typer.Option(
+            "--fits",
+            metavar="SIZE",
+            help="Also say whether each rank fits into this memory, such as 24GB, and what would.",
+        ),
+    ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
@@ -53,12 +63,14 @@ def plan(
     from ttlaunch.cli.dialogue import TerminalDialogue
 
     dialogue = TerminalDialogue(form, verbose=verbose)
+    limit = None if fits is None else _limit(fits)
     prepared = prepare(spec, dialogue)
-    remarks, warnings, script = prepared.description.remarks, dialogue.warnings_as_json(), _script(prepared)
-    if not predicts:
-        show_plan(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=script)
+    warnings = dialogue.warnings_as_json()
+    if predicts or limit is not None:
+        _show_predicted(prepared, form=form, diagnostics=warnings, limit=limit)
     else:
-        _show_predicted(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=script)
+        remarks = prepared.description.remarks
+        show_plan(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=_script(prepared))
     if write is not None:
         _write(prepared.plan, write, form)
 
@@ -72,25 +84,38 @@ def _script(prepared: "PreparedRun") -> str | None:
     return planned_script(prepared)
 
 
-def _show_predicted(
-    plan: "LaunchPlan",
-    *,
-    form: Format,
-    remarks: Sequence[str],
-    diagnostics: Sequence[Mapping[str, Any]],
-    script: str | None,
-) -> None:
-    """Print the plan, and below it what it will hold and send."""
-    from ttlaunch.app.predict import predict
-    from ttlaunch.cli.prediction_view import prediction_as_json, prediction_lines, render_prediction
+def _limit(text: str) -> int:
+    from ttlaunch.app.fits import parse_limit
 
+    return parse_limit(text)
+
+
+def _show_predicted(
+    prepared: "PreparedRun", *, form: Format, diagnostics: Sequence[Mapping[str, Any]], limit: int | None
+) -> None:
+    """Print the plan, and below it what it will hold and send, and with a limit whether each rank fits."""
+    from ttlaunch.app.fits import find_fit
+    from ttlaunch.app.predict import NotPredicted, predict
+    from ttlaunch.cli.prediction_view import (
+        fit_as_json,
+        prediction_as_json,
+        prediction_lines,
+        render_fit,
+        render_prediction,
+    )
+
+    plan = prepared.plan
     found = predict(plan)
-    more = prediction_as_json(found)
+    fit = None
+    if limit is not None and not isinstance(found, NotPredicted):
+        fit = find_fit(prepared.request, plan.as_json()["config"], found, limit=limit)
+    more = {**prediction_as_json(found), **fit_as_json(fit)}
+    remarks, script = prepared.description.remarks, _script(prepared)
     show_plan(plan, form=form, remarks=remarks, diagnostics=diagnostics, script=script, more=more)
     if form is Format.CONCISE:
-        print_lines(map(tabbed, prediction_lines(found)))
+        print_lines(map(tabbed, prediction_lines(found, fit)))
     elif form is not Format.JSON:
-        print_lines(render_prediction(found))
+        print_lines([*render_prediction(found), *render_fit(fit)])
 
 
 def show_plan(

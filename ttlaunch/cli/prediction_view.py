@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ttlaunch.app.fits import Fit
 from ttlaunch.app.predict import NotPredicted
 from ttlaunch.cli.report_tables import megabytes
 from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import render_size
 from ttlaunch.running.metrics.prediction import PredictedRank, Prediction, Verdict
 from ttlaunch.running.metrics.telemetry import KINDS
 
@@ -80,7 +82,28 @@ def _bytes(one: "Traffic") -> tuple[str, str]:
     return f"{one.per_step:,}", ", ".join(besides)
 
 
-def prediction_lines(found: Prediction | NotPredicted) -> Iterator[tuple[Any, ...]]:
+def render_fit(fit: Fit | None) -> list[str]:
+    """Render whether each rank fits, and what would; nothing if no limit was given."""
+    if fit is None:
+        return []
+    limit, needed, changed = render_size(fit.limit), render_size(fit.needed), render_size(fit.changed)
+    if fit.change == ():
+        return ["", f"  fits {limit}: the largest rank needs {needed}, libraries and a reserve included"]
+    if fit.change is None:
+        return [
+            "",
+            f"  does not fit {limit}: the largest rank needs {needed}, and {changed} with the best change tried",
+        ]
+    change = " ".join(f"--set {one}" for one in fit.change)
+    return ["", f"  does not fit {limit}: the largest rank needs {needed}", f"  fits with {change}: {changed}"]
+
+
+def fit_as_json(fit: Fit | None) -> dict[str, Any]:
+    """Return the answer for JSON; nothing if no limit was given."""
+    return {} if fit is None else {"fits": fit.as_json()}
+
+
+def prediction_lines(found: Prediction | NotPredicted, fit: Fit | None) -> Iterator[tuple[Any, ...]]:
     """Yield what `--format concise` prints: a row for each rank and for each flow."""
     if isinstance(found, NotPredicted):
         yield "not predicted", found.reason
@@ -89,6 +112,8 @@ def prediction_lines(found: Prediction | NotPredicted) -> Iterator[tuple[Any, ..
         yield "memory", rank.rank, rank.role, *(rank.sizes.get(kind, "") for kind in KINDS), rank.peak or ""
     for flow in found.flows or ():
         yield "sent", flow.operation, flow.source, flow.dest, flow.per_step
+    if fit is not None:
+        yield "fits", fit.limit, fit.needed, "none" if fit.change is None else " ".join(fit.change), fit.changed
 
 
 def prediction_as_json(found: Prediction | NotPredicted) -> dict[str, Any]:

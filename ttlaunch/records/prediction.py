@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from ttlaunch.records.parser import Size, record
 
+PREDICTION_FILE = "prediction.json"
+"""Its place in the folder of a run, or of the process that predicts."""
+
 
 @record
 class RankPrediction:

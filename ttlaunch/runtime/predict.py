@@ -2,7 +2,7 @@
 
 Every role's own function runs in this process, with tensors that have sizes and no values (`ttlaunch/runtime/hollow.py`), until each
 rank has done two steps. `StepMemory` counts them as it does in a run that is profiled, so a prediction misses only what
-a run does outside of tensors. The result is `contract.PREDICTION_FILE` in the folder that the environment names.
+a run does outside of tensors. The result is `prediction.json` in the folder that the environment names.
 """
 
 import faulthandler
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ttlaunch import contract
+from ttlaunch.records.prediction import PREDICTION_FILE
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.early_stop import make_early_stop
@@ -44,7 +45,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  the launcher shows why there is no prediction
         print_error(error)
         sys.exit(contract.STATUS_RANK_FAILED)
-    (run_dir / contract.PREDICTION_FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
+    (run_dir / PREDICTION_FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 def predict(world: World, run_dir: Path) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.prediction import PredictionEnd, RankPrediction
+from ttlaunch.records.prediction import PREDICTION_FILE, PredictionEnd, RankPrediction
 from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
 from ttlaunch.running.metrics.traffic import Settlement, expected_traffic
 from ttlaunch.running.runs.files import read_file
@@ -79,7 +78,7 @@ class Prediction:
 
 def kept_prediction(folder: Path, plan: Mapping[str, Any], *, runs_recipe: bool) -> Prediction | None:
     """Read the prediction that is kept in a run's folder; None if there is none that fits the plan."""
-    data = read_file(folder / contract.PREDICTION_FILE)
+    data = read_file(folder / PREDICTION_FILE)
     return None if data is None else read_prediction(data, plan, runs_recipe=runs_recipe)
 
 

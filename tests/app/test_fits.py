@@ -1,0 +1,47 @@
+"""`--fits`: whether a plan fits, and the nearest change that does (E9)."""
+
+import json
+
+import pytest
+
+from ttlaunch.app.fits import Fit, find_fit, needed_bytes, parse_limit
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import LaunchError
+from ttlaunch.running.metrics.prediction import PredictedRank, Prediction
+
+MB = 10**6
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("24GB", 24 * 10**9), ("512 MiB", 512 * 2**20), ("1.5TB", 1_500_000_000_000), ("100kB", 100_000)],
+)
+def test_a_size_has_a_number_and_a_unit(text, size):
+    assert size == parse_limit(text)
+
+
+@pytest.mark.parametrize("text", ["", "24", "GB", "-1GB", "1e9GB", "24 gigabytes", "9999999GB", "\x1b[2JGB", "24\nGB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(LaunchError, match="names no size") as refused:
+        parse_limit(text)
+    assert ["P009"] == [one.code for one in refused.value.diagnostics]
+
+
+def test_a_plan_that_fits_needs_no_change():
+    ranks = tuple(PredictedRank(rank, "worker", {}, peak, {}, {}, 0) for rank, peak in enumerate([100 * MB, None]))
+    prediction = Prediction(250 * MB, ranks, (), None)
+
+    needed = needed_bytes(prediction)
+    assert 350 * MB < needed < 500 * MB  # a reserve beside tensors and libraries
+    assert Fit(needed, needed, (), needed) == find_fit(RunSpec("nonesuch"), {}, prediction, limit=needed)
+    assert Fit(needed - 1, needed, None, needed) == find_fit(RunSpec("nonesuch"), {}, prediction, limit=needed - 1)
+
+
+def test_the_nearest_change_is_one_that_keeps_the_bits(ttlaunch):
+    """Activations of 128 sequences are most of it, so computing them again is enough."""
+    large = "--set training_config.batch_size=256 --set training_config.micro_batch_size=128"
+    answer = ttlaunch(f"plan data_parallel {large} --fits 440MB --format json")
+
+    fit = json.loads(answer.stdout)["fits"]
+    assert ["training_config.activation_checkpointing=true"] == fit["change"]
+    assert fit["needed_with_change"] <= fit["limit"] < fit["needed"]
