@@ -40,3 +40,9 @@ def test_no_text_ever_becomes_html():
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", text
         ), name
+
+
+def test_no_name_is_taken_twice_because_a_saved_page_has_all_modules_in_one_script():
+    declared = re.compile(r"^(?:export )?(?:async )?(?:const|let|class|function\*?) (\w+)", re.MULTILINE)
+    names = [name for module in SCRIPTS for name in declared.findall((FILES / f"{module}.js").read_text())]
+    assert [] == sorted(name for name in set(names) if names.count(name) > 1)
