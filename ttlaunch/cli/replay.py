@@ -27,6 +27,7 @@ EXAMPLES = """\
 """
 _LONGEST = 160
 _MOST_LINES = 12
+_OF_THE_RANK = ("gradients in the update", "after the update")
 
 
 def replay(
@@ -113,9 +114,11 @@ def _lines(found: "Replay", *, rank: int | None, micro_batch: int | None) -> Ite
         yield f"  {name:<16} {', '.join(map(repr, values))}"
     if found.played.report.parameters_sha256 is not None:
         yield f"  parameters       sha256 {found.played.report.parameters_sha256}"
-    for one in found.shown.ranks if found.shown is not None else ():
-        if rank is None or one.rank == rank:
-            yield from _rank_lines(one, micro_batch=micro_batch, all_tensors=rank is not None)
+    ranks = [one for one in (found.shown.ranks if found.shown is not None else ()) if rank in {None, one.rank}]
+    for one in ranks:
+        yield from _rank_lines(one, micro_batch=micro_batch, has_tables=rank is not None)
+    if ranks and rank is None:
+        yield "`--rank R` shows activations, gradients and parameters; `--format json` all that was found"
 
 
 def _proof(found: "Replay") -> str:
@@ -132,7 +135,7 @@ def _proof(found: "Replay") -> str:
     return f"the run has no digests of this step: {numbers} on the way equal{since}"
 
 
-def _rank_lines(one: "ShownRank", *, micro_batch: int | None, all_tensors: bool) -> Iterator[str]:
+def _rank_lines(one: "ShownRank", *, micro_batch: int | None, has_tables: bool) -> Iterator[str]:
     yield f"rank {one.rank} ({one.role}){'' if one.is_complete else ', which did not come to the end of the step'}"
     for batch in one.batches:
         if micro_batch in {None, batch.index}:
@@ -140,29 +143,38 @@ def _rank_lines(one: "ShownRank", *, micro_batch: int | None, all_tensors: bool)
             yield f"  micro-batch {batch.index}, {shape}, sha256 {batch.inputs_sha256[:12]}"
             for text in batch.texts:
                 yield f"    {shown(text, longest=_LONGEST)}"
+    for title, rows in _tensors(one, micro_batch=micro_batch):
+        odd = [row for row in rows if row[1].nans or row[1].infs]
+        others = [row for row in rows if row not in odd] if has_tables else []
+        whole = has_tables and (micro_batch is not None or title in _OF_THE_RANK)
+        yield from _table(title, [*odd, *others], most=None if whole else _MOST_LINES)
+
+
+def _tensors(one: "ShownRank", *, micro_batch: int | None) -> "Iterator[tuple[str, list[tuple[str, TensorFacts]]]]":
     for title, passes in (("activations", one.activations), ("gradients of micro-batches", one.micro_gradients)):
-        rows = [
-            (f"{each.micro_batch} {each.name}", each.facts)
-            for each in passes
-            if micro_batch in {None, each.micro_batch}
-        ]
-        yield from _table(title, rows, whole=all_tensors and micro_batch is not None)
+        yield (
+            title,
+            [
+                (f"{each.micro_batch} {each.name}", each.facts)
+                for each in passes
+                if micro_batch in {None, each.micro_batch}
+            ],
+        )
     if micro_batch is None:
-        for title, named in (("gradients in the update", one.gradients), ("after the update", one.tensors)):
-            yield from _table(title, [(each.name, each.facts) for each in named], whole=all_tensors)
+        for title, named in zip(_OF_THE_RANK, (one.gradients, one.tensors), strict=True):
+            yield title, [(each.name, each.facts) for each in named]
 
 
-def _table(title: str, rows: "list[tuple[str, TensorFacts]]", *, whole: bool) -> Iterator[str]:
-    """Show tensors; of many, those with NaN or infinite values and the first ones."""
+def _table(title: str, rows: "list[tuple[str, TensorFacts]]", *, most: int | None) -> Iterator[str]:
+    """Show a line for each tensor, up to `most`; those with NaN or infinite values come first."""
     if not rows:
         return
-    odd = [row for row in rows if row[1].nans or row[1].infs]
-    chosen = rows if whole else [*odd, *[row for row in rows if row not in odd]][:_MOST_LINES]
-    yield f"  {title}"
+    chosen = rows[:most]
+    yield f"  {title:<42} {'norm':<12} {'least to greatest':<24} how many values in each tenth of that"
     for name, facts in chosen:
         strange = f", {facts.nans} NaN, {facts.infs} infinite" if facts.nans or facts.infs else ""
         bounds = f"{facts.lowest:.4g} to {facts.highest:.4g}"
         parts = " ".join(map(str, facts.histogram))
-        yield f"    {shown(name):<40} norm {facts.norm:<12.6g} {bounds:<24} [{parts}]{strange}"
+        yield f"    {shown(name):<40} {facts.norm:<12.6g} {bounds:<24} {parts}{strange}"
     if len(chosen) < len(rows):
-        yield f"    … and {len(rows) - len(chosen)} more; `--rank` and `--micro-batch`, or `--format json`, show all"
+        yield f"    … and {len(rows) - len(chosen)} more; `--micro-batch`, or `--format json`, shows all"
