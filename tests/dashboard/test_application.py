@@ -101,7 +101,7 @@ def test_a_run_and_its_report_are_those_of_the_command_line(client, make_run):
     run.end()
     shown = get(client, f"/api/runs/{run.path.name}")
     printed = json.loads(CliRunner().invoke(make_app("report"), ["report", str(run.path), "--format", "json"]).stdout)
-    for name in ("schema", "diagnostics"):
+    for name in ("schema", "diagnostics", "verdict"):  # the page predicts nothing, which takes seconds of a processor
         del printed[name]
 
     assert printed == shown["report"]
