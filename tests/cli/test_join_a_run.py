@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.changed_recipes import slow_recipe
 from tests.security.listeners import places_of
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import processes_of_runs
@@ -16,7 +17,7 @@ from ttlaunch.agent.run_processes import processes_of_runs
 pytestmark = pytest.mark.slow
 
 SOON_S = 240.0
-STEPS = "training_config.steps=1000"  # more than are made until another worker takes part
+STEPS = "training_config.steps=40"
 
 
 def command(*words, folder, **options):
@@ -47,9 +48,10 @@ def wait(happened):
 
 @pytest.fixture
 def run(tmp_path):
-    """An elastic run in the background that takes workers on loopback, and its folder."""
+    """An elastic run in the background that takes workers on loopback and is slow until `quick` is there, and its folder."""
+    slow_recipe(tmp_path)
     process = command(
-        *("run", "data_parallel", "-n", "2", "--elastic", "1:3", "--coordinator", "127.0.0.1:0", "--set", STEPS),
+        *("run", "mine", "-n", "2", "--elastic", "1:3", "--coordinator", "127.0.0.1:0", "--set", STEPS),
         *("--format", "json"),
         folder=tmp_path,
     )
@@ -67,6 +69,7 @@ def test_a_worker_that_joins_changes_no_bit(run, tmp_path):
     invitation = answer("workers", "latest", "--invite", "--format", "json", folder=tmp_path)["invitation"]
     elsewhere = tmp_path / "another machine"
     elsewhere.mkdir()
+    slow_recipe(elsewhere)
     (elsewhere / "token").write_text(invitation["token"])
     joining = command("join", invitation["url"], "--token-file", "token", "--format", "json", folder=elsewhere)
     listed = {}
@@ -80,6 +83,8 @@ def test_a_worker_that_joins_changes_no_bit(run, tmp_path):
     ours = [pid for pid, run_id in processes_of_runs() if run_id == folder.name]
     found = {str(getattr(address, "ipv4_mapped", None) or address) for address, _ in places_of(ours)}
     assert found == {"127.0.0.1"}
+    for place in (tmp_path, elsewhere):
+        (place / "quick").touch()
     stdout, stderr = process.communicate(timeout=SOON_S)
     joined, said = joining.communicate(timeout=SOON_S)
     assert process.returncode == 0, stderr
@@ -94,7 +99,7 @@ def test_a_worker_that_joins_changes_no_bit(run, tmp_path):
     assert (max(steps), "worker") == (summary["step"], summary["role"])
     assert any(event.get("rank") == 34 and event["kind"] == "usage" for event in metrics)
     assert any(event.get("rank") == 0 and event["kind"] == "usage" for event in metrics)
-    alone = answer("run", "data_parallel", "-n", "1", "--set", STEPS, "--format", "json", folder=elsewhere)
+    alone = answer("run", "mine", "-n", "1", "--set", STEPS, "--format", "json", folder=elsewhere)
     assert json.loads(stdout)["parameters_sha256"] == alone["parameters_sha256"]
 
 

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.changed_recipes import changed_recipe, slow_recipe
 from tests.runtime.elastic.local_replay import replay
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
@@ -302,23 +302,6 @@ def test_a_run_whose_last_worker_is_killed_names_it(here, victim, code):
     started = {row["rank"] for row in report["ranks"]}
     assert {follower["rank"] for follower in failure["cascade"]} <= started - {0}
     assert "stranded" == read_journal(run.folder)[-1]["what"]
-
-
-def changed_recipe(here, before, added, *, recipe="data_parallel", indent=12):
-    """Write a copy of a recipe with a line more; returns the place of the line."""
-    copy, line = here / "mine", f"{' ' * indent}{added}"
-    shutil.copytree(ROOT / "recipes" / recipe, copy)
-    trainer = copy / "trainer.py"
-    trainer.write_text(trainer.read_text().replace(before, f"{before}\n{line}", 1))
-    return f"trainer.py:{1 + trainer.read_text().splitlines().index(line)}"
-
-
-def slow_recipe(here, *, recipe="data_parallel"):
-    """Write a copy of a recipe whose steps after the sixth take half a second until there is a file `quick`, so that others can come."""
-    slow = "(step > 6 and not __import__('os').path.exists('quick')) and __import__('time').sleep(0.5)"
-    changed_recipe(
-        here, "for step in loop.steps():", slow, recipe=recipe, indent=12 if recipe == "data_parallel" else 8
-    )
 
 
 def test_a_last_checkpoint_whose_writer_is_killed_before_is_missing_and_the_report_says_so(here, expected):

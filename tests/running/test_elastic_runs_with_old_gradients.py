@@ -10,7 +10,8 @@ from collections import defaultdict
 
 import pytest
 
-from tests.running.test_elastic_runs import MOST_S, running, slow_recipe
+from tests.changed_recipes import slow_recipe
+from tests.running.test_elastic_runs import MOST_S, running
 from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
