@@ -289,6 +289,7 @@ ARRIVED_FROM = "arrived_from"  # in a step that applied one gradient, in order o
 KIND_UPDATE = "update"  # step, task, parts: what an update was made of, where gradients may be older than the weights that they change
 KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
 KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not write its shard, and training goes on
+KIND_NOT_FINITE = "not_finite"  # step, micro_batch, loss: the first micro-batch of a step whose loss is NaN or infinite
 KIND_STOPPING = "stopping"  # step: the rank has heard that the run is to end, and begins no later step by itself
 KIND_NOTE = "note"  # text: a line worth showing to the user
 KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}

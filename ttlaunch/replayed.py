@@ -18,7 +18,7 @@ from ttlaunch.app.named_run import find_named_run
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_error
 from ttlaunch.lab.replay import mismatch_diagnostics, plan_replay, prepare_replay, verdict_of
 from ttlaunch.lab.repro import read_origin_of
-from ttlaunch.records.replay import ReplayOrder
+from ttlaunch.records.replay import FirstNotFinite, ReplayOrder, first_not_finite
 from ttlaunch.running.readers.step_digests import Agreement, compare_steps, read_step_digests
 from ttlaunch.running.runs.run_folder import write_plan
 from ttlaunch.runtime.replay.replayed_context import ReplayedContext
@@ -58,6 +58,8 @@ class Replayed:
             else that it recorded on the way is equal; `different`; `unknown` if nothing could be compared.
         agreement: What was compared, by step.
         ranks: All ranks.
+        not_finite: The first layer whose forward or backward pass made a NaN or infinite value in the step, with its rank; None if
+            none did.
     """
 
     run: str
@@ -66,6 +68,7 @@ class Replayed:
     verdict: str
     agreement: Agreement = field(repr=False)
     ranks: Sequence[ReplayedRank]
+    not_finite: tuple[int, FirstNotFinite] | None = None
 
     @property
     def model(self) -> Any:
@@ -135,7 +138,13 @@ def replay(run: str | Path = "latest", *, step: int | None = None, runs_dir: str
         raise LaunchError([Diagnostic("P086", message)])
     agreement = compare_steps(prepared.recorded, recorded, range(began, order.step + 1))
     ranks = tuple(map(_rank_of, sorted(replayed, key=lambda ctx: ctx.rank)))
-    return Replayed(prepared.origin.run_id, order.step, began, verdict_of(agreement, order.step), agreement, ranks)
+    verdict, bad = verdict_of(agreement, order.step), _first_not_finite(replayed)
+    return Replayed(prepared.origin.run_id, order.step, began, verdict, agreement, ranks, bad)
+
+
+def _first_not_finite(replayed: Sequence[ReplayedContext]) -> tuple[int, FirstNotFinite] | None:
+    first = first_not_finite([ctx.shown() for ctx in replayed])
+    return None if first is None else (first[0].rank, first[1])
 
 
 def _rank_of(ctx: ReplayedContext) -> ReplayedRank:

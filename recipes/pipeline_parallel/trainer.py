@@ -102,7 +102,7 @@ def _run_passes(cfg: Config, ctx: RankContext, step: int, *, part: PipelinePart)
             out.backward(seed)
             if not chunk.is_first:
                 links.send_gradients(action, x.grad)
-            loss = out.item() if chunk.is_last else 0.0  # elsewhere it is not known
+            loss = part.model.note_loss(part.model.masks(step, index), out.item()) if chunk.is_last else 0.0  # unknown
             part.add_gradients(chunk, index, tokens=count_tokens(y_BT), loss=loss)
     links.finish()
 

@@ -32,7 +32,11 @@ def told(losses, validations, config=None, *, others=()):
     for step, loss in validations.items():
         fold(ranks[1], progress({"kind": "validation", "time": 1.0, "step": step, "loss": loss}))
     failure = divergence(ranks, config)
-    return failure and (failure.code, failure.rank, failure.cause.removesuffix(": training has diverged"))
+    return failure and (
+        failure.code,
+        failure.rank,
+        failure.message.partition(") ")[2].replace(": training has diverged", ""),
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,12 +76,40 @@ def test_the_rank_that_saw_it_first_is_named():
     )
 
 
+def spikes(losses):
+    state = RankState(RankRow(0, "box", 0, "worker"))
+    for step, loss in enumerate(losses, start=1):
+        fold(state, progress({"kind": "step", "time": float(step), "step": step, "loss": loss}))
+    return [spike.step for spike in state.spikes.found]
+
+
+USUAL = [2.0 + 0.01 * (step % 5) for step in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([*USUAL, 4.0, 2.0], [33]),
+        ([*USUAL, 2.9, 2.0], []),  # not half of the median more
+        ([*USUAL, math.nan, math.inf, 2.0], []),  # no spike, but R011
+        ([*USUAL, 4.0, 3.9, 2.0, 9.0], [33, 36]),
+        ([*USUAL[1:], 4.0], []),  # too few to compare with
+        ([2.0 + (step % 2) for step in range(40)] + [6.0], []),  # such a training jumps always
+        ([5.0 - 0.1 * step for step in range(40)], []),
+    ],
+)
+def test_a_loss_far_above_the_median_of_those_before_is_a_spike(losses, expected):
+    assert expected == spikes(losses)
+
+
 @pytest.mark.parametrize("verb", [pytest.param("run", marks=pytest.mark.mpi), "simulate"])
 def test_a_run_and_a_simulation_that_diverge_fail_alike(ttlaunch, verb):
     answer = ttlaunch(f"{verb} hierarchical_parallel --ranks 3 {DIVERGES} {SMALL} --format json")
     report = json.loads(answer.stdout)
     assert (1, "failed", "R011") == (answer.status, report["status"], report["failure"]["code"])
-    assert "step 2: training has diverged" in report["failure"]["cause"]
+    assert 2 == report["failure"]["step"]
+    assert "had a loss of nan in micro-batch 0: training has diverged" == report["failure"]["cause"]
+    assert (verb == "run") == ("ttlaunch replay" in (report["failure"]["next_step"] or ""))
 
 
 @pytest.mark.parametrize("verb", [pytest.param("run", marks=pytest.mark.mpi), "simulate"])

@@ -55,6 +55,9 @@ class LocalContext:
     def result(self, name, value):
         self.said.append((name, value))
 
+    def report_not_finite(self, step, *, micro_batch, loss):
+        self.said.append(("not finite", step, micro_batch, loss))
+
     def note(self, text):
         self.said.append(("note", text))
 

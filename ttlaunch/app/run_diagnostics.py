@@ -53,7 +53,25 @@ def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[
         *checkpoint_diagnostics(report),
         *lost_output_diagnostics(report.ranks),
         *bad_record_diagnostics(folder),
+        *spike_diagnostics(report, folder),
         *(traffic_diagnostics(report.traffic, [row.role for row in facts.ranks]) if is_done else []),
+    ]
+
+
+def spike_diagnostics(report: Report, folder: RunFolder) -> list[Diagnostic]:
+    """Note the first steps whose loss was far above those before, and how to look at them."""
+    if not report.loss_spikes:
+        return []
+    first, *others = report.loss_spikes
+    message = f"the loss of step {first['step']} was {first['loss']:.4g}, far above the {first['median']:.4g} of the steps before"
+    notes = [
+        f"the bound was {first['bound']:.4g}: the median of the last losses and ten of their median absolute deviations"
+    ]
+    notes += [f"so were those of step {', '.join(str(one['step']) for one in others)}"] if others else []
+    is_recipe = read_object_if_any(folder.file(contract.PLAN_FILE)).get("recipe") is not None
+    again = f"`ttlaunch replay {report.run_id} --step {first['step']}` shows the texts, gradients and activations of that step"
+    return [
+        Diagnostic("R088", message, notes=tuple(notes), hints=(again,) if is_recipe else (), severity=Severity.WARNING)
     ]
 
 
@@ -81,9 +99,8 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     elif failure.rank is not None:
         last = next((one for one in report.ranks if one["rank"] == failure.rank), {}).get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
-        is_complete = (
-            failure.place or failure.kind is Cause.CHECKPOINT
-        )  # the last lines on stderr would repeat the message
+        # The last lines on stderr would repeat the message.
+        is_complete = failure.place or failure.kind in {Cause.CHECKPOINT, Cause.DIVERGED}
         notes += [] if is_complete else _stderr_tail(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []

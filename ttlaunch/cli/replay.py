@@ -114,11 +114,29 @@ def _lines(found: "Replay", *, rank: int | None, micro_batch: int | None) -> Ite
         yield f"  {name:<16} {', '.join(map(repr, values))}"
     if found.played.report.parameters_sha256 is not None:
         yield f"  parameters       sha256 {found.played.report.parameters_sha256}"
+    yield from _not_finite_lines(found)
     ranks = [one for one in (found.shown.ranks if found.shown is not None else ()) if rank in {None, one.rank}]
     for one in ranks:
         yield from _rank_lines(one, micro_batch=micro_batch, has_tables=rank is not None)
     if ranks and rank is None:
         yield "`--rank R` shows activations, gradients and parameters; `--format json` all that was found"
+
+
+def _not_finite_lines(found: "Replay") -> Iterator[str]:
+    """Name the first layer that made a value that is NaN or infinite, and the sequences from which it made it."""
+    from ttlaunch.records.replay import first_not_finite
+
+    first = first_not_finite(found.shown.ranks) if found.shown is not None else None
+    if first is None:
+        return
+    rank, bad = first
+    which = "backward" if bad.is_backward else "forward"
+    yield f"  first not finite rank {rank.rank} ({rank.role}), micro-batch {bad.micro_batch}: the {which} pass of {shown(bad.layer)}"
+    yield f"                   made {bad.nans} NaN and {counted(bad.infs, 'infinite value')} of"
+    for batch in rank.batches:
+        if batch.index == bad.micro_batch:
+            for text in batch.texts:
+                yield f"    {shown(text, longest=_LONGEST)}"
 
 
 def _proof(found: "Replay") -> str:

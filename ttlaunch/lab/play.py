@@ -21,7 +21,7 @@ from ttlaunch.running.bad_records import BadLine, report_bad_records
 from ttlaunch.running.checkpoints.complete import LostCheckpoints, complete_checkpoints, remove_old
 from ttlaunch.running.conclude import compared_replicas, different_parameters, folder_failure
 from ttlaunch.running.failures.attribution import first_failure
-from ttlaunch.running.failures.divergence import divergence
+from ttlaunch.running.failures.divergence import divergence, with_first_micro_batch
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
 from ttlaunch.running.report import Report, make_report
@@ -135,6 +135,7 @@ def _conclude(
     failure = _failure(plan, watch, broken, findings=findings, returncode=returncode)
     if failure is None and not findings:
         failure = divergence(watch.ranks, plan.as_json()["config"])
+    failure = with_first_micro_batch(failure, watch.ranks, run_id="")
     report = make_report(
         plan,
         folder,

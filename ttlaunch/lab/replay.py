@@ -28,7 +28,7 @@ from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.replay import RESULT_FILE, ReplayEnd, ReplayOrder
+from ttlaunch.records.replay import RESULT_FILE, ReplayEnd, ReplayOrder, first_not_finite
 from ttlaunch.records.replay import as_json as record_as_json
 from ttlaunch.running.checkpoints.resume import find_checkpoint
 from ttlaunch.running.logs.output import SilentView, View
@@ -382,11 +382,18 @@ def as_json(replay: Replay, *, rank: int | None = None, micro_batch: int | None 
             for one in replay.agreement.mismatches
         ],
         "failure": replay.ended,
+        "not_finite": _not_finite_as_json(replay),
         "parameters_sha256": replay.played.report.parameters_sha256,
         "numbers": {name: {str(rank): value for rank, value in by_rank.items()} for name, by_rank in numbers.items()},
         "ranks": chosen,
         "duration_s": replay.duration_s,
     }
+
+
+def _not_finite_as_json(replay: Replay) -> dict[str, Any] | None:
+    """Return the first layer that made a value that is no number, with its rank and its pass; None if none did."""
+    first = first_not_finite(replay.shown.ranks) if replay.shown is not None else None
+    return None if first is None else {"rank": first[0].rank, **record_as_json(first[1])}
 
 
 def judged(replay: Replay) -> list[Diagnostic]:

@@ -31,7 +31,7 @@ from ttlaunch.records.parser import (
     record,
     shown,
 )
-from ttlaunch.records.updates import Update
+from ttlaunch.records.updates import NotFinite, Update
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _LONGEST_NOTE = 100
-
 # The records of a rank's progress; each is a line of `records/rank-N.progress.jsonl`, with the fields in this order.
 
 
@@ -258,6 +257,7 @@ if TYPE_CHECKING:
         Validation,
         Update,
         LayerNorms,
+        NotFinite,
         LostCheckpoint,
         Stopping,
         Note,
@@ -283,6 +283,7 @@ _PROGRESS = {
     contract.KIND_VALIDATION: Validation,
     contract.KIND_UPDATE: Update,
     contract.KIND_LAYER_NORMS: LayerNorms,
+    contract.KIND_NOT_FINITE: NotFinite,
     contract.KIND_LOST_CHECKPOINT: LostCheckpoint,
     contract.KIND_STOPPING: Stopping,
     contract.KIND_NOTE: Note,
@@ -459,9 +460,6 @@ class OutputNote:
     is_over: Flag
 
 
-# How lines become records
-
-
 def read_progress(line: bytes) -> AnyProgress | BadRecord:
     """Parse a line of a rank's progress."""
     content = load(line)
@@ -490,11 +488,11 @@ def read_output_note(line: bytes) -> OutputNote | BadRecord:
         time, end = float(parts[0]), int(parts[2])
     except ValueError:
         return BadRecord(f"it is {shown(line)}, expected a time, 1 or 2, and a length")
-    stream = "stdout" if parts[1] == b"1" else "stderr"
-    return parse(OutputNote, {"time": time, "stream": stream, "end": end, "is_over": parts[3:] == [b"end"]})
+    known = {"time": time, "stream": "stdout" if parts[1] == b"1" else "stderr", "end": end}
+    return parse(OutputNote, {**known, "is_over": parts[3:] == [b"end"]})
 
 
 def _with_values(content: dict[str, Any]) -> dict[str, Any]:
     """Move the numbers of a line, which are beside its time and step, into an object of their own."""
-    known: dict[str, Any] = {name: content[name] for name in ("time", "step") if name in content}
-    return {**known, "values": {name: value for name, value in content.items() if name not in _OF_LINE}}
+    values = {name: value for name, value in content.items() if name not in _OF_LINE}
+    return {**{name: content[name] for name in ("time", "step") if name in content}, "values": values}

@@ -9,6 +9,7 @@ from ttlaunch.records.parser import Count, Flag, Number, Rank, Step, Text, Word,
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 ORDER_FILE = "replay-order.json"
@@ -88,6 +89,22 @@ class ShownBatch:
 
 
 @record
+class FirstNotFinite:
+    """The first layer of a micro-batch's passes that made a value that is NaN or infinite.
+
+    Attributes:
+        layer: Its name in the model; `loss` for the loss itself.
+        is_backward: Whether its backward pass made it, of finite activations; else its forward pass.
+    """
+
+    micro_batch: Count
+    layer: Word
+    is_backward: Flag
+    nans: Count
+    infs: Count
+
+
+@record
 class ShownRank:
     """What a rank had in the step that was shown.
 
@@ -95,6 +112,7 @@ class ShownRank:
         is_complete: Whether the rank has come to the end of the step.
         gradients: Those of the mean loss, clipped, as the update used them; empty for a rank that makes no update.
         tensors: Parameters, and the state of the optimizer, after the update.
+        not_finite: The first layer that made a value that is no number, in the first such micro-batch of the rank; None if none did.
     """
 
     rank: Rank
@@ -105,6 +123,7 @@ class ShownRank:
     micro_gradients: tuple[PassTensor, ...]
     gradients: tuple[NamedTensor, ...]
     tensors: tuple[NamedTensor, ...]
+    not_finite: FirstNotFinite | None = None
 
 
 @record
@@ -115,10 +134,29 @@ class ReplayEnd:
     ranks: tuple[ShownRank, ...]
 
 
+def first_not_finite(ranks: Sequence[ShownRank]) -> tuple[ShownRank, FirstNotFinite] | None:
+    """Find the rank and the layer that first made a value that is NaN or infinite, in the first micro-batch that has one.
+
+    Stages of a pipeline share a micro-batch: forward passes go from the first rank to the last, backward passes the other way.
+    """
+    found = [(rank, one) for rank in ranks if (one := rank.not_finite) is not None]
+    return min(
+        found,
+        key=lambda pair: (
+            pair[1].micro_batch,
+            pair[1].is_backward,
+            -pair[0].rank if pair[1].is_backward else pair[0].rank,
+        ),
+        default=None,
+    )
+
+
 def as_json(value: object) -> Any:
     """Convert a record of this module back to the JSON from which it was read."""
     if isinstance(value, (list, tuple)):
         return [as_json(one) for one in value]
-    if isinstance(value, (ReplayOrder, TensorFacts, NamedTensor, PassTensor, ShownBatch, ShownRank, ReplayEnd)):
+    if isinstance(
+        value, (ReplayOrder, TensorFacts, NamedTensor, PassTensor, ShownBatch, FirstNotFinite, ShownRank, ReplayEnd)
+    ):
         return {name: as_json(one) for name, one in vars(value).items()}
     return value

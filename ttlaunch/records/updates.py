@@ -1,8 +1,8 @@
-"""What a rank records of an update whose gradients may be old. Python 3.9 and the standard library only."""
+"""What a rank records of an update whose gradients may be old, and of a loss that is no number. Python 3.9, standard library only."""
 
 from __future__ import annotations
 
-from ttlaunch.records.parser import Count, Step, Time, record
+from ttlaunch.records.parser import Count, Number, Step, Time, record
 
 
 @record
@@ -20,3 +20,13 @@ class Update:
     step: Step
     task: Step
     parts: tuple[tuple[Count, Count, Count], ...]
+
+
+@record
+class NotFinite:
+    """The first micro-batch of a step whose loss is NaN or infinite on this rank."""
+
+    time: Time
+    step: Step
+    micro_batch: Count
+    loss: Number

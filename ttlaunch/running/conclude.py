@@ -17,7 +17,7 @@ from ttlaunch.records.ranks import RankExit, moved_back, read_output_note
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure
-from ttlaunch.running.failures.divergence import divergence
+from ttlaunch.running.failures.divergence import divergence, with_first_micro_batch
 from ttlaunch.running.failures.failure import Failure, Follower, rank_failure
 from ttlaunch.running.failures.name_cause import name_lost_folder
 from ttlaunch.running.failures.stderr_tail import read_stderr_tail, stderr_tails
@@ -124,6 +124,7 @@ def conclude(
     failure = None if obeyed else find_failure(folder, watch, ending, plan=plan, engine=engine, returncode=returncode)
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
+    failure = with_first_micro_batch(failure, watch.ranks, run_id=folder.run_id)
     status, exit_status = "done", contract.STATUS_DONE
     if ending.signal_number == signal.SIGINT:
         status, exit_status = "interrupted", contract.STATUS_INTERRUPTED

@@ -58,10 +58,12 @@ _KINDS = {
     "results": "dict[str, Json]",
     "lost_hosts": "dict[str, Time]",
     "epochs": "tuple[dict[str, Json], ...]",
+    "loss_spikes": "tuple[dict[str, Json], ...]",
     "failure": "dict[str, Json] | None",
     "ranks": "tuple[dict[str, Json], ...]",
 }
 """The kinds of the parts of `report.json`, as `records/parser.py` names them; older versions wrote fewer parts."""
+_SPIKE_KINDS = {"step": "Count", "loss": "Number", "median": "Number", "bound": "Number"}
 _RANK_KINDS = {"rank": "Rank", "role": "Word", "host": "Word"}
 _EPOCH_KINDS = {
     "epoch": "Count",
@@ -98,6 +100,8 @@ class Report:
         epochs: Of an elastic run, its epochs in order: `members`, the `step` after which each began, `reasons`, and what the
             change cost and its members sent, see `running/membership/membership.py`; empty for any other run.
         start_times: Where the time from Enter to the first step went, see `running/start_times.py`; None if it is not known.
+        loss_spikes: The first steps whose training loss was far above those before: `step`, `loss`, and the `median` and the `bound` of
+            the last losses, see `LossSpike`.
         traffic: The bytes that ranks sent, compared with the recipe's formula; None if ranks did not count them.
     """
 
@@ -130,6 +134,7 @@ class Report:
     epochs: tuple[Mapping[str, Any], ...] = ()
     startup_s: float | None = None
     start_times: Mapping[str, Any] | None = None
+    loss_spikes: tuple[Mapping[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `report.json`."""
@@ -141,6 +146,7 @@ class Report:
         values["lost_checkpoints"] = [{"step": step, "reason": reason} for step, reason in lost]
         values["ranks"] = [_finite(dict(rank)) for rank in self.ranks]
         values["epochs"] = [dict(epoch) for epoch in self.epochs]
+        values["loss_spikes"] = [dict(spike) for spike in self.loss_spikes]
         return {name: _finite(value) for name, value in values.items()}
 
     @classmethod
@@ -158,6 +164,7 @@ class Report:
             "lost_checkpoints": {one["step"]: one["reason"] for one in record["lost_checkpoints"]},
             "ranks": tuple(map(_number, record["ranks"])),
             "epochs": tuple(record.get("epochs", ())),
+            "loss_spikes": tuple(record.get("loss_spikes", ())),
         }
         measured = {name: _number(record.get(name)) for name in _MEASURED}
         return cls(**{**record, **measured, **parts})
@@ -174,6 +181,8 @@ def check_parts(record: Mapping[str, Any]) -> None:
         _check(epoch, _EPOCH_KINDS, optional=_MORE_EPOCH_KINDS)
         if epoch.get("traffic") is not None:
             _check(checked("dict[str, Json]", epoch["traffic"]), _EPOCH_TRAFFIC_KINDS)
+    for spike in record.get("loss_spikes", ()):
+        _check(spike, _SPIKE_KINDS)
     for row in record.get("ranks", ()):
         _check(row, _RANK_KINDS, optional=_MORE_RANK_KINDS)
         if row.get("last_operation") is not None:
@@ -239,7 +248,14 @@ def make_report(
         traffic=None if plan.elastic else _traffic(plan, folder, ranks, is_done=status == "done", complain=complain),
         startup_s=None if up is None else round(min(duration_s, max(0.0, up - time.time() + duration_s)), 3),
         start_times=start.as_json() if start else None,
+        loss_spikes=_loss_spikes(ranks),
     )
+
+
+def _loss_spikes(ranks: list[RankState]) -> tuple[Mapping[str, Any], ...]:
+    """Return the spikes of the loss by step, from the first rank that has reported one for a step."""
+    by_step = {spike.step: spike._asdict() for state in reversed(ranks) for spike in state.spikes.found}
+    return tuple(by_step[step] for step in sorted(by_step))
 
 
 def _traffic(

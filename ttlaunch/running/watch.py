@@ -40,7 +40,9 @@ from ttlaunch.records.ranks import (
     read_progress,
 )
 from ttlaunch.records.regular_files import read_tail
+from ttlaunch.records.updates import NotFinite
 from ttlaunch.running.bad_records import BadLine, BadRecords, good_records
+from ttlaunch.running.loss_spikes import LossSpikes
 from ttlaunch.running.replicas import ReplicaWatch
 from ttlaunch.running.runs.files import Tail, read_file
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -50,6 +52,7 @@ _STARTING_S = 10.0
 _HELD_RECORDS = 4096
 _MOST_STAGES = 16
 _MOST_METRICS = 64
+_MOST_NOT_FINITE = 64
 _OWN_PLACE = frozenset(
     {"loss", "grad_norm", contract.ARRIVED_FROM, *contract.COUNTED, *(contract.OWN + name for name in contract.COUNTED)}
 )
@@ -89,6 +92,8 @@ class RankState:
         connection: `silent` or `lost` if the connection to the rank's host is; else empty.
         first_step: The first reported step; larger than 1 if the rank continues from a checkpoint.
         diverged: If the last losses are NaN or infinite, the first step of this series and its loss; else None.
+        not_finite: The micro-batches whose losses the rank reported as NaN or infinite, by step; the first steps only.
+        spikes: The first steps whose loss was far above those before.
         first_step_time, last_step_time: When the rank reported its first and last step, seconds since the epoch.
         lost_checkpoints: By step, why the rank has written no part of a checkpoint.
         stops_after: The step to which the rank is committed; known once it has noticed the order to stop.
@@ -116,6 +121,8 @@ class RankState:
     grad_norm: float | None = None
     connection: str = ""
     diverged: tuple[int, float] | None = None
+    not_finite: dict[int, NotFinite] = field(default_factory=dict)
+    spikes: LossSpikes = field(default_factory=LossSpikes)
     counts: str = contract.COUNTED[0]
     counted: int = 0
     own_counted: int | None = None
@@ -406,6 +413,8 @@ def _fold_measured(state: RankState, record: AnyProgress) -> None:
     match record:
         case Validation():
             state.validations.append(record)
+        case NotFinite():
+            state.not_finite |= {} if len(state.not_finite) >= _MOST_NOT_FINITE else {record.step: record}
         case LayerNorms():
             if record.step >= max(state.layer_norms, default=0):
                 state.layer_norms = {record.step: record.norms}
@@ -435,6 +444,7 @@ def _fold_step(state: RankState, record: StepDone) -> None:
     if record.loss is not None:
         state.loss = float(record.loss)
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
+        state.spikes.add(state.step, state.loss)
     if record.grad_norm is not None:
         state.grad_norm = float(record.grad_norm)
     counts, number = record.counted

@@ -81,8 +81,7 @@ class RankContext:
         self._world = world
         self.traffic = traffic or TrafficCounter()
         self._communicator = CountingCommunicator(communicator, self.traffic)
-        self._records = records
-        self._corpus = corpus
+        self._records, self._corpus = records, corpus
         self._data: TrainingData | None = None
         self._checkpoints = checkpoints
         self._digests = digests
@@ -476,6 +475,10 @@ class RankContext:
     def report_parameters(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Report a digest of each parameter that this rank holds; the launcher compares the digests of all ranks that hold it."""
         self._records.write(contract.KIND_PARAMETERS, digests=digests(named_parameters))
+
+    def report_not_finite(self, step: int, *, micro_batch: int, loss: float) -> None:
+        """Report a micro-batch whose loss is NaN or infinite."""
+        self._records.write(contract.KIND_NOT_FINITE, step=step, micro_batch=micro_batch, loss=loss)
 
     def result(self, name: str, value: float | str) -> None:
         """Add a value to the run's summary."""

@@ -33,6 +33,7 @@ def saved(tmp_path):
         files = [{"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}]
         return SimpleNamespace(
             device=torch.device("cpu"),
+            report_not_finite=lambda *_, **__: None,
             watch=lambda *_, **__: None,
             restore_weights=lambda model: read_tensors(files, into=dict(held_tensors(model))),
         )

@@ -39,7 +39,8 @@ class Cause(StrEnum):
     HOST_LOST = "host_lost"
     HUNG = "hung"  # no rank made progress
     DIFFERS = "replicas_differ"  # ranks hold the same tensor with different bits
-    OTHER = "other"  # the run failed, not a rank: its folder, the engine, diverged losses
+    DIVERGED = "diverged"  # the loss, or the norm of the gradient, is NaN or infinite
+    OTHER = "other"  # the run failed, not a rank: its folder, the engine
     LOST_PEER = "lost_peer"  # ended because another rank had gone
     FENCED = "fenced"  # its host was cut off, so the agent there ended it
     ENDED = "ended"  # by the engine or by us, with the run
@@ -118,6 +119,8 @@ def classify_exception(
     """
     if kind in _CHECKPOINT_TYPES:
         return Cause.CHECKPOINT
+    if kind == "NotFiniteError":
+        return Cause.DIVERGED
     if kind == "NoMpiError":
         return Cause.NO_MPI
     if _is_port_taken(kind, message):

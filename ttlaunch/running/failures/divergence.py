@@ -3,9 +3,11 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure
 from ttlaunch.running.watch import RankState
 
@@ -20,8 +22,12 @@ class _Bad(NamedTuple):
 
     @property
     def cause(self) -> str:
-        what = f"a validation loss of {self.loss} after" if self.is_validation else f"a training loss of {self.loss} in"
-        return f"reported {what} step {self.step}: training has diverged"
+        what = (
+            f"validation loss of {self.loss} after step {self.step}"
+            if self.is_validation
+            else f"training loss of {self.loss}"
+        )
+        return f"reported a {what}: training has diverged"
 
 
 def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> Failure | None:
@@ -38,7 +44,43 @@ def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> 
         return None
     first = min(found)
     row = next(state.row for state in ranks if state.row.rank == first.rank)
-    return rank_failure(row, code="R011", cause=first.cause, time=time.time(), comes_again=True)
+    step = None if first.is_validation else first.step  # whose passes made it
+    return rank_failure(
+        row, code="R011", kind=Cause.DIVERGED, cause=first.cause, step=step, time=time.time(), comes_again=True
+    )
+
+
+def with_first_micro_batch(failure: Failure | None, ranks: Sequence[RankState], *, run_id: str) -> Failure | None:
+    """Name the micro-batch in which a training has diverged, and its rank, as far as ranks have reported it.
+
+    A rank knows the loss of each of its micro-batches. The rank that stops the training is any of those that know the norm of the
+    whole gradient.
+
+    Args:
+        failure: The failure of a run; only a divergence is changed.
+        ranks: All ranks.
+        run_id: The run that `ttlaunch replay` is given; empty for one that it cannot repeat.
+    """
+    step = None if failure is None else failure.step
+    if failure is None or failure.kind is not Cause.DIVERGED or step is None:
+        return failure
+    followers = tuple(one for one in failure.followers if one.kind is not Cause.DIVERGED)
+    again = f"`ttlaunch replay {run_id} --step {step}` names the layer and shows the texts" if run_id else None
+    failure = replace(failure, followers=followers, last_lines=(), next_step=again)
+    reported = [(one.micro_batch, state, one) for state in ranks if (one := state.not_finite.get(step))]
+    if not reported:
+        return failure
+    _, state, found = min(reported, key=lambda one: one[0])
+    row = state.row
+    return replace(
+        failure,
+        rank=row.rank,
+        role=row.role,
+        host=row.host,
+        cause=f"had a loss of {found.loss} in micro-batch {found.micro_batch}: training has diverged",
+        evidence=(f"rank {failure.rank} {failure.cause.partition(':')[0]}", *failure.evidence),
+        followers=tuple(one for one in followers if one.rank != row.rank),
+    )
 
 
 def _in_validation(state: RankState) -> _Bad | None:
@@ -59,7 +101,8 @@ def _in_training(state: RankState) -> _Bad | None:
 
 def _skips_overflows(config: Mapping[str, Any] | None) -> bool:
     """Whether ranks skip the update of a step whose loss is NaN or infinite, so that the weights stay finite."""
-    return ((config or {}).get("training_config") or {}).get("precision") == "fp16"
+    training = (config or {}).get("training_config") or {}
+    return training.get("precision") == "fp16" or training.get("on_not_finite") == "skip"
 
 
 def _weights_are_numbers(ranks: Sequence[RankState], found: Sequence[_Bad]) -> bool:

@@ -99,6 +99,11 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
         code, cause = ("R030", "could not keep a checkpoint") if is_write else ("R031", "could not begin")
         cause = f"{cause}: {first_line}"
         return rank_failure(state.row, code=code, kind=kind, cause=cause, time=error.began, comes_again=not is_write)
+    if kind is Cause.DIVERGED:
+        cause = f"stopped, because {first_line}: training has diverged"
+        return rank_failure(
+            state.row, code="R011", kind=kind, cause=cause, time=error.began, step=error.step, comes_again=True
+        )
     other_world = name == "WorldSizeError"  # the ranks use another MPI than mpirun's; a restart would not change that
     return _failure(
         state,

@@ -27,6 +27,7 @@ class LossScaler:
     Attributes:
         name: The name of its messages, in reports.
         scale: The scale of the step that is being computed, a power of two.
+        skips: Whether updates are skipped whose gradient is not finite; always with fp16.
         skipped: Steps whose update was skipped.
     """
 
@@ -36,6 +37,7 @@ class LossScaler:
         """Begin with the configured scale."""
         self._cfg = cfg.loss_scale_config
         self.is_on = cfg.training_config.precision == "fp16"
+        self.skips = cfg.training_config.skips_updates
         self.scale = 2.0**self._cfg.initial_power if self.is_on else 1.0
         self.skipped = self._good_steps = 0
         self._useless = 0  # skipped in a row although the scale was the smallest
@@ -57,16 +59,17 @@ class LossScaler:
 
     def update(self, *, overflowed: bool) -> None:
         """Choose the scale of the next step; every rank that updates calls it once in a step, with equal arguments."""
+        if overflowed:
+            self.skipped += 1
+            if self._result is not None:
+                self._result("skipped steps", self.skipped)
         if not self.is_on:
             return
         self._good_steps = 0 if overflowed else self._good_steps + 1
         smallest = 2.0**self._cfg.min_power
         self._count_useless(overflowed=overflowed and self.scale <= smallest)
         if overflowed:
-            self.skipped += 1
             self.scale = max(self.scale / 2, smallest)
-            if self._result is not None:
-                self._result("skipped steps", self.skipped)
         elif self._good_steps == self._cfg.growth_interval:
             self._good_steps = 0
             self.scale = min(self.scale * 2, 2.0**self._cfg.max_power)

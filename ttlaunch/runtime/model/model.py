@@ -9,7 +9,8 @@ Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_
 flat vectors of `flat.py`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class Model(nn.Module):
         weights_N: All parameters in one flat view, float32; writing here changes them.
         grads_N: All gradients, in the same layout; backward passes add to it.
         traffic: Records updates; set by `RankContext.watch`. None: nobody watches the model.
+        report_not_finite: What `note_loss` reports to; None: nobody.
         loss_scaler: The factor by which losses are multiplied before a backward pass, in this step.
         splits: For each parameter that is split among ranks, which of its values are here; parameters without an entry
             are whole.
@@ -70,6 +72,8 @@ class Model(nn.Module):
         self.is_tied = sizes.tie_embeddings
         self.vocabulary = vocabulary
         self.traffic: PassRecorder | None = None
+        self.report_not_finite: Callable[..., object] | None = None
+        self._not_finite_in: int | None = None  # the last step of which a loss was reported
         self._cfg = cfg
         self.loss_scaler = LossScaler(cfg)
         self.seed = cfg.training_config.seed
@@ -204,6 +208,17 @@ class Model(nn.Module):
     def masks(self, step: int, micro_batch: int) -> Masks:
         """Return what the dropout masks of a training pass are drawn from; it is the same on any rank."""
         return Masks(self.seed, step, micro_batch)
+
+    def note_loss(self, masks: Masks, loss: float) -> float:
+        """Report the loss of a training pass if it is NaN or infinite, and the first one of its step; `masks` names both.
+
+        Returns:
+            The loss.
+        """
+        if not math.isfinite(loss) and masks.step != self._not_finite_in and self.report_not_finite is not None:
+            self._not_finite_in = masks.step
+            self.report_not_finite(masks.step, micro_batch=masks.micro_batch, loss=loss)
+        return loss
 
     def ranges_of_blocks(self, blocks: range) -> tuple[range, range]:
         """Find the parameters of `blocks`; the first block includes the embedding, the last one the head.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.records.replay import NamedTensor, PassTensor, ShownBatch, ShownRank, TensorFacts
+from ttlaunch.records.replay import FirstNotFinite, NamedTensor, PassTensor, ShownBatch, ShownRank, TensorFacts
 
 _PARTS = 10
 """The parts of a histogram."""
@@ -40,6 +40,7 @@ class StepObserver:
         self._forward: int | None = None  # the micro-batch of the pass that runs
         self._backward: int | None = None
         self._passes = 0
+        self._not_finite: dict[int, FirstNotFinite] = {}  # by micro-batch
 
     def watch(self, model: nn.Module) -> None:
         """Describe what a model's layers and passes make, in the step."""
@@ -48,6 +49,7 @@ class StepObserver:
         model.register_forward_hook(self._end_forward)
         for place, (name, layer) in enumerate(_layers(model)):
             layer.register_forward_hook(partial(self._note_activation, place, name))
+            layer.register_forward_hook(partial(self._watch_inputs, name))
 
     def begin(self) -> None:
         """Begin the step: gradients of parameters are watched from here on, which earlier steps need not pay for."""
@@ -98,6 +100,7 @@ class StepObserver:
             micro_gradients=_in_order(self._micro_gradients),
             gradients=tuple(NamedTensor(name=name, facts=facts) for name, facts in self._gradients.items()),
             tensors=tuple(NamedTensor(name=name, facts=facts) for name, facts in self._tensors.items()),
+            not_finite=self._not_finite[min(self._not_finite)] if self._not_finite else None,
         )
 
     def _begin_forward(self, _model: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -112,8 +115,21 @@ class StepObserver:
         if micro_batch is not None and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(partial(self._begin_backward, micro_batch))
 
-    def _begin_backward(self, micro_batch: int, _gradient: Tensor) -> None:
+    def _begin_backward(self, micro_batch: int, gradient: Tensor) -> None:
         self._backward = micro_batch
+        self._check_gradient(micro_batch, "loss", gradient)
+
+    def _check_gradient(self, micro_batch: int | None, layer: str, gradient: Tensor) -> None:
+        """Note a layer whose backward pass has made a gradient that is not finite: that of its input, or of a parameter."""
+        if self.is_active and micro_batch is not None and micro_batch not in self._not_finite:
+            self._check(micro_batch, layer, describe(gradient), is_backward=True)
+
+    def _check(self, micro_batch: int, layer: str, facts: TensorFacts, *, is_backward: bool) -> None:
+        if facts.nans or facts.infs:
+            found = FirstNotFinite(
+                micro_batch=micro_batch, layer=layer, is_backward=is_backward, nans=facts.nans, infs=facts.infs
+            )
+            self._not_finite.setdefault(micro_batch, found)  # passes run in order
 
     def _note_activation(self, place: int, name: str, _layer: nn.Module, _inputs: Any, output: Any) -> None:
         # A layer that computes its activations again in the backward pass makes the same ones: `_forward` is None then.
@@ -121,16 +137,33 @@ class StepObserver:
             return
         key = self._forward, place
         if key not in self._activations:
-            self._activations[key] = PassTensor(micro_batch=self._forward, name=name, facts=describe(output))
+            facts = describe(output)
+            self._activations[key] = PassTensor(micro_batch=self._forward, name=name, facts=facts)
+            self._check(self._forward, name, facts, is_backward=False)
+
+    def _watch_inputs(self, name: str, _layer: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
+        """Check the gradient of a layer's input, which its backward pass makes."""
+        micro_batch = self._forward
+        for one in inputs if micro_batch is not None else ():
+            if isinstance(one, Tensor) and one.requires_grad:
+                one.register_hook(partial(self._check_gradient, micro_batch, name))
 
     def _note_micro_gradient(self, place: int, name: str, gradient: Tensor) -> None:
         if self.is_active and self._backward is not None:
-            known = PassTensor(micro_batch=self._backward, name=name, facts=describe(gradient))
+            facts = describe(gradient)
+            known = PassTensor(micro_batch=self._backward, name=name, facts=facts)
             self._micro_gradients[self._backward, place] = known
+            self._check(self._backward, _layer_of(name), facts, is_backward=True)
 
 
 def _in_order(known: dict[tuple[int, int], PassTensor]) -> tuple[PassTensor, ...]:
     return tuple(known[key] for key in sorted(known))
+
+
+def _layer_of(parameter: str) -> str:
+    """Return the name that `_layers` gives to the layer of a parameter, such as `blocks.1` of `blocks.1.norm.weight`."""
+    first, second, *_ = f"{parameter}.".split(".")
+    return f"{first}.{second}" if second.isdecimal() else first
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -50,6 +50,10 @@ def global_norm(squared_norms: Sequence[float]) -> float:
     return math.sqrt(level[0]) if level else 0.0
 
 
+class NotFiniteError(ArithmeticError):
+    """The gradient of a step has NaN or infinite values, and `training_config.on_not_finite` says that training stops then."""
+
+
 class Updated(Protocol):
     """The part of a model that an optimizer uses: parameters, and their gradients in one flat vector."""
 
@@ -150,7 +154,7 @@ class Optimizer:
     def step(self, step: int, *, norm: float, rate_factor: float = 1.0) -> float:
         """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.
 
-        With fp16 the update is skipped if a gradient has overflowed; see `loss_scaling`.
+        With fp16 the update is skipped if a gradient has overflowed; see `loss_scaling`. Otherwise `on_not_finite` decides.
 
         Args:
             step: The step, from 1.
@@ -174,14 +178,32 @@ class Optimizer:
             grads_N: Gradients of the step; each value may be passed only once.
             norm: The norm of the whole gradient, without the loss scale. If it is not finite with fp16, the step is
                 skipped.
+
+        Raises:
+            NotFiniteError: The norm is not finite, and training stops then. It is the same on all ranks that update, so all of
+                them raise in the same step, without a message and before anything has changed.
         """
         training, scaler = self._cfg.training_config, self._model.loss_scaler
-        self._skips = scaler.is_on and not math.isfinite(norm)
+        self.check(norm)
+        self._skips = scaler.skips and not math.isfinite(norm)
         factor = 1 / scaler.scale
         if training.use_clip_grad_norm and norm > training.clip_grad_norm_max_norm:
             factor *= training.clip_grad_norm_max_norm / norm
         if factor != 1 and not self._skips:
             grads_N.mul_(factor)
+
+    def check(self, norm: float) -> None:
+        """Raise if the norm of a step's gradient is not finite and training stops then.
+
+        Raises:
+            NotFiniteError: It is so.
+        """
+        if (
+            not math.isfinite(norm)
+            and self._cfg.training_config.on_not_finite == "stop"
+            and not self._model.loss_scaler.skips
+        ):
+            raise NotFiniteError(f"the norm of the gradient is {norm}")
 
     @torch.no_grad()
     def update(self, step: int, parameters: range | None = None, *, rate_factor: float = 1.0) -> float:

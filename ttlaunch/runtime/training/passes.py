@@ -40,10 +40,10 @@ def differentiate(
         The summed loss, and the number of tokens that it is summed over, which may be 0.
     """
     loss = summed_loss(model(x_BT, masks), y_BT)
-    summed, tokens = loss.item(), count_tokens(y_BT)
+    whole: Any = getattr(model, "module", model)  # DistributedDataParallel keeps it there
+    summed, tokens = whole.note_loss(masks, loss.item()), count_tokens(y_BT)
     if before_backward is not None:
         before_backward(tokens=tokens, loss=summed)
-    whole: Any = getattr(model, "module", model)  # DistributedDataParallel keeps it there
     loss.backward(whole.loss_scaler.seed(loss))
     return summed, tokens
 

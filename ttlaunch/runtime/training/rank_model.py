@@ -45,8 +45,9 @@ def build_model(
 
 
 def introduce(model: Model, ctx: RankContext, *, values: int) -> None:
-    """Count a model's passes in the traffic counter, and report the updates that its loss scaler skips."""
-    if model.loss_scaler.is_on:
+    """Count a model's passes in the traffic counter, and report losses that are not finite and updates that are skipped."""
+    model.report_not_finite = ctx.report_not_finite
+    if model.loss_scaler.skips:
         is_reporter = ctx.position(ctx.role) == 0  # of ranks that update alike, one reports to the user
         model.loss_scaler.tell(
             ctx.result, note=(lambda text: ctx.note(f"step {ctx.step}: {text}")) if is_reporter else None

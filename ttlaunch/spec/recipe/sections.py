@@ -98,6 +98,11 @@ class TrainingConfig(Section):
     activation_checkpointing: Annotated[bool, Bits.FREE] = Field(
         default=False, description="compute each block again in the backward pass instead of keeping its activations"
     )
+    on_not_finite: Annotated[Literal["stop", "skip", "continue"], Bits.FREE] = Field(
+        "stop",
+        description="before an update with a gradient whose norm is NaN or infinite; stop: the run ends, with its weights as they "
+        "were; skip: that update is left out; continue: it is made; fp16 always skips",
+    )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
     learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
     beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients; SGD: momentum")
@@ -125,8 +130,13 @@ class TrainingConfig(Section):
 
     @property
     def updates_need_the_norm(self) -> bool:
-        """Return whether no weight may change before the gradient's norm is known: to clip it, or skip an overflow."""
-        return self.use_clip_grad_norm or self.precision == "fp16"
+        """Return whether no weight may change before the gradient's norm is known: to clip it, or to skip the update."""
+        return self.use_clip_grad_norm or self.skips_updates
+
+    @property
+    def skips_updates(self) -> bool:
+        """Return whether the update of a gradient whose norm is not finite is left out."""
+        return self.precision == "fp16" or self.on_not_finite == "skip"
 
     @property
     def micro_batches(self) -> int:

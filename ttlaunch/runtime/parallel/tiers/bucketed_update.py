@@ -45,6 +45,7 @@ class BucketedUpdate:
                 self.rate = self._optimizer.update(step, bucket.parameters)
                 yield bucket
         self.norm = global_norm([square for _, squares in sorted(squared) for square in squares])
+        self._optimizer.check(self.norm)
         if self._waits_for_norm:
             for bucket in reversed(buckets):
                 self._optimizer.clip(bucket.of(self._model.grads_N), norm=self.norm)

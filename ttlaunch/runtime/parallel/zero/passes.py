@@ -60,7 +60,7 @@ class LayerPasses:
         if layer > len(self._out[place]) - 1:
             _, _, y_BT = self.batches[place]
             loss = summed_loss(self._model(x, self._masks[place], layer=layer), y_BT)
-            self.counts.append((count_tokens(y_BT), loss.item()))
+            self.counts.append((count_tokens(y_BT), self._model.note_loss(self._masks[place], loss.item())))
             loss.backward(self._model.loss_scaler.seed(loss))
         else:
             out_BTD = self._out[place].pop()
