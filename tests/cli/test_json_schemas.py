@@ -53,12 +53,12 @@ WITH_A_RUN = {
     "weights export latest w.safetensors": "weights-export",
     "weights export latest model --as hf": "weights-export",
     "weights import model imported.safetensors": "weights-import",
-    "generate latest a --max-tokens 2": "generate",
+    "replay": "replay",
+    "bisect latest latest": "bisect",
+    "generate latest a --max-tokens 2": "generate",  # from here on, the newest run is one that answers
     "stop latest": "stop",
     "attach": "run",
     "repro": "run",
-    "replay": "replay",
-    "bisect latest latest": "bisect",
     "run data_parallel -d --set training_config.steps=1": "detached",
     "serve latest --port 0 --api-port 0 --detach": "detached",
 }
