@@ -7,6 +7,10 @@ class LeftError(Exception):
     """This worker takes part no longer; its role ends, and that is no failure. The text says why."""
 
 
+class FinishedError(LeftError):
+    """The run has ended, and this worker has made all of its steps, too, although it knew no epoch at that moment."""
+
+
 class AbandonedError(LeftError):
     """The run has lost its coordinator: this worker saves its state, and ends."""
 

@@ -20,7 +20,7 @@ from ttlaunch.membership.messages import Begin, Message, Registered, Seat, Share
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import EpochOverError, PeerLostError
 from ttlaunch.runtime.elastic.catching_up import CatchingUp
-from ttlaunch.runtime.elastic.ends import HasLast, LeftError
+from ttlaunch.runtime.elastic.ends import FinishedError, HasLast, LeftError
 from ttlaunch.runtime.elastic.feed import Mean
 from ttlaunch.runtime.elastic.following import FollowerWays
 from ttlaunch.runtime.elastic.giving import Giver, describe_given, pull_state
@@ -362,7 +362,10 @@ class ElasticMember:
                 if self._standing.await_end(self._reporter.waiting()):
                     return
             except INTERRUPTIONS:
-                self.regroup()
+                try:
+                    self.regroup()
+                except FinishedError:
+                    return
 
     def long(self, announced: AbstractContextManager[object]) -> AbstractContextManager[None]:
         """Ask for patience during a block that may take long."""

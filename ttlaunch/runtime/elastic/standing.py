@@ -17,7 +17,7 @@ from ttlaunch.membership import worker
 from ttlaunch.membership.messages import Begin, Dismiss, Finish, Follow, Member, Message, Prepare
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError
-from ttlaunch.runtime.elastic.ends import AbandonedError, HasLast, LeftError
+from ttlaunch.runtime.elastic.ends import AbandonedError, FinishedError, HasLast, LeftError
 from ttlaunch.runtime.world import Rank
 
 if TYPE_CHECKING:  # ranks of every recipe import this file, also where gRPC is not installed
@@ -208,7 +208,8 @@ class Standing:
             raise LeftError(self._end.reason)
         state = self._state
         if isinstance(self._end, Finish) and (state.begin is None or not state.is_done):
-            raise LeftError("all steps of the run are made")
+            ended = FinishedError if state.is_done else LeftError
+            raise ended("all steps of the run are made")
         if self.directory is None and state.applied is not None and self._stop_order.has_ended(state.applied):
             # One that has acted stays: others may lack what it has of the last step, and would make an average without it.
             raise LeftError("the run was ordered to stop")
