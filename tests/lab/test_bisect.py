@@ -2,11 +2,10 @@
 
 import json
 import random
-import shutil
-from pathlib import Path
 
 import pytest
 
+from tests.changed_recipes import copied_recipe, write_before
 from tests.lab.recorded_runs import record_run
 from tests.runtime.flips import flipping
 from ttlaunch.app.dialogue import Unattended
@@ -14,7 +13,6 @@ from ttlaunch.lab.bisect import bisect
 from ttlaunch.lab.replay import prepare_replay
 from ttlaunch.lab.repro import read_origin_of
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 LAYER = "blocks.1.feed_forward_in.weight"
 
 
@@ -51,14 +49,10 @@ def test_a_changed_key_is_the_cause_and_the_update_the_first_thing_that_differs(
 
 def test_a_changed_line_is_the_cause_with_step_layer_and_micro_batch(here, runs_dir):
     folder = here / "recipes/mine"
-    shutil.copytree(RECIPES / "data_parallel", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    trainer = copied_recipe(folder)
     before = record_run(folder, runs_dir)
-    trainer = folder / "trainer.py"
-    text = trainer.read_text(encoding="utf-8")
-    line = "            expect = partial(exchange.expect, index)\n"
-    assert text.count(line) == 1
     change = "            x_BT = x_BT.clone().fill_(65) if (step, index) == (6, 2) else x_BT\n"
-    trainer.write_text(text.replace(line, change + line), encoding="utf-8")
+    number = write_before(trainer, "            expect = partial(exchange.expect, index)\n", change)
     after = record_run(folder, runs_dir)
 
     found = compared(before, after)
@@ -66,7 +60,6 @@ def test_a_changed_line_is_the_cause_with_step_layer_and_micro_batch(here, runs_
     assert ("code", 4) == (found.verdict, found.last_equal)
     parting = found.parting
     assert (6, "activation", "embedding", 2) == (parting.step, parting.what, parting.name, parting.micro_batch)
-    number = text[: text.index(line)].count("\n") + 1
     assert [f"trainer.py:{number}"] == [cause.text.split(": ")[0] for cause in found.causes]
 
 
@@ -91,7 +84,7 @@ def test_other_texts_are_the_cause_and_the_first_inputs_that_differ_are_named(he
 
 @pytest.fixture(scope="module")
 def flipped(runs_dir):
-    """The same run, in which a bit of a parameter of rank 1 flipped after step 6 and before its digests."""
+    """A run as `plain`, but for one bit of a parameter of rank 1, which flipped after step 6 and before that step's digests."""
     draw = random.Random(5)  # noqa: S311 - no secret
     return record_run("data_parallel", runs_dir, during=flipping(1, LAYER, draw, step=6))
 

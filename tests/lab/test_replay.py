@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import ttlaunch as library
+from tests.changed_recipes import copied_recipe, write_before
 from tests.lab.recorded_runs import TINY, record_run
 from tests.runtime.flips import flipping
 from ttlaunch.app.dialogue import Unattended
@@ -103,13 +103,9 @@ def test_a_flipped_bit_in_the_run_is_named_with_its_step_its_tensor_and_its_rank
 
 def test_a_run_that_failed_is_replayed_up_to_the_micro_batch_that_broke_it(here):
     folder = here / "recipes/breaking"
-    shutil.copytree(RECIPES / "data_parallel", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    trainer = folder / "trainer.py"
-    text = trainer.read_text(encoding="utf-8")
-    line = "            exchange.accumulate(index, tokens=tokens, loss=loss)\n"
-    assert text.count(line) == 1
+    trainer = copied_recipe(folder)
     broken = '            if (step, index) == (6, 2):\n                raise ArithmeticError("bad micro-batch")\n'
-    trainer.write_text(text.replace(line, broken + line), encoding="utf-8")
+    write_before(trainer, "            exchange.accumulate(index, tokens=tokens, loss=loss)\n", broken)
     run = record_run(folder, here / "runs")
     (run / "report.json").write_text(json.dumps({"status": "failed", "failure": {"step": 6}}), encoding="utf-8")
 

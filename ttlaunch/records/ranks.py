@@ -96,7 +96,7 @@ class StepDone:
 
     @property
     def own_counted(self) -> tuple[str, int] | None:
-        """As `counted`, of what a member of an elastic run has differentiated itself since its last step; None for other ranks."""
+        """Tokens or samples that a member of an elastic run has differentiated itself since its last step, as a pair of name and number; None for other ranks."""
         own = {name: value for name in contract.COUNTED if (value := self.values.get(contract.OWN + name)) is not None}
         return StepDone(time=self.time, step=self.step, values=own).counted if own else None
 

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,15 +119,14 @@ class _Measured:
         self.traffic.note(**facts)
         self._rank, self._unfinished, self._end = rank, unfinished, end
         self._memory: StepMemory | None = None
+        self._counting = ExitStack()
 
     def begin_step(self, step: int) -> None:
         if step <= _STEP:  # a training may have one step only
-            self._memory = StepMemory(self.owners)
-            self._memory.__enter__()
+            self._memory = self._counting.enter_context(StepMemory(self.owners))
 
     def end_step(self, step: int) -> dict[str, int]:
-        if self._memory is not None and step <= _STEP:
-            self._memory.__exit__(None, None, None)
+        self._counting.close()
         if step == _STEP:
             self._unfinished.discard(self._rank)
             if not self._unfinished:

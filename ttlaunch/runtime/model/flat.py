@@ -90,9 +90,13 @@ class FlatParameters:
 
 def digest(name: str, tensor: Tensor) -> str:
     """SHA-256 of name, shape, dtype and bytes, in hexadecimal."""
-    flat_bytes = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     about = f"{name}\n{tuple(tensor.shape)}\n{str(tensor.dtype).removeprefix('torch.')}\n"
-    return hashlib.sha256(about.encode() + flat_bytes.tobytes()).hexdigest()
+    return hashlib.sha256(about.encode() + raw_bytes(tensor)).hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """The bytes of a tensor's values in row-major order, of any dtype, from any device; they are copied."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def digests(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.records.replay import FirstNotFinite, NamedTensor, PassTensor, ShownBatch, ShownRank, TensorFacts
+from ttlaunch.runtime.model.flat import raw_bytes
 
 _PARTS = 10
 """The parts of a histogram."""
@@ -201,6 +202,4 @@ def describe(tensor: Tensor) -> TensorFacts:
 
 def sha256(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bytes in row-major order."""
-    data = tensor.detach().cpu().contiguous().reshape(-1)
-    content: Any = data.view(torch.uint8).numpy()
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(raw_bytes(tensor)).hexdigest()

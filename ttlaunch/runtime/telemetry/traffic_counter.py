@@ -56,7 +56,7 @@ class StepWatch(Protocol):
 
     @property
     def owners(self) -> TensorOwners:
-        """Who holds tensors from step to step."""
+        """The tensors that the rank keeps from one step to the next, by what they are: parameters, gradients, optimizer state."""
 
     def begin_step(self, step: int) -> None:
         """Begin before the step."""
