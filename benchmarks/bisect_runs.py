@@ -104,7 +104,7 @@ class Pairs:
 
     def _compared(self, other: Path) -> Any:
         dialogue = Unattended()
-        found = bisect(*(prepare_replay(read_origin_of(run), dialogue) for run in (self._good, other)), dialogue)
+        found = bisect(*(prepare_replay(read_origin_of(run), dialogue) for run in (self._good, other)))
         shutil.rmtree(other)
         return found
 

@@ -119,7 +119,7 @@ def replay(run: str | Path = "latest", *, step: int | None = None, runs_dir: str
     dialogue = Unattended()
     prepared = prepare_replay(read_origin_of(find_named_run(str(run), runs_dir=Path(runs_dir))), dialogue)
     order = ReplayOrder(step=prepared.last_step if step is None else step, shown=True, digests=False)
-    plan, began, _ = plan_replay(prepared, dialogue, step=order.step)
+    plan, began, _ = plan_replay(prepared, step=order.step)
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="ttl-replay-") as folder:
         path = Path(folder)

@@ -14,7 +14,13 @@ MB = 10**6
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("24GB", 24 * 10**9), ("512 MiB", 512 * 2**20), ("1.5TB", 1_500_000_000_000), ("100kB", 100_000)],
+    [
+        ("24GB", 24 * 10**9),
+        ("512 MiB", 512 * 2**20),
+        ("1.5TB", 1_500_000_000_000),
+        ("100kB", 100_000),
+        ("100KB", 100_000),
+    ],
 )
 def test_a_size_has_a_number_and_a_unit(text, size):
     assert size == parse_limit(text)

@@ -18,7 +18,7 @@ LAYER = "blocks.1.feed_forward_in.weight"
 
 def compared(left, right):
     dialogue = Unattended()
-    return bisect(*(prepare_replay(read_origin_of(run), dialogue) for run in (left, right)), dialogue)
+    return bisect(*(prepare_replay(read_origin_of(run), dialogue) for run in (left, right)))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.lab.recorded_runs import TINY, record_run
 from tests.runtime.flips import flipping
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.diagnostics import LaunchError
-from ttlaunch.lab.replay import prepare_replay
+from ttlaunch.lab.replay import plan_replay, prepare_replay
 from ttlaunch.lab.repro import read_origin_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -122,6 +122,44 @@ def test_a_script_and_a_step_that_the_run_does_not_have_are_refused_by_name(run)
     origin = replace(read_origin_of(run), is_command=True)
     with pytest.raises(LaunchError, match=r"P086.*cannot be replayed: it ran a program"):
         prepare_replay(origin, Unattended())
+
+
+def test_a_replay_that_fails_where_the_run_did_not_proves_nothing_and_says_so(here, ttlaunch, monkeypatch):
+    folder = here / "recipes/moody"
+    needs = '            if __import__("os").environ.get("MOODY"):\n                raise ArithmeticError("not here")\n'
+    write_before(copied_recipe(folder), "            exchange.accumulate(index, tokens=tokens, loss=loss)\n", needs)
+    run = record_run(folder, here / "runs")
+    monkeypatch.setenv("MOODY", "yes")
+
+    answer = ttlaunch(f"replay {run} --step 3")
+
+    assert 1 == answer.status
+    assert "failed before the end of step 3, which the run has made" in answer.stderr
+    assert "ArithmeticError" in answer.stderr
+    assert "it failed, and has nothing to compare" in answer.stdout
+
+
+def test_ttlaunch_as_it_was_gets_no_key_that_has_come_since(run):
+    prepared = prepare_replay(read_origin_of(run), Unattended())
+    path = run / "plan.json"
+    known = path.read_text(encoding="utf-8")
+    plan = json.loads(known)
+    del plan["config"]["training_config"]["on_not_finite"]
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    try:
+        then, _, _ = plan_replay(replace(prepared, package=run), step=2)
+        now, _, _ = plan_replay(prepared, step=2)
+    finally:
+        path.write_text(known, encoding="utf-8")
+    assert "on_not_finite" not in then.program.config["training_config"]
+    assert "stop" == now.program.config["training_config"]["on_not_finite"]
+
+
+def test_a_micro_batch_that_the_step_does_not_have_is_refused(run, ttlaunch):
+    answer = ttlaunch(f"replay {run} --step 6 --micro-batch 99")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert "step 6 of" in answer.stderr
+    assert "its micro-batches are 0 to 3" in answer.stderr
 
 
 def test_the_command_shows_texts_layers_and_gradients_and_json_has_hashes_of_all(run, ttlaunch):

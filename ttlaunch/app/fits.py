@@ -13,8 +13,8 @@ from ttlaunch.diagnostics import LaunchError, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.metrics.prediction import Prediction
 
-_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kMGT])(i?)B")
-_POWERS = {"k": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kKMGT])(i?)B")
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 _FRAGMENTS = 1.1
 """How much memory tensors take, as a multiple of their bytes: freed memory has holes in which the next tensor has no room."""
 _RUNNING_BYTES = 96 * 1024 * 1024
@@ -56,7 +56,7 @@ def parse_limit(text: str) -> int:
             f"`--fits {shown(text)}` names no size", "`--fits 24GB`, or a number and kB, MB, TB, MiB, GiB"
         )
     number, unit, is_binary = found.groups()
-    return int(float(number) * (1024 if is_binary else 1000) ** _POWERS[unit])
+    return int(float(number) * (1024 if is_binary else 1000) ** _POWERS[unit.upper()])
 
 
 def find_fit(spec: RunSpec, config: Mapping[str, Any], prediction: Prediction, *, limit: int) -> Fit:

@@ -48,7 +48,7 @@ def bisect(
     dialogue = TerminalDialogue(form, verbose=verbose)
     origins = [read_origin_of(find_named_run(name, runs_dir=runs_dir)) for name in (left, right)]
     first, second = (prepare_replay(origin, dialogue, env=env or ()) for origin in origins)
-    found = find_parting(first, second, dialogue)
+    found = find_parting(first, second)
     if form is Format.JSON:
         print_json(asdict(found), schema="bisect")
     elif form is Format.CONCISE:

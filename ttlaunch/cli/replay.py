@@ -83,9 +83,22 @@ def replay(
         line=line,
         rank=rank or 0,
     )
-    found = replay_steps(prepared, dialogue, order=order, keep=out)
+    found = replay_steps(prepared, order=order, keep=out)
+    _check_micro_batch(found, micro_batch)
     _show(found, form, rank=rank, micro_batch=micro_batch)
-    exit_with(contract.STATUS_RANK_FAILED if found.verdict == "different" else contract.STATUS_DONE)
+    exit_with(contract.STATUS_RANK_FAILED if found.verdict in {"different", "failed"} else contract.STATUS_DONE)
+
+
+def _check_micro_batch(found: "Replay", micro_batch: int | None) -> None:
+    """Refuse a micro-batch that the step does not have.
+
+    Raises:
+        LaunchError: It has others.
+    """
+    there = [batch.index for one in (found.shown.ranks if found.shown is not None else ()) for batch in one.batches]
+    if micro_batch is not None and there and micro_batch not in there:
+        message = f"step {found.step} of {found.run} has no micro-batch {micro_batch}"
+        raise usage_error(message, f"its micro-batches are {min(there)} to {max(there)}")
 
 
 def _show(found: "Replay", form: Format, *, rank: int | None, micro_batch: int | None) -> None:
@@ -143,6 +156,8 @@ def _proof(found: "Replay") -> str:
     tensors = found.agreement.tensors.get(found.step, 0)
     if found.verdict == "different":
         return "not the bits of the run"
+    if found.verdict == "failed":
+        return "it failed, and has nothing to compare"
     if found.verdict == "equal":
         return f"the bits of the run: {counted(tensors, 'digest')} of this step equal"
     if found.verdict == "unknown":

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown
 from ttlaunch.lab.replay import Prepared, Replay, replay_steps
 from ttlaunch.planning.resume import find_changes
@@ -110,7 +109,7 @@ class Bisection:
     passes: int = 0
 
 
-def bisect(left: Prepared, right: Prepared, dialogue: Dialogue) -> Bisection:
+def bisect(left: Prepared, right: Prepared) -> Bisection:
     """Find where two runs part, and why.
 
     Raises:
@@ -135,10 +134,10 @@ def bisect(left: Prepared, right: Prepared, dialogue: Dialogue) -> Bisection:
         parting = Parting(0, "weights", names[0] if names else None, None, names)
         return Bisection(runs, _verdict(causes), None, 0, parting, causes=causes)
 
-    return _computed_again((left, right), dialogue, Bisection(runs, UNKNOWN, last_equal, first, causes=causes))
+    return _computed_again((left, right), Bisection(runs, UNKNOWN, last_equal, first, causes=causes))
 
 
-def _computed_again(pair: tuple[Prepared, Prepared], dialogue: Dialogue, known: Bisection) -> Bisection:
+def _computed_again(pair: tuple[Prepared, Prepared], known: Bisection) -> Bisection:
     """Compute two runs again between their last equal digests and their first difference, and then the step at which they part.
 
     Raises:
@@ -146,9 +145,9 @@ def _computed_again(pair: tuple[Prepared, Prepared], dialogue: Dialogue, known: 
     """
     last, since = known.first_different or 0, known.last_equal or 0
     digests = ReplayOrder(step=last, shown=False, digests=True)
-    replays = [replay_steps(one, dialogue, order=digests, not_after=since) for one in pair]
+    replays = [replay_steps(one, order=digests, not_after=since) for one in pair]
     for one in replays:
-        if one.ended is not None and one.recorded.last_step < last:
+        if one.fell_short:
             message = f"the replay of {one.run} failed before step {last}: {shown(one.ended, longest=_LONGEST)}"
             raise LaunchError([Diagnostic("P086", message)])
     contradictions = tuple(_contradictions(replays))
@@ -165,7 +164,7 @@ def _computed_again(pair: tuple[Prepared, Prepared], dialogue: Dialogue, known: 
         return replace(known, passes=1)
     step = min(one.step for one in wrong)
     order = ReplayOrder(step=step, shown=True, digests=False)
-    sides = [replay_steps(one, dialogue, order=order).shown for one in pair]
+    sides = [replay_steps(one, order=order).shown for one in pair]
     parting = _parting(step, wrong, sides)
     return replace(known, verdict=_verdict(known.causes, parting), parting=parting, passes=2)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, file_error, has_errors, shown, usage_error
 from ttlaunch.lab.play import Played, play_ranks
@@ -86,7 +86,8 @@ class Replay:
         recorded: The digests and numbers of the replay.
         agreement: How these compare with what the run recorded.
         played: The result of the process that has computed it.
-        ended: Whether the step failed as the run's did: the error; None if it did not fail.
+        ended: The error with which it failed; None if it did not fail.
+        fell_short: Whether it failed before the end of a step that the run has made.
         duration_s: How long it took.
     """
 
@@ -99,12 +100,17 @@ class Replay:
     agreement: Agreement
     played: Played
     ended: str | None
+    fell_short: bool
     duration_s: float
 
     @property
     def verdict(self) -> str:
-        """`equal`: the digests of the step are the run's; `consistent`: all else that was recorded on the way is; `different`; `unknown`."""
-        return verdict_of(self.agreement, self.step)
+        """What it proves.
+
+        `equal`: the digests of the step are the run's; `consistent`: all else that was recorded on the way is; `different`; `unknown`;
+        `failed`: it fell short of the step.
+        """
+        return "failed" if self.fell_short else verdict_of(self.agreement, self.step)
 
 
 def verdict_of(agreement: Agreement, step: int) -> str:
@@ -195,7 +201,6 @@ def _refused(origin: Origin, reason: str, *hints: str) -> LaunchError:
 
 def replay_steps(
     prepared: Prepared,
-    dialogue: Dialogue,
     *,
     order: ReplayOrder,
     keep: Path | None = None,
@@ -206,7 +211,6 @@ def replay_steps(
 
     Args:
         prepared: The run.
-        dialogue: Gets warnings.
         order: The step, and what to record.
         keep: The folder for records, which must not exist; None keeps nothing.
         view: Receives what the ranks print; None drops it.
@@ -216,7 +220,7 @@ def replay_steps(
         LaunchError: The step is none of the run's, or the run cannot be planned any more.
     """
     began_at = time.monotonic()
-    plan, began, checkpoint = plan_replay(prepared, dialogue, step=order.step, not_after=not_after)
+    plan, began, checkpoint = plan_replay(prepared, step=order.step, not_after=not_after)
     with _folder(keep) as path:
         played = play_ranks(
             plan,
@@ -240,18 +244,18 @@ def replay_steps(
         agreement=compare_steps(prepared.recorded, recorded, range(began, order.step + 1)),
         played=played,
         ended=None if failure is None else failure.cause,
+        fell_short=failure is not None and recorded.last_step < order.step <= prepared.recorded.last_step,
         duration_s=time.monotonic() - began_at,
     )
 
 
-def plan_replay(
-    prepared: Prepared, dialogue: Dialogue, *, step: int, not_after: int | None = None
-) -> tuple[LaunchPlan, int, Path | None]:
+def plan_replay(prepared: Prepared, *, step: int, not_after: int | None = None) -> tuple[LaunchPlan, int, Path | None]:
     """Plan the simulation of a run from the nearest checkpoint before a step, or from where the run began.
+
+    Warnings about the configuration are left out: they were shown when the run was started.
 
     Args:
         prepared: The run.
-        dialogue: Gets warnings.
         step: The last step that is made.
         not_after: The latest step whose checkpoint may be where it begins; None: the one before `step`.
 
@@ -269,12 +273,22 @@ def plan_replay(
     latest = step - 1 if not_after is None else min(not_after, step - 1)
     began, checkpoint = _nearest(prepared, latest) or (first, None)
     spec = prepared.spec if checkpoint is None else replace(prepared.spec, resume=str(checkpoint))
-    plan = plan_simulation(spec, dialogue, working_folder=origin.working_folder, environment=_environment(prepared))
+    environment = _environment(prepared)
+    plan = plan_simulation(spec, Unattended(), working_folder=origin.working_folder, environment=environment)
+    plan = plan if prepared.package is None else _with_recorded_config(plan, origin)
     data = plan.program.data if isinstance(plan.program, RecipeProgram) else None
     changed = other_text(origin, (data or {}).get("sha256"), with_changes=False)
     if changed:
         raise LaunchError(changed)
     return plan, began, checkpoint
+
+
+def _with_recorded_config(plan: LaunchPlan, origin: Origin) -> LaunchPlan:
+    """Return the plan with the configuration as the run had it: ttlaunch as it was then refuses keys that have come since."""
+    config = read_object_if_any(origin.folder / contract.PLAN_FILE).get("config")
+    if not isinstance(plan.program, RecipeProgram) or not isinstance(config, dict):
+        return plan
+    return replace(plan, program=replace(plan.program, config=config))
 
 
 def _began(origin: Origin) -> int:
@@ -397,7 +411,13 @@ def _not_finite_as_json(replay: Replay) -> dict[str, Any] | None:
 
 
 def judged(replay: Replay) -> list[Diagnostic]:
-    """Say whether a replay contradicts the run."""
+    """Say whether a replay contradicts the run, or came to no step that the run has made."""
+    if replay.fell_short:
+        cause = shown(replay.ended or "", longest=_LONGEST)
+        message = (
+            f"the replay of {replay.run} failed before the end of step {replay.step}, which the run has made: {cause}"
+        )
+        return [Diagnostic(CODE, message)]
     return mismatch_diagnostics(replay.run, replay.agreement, began=replay.began)
 
 
