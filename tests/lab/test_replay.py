@@ -134,9 +134,9 @@ def test_a_replay_that_fails_where_the_run_did_not_proves_nothing_and_says_so(he
     answer = ttlaunch(f"replay {run} --step 3")
 
     assert 1 == answer.status
-    assert "failed before the end of step 3, which the run has made" in answer.stderr
+    assert "failed, and the run did not fail in step 3" in answer.stderr
     assert "ArithmeticError" in answer.stderr
-    assert "it failed, and has nothing to compare" in answer.stdout
+    assert "it failed, so nothing is proven" in answer.stdout
 
 
 def test_ttlaunch_as_it_was_gets_no_key_that_has_come_since(run):

@@ -157,7 +157,7 @@ def _proof(found: "Replay") -> str:
     if found.verdict == "different":
         return "not the bits of the run"
     if found.verdict == "failed":
-        return "it failed, and has nothing to compare"
+        return "it failed, so nothing is proven"
     if found.verdict == "equal":
         return f"the bits of the run: {counted(tensors, 'digest')} of this step equal"
     if found.verdict == "unknown":

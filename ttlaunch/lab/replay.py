@@ -52,6 +52,7 @@ class Prepared:
     Attributes:
         origin: The run, with the code that it kept in place of code that has changed.
         last_step: The last step that the run has begun.
+        failed_step: The step in which the run failed; None if it did not fail in a step.
         recorded: What the run recorded of its bits.
         package: The folder with ttlaunch as it was in the run; None for the present one.
         program: The folder of the recipe's code that is used.
@@ -61,6 +62,7 @@ class Prepared:
 
     origin: Origin
     last_step: int
+    failed_step: int | None
     recorded: StepDigests
     package: Path | None
     ranks: int
@@ -87,7 +89,7 @@ class Replay:
         agreement: How these compare with what the run recorded.
         played: The result of the process that has computed it.
         ended: The error with which it failed; None if it did not fail.
-        fell_short: Whether it failed before the end of a step that the run has made.
+        fell_short: Whether it failed in a step in which the run did not.
         duration_s: How long it took.
     """
 
@@ -148,12 +150,13 @@ def prepare_replay(origin: Origin, dialogue: Dialogue, *, env: Sequence[str] = (
         recorded = read_step_digests(origin.folder, [row["rank"] for row in plan["ranks"]])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _refused(origin, shown(error, longest=_LONGEST)) from error
-    last_step = _last_step(origin, recorded)
+    failed_step = _failed_step(origin)
+    last_step = max(failed_step or 0, recorded.last_step)
     if last_step == 0:
         raise _refused(origin, "it has not begun a step")
     spec = _spec_of(origin, env)
     can_start_late = not spec.updates and not spec.epochs and not spec.replay
-    return Prepared(origin, last_step, recorded, package, spec.ranks or 1, spec, can_start_late)
+    return Prepared(origin, last_step, failed_step, recorded, package, spec.ranks or 1, spec, can_start_late)
 
 
 def _spec_of(origin: Origin, env: Sequence[str]) -> RunSpec:
@@ -173,11 +176,10 @@ def _spec_of(origin: Origin, env: Sequence[str]) -> RunSpec:
     )
 
 
-def _last_step(origin: Origin, recorded: StepDigests) -> int:
-    """Return the step that failed, or the last step that was made."""
+def _failed_step(origin: Origin) -> int | None:
     failure = read_object_if_any(origin.folder / contract.REPORT_FILE).get("failure")
     step = failure.get("step") if isinstance(failure, dict) else None
-    return max(step if type(step) is int else 0, recorded.last_step)
+    return step if type(step) is int else None
 
 
 def _package_of(origin: Origin) -> tuple[Path | None, list[Diagnostic]]:
@@ -244,7 +246,7 @@ def replay_steps(
         agreement=compare_steps(prepared.recorded, recorded, range(began, order.step + 1)),
         played=played,
         ended=None if failure is None else failure.cause,
-        fell_short=failure is not None and recorded.last_step < order.step <= prepared.recorded.last_step,
+        fell_short=failure is not None and order.step != prepared.failed_step,
         duration_s=time.monotonic() - began_at,
     )
 
@@ -411,12 +413,10 @@ def _not_finite_as_json(replay: Replay) -> dict[str, Any] | None:
 
 
 def judged(replay: Replay) -> list[Diagnostic]:
-    """Say whether a replay contradicts the run, or came to no step that the run has made."""
+    """Say whether a replay contradicts the run, or failed where the run did not."""
     if replay.fell_short:
         cause = shown(replay.ended or "", longest=_LONGEST)
-        message = (
-            f"the replay of {replay.run} failed before the end of step {replay.step}, which the run has made: {cause}"
-        )
+        message = f"the replay of {replay.run} failed, and the run did not fail in step {replay.step}: {cause}"
         return [Diagnostic(CODE, message)]
     return mismatch_diagnostics(replay.run, replay.agreement, began=replay.began)
 
