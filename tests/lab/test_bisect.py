@@ -13,6 +13,8 @@ from ttlaunch.lab.bisect import bisect
 from ttlaunch.lab.replay import prepare_replay
 from ttlaunch.lab.repro import read_origin_of
 
+pytestmark = pytest.mark.slow
+
 LAYER = "blocks.1.feed_forward_in.weight"
 
 
