@@ -156,6 +156,7 @@ def test_a_good_run_ends_with_the_commands_that_read_it_next(trained, here, caps
         "lost_checkpoints": {},
         "lost_hosts": {},
         "epochs": (),
+        "loss_spikes": (),
         "exit_status": 0,
         "status": "done",
     }
