@@ -23,6 +23,7 @@ WITHOUT_A_RUN = {
     "show": "show",
     "place data_parallel --on 2loudboxes": "place",
     "simulate data_parallel --set training_config.steps=1": "simulate",
+    "simulate data_parallel --virtual --steps 1": "simulate-virtual",
     "configs list": "configs",
     "recipes list": "recipes",
     "recipes show zero": "recipe",

@@ -16,12 +16,12 @@ TINY = {
 }
 
 
-def predicted(tmp_path, name, roles, **changed):
-    """The prediction for a tiny model, and the model's tensors, made by hand."""
+def tiny_world(name, roles, **changed):
+    """A plan's world for a tiny model."""
     folder = built_in_folder("recipes") / name
     values = {section: {**TINY.get(section, {}), **changed.get(section, {})} for section in {*TINY, *changed}}
     cfg = import_recipe_module(folder, "recipe").RECIPE.config.model_validate_json(json.dumps(values))
-    world = World(
+    return World(
         recipe_folder=folder,
         layout="",
         roles=tuple(roles),
@@ -31,6 +31,11 @@ def predicted(tmp_path, name, roles, **changed):
         data_path=None,
         data_sha256=None,
     )
+
+
+def predicted(tmp_path, name, roles, **changed):
+    """The prediction for a tiny model."""
+    world = tiny_world(name, roles, **changed)
     (tmp_path / "records").mkdir()
     return predict(world, tmp_path)["ranks"]
 

@@ -109,10 +109,33 @@ def _parsed(found: bytes, plan: Mapping[str, Any]) -> Prediction | NotPredicted:
 
 
 def _run(plan_file: Path, working_folder: Path, variables: Mapping[str, str]) -> bytes | NotPredicted:
-    """Run the child on a plan to its end; return what it wrote."""
+    return run_hollow(_MODULE, plan_file, working_folder, variables=variables, result=PREDICTION_FILE)
+
+
+def run_hollow(
+    module: str,
+    plan_file: Path,
+    working_folder: Path,
+    *,
+    variables: Mapping[str, str],
+    result: str,
+    order: tuple[str, bytes] | None = None,
+) -> bytes | NotPredicted:
+    """Run a child that runs the ranks of a plan without values to its end; return what it wrote.
+
+    Args:
+        module: What `python -m` starts.
+        plan_file: The plan.
+        working_folder: Where the ranks would run.
+        variables: The plan's variables for them.
+        result: The name of the file that the child writes.
+        order: Name and content of a file that it reads.
+    """
     with tempfile.TemporaryDirectory(prefix="ttl-prediction-") as place:
         folder = Path(place)
         (folder / contract.RECORDS_DIR).mkdir()
+        if order is not None:
+            (folder / order[0]).write_bytes(order[1])
         given = {
             contract.ENV_RUN_DIR: place,
             contract.ENV_PLAN: str(plan_file.resolve()),
@@ -120,7 +143,7 @@ def _run(plan_file: Path, working_folder: Path, variables: Mapping[str, str]) ->
             "CUDA_VISIBLE_DEVICES": "",
         }
         try:
-            command = [sys.executable, "-m", _MODULE]
+            command = [sys.executable, "-m", module]
             process = start_process(command, folder=working_folder, environment={**os.environ, **variables, **given})
         except OSError as error:
             return NotPredicted(f"no process can be started in {working_folder}: {error.strerror}")
@@ -128,8 +151,8 @@ def _run(plan_file: Path, working_folder: Path, variables: Mapping[str, str]) ->
             _, errors = process.communicate()
         finally:
             end_process(process, patience_s=1.0)
-        found = read_file(folder / PREDICTION_FILE)
+        found = read_file(folder / result)
     if process.returncode == 0 and found is not None:
         return found
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return NotPredicted(lines[-1] if lines else f"the process that predicts ended with status {process.returncode}")
+    return NotPredicted(lines[-1] if lines else f"the process of all ranks ended with status {process.returncode}")

@@ -65,6 +65,7 @@ JSON_SCHEMAS = {
     "runs-clean": 1,
     "show": 1,
     "simulate": 1,
+    "simulate-virtual": 1,
     "stop": 1,
     "submit": 1,
     "sync": 1,

@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,8 @@ EXAMPLES = """\
 [bold]ttlaunch simulate pipeline_parallel[/bold]   with the roles, sizes and number of ranks of its training file
 
 [bold]ttlaunch simulate hierarchical_parallel --ranks 5 --set multihost_config.num_workers=3[/bold]   three tiers
+
+[bold]ttlaunch simulate data_parallel --virtual --ranks 64 --slow 3=1.5[/bold]   the time of a step, with a slow rank
 
 [bold]ttlaunch simulate my_recipe/ --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
 """
@@ -47,10 +49,62 @@ def simulate(
             "--out", "-o", metavar="DIR", help="Keep records and checkpoints in this folder, which must not exist."
         ),
     ] = None,
+    virtual: Annotated[
+        bool,
+        typer.Option("--virtual", help="On a virtual clock, without values: what a step would take, and why."),
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, max=1000, help="With --virtual: how many steps.", show_default="3"),
+    ] = None,
+    compute_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--compute-ms",
+            min=1e-6,
+            max=1e9,
+            help="With --virtual: the time of the forward and backward pass of a micro-batch through the whole model. "
+            "Default: 50 GFLOP/s.",
+        ),
+    ] = None,
+    link_us: Annotated[
+        float | None,
+        typer.Option(
+            "--link-us", min=0, max=1e9, help="With --virtual: how long a message travels.", show_default="50"
+        ),
+    ] = None,
+    link_gbps: Annotated[
+        float | None,
+        typer.Option(
+            "--link-gbps",
+            min=1e-6,
+            max=1e9,
+            help="With --virtual: what each rank can send, and receive, in Gbit/s.",
+            show_default="10",
+        ),
+    ] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option("--slow", metavar="RANK=FACTOR", help="With --virtual: a rank that computes slower. Repeatable."),
+    ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
     """Run all ranks of a recipe in one process, with the same bits as a run, and report messages that do not match."""
+    given = {"steps": steps, "compute_ms": compute_ms, "link_us": link_us, "link_gbps": link_gbps, "slow": slow}
+    conditions = {name: value for name, value in given.items() if value}
+    if link_us == 0:
+        conditions["link_us"] = 0.0
+    if conditions and not virtual:
+        option = "--" + next(iter(conditions)).replace("_", "-")
+        raise usage_error(f"`{option}` was given without `--virtual`", "add `--virtual`, or leave it out")
+    if virtual:
+        if keep is not None:
+            raise usage_error(
+                "`--out` was given with `--virtual`, which has no values to keep", "leave one of them out"
+            )
+        _simulate_virtually(replace(spec, target=target), conditions, form=form, verbose=verbose)
+        return
     from functools import partial
 
     from ttlaunch.cli.dialogue import TerminalDialogue
@@ -75,6 +129,20 @@ def simulate(
         print_lines(_summary(simulation, plan))
         show_diagnostics(simulation.diagnostics, form=form)
     exit_with(simulation.exit_status)
+
+
+def _simulate_virtually(spec: RunSpec, given: dict[str, Any], *, form: Format, verbose: bool) -> None:
+    from ttlaunch.cli.dialogue import TerminalDialogue
+    from ttlaunch.cli.virtual_view import parse_slow, render_virtual
+    from ttlaunch.lab.simulate import plan_simulation
+    from ttlaunch.lab.virtual import Conditions, run_virtually
+
+    conditions = Conditions(**{**given, "slow": parse_slow(given.get("slow", ()))})
+    found = run_virtually(plan_simulation(spec, TerminalDialogue(form, verbose=verbose)), conditions)
+    if form is Format.JSON:
+        print_json(found.as_json(), schema="simulate-virtual")
+    else:
+        print_lines(render_virtual(found))
 
 
 def _summary(simulation: "Simulation", plan: "LaunchPlan") -> list[str]:

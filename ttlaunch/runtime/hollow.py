@@ -7,7 +7,7 @@ computed as usual, because ranks read them: counts of tokens, headers of message
 A number without a value that a rank reads, such as a loss or a norm, is 0.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ _SMALL = 1024
 
 _READS = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.lift_fresh.default})  # noqa: SLF001
 _EQUAL = torch.ops.aten.equal.default
+
+
+Found = tuple[list[Any], Any]
+"""What an operation returns: shapes, or values that are no tensors, and how they are nested."""
 
 
 def has_values(tensor: Tensor) -> bool:
@@ -63,10 +67,22 @@ class Hollow(TorchDispatchMode):
             depends on values that are not there.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        known: dict[Hashable, Found] | None = None,
+        spend: Callable[..., object] | None = None,
+    ) -> None:
+        """Make the mode.
+
+        Args:
+            known: What operations have returned, which ranks that run one at a time may share; None: nothing yet.
+            spend: Called for each operation that is not computed, with its arguments and, as `out`, what it returns; they have sizes only.
+        """
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self._shapes = FakeTensorMode()
-        self._known: dict[Hashable, tuple[list[Any], Any]] = {}
+        self._spend = spend
+        self._known: dict[Hashable, Found] = {} if known is None else known
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -76,6 +92,8 @@ class Hollow(TorchDispatchMode):
         if func.is_view or func in _READS or (tensors and all(map(has_values, tensors))):
             return func(*args, **(kwargs or {}))
         if not func._schema.returns:  # noqa: SLF001  it would only change values of its arguments
+            if self._spend is not None:
+                self._spend(func, args, kwargs or {}, out=None)
             return None
         if func is _EQUAL:
             return True
@@ -85,9 +103,12 @@ class Hollow(TorchDispatchMode):
         shapes, form = self._known[key]
         if not tensors and all(one.dtype not in _WITHOUT_VALUES for one in shapes if isinstance(one, _Shape)):
             return func(*args, **(kwargs or {}))  # such as `arange`
-        return tree_unflatten([one.made(leaves) if isinstance(one, _Shape) else one for one in shapes], form)
+        made = tree_unflatten([one.made(leaves) if isinstance(one, _Shape) else one for one in shapes], form)
+        if self._spend is not None:
+            self._spend(func, args, kwargs or {}, out=made)
+        return made
 
-    def _run(self, func: Any, leaves: Sequence[Any], tree: Any) -> tuple[list[Any], Any]:
+    def _run(self, func: Any, leaves: Sequence[Any], tree: Any) -> Found:
         """Find what an operation returns: each tensor's shape, and how they are nested."""
         with self._shapes:
             places: dict[int, int] = {}

@@ -1,0 +1,76 @@
+"""What `ttlaunch simulate --virtual` takes and prints: slow ranks, and the time of a step by rank with the parts it is made of."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import counted, usage_error
+from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.lab.virtual import GFLOPS, StepTime, VirtualRun
+
+_SLOW = re.compile(r"([0-9]{1,7})=([0-9]{1,6}(?:\.[0-9]{1,6})?)")
+_HEADING = ("ranks", "role", "step", "computing", "exposed communication", "waiting")
+
+
+def parse_slow(texts: Iterable[str]) -> dict[int, float]:
+    """Return the factor of each slow rank.
+
+    Raises:
+        LaunchError: A text is not `RANK=FACTOR`, the factor is 0, or a rank comes twice.
+    """
+    found: dict[int, float] = {}
+    for text in texts:
+        parts = _SLOW.fullmatch(text)
+        if parts is None or not float(parts[2]):
+            raise usage_error(f"`--slow {shown(text)}` names no rank and factor", "`--slow 3=1.5`")
+        if int(parts[1]) in found:
+            raise usage_error(f"`--slow` names rank {int(parts[1])} twice", "leave one of them out")
+        found[int(parts[1])] = float(parts[2])
+    return found
+
+
+def render_virtual(found: VirtualRun) -> list[str]:
+    """Render the time of a step and its parts; ranks with equal times share a line."""
+    rows = [(_ranges(ranks), *key) for key, ranks in _groups(found.ranks).items()]
+    conditions = found.conditions
+    speed = f"{GFLOPS:g} GFLOP/s" if conditions.compute_ms is None else f"{conditions.compute_ms:g} ms a micro-batch"
+    sent = sum(one["step_bytes"] for one in found.edges)
+    step = "no rank counts steps" if found.step_ms is None else f"{found.step_ms:.3f} ms"
+    return [
+        f"{counted(len(found.ranks), 'rank')} on a virtual clock, {counted(conditions.steps, 'step')}",
+        f"  computing        {speed}",
+        f"  messages         {conditions.link_us:g} µs, and {conditions.link_gbps:g} Gbit/s out of and into each rank",
+        f"  step             {step}",
+        "",
+        "  a step of each rank, ms",
+        *render_table([_HEADING, *rows], right=range(2, len(_HEADING)), indent="    "),
+        "",
+        f"  sent in steps    {sent:,} bytes over {counted(len(found.edges), 'pair')} of ranks{_verdict(found)}",
+    ]
+
+
+def _verdict(found: VirtualRun) -> str:
+    if found.no_formula is not None:
+        return f"; no formula, because {found.no_formula}"
+    if found.differing:
+        return f"; {counted(found.differing, 'pair')} sent other bytes than the formula says"
+    return ", exactly as the formula says"
+
+
+def _groups(ranks: Iterable[StepTime]) -> dict[tuple[str, ...], list[int]]:
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for one in ranks:
+        times = (one.step_ms, one.computing_ms, one.exposed_ms, one.waiting_ms)
+        groups.setdefault((one.role, *(f"{time:.3f}" for time in times)), []).append(one.rank)
+    return groups
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Write `0-3, 5`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ", ".join("-".join(map(str, part)) for part in parts)
