@@ -1,9 +1,15 @@
 """Run folders as the launcher and its ranks leave them, written piece by piece where a test wants that."""
 
 import json
+import os
+import time
 
 from ttlaunch import contract
+from ttlaunch.flight_recorder import RECV
+from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.running.logs.merge import MERGED_FILE
+from ttlaunch.running.runs.facts import MEMBERS_FILE
+from ttlaunch.running.runs.launcher import write_launcher
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
 CONFIG = {"training_config": {"learning_rate": 0.001, "batch_size": 32, "steps": 10_000_000}}
@@ -13,17 +19,21 @@ HOSTILE = '"><img src=x onerror="document.title=1">'
 class MadeRun:
     """A run that grows."""
 
-    def __init__(self, path, *, name="data_parallel", roles=("worker", "worker"), hosts=None):
+    def __init__(self, path, *, name="data_parallel", roles=("worker", "worker"), hosts=None, more_workers=0):
         self.path = path
         hosts = hosts or ["localhost"] * len(roles)
         rows = [
             {"rank": rank, "host": hosts[rank], "slot": 0, "role": role, "local_rank": 0}
             for rank, role in enumerate(roles)
         ]
+        later = {"host": "localhost", "slot": 0, "role": "worker", "local_rank": 0, "later": True}
+        rows += [{"rank": len(roles) + number, **later} for number in range(more_workers)]
         plan = {"recipe": {"name": name, "folder": "/nowhere"}, "layout": "two", "hash": "abc", "config": CONFIG}
         for folder in (contract.RECORDS_DIR, contract.LOGS_DIR):
             (path / folder).mkdir(parents=True)
-        (path / contract.PLAN_FILE).write_text(json.dumps({**plan, "topology": "local", "ranks": rows}))
+        (path / contract.PLAN_FILE).write_text(
+            json.dumps({**plan, "topology": "local", "ranks": rows, "elastic": more_workers or None})
+        )
         (path / contract.TRAIN_FILE).write_text("training_config:\n  seed: 0  # default\n  steps: 4  # train.yaml:3\n")
         append_event(RunFolder(path.name, path), "start", engine="Open MPI")
 
@@ -56,6 +66,20 @@ class MadeRun:
             with (self.path / contract.traffic_file(rank)).open("a") as file:
                 file.write(json.dumps(stretch) + "\n")
 
+    def members(self, *entries):
+        """Write entries into the journal of an elastic run."""
+        with (self.path / MEMBERS_FILE).open("a") as file:
+            file.writelines(json.dumps({"time": 1e9, **entry}) + "\n" for entry in entries)
+
+    def waits(self, rank, peer):
+        """Have a rank wait for another one since four seconds, by its flight recorder."""
+        box = FlightRecorder(self.path / contract.recorder_file(rank), rank=rank)
+        box.begin_step(3)
+        began = time.monotonic_ns() - 4_000_000_000
+        box.begin(RECV, ("gradients", None), None, peer=peer, tag=7, size=8, now=began)
+        then = time.time() - 60  # as a copy of another host's recorder that has not changed since
+        os.utime(self.path / contract.recorder_file(rank), (then, then))
+
     def print(self, rank, text, *, stream="stdout", time=1e9):
         """Have a rank print a text, as one stretch of the merged log."""
         name = contract.stdout_file if stream == "stdout" else contract.stderr_file
@@ -81,4 +105,21 @@ def failed_run(path, source):
     run.steps(1, 4)
     report = json.loads(source.read_text())
     (path / contract.REPORT_FILE).write_text(json.dumps({**report, "run_id": path.name}))
+    return run
+
+
+def elastic_run(path):
+    """A run that lasts, of which worker 1 was lost after step 4 and worker 2 has come after step 6; worker 0 waits for it."""
+    run = MadeRun(path, more_workers=3)
+    write_launcher(path)  # this process
+    for rank in range(3):
+        run.record(rank, kind="started", time=1e9, pid=1)
+    run.steps(1, 4)
+    run.steps(5, 8, ranks=(0,))
+    run.steps(7, 8, ranks=(2,))
+    first = {"what": "epoch", "epoch": 1, "members": [0, 1], "step": 0, "reasons": [], "computed_anew": 0}
+    lost = {"epoch": 2, "members": [0], "step": 4, "reasons": ["worker-0001 was killed by SIGKILL"], "computed_anew": 3}
+    came = {"epoch": 3, "members": [0, 2], "step": 6, "reasons": ["worker-0002 joined"], "computed_anew": 0}
+    run.members(first, {**first, **lost}, {"what": "resumed", "epoch": 2, "pause_s": 0.078}, {**first, **came})
+    run.waits(0, 2)
     return run

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from tests.dashboard.made_run import HOSTILE
+from tests.dashboard.made_run import HOSTILE, elastic_run
 from ttlaunch.cli.main import make_app
 from ttlaunch.dashboard.application import Answers, make_application
 from ttlaunch.dashboard.page import CONTENT_SECURITY_POLICY, page_files
@@ -159,3 +159,26 @@ def test_a_folder_whose_plan_is_none_is_reported_and_does_not_hide_the_others(cl
 
     assert {run.path.name, broken.path.name} == {one["run_id"] for one in get(client, "/api/runs")["runs"]}
     assert 422 == client.get(f"/api/runs/{broken.path.name}", headers=BEARER).status_code
+
+
+def test_members_and_waits_of_a_run_that_lasts_are_those_of_the_report_of_the_command_line(tmp_path, client):
+    run = elastic_run(tmp_path / "runs" / "2026-01-01T00-00-08-eeee")
+    facts, waits = (get(client, f"/api/runs/{run.path.name}{part}") for part in ("", "/waits"))
+    printed = CliRunner().invoke(
+        make_app(), ["report", str(run.path), "--format", "json", "--runs-dir", str(tmp_path / "runs")]
+    )
+    report = json.loads(printed.stdout)
+
+    assert report["epochs"] == facts["report"]["epochs"]
+    assert [[0, 1], [0], [0, 2]] == [epoch["members"] for epoch in report["epochs"]]
+    assert [None, 0.078, None] == [epoch.get("pause_s") for epoch in report["epochs"]]
+    names = ("rank", "state", "waits_for", "operation")
+    assert [[one[name] for name in names] for one in report["waits"]] == [
+        [one[name] for name in names] for one in waits["waits"]
+    ]
+    assert (0, "waits for rank 2", [2], "recv of 8 bytes, gradients, tag 7, step 3") == tuple(
+        report["waits"][0][name] for name in names
+    )
+
+    run.end()
+    assert {"waits": []} == get(client, f"/api/runs/{run.path.name}/waits")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chromium import PATIENCE_MS
-from tests.dashboard.made_run import HOSTILE, MadeRun
+from tests.dashboard.made_run import HOSTILE, MadeRun, elastic_run
 from ttlaunch import contract
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.dashboard.actions import Actions
@@ -265,17 +265,25 @@ def violations(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation_on_any_view(open_tab, expect, runs, scheme):
     kill(runs)
+    elastic = elastic_run(runs / "2026-01-01T00-00-08-eeee")
     with shown(runs) as url:
         page = open_tab(url)
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         expect(page.get_by_role("table")).to_be_visible()
         assert [] == violations(page)
         views = [("2026-01-01T00-00-00-aaaa", view) for view in VIEWS] + [("2026-01-01T00-00-01-bbbb", "")]
+        views += [(elastic.path.name, "topology")]
         for run, view in views:
             page.evaluate("view => { location.hash = view }", f"#/run/{run}/{view}")
             expect(page.locator(f".tabs [aria-current][href$='{run}{'/' if view else ''}{view}']")).to_be_visible()
             page.wait_for_timeout(150)
             assert [] == violations(page), (run, view)
+        expect(page.get_by_role("region", name="Who waits for whom now")).to_contain_text("waits for rank 2")
+        members = page.get_by_role("region", name="Members that come and go")
+        expect(members).to_contain_text("1–4was killed by SIGKILL")
+        expect(members.get_by_role("group", name="Epochs").locator("tbody tr")).to_have_count(3)
+        expect(page.locator(".topology .rank")).to_have_count(3)  # workers that may come yet are not shown
+        assert [] == violations(page)
 
 
 def test_a_mistake_in_the_form_is_told_there_and_the_form_works_by_keyboard_alone(open_tab, expect, runs):

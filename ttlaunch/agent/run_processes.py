@@ -153,6 +153,12 @@ def process_variable(pid: int, name: str) -> str:
     return next(values, b"").decode("utf-8", "replace")
 
 
+def variable_of_run(run_id: str, name: str) -> str:
+    """Return the value that a variable has in the processes of a run on this machine; empty if none of them has it."""
+    values = (process_variable(pid, name) for pid in run_processes(run_id))
+    return next(filter(None, values), "")
+
+
 def _environment(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

@@ -6,11 +6,13 @@ from typing import Any
 from ttlaunch.app.run_diagnostics import lost_output_diagnostics, traffic_diagnostics
 from ttlaunch.diagnostics import Diagnostic, shown
 from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.membership.journal import epochs_so_far
 from ttlaunch.running.metrics.communication import OperationCost, communication_costs
 from ttlaunch.running.metrics.served import served_work
 from ttlaunch.running.metrics.telemetry import memory_of_ranks
 from ttlaunch.running.metrics.times import StepTimes, step_times
 from ttlaunch.running.readers.recorded import Recorded
+from ttlaunch.running.readers.waits import Wait, waits_now
 from ttlaunch.running.restarts import read_follow_up
 from ttlaunch.running.watch import RankState
 
@@ -41,13 +43,28 @@ def report_as_json(recorded: Recorded) -> dict[str, Any]:
             for state in recorded.ranks
         ],
         **({"start_times": recorded.start.as_json()} if recorded.start else {}),
-        **({"epochs": epochs} if (epochs := (recorded.report or {}).get("epochs")) else {}),
+        **({"epochs": epochs} if (epochs := epochs_of(recorded)) else {}),
+        **({"waits": [one.as_json() for one in waits]} if (waits := waits_of(recorded)) else {}),
         **({"served": work.as_json()} if work else {}),
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
         "communication": [cost.as_json() for cost in communication_of(recorded)],
         "memory": [one.as_json() for one in memory_of_ranks(recorded.telemetry or ())],
         "times": [times.as_json() for times in by_rank if times is not None],
     }
+
+
+def epochs_of(recorded: Recorded) -> list[dict[str, Any]]:
+    """Return the epochs of an elastic run: of its report, or before it has one, of its journal; none of any other run."""
+    if recorded.report is not None:
+        return [dict(epoch) for epoch in recorded.report.get("epochs") or ()]
+    return epochs_so_far(recorded.path) if recorded.plan.get("elastic") else []
+
+
+def waits_of(recorded: Recorded) -> list[Wait]:
+    """Return who waits for whom at this moment; nothing of a run that is not active on this machine."""
+    if not recorded.is_running:
+        return []
+    return waits_now(recorded.path, recorded.ranks, is_recipe=recorded.plan.get("recipe") is not None)
 
 
 def report_diagnostics(recorded: Recorded) -> list[Diagnostic]:

@@ -144,7 +144,7 @@ def _heading(recorded: "Recorded") -> list[str]:
 
 
 def _lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.app.measured import last_operations_of, times_by_role, why_no_telemetry
+    from ttlaunch.app.measured import epochs_of, last_operations_of, times_by_role, waits_of, why_no_telemetry
     from ttlaunch.cli.report_tables import (
         render_edges,
         render_epochs,
@@ -152,14 +152,16 @@ def _lines(recorded: "Recorded") -> list[str]:
         render_served,
         render_start,
         render_times,
+        render_waits,
     )
     from ttlaunch.running.metrics.served import served_work
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lines = _heading(recorded)
     lines += ["", *render_start(recorded.start)] if recorded.start else []
-    epochs = (recorded.report or {}).get("epochs")
+    epochs, waits = epochs_of(recorded), waits_of(recorded)
     lines += ["", *render_epochs(epochs)] if epochs else []
+    lines += ["", *render_waits(waits)] if waits else []
     lasts = last_operations_of(recorded)
     if lasts:
         lines += ["", "  last operations of each rank, from its flight recorder"]
@@ -186,15 +188,23 @@ def _verdict_lines(recorded: "Recorded") -> list[str]:
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.app.measured import last_operations_of, times_by_role, why_no_telemetry
-    from ttlaunch.cli.report_tables import edge_lines, epoch_lines, memory_lines, served_lines, start_lines, time_lines
+    from ttlaunch.app.measured import epochs_of, last_operations_of, times_by_role, waits_of, why_no_telemetry
+    from ttlaunch.cli.report_tables import (
+        edge_lines,
+        epoch_lines,
+        memory_lines,
+        served_lines,
+        start_lines,
+        time_lines,
+        wait_lines,
+    )
     from ttlaunch.running.metrics.served import served_work
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lasts = [tabbed(("last", who, text)) for who, text in last_operations_of(recorded).items()]
     metrics = [tabbed(("metrics", who, text)) for who, text in _last_metrics(recorded).items()]
     lasts = [*(start_lines(recorded.start) if recorded.start else ()), *lasts, *metrics]
-    lasts += epoch_lines((recorded.report or {}).get("epochs") or ())
+    lasts += [*epoch_lines(epochs_of(recorded)), *wait_lines(waits_of(recorded))]
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lasts, why_no_telemetry(recorded)]
     work = served_work(recorded.telemetry)

@@ -13,6 +13,7 @@ from ttlaunch.running.metrics.served import Latency, ServedWork
 from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
 from ttlaunch.running.metrics.times import Share, StepTimes
 from ttlaunch.running.metrics.traffic import Edge, Settlement
+from ttlaunch.running.readers.waits import Wait
 from ttlaunch.running.start_times import FIRST_STEPS, OF_RANKS, PARTS, StartTimes
 
 
@@ -124,6 +125,25 @@ def epoch_lines(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
             epoch.get("lost_steps", 0),
         )
         for epoch in epochs
+    ]
+
+
+def render_waits(waits: Sequence[Wait]) -> list[str]:
+    """Render a table of who waits for whom in a run that is active."""
+    rows = [("rank", "at this moment", "for", "in")]
+    for one in waits:
+        lasts = "" if one.for_s is None else f"{one.for_s:.1f} s"
+        where = f"{one.operation}, at {one.place}" if one.place else one.operation
+        ago = f" (as it was {one.seen_s:.0f} s ago)" if one.seen_s else ""
+        rows.append((f"{one.rank} {one.role}", one.state + ago, lasts, where))
+    return render_table(rows, right={2}, indent="  ")
+
+
+def wait_lines(waits: Sequence[Wait]) -> list[str]:
+    """Render who waits for whom as lines with tabs."""
+    return [
+        _fields("wait", f"{one.rank} {one.role}", one.state, one.for_s, one.operation, one.place, one.seen_s)
+        for one in waits
     ]
 
 

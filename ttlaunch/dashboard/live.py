@@ -21,6 +21,7 @@ from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.running.logs.pages import end_of
 from ttlaunch.running.metrics.event_log import EventLog, read_logged_run
 from ttlaunch.running.metrics.log_place import place_near_end
+from ttlaunch.running.runs.facts import MEMBERS_FILE
 from ttlaunch.running.runs.files import size_of
 from ttlaunch.running.runs.launcher import is_running
 from ttlaunch.running.watch import RankState
@@ -179,7 +180,7 @@ class LiveRun:
         now = time.monotonic()
         if now - self._looked >= _LOOK_AT_PROCESSES_S:
             self._looked, self._is_running = now, is_running(self.path)
-        sizes = [size_of(self.path / name) for name in (contract.REPORT_FILE, contract.EVENTS_FILE)]
+        sizes = [size_of(self.path / name) for name in (contract.REPORT_FILE, contract.EVENTS_FILE, MEMBERS_FILE)]
         return {"is_running": self._is_running, "sizes": sizes}
 
     def _note_points(self, points: list[Point]) -> None:

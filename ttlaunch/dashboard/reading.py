@@ -14,7 +14,9 @@ from ttlaunch.dashboard.steps import steps_as_json
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.logs import pages
+from ttlaunch.running.readers.waits import waits_now
 from ttlaunch.running.runs.facts import read_facts, with_joined
+from ttlaunch.running.runs.launcher import is_running
 
 _MOST_OPEN: Final = 8
 """How many runs are kept open; the one that nobody has asked for longest gives way."""
@@ -55,6 +57,12 @@ class Reading:
     def steps(self, run: str, *, most: int) -> dict[str, Any]:
         """Return the timeline of a run's last steps."""
         return steps_as_json(self.path_of(run), most=most)
+
+    def waits(self, run: str) -> dict[str, Any]:
+        """Return who waits for whom in a run at this moment; nothing once it has ended."""
+        path, live = self.path_of(run), self.live(run)
+        known = waits_now(path, live.states, is_recipe=read_facts(path).is_recipe) if is_running(path) else []
+        return {"waits": [one.as_json() for one in known]}
 
     def differences(self, run: str, other: str) -> dict[str, Any]:
         """Return how a run differs from another one."""

@@ -178,7 +178,7 @@ def check_parts(record: Mapping[str, Any]) -> None:
     """
     _check(record, {"status": "Word"}, optional=_KINDS)
     for epoch in record.get("epochs", ()):
-        _check(epoch, _EPOCH_KINDS, optional=_MORE_EPOCH_KINDS)
+        check_epoch(epoch)
         if epoch.get("traffic") is not None:
             _check(checked("dict[str, Json]", epoch["traffic"]), _EPOCH_TRAFFIC_KINDS)
     for spike in record.get("loss_spikes", ()):
@@ -187,6 +187,15 @@ def check_parts(record: Mapping[str, Any]) -> None:
         _check(row, _RANK_KINDS, optional=_MORE_RANK_KINDS)
         if row.get("last_operation") is not None:
             _check(checked("dict[str, Json]", row["last_operation"]), {"text": "Text"})
+
+
+def check_epoch(epoch: Mapping[str, Any]) -> None:
+    """Check what readers show of an epoch of an elastic run.
+
+    Raises:
+        ValueError: A part of it is missing, or of another kind.
+    """
+    _check(epoch, _EPOCH_KINDS, optional=_MORE_EPOCH_KINDS)
 
 
 def _check(

@@ -8,7 +8,7 @@ from ttlaunch.membership.coordinator_state import Phase
 from ttlaunch.membership.messages import Begin, Dismiss, Finish, Prepare, order_from_json
 from ttlaunch.planning.launch_plan import ElasticLimits
 from ttlaunch.records.members import MemberReport
-from ttlaunch.running.membership.journal import Journal, read_journal
+from ttlaunch.running.membership.journal import Journal, epochs_so_far, read_journal
 from ttlaunch.running.membership.members import NotAdmittedError
 from ttlaunch.running.membership.membership import Membership
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -48,6 +48,26 @@ class World:
 @pytest.fixture
 def world(tmp_path):
     return World(tmp_path)
+
+
+def test_what_the_journal_tells_of_epochs_while_the_run_lasts_is_what_its_report_tells_of_them_afterwards(world):
+    world.begin(now=0.0)
+    world.report(0, "progressed", now=9.0, epoch=1, applied=4)
+    world.members.lose(1, "was killed by SIGKILL", now=10.0)
+    world.answer_all(now=10.1, applied=4)
+    world.report(0, "progressed", now=10.5, epoch=2, applied=5)
+    with (world.folder.path / "members.jsonl").open("a") as file:
+        file.write(
+            '{"what": "epoch", "epoch": "three"}\n{"what": "resumed", "epoch": 2, "pause_s": "long"}\n[1]\n{"what"'
+        )
+    found = epochs_so_far(world.folder.path)
+    reported = [change.as_json() for change in world.members.changes]
+    assert [9.0, 0.5] == [one["pause_s"] for one in reported]
+    names = ("epoch", "members", "step", "reasons", "computed_anew", "lost_steps")
+    assert [{name: one[name] for name in names} for one in reported] == [
+        {name: one[name] for name in names} for one in found
+    ]
+    assert [one["pause_s"] for one in reported] == [one.get("pause_s") for one in found]
 
 
 def test_an_epoch_begins_when_all_that_start_with_the_run_are_ready_and_is_in_the_journal_before_it_is_ordered(world):

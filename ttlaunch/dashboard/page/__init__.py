@@ -19,6 +19,7 @@ SCRIPTS: Final = (
     "api",
     "dom",
     "charts",
+    "members",
     "actions",
     "runs",
     "overview",

@@ -165,21 +165,31 @@ def _wait_table(ranks: Sequence[Seen]) -> tuple[str, ...]:
 
 
 def _row(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str, str, str]:
-    wait, place = one.waiting, short_place(one.place) if one.place else ""
+    state, operation = describe_wait(one, ranks)
+    if one.is_done and not one.is_stopped:
+        return one.name, state, "", ""
+    if not operation and not one.is_stopped:
+        operation = _python_frame(one)
+    return one.name, state, operation, short_place(one.place) if one.place else ""
+
+
+def describe_wait(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str]:
+    """Say for whom a rank waits, such as `waits for rank 2`, and in which operation, which is empty if it is in none."""
+    wait = one.waiting
     if one.is_stopped:
-        return one.name, "is stopped", "", place
+        return "is stopped", ""
     if one.is_done:
-        return one.name, "is done", "", ""
+        return "is done", ""
     if one.recording is None:
-        return one.name, "is starting" if one.is_starting else "has no flight recorder", _python_frame(one), place
+        return "is starting" if one.is_starting else "has no flight recorder", ""
     if wait is None:
-        return one.name, "waits for none", _python_frame(one), place
+        return "waits for none", ""
     if wait.is_collective:
-        return one.name, _whom(peers_of(one, ranks)), describe_collective(wait), place
+        return _whom(peers_of(one, ranks)), describe_collective(wait)
     bucket = f", bucket {wait.bucket}" if wait.bucket >= 0 else ""
     step = f", step {wait.step}" if wait.step else ""
     what = f"{VERBS[wait.verb]} of {render_size(wait.nbytes)}, {wait.name}, tag {wait.tag}{bucket}{step}"
-    return one.name, _whom(peers_of(one, ranks)), what, place
+    return _whom(peers_of(one, ranks)), what
 
 
 def _python_frame(one: Seen) -> str:

@@ -84,6 +84,16 @@ export function short(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+/** Whole numbers as text, as the terminal folds them: 0-3,7. */
+export function fold(numbers) {
+  const parts = [];
+  for (const one of [...numbers].sort((a, b) => a - b)) {
+    if (parts.length && parts.at(-1)[1] === one - 1) parts.at(-1)[1] = one;
+    else parts.push([one, one]);
+  }
+  return parts.map(([first, last]) => (first === last ? String(first) : `${first}-${last}`)).join(",");
+}
+
 /** Bytes in the unit that suits them. */
 export function bytes(size) {
   if (size === null || size === undefined) return "–";

@@ -1,6 +1,7 @@
 // What ranks print: merged, filtered and folded by the server, a page at a time from any place, so that size does not matter.
 import { ask, pathOf } from "./api.js";
 import { empty, fill, h, stamp } from "./dom.js";
+import { presentRanks } from "./members.js";
 
 const KEPT = 3000;
 
@@ -11,6 +12,7 @@ export async function showLogs(place, run, ranks, { at } = {}) {
   const note = h("p", { class: "soft", role: "status" });
   const more = h("button", { type: "button", class: "small", onclick: () => older() }, "Older lines");
   const newer = h("button", { type: "button", class: "small", hidden: true, onclick: () => grew(true) }, "Newer lines");
+  ranks = presentRanks(ranks);
   const hosts = [...new Set(ranks.map((one) => one.host))];
   let before = null;
   let after = null;

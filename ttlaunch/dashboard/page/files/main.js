@@ -121,7 +121,10 @@ async function showRun(id, view, given, signal) {
     if (signal.aborted) return;
     fill(state, badge(facts.state));
     if (facts.state !== before) drawButtons();
-    if (["", "topology", "checkpoints"].includes(view)) shown = await draw();
+    if (["", "topology", "checkpoints"].includes(view)) {
+      shown?.end?.();
+      shown = await draw();
+    }
   }
 
   await follow(id, known, (kind, change, { number }) => {

@@ -1,5 +1,6 @@
 // What a run is and how it ended: the failure in the words of the terminal, its ranks, where its time went.
 import { badge, bytes, clock, empty, facts, fill, h, numeral, seconds, section, short, table } from "./dom.js";
+import { membersSection, presentRanks } from "./members.js";
 
 const PARTS = { command: "start of the command", checks: "checks and plan", folder: "run folder and guard", engine: "start of the ranks by the engine",
   python: "start of Python", joining: "joining the other ranks", data: "reading the data", torch: "import of torch", connecting: "connecting the ranks",
@@ -12,7 +13,7 @@ export function showOverview(place, run) {
   const { report, results } = run;
 
   function drawRanks() {
-    const rows = [...states.values()].map((one) => [String(one.rank), one.role, one.host, badge(one.state),
+    const rows = presentRanks([...states.values()]).map((one) => [String(one.rank), one.role, one.host, badge(one.state),
       h("span", {}, one.stage || (one.total_steps ? `${one.step}/${one.total_steps}` : String(one.step || "–"))),
       numeral(one.loss), numeral(one.grad_norm), one.speed ? `${short(Math.round(one.speed))} ${one.counts}/s` : "–",
       one.peak_memory_bytes ? bytes(one.peak_memory_bytes) : "–"]);
@@ -34,7 +35,7 @@ export function showOverview(place, run) {
       ...Object.entries(results.results ?? {}).map(([name, value]) => [name, short(value)]),
     ])),
     section("Ranks", ranks),
-    members(report.epochs),
+    membersSection(run),
     start(report.start_times),
     history(run));
   return {
@@ -56,13 +57,6 @@ function failure(run) {
     ]),
     lasts.length > 0 && [h("h3", {}, "The last operation of each rank, from its flight recorder"),
       table(["rank", "role", "last operation"], lasts.map((one) => [String(one.rank), one.role, one.last_operation.text]), { label: "Last operations" })]);
-}
-
-function members(epochs) {
-  if (!epochs?.length) return null;
-  const rows = epochs.map((one) => [String(one.epoch), String(one.step), one.members.join(", "), String(one.computed_anew),
-    one.pause_s === null || one.pause_s === undefined ? "–" : seconds(one.pause_s), one.reasons.join("; ") || "the run began"]);
-  return section("Members that come and go", table(["epoch", "after step", "workers", "computed anew", "pause", "because"], rows, { right: [0, 1, 3, 4] }));
 }
 
 function start(times) {

@@ -1,24 +1,34 @@
 // Hosts with their ranks, the bytes that they send to each other against the formula, and who waits for whom.
+import { ask, pathOf, saved } from "./api.js";
 import { bytes, empty, fill, h, s, seconds, section, table } from "./dom.js";
+import { membershipOf, membersSection, presentRanks } from "./members.js";
 
 const MOST_DRAWN = 48;
 const R = 22;
+const LOOK_MS = 1000;
+const SHORTEST_WAIT_S = 0.5;
 
-/** Show the topology; `update(ranks)` of the result shows newer states of the ranks. */
+/** Show the topology; `update(ranks)` of the result shows newer states of the ranks, and `end()` ends what looks at them. */
 export function showTopology(place, run) {
   const states = new Map(run.rank_states.map((one) => [one.rank, one]));
   const picture = h("div", {});
+  const now = h("div", {});
   const { links, perStep } = linksOf(run);
-  const waits = waitsOf(run);
+  const isLive = !run.is_over && !saved;
+  let waits = isLive ? [] : waitsOf(run);
+  let ended = false;
 
   function draw() {
-    const ranks = [...states.values()];
-    fill(picture, ranks.length <= MOST_DRAWN ? drawing(ranks, links, waits) : h("p", { class: "soft" }, `${ranks.length} ranks are too many for a picture; the table has them.`));
+    const ranks = presentRanks([...states.values()]);
+    fill(picture, ranks.length <= MOST_DRAWN ? drawing(run, ranks, links, waits) : h("p", { class: "soft" }, `${ranks.length} ranks are too many for a picture; the table has them.`));
   }
   draw();
   fill(place, section("Ranks and traffic", picture, h("ul", { class: "legend" },
     roles(run).map((role, at) => h("li", {}, h("span", { class: `swatch k${at % 8}` }), role)),
-    h("li", {}, "thicker lines carry more bytes"), waits.length > 0 && h("li", {}, h("span", { class: "swatch p-bad" }), "waited when the run ended"))),
+    links.length > 0 && h("li", {}, "thicker lines carry more bytes"),
+    (isLive || waits.length > 0) && h("li", {}, h("span", { class: "swatch p-bad" }), isLive ? "waits for half a second or longer" : "waited when the run ended"))),
+  now,
+  membersSection(run, { isWhole: true }),
   waitSection(run),
   section("Bytes between ranks", links.length ? [h("p", { class: "soft" }, perStep),
     table(["from", "to", "operation", "messages", "bytes", "formula", "÷ formula", "bytes/s"], run.report.traffic.edges.map((edge) => [
@@ -27,16 +37,38 @@ export function showTopology(place, run) {
       ratio(edge), rateOf(run, edge.bytes ?? edge.formula_bytes)]), { right: [3, 4, 5, 6, 7], label: "Bytes between ranks" })]
     : empty("No bytes to show", run.no_telemetry ?? "No rank has sent anything yet.")),
   costs(run));
+
+  async function look() {
+    while (!ended) {
+      if (!document.hidden) {
+        const found = await ask(pathOf(run.run_id, "waits")).catch(() => null);
+        if (ended) return;
+        if (found) show(found.waits);
+      }
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    }
+  }
+
+  function show(found) {
+    waits = found.filter((one) => one.for_s >= SHORTEST_WAIT_S).flatMap((one) => one.waits_for.map((dest) => ({ source: one.rank, dest, text: `rank ${one.rank} ${one.state}, ${one.operation}, for ${seconds(one.for_s)}` })));
+    fill(now, found.length ? section("Who waits for whom now", table(["rank", "at this moment", "for", "in"], found.map((one) => [`${one.rank} ${one.role}`,
+      one.seen_s ? `${one.state} (as it was ${seconds(one.seen_s)} ago)` : one.state, one.for_s === null ? "–" : seconds(one.for_s), one.place ? `${one.operation}, at ${one.place}` : one.operation || "–"]), { right: [2], label: "Who waits for whom now" })) : null);
+    draw();
+  }
+  if (isLive) look();
   return {
     update(newer) {
       for (const one of newer) states.set(one.rank, { ...states.get(one.rank), ...one });
       draw();
     },
+    end() {
+      ended = true;
+    },
   };
 }
 
 function roles(run) {
-  return [...new Set(run.rank_states.map((one) => one.role))];
+  return [...new Set(presentRanks(run.rank_states).map((one) => one.role))];
 }
 
 function who(states, rank) {
@@ -83,7 +115,7 @@ function waitsOf(run) {
     .map((one) => ({ source: one.rank, dest: one.last_operation.peer, text: one.last_operation.text }));
 }
 
-function drawing(ranks, links, waits) {
+function drawing(run, ranks, links, waits) {
   const hosts = [...new Set(ranks.map((one) => one.host))];
   const names = [...new Set(ranks.map((one) => one.role))];
   const perRow = Math.min(hosts.length, hosts.length > 6 ? 4 : hosts.length > 3 ? 3 : hosts.length);
@@ -109,7 +141,10 @@ function drawing(ranks, links, waits) {
     const title = `rank ${link.source} to rank ${link.dest}: ${link.rate === null ? bytes(link.bytes) : `${bytes(link.rate)}/s`}${share} (${link.operations.join(", ")})`;
     return s("path", { d: curve(a, b), class: "flow", "stroke-width": (0.8 + 4.2 * Math.sqrt(link.bytes / most)).toFixed(2), "marker-end": "url(#arrow)" }, s("title", {}, title));
   });
-  const waiting = waits.map((wait) => at.get(wait.source) && at.get(wait.dest) && s("path", { d: curve(at.get(wait.source), at.get(wait.dest)), class: "waiting", "marker-end": "url(#arrow-bad)" }, s("title", {}, wait.text)));
+  const waiting = waits.filter((wait) => at.get(wait.source) && at.get(wait.dest)).map((wait) => {
+    const d = curve(at.get(wait.source), at.get(wait.dest));
+    return s("g", {}, s("title", {}, wait.text), s("path", { d, class: "waiting-back" }), s("path", { d, class: "waiting", "marker-end": "url(#arrow-bad)" }));
+  });
   const labels = links.length <= 12 ? links.map((link) => {
     const [a, b] = [at.get(link.source), at.get(link.dest)];
     if (!a || !b || link.rate === null || link.bytes < most / 50) return null;
@@ -119,7 +154,9 @@ function drawing(ranks, links, waits) {
   const circles = ranks.map((one) => {
     const [x, y] = at.get(one.rank);
     const bad = ["failed", "lost", "hung"].includes(one.state);
-    return s("g", { class: bad ? "rank bad" : "rank" }, s("title", {}, `rank ${one.rank}, ${one.role} on ${one.host}: ${one.state}${one.last_operation ? `; ${one.last_operation.text}` : ""}`),
+    const membership = membershipOf(run, one.rank);
+    const took = membership ? `; took part in steps ${membership.parts.map(([first, last]) => `${first} to ${last}`).join(" and ") || "none yet"}${membership.why ? `; ${membership.why}` : ""}` : "";
+    return s("g", { class: ["rank", bad && "bad", membership?.why && "gone"].filter(Boolean).join(" ") }, s("title", {}, `rank ${one.rank}, ${one.role} on ${one.host}: ${one.state}${one.last_operation ? `; ${one.last_operation.text}` : ""}${took}`),
       s("circle", { cx: x, cy: y, r: R, class: `k${names.indexOf(one.role) % 8}` }), s("text", { x, y: y + 5, "text-anchor": "middle" }, String(one.rank)));
   });
   return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Picture of ranks and traffic" },
