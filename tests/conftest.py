@@ -92,6 +92,25 @@ def skip_or_fail():
 
 
 @pytest.fixture
+def make_disk(tmp_path, skip_or_fail):
+    """`make_disk(size)`: a new folder that is a file system of its own, in memory, of this size ("2500k", "8m")."""
+    folders = []
+
+    def make(size):
+        folder = tmp_path / f"disk{len(folders)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            skip_or_fail("only root can mount a small file system")
+        folders.append(folder)
+        return folder
+
+    yield make
+    for folder in folders:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
 def here(tmp_path, monkeypatch):
     """An empty folder, which is the current one."""
     monkeypatch.chdir(tmp_path)

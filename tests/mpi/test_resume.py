@@ -189,19 +189,12 @@ def test_a_run_that_has_nothing_left_to_train_says_so_and_nothing_else(tmp_path)
 
 
 @pytest.fixture
-def small_disk(tmp_path, skip_or_fail):
+def small_disk(make_disk):
     """A file system with room for a run's records and the first checkpoint, not for the second.
 
     What is left beside one of 838 kB is less than another and the 1 MiB that is kept for records, and far more than records take.
     """
-    folder = tmp_path / "small"
-    folder.mkdir()
-    size = "2500k"
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        skip_or_fail("only root can mount a small file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    return make_disk("2500k")
 
 
 def test_a_full_disk_ends_the_run_and_names_the_file(tmp_path, small_disk, undisturbed):

@@ -3,6 +3,7 @@
 The seconds from the fault to the end of the command are printed (`pytest -s`).
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -75,6 +76,15 @@ def assert_nothing_is_left(run):
     assert run.scratch_folders() == []
 
 
+def fill(file):
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as filler:
+        for size in (1 << 16, 1 << 12):
+            with contextlib.suppress(OSError):
+                while filler.write(bytes(size)):
+                    pass
+
+
 def assert_failed(run, *, code, rank, role, cause):
     """The message and the report name the same first failure."""
     said = f"rank {rank} ({role}, localhost) {cause}"
@@ -126,6 +136,20 @@ def test_a_rank_killed_from_outside_is_named(here, start_run):
     print(f"\nSIGKILL of a rank: {time.monotonic() - broke:.1f} s")
     assert_failed(run, code="R004", rank=1, role="rank", cause="was killed by SIGKILL")
     assert_nothing_is_left(run)
+
+
+def test_a_rank_killed_while_the_disk_is_full_is_named(here, start_run, make_disk):
+    """Whoever writes that it has ended is the first to meet the full disk."""
+    disk = make_disk("8m")
+    (here / "work.py").write_text(BUSY)
+    run = start_run("work.py", "-n", "2", "--engine", "openmpi", "--runs-dir", str(disk))
+    other, killed = (int(run.wait_for_file(f"ready-{rank}")) for rank in range(2))
+    fill(disk / "filler")
+    os.kill(killed, signal.SIGKILL)
+    assert run.ends(within_s=WITHIN_S) == 1
+    assert "error[R004]: rank 1 (rank, localhost) was killed by SIGKILL\n" in run.stderr
+    assert "the run folder can no longer be used: no space left on device" in run.stderr
+    assert not Path(f"/proc/{other}").exists()
 
 
 def test_a_killed_shim_takes_its_rank_along_and_is_named(here, start_run):

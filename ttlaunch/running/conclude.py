@@ -1,5 +1,6 @@
 """Find the result of a run that is over: its first failure, if there is one, and its exit status."""
 
+import errno
 import math
 import re
 import signal
@@ -34,6 +35,8 @@ from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.single_trainings import single_trainings
 from ttlaunch.running.watch import Phase, RankState, Watch
 
+UNUSABLE_FOLDER = "R010"
+_NO_ROOM = "make room on that disk, or keep run folders on another with `--runs-dir DIR`"
 _TAIL_LINES, _NOTE_BYTES = 12, 1 << 20
 
 
@@ -54,6 +57,7 @@ class Ending:
         failure: A failure that the supervisor itself found: a hang, or an unusable run folder.
         stood_still_s: The longest time for which the supervisor, or the whole machine, did not run.
         tolerated, tolerated_hosts: Ranks whose end, and hosts whose loss, is no failure since other workers go on.
+        unwritten: Why the history of the run lacks an event of its end; None if it has all.
     """
 
     signal_number: int | None = None
@@ -72,6 +76,7 @@ class Ending:
     stood_still_s: float = 0.0
     tolerated: frozenset[int] = frozenset()
     tolerated_hosts: frozenset[str] = frozenset()
+    unwritten: OSError | None = None
 
     def note_losses(self, losses: Losses) -> None:
         """Add lost hosts and folders, and lost shims unless the run is being ended: ending a run kills shims."""
@@ -125,6 +130,8 @@ def conclude(
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     failure = with_first_micro_batch(failure, watch.ranks, run_id=folder.run_id)
+    if ending.unwritten is not None and (failure is not None or ending.signal_number is None):
+        failure = _beside_unusable_folder(failure, folder_failure(ending.unwritten))
     status, exit_status = "done", contract.STATUS_DONE
     if ending.signal_number == signal.SIGINT:
         status, exit_status = "interrupted", contract.STATUS_INTERRUPTED
@@ -171,13 +178,16 @@ def find_failure(
     # Daemons of a killed engine end the ranks on their hosts, whose shims record that.
     stopped = ordered or ending.failure is not None or (returncode < 0 and ending.terminated is None)
     watch.read_exceptions()
+    witnesses = _witnesses(folder, ending, watch.ranks, engine=engine)
+    if not ordered and (earlier := _before_unusable_folder(ranks, ending.failure, witnesses)):
+        return earlier
     failure = first_failure(
         ranks,
         lost_shims=lost_shims,
         lost_hosts=ending.fatal_lost_hosts,
         lost_folders=ending.lost_folders,
         stopped=stopped,
-        witnesses=_witnesses(folder, ending, watch.ranks, engine=engine),
+        witnesses=witnesses,
     )
     failure = _before_end(failure, ending.failure)
     if failure is not None or ordered:
@@ -203,6 +213,18 @@ def _before_end(failure: Failure | None, noticed: Failure | None) -> Failure | N
         return failure or noticed
     is_later = (failure.time or math.inf) >= (noticed.time or 0.0)
     return noticed if is_later and failure.rank != noticed.rank else failure
+
+
+def _before_unusable_folder(ranks: list[RankState], noticed: Failure | None, witnesses: Witnesses) -> Failure | None:
+    """Return the failure of a rank that ended before the run folder turned out to be unusable, if that is why the run was ended.
+
+    A full disk may first be met when somebody has to write that a rank has ended.
+    """
+    if noticed is None or noticed.code != UNUSABLE_FOLDER:
+        return None
+    ended = [state for state in ranks if state.exit is not None and state.exit.time < (noticed.time or 0.0)]
+    failure = first_failure(ended, lost_shims={}, stopped=False, witnesses=witnesses)
+    return _beside_unusable_folder(failure, noticed) if failure else None
 
 
 def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankState]) -> Failure:
@@ -299,7 +321,17 @@ def folder_failure(error: OSError) -> Failure:
     reason = (error.strerror or str(error)).lower()
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
-    return Failure(code="R010", cause=cause, time=time.time(), evidence=evidence, comes_again=True)
+    hint = _NO_ROOM if error.errno in {errno.ENOSPC, errno.EDQUOT} else None
+    return Failure(
+        code=UNUSABLE_FOLDER, cause=cause, time=time.time(), evidence=evidence, next_step=hint, comes_again=True
+    )
+
+
+def _beside_unusable_folder(failure: Failure | None, noticed: Failure) -> Failure:
+    """Add to a failure, if there is one, that the run folder cannot be used; a code is that of only one of both."""
+    if failure is None or failure.code == noticed.code:
+        return noticed
+    return replace(failure, evidence=(*failure.evidence, f"{noticed.cause}, so it may lack what ended the run"))
 
 
 def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:

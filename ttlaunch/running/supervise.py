@@ -380,16 +380,23 @@ class _Supervision:
             case ShowMessage(text):
                 self.view.output("stderr", text.encode())
             case NoteFailure():
-                append_event(self.folder, "failed")
+                self._note_end("failed")
             case SignalRanks(number, marker):
-                append_event(self.folder, "signal", number=number, **(marker or {}))
+                self._note_end("signal", number=number, **(marker or {}))
                 if marker is not None:
                     leave_stop_marker(str(self.folder.path), marker)
                 self.controller.signal_ranks(self.watch.ranks, number, marker=marker)
             case SignalEngine(number):
-                append_event(self.folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
+                self._note_end("ending" if number == signal.SIGTERM else "killing", signal=number)
                 self._ending.ending_since = self._ending.ending_since or time.time()
                 process.send_signal(number)
+
+    def _note_end(self, kind: str, **values: Any) -> None:
+        """Add an event of the end of a run to its history; on a full disk, what ended the run stays the reason."""
+        try:
+            append_event(self.folder, kind, **values)
+        except OSError as error:
+            self._ending.unwritten = self._ending.unwritten or error
 
 
 def _now() -> float:
