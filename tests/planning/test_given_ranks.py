@@ -53,7 +53,6 @@ def test_nothing_is_set_where_a_layout_fits_as_it_is(ttlaunch, command):
         ("sync_ps -n 4", [f"{WORKERS}=3", "sync_ps_config.num_servers=2"]),
         ("tensor_parallel -n 4", ["tensor_parallel_config.replicas=2", "tensor_parallel_config.ranks=4"]),
         ("data_parallel -n 3 --set multihost_config.num_workers=2", [f"{WORKERS}=3"]),
-        ("data_parallel -n 9", []),
     ],
 )
 def test_several_numbers_or_none_are_refused_with_all_that_fit(ttlaunch, command, hints):
@@ -63,6 +62,12 @@ def test_several_numbers_or_none_are_refused_with_all_that_fit(ttlaunch, command
     assert hints == [
         line.split("`")[1].removeprefix("--set ") for line in answer.stderr.splitlines() if "makes layout" in line
     ]
+
+
+def test_of_a_number_that_a_rule_forbids_the_rule_says_why(ttlaunch):
+    answer = ttlaunch("plan data_parallel -n 9")
+    assert (3, True) == (answer.status, "error[C011]: 9 workers share 8 micro-batches" in answer.stderr)
+    assert "--> --ranks:1:" in answer.stderr
 
 
 def test_every_hint_about_a_number_of_ranks_can_be_typed_as_it_stands(ttlaunch):

@@ -34,12 +34,13 @@ class World:
 def set_ranks(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> tuple[LoadedConfig, str]:
     """Change the configuration so that the recipe has this number of ranks, if only one value of one key gives it.
 
-    A key that the user has typed with `--set` stays as it is.
+    A key that the user has typed with `--set` stays as it is. A value that a rule forbids is set if no other gives this number:
+    then that rule says what is in its way.
 
     Returns:
         The configuration, and a text that says what was changed; the same configuration and "" if nothing was.
     """
-    worlds = [] if loaded.config is None else worlds_of(recipe, loaded, ranks)
+    worlds = [] if loaded.config is None else worlds_of(recipe, loaded, ranks) or _resized_to(recipe, loaded, ranks)
     worlds = [one for one in worlds if _SET not in [loaded.origin(key) for key in one.keys]]
     if len(worlds) != 1 or not worlds[0].overrides:
         return loaded, ""
@@ -57,22 +58,29 @@ def worlds_of(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]:
     value that every rule of the recipe allows.
     """
     config = loaded.checked
-    layouts = [
-        one for one in recipe.layouts if config.multihost_config.enabled or sum(one.counts(config).values()) == 1
-    ]
+    enabled = config.multihost_config.enabled
+    layouts = [one for one in recipe.layouts if enabled or sum(one.counts(config).values()) == 1]
     fitting = [one for one in layouts if sum(one.counts(config, world_size=ranks).values()) == ranks]
-    if fitting or not config.multihost_config.enabled:
+    if fitting or not enabled:
         return [World(ranks, (), one.name) for one in fitting]
+    by_name = {one.name: one for one in layouts}
+    worlds = _resized_to(recipe, loaded, ranks)
+    return [one for one in worlds if _is_allowed(recipe, loaded, by_name[one.layout], one.overrides)]
+
+
+def _resized_to(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]:
+    """List the values of one key with which a layout has this number of ranks, whether or not a rule allows them."""
+    if not loaded.checked.multihost_config.enabled:
+        return []
     return [
         World(ranks, overrides, layout.name)
-        for layout in layouts
+        for layout in recipe.layouts
         for overrides, other in resized(layout, loaded, lambda now: _values(now, ranks))
         if sum(layout.counts(other).values()) == ranks
-        and _is_allowed(recipe, loaded, layout=layout, overrides=overrides)
     ]
 
 
-def _is_allowed(recipe: Recipe, loaded: LoadedConfig, *, layout: Layout, overrides: tuple[str, ...]) -> bool:
+def _is_allowed(recipe: Recipe, loaded: LoadedConfig, layout: Layout, overrides: tuple[str, ...]) -> bool:
     changed = override_config(recipe, loaded, overrides)
     return changed.config is not None and not has_errors(check_config(recipe, changed, layout))
 
