@@ -63,9 +63,7 @@ def worlds_of(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]:
     fitting = [one for one in layouts if sum(one.counts(config, world_size=ranks).values()) == ranks]
     if fitting or not enabled:
         return [World(ranks, (), one.name) for one in fitting]
-    by_name = {one.name: one for one in layouts}
-    worlds = _resized_to(recipe, loaded, ranks)
-    return [one for one in worlds if _is_allowed(recipe, loaded, by_name[one.layout], one.overrides)]
+    return [one for one in _resized_to(recipe, loaded, ranks) if _is_allowed(recipe, loaded, world=one)]
 
 
 def _resized_to(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]:
@@ -80,8 +78,9 @@ def _resized_to(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]
     ]
 
 
-def _is_allowed(recipe: Recipe, loaded: LoadedConfig, layout: Layout, overrides: tuple[str, ...]) -> bool:
-    changed = override_config(recipe, loaded, overrides)
+def _is_allowed(recipe: Recipe, loaded: LoadedConfig, *, world: World) -> bool:
+    changed = override_config(recipe, loaded, world.overrides)
+    layout = next(one for one in recipe.layouts if one.name == world.layout)
     return changed.config is not None and not has_errors(check_config(recipe, changed, layout))
 
 
