@@ -28,7 +28,7 @@ from ttlaunch.dashboard.cache import (
 )
 from ttlaunch.dashboard.numbers import finite
 from ttlaunch.dashboard.stored import PointsWriter
-from ttlaunch.running.metrics.event_log import EventLog, read_logged_run
+from ttlaunch.running.metrics.event_log import Column, EventLog, read_logged_run
 from ttlaunch.running.metrics.log_place import LogPlace
 from ttlaunch.running.readers.recorded import read_run
 from ttlaunch.running.watch import RankState
@@ -36,7 +36,7 @@ from ttlaunch.running.watch import RankState
 MEASURED = ("traffic", "communication", "memory", "times", "served", "start_times")
 """What only all telemetry of a run tells, by its names in the report."""
 
-_LOOK = 20_000
+_LOOK = 2000
 _SHARE_OF_POINTS = 0.7
 _MOST_PROCESSES: Final = 4
 _BEHIND_EVERYTHING: Final = 2**62
@@ -122,15 +122,19 @@ def _read_part(
     skipped_bytes = 2 * len(skipped) * _BEHIND_EVERYTHING
     size = size_of_records(path, tuple(row for row in rows if row.rank in ranks)) or 1
     writer = PointsWriter(folder / f"points-{min(ranks, default=0)}")
-    for number, event in enumerate(log.unordered()):
+    for number, found in enumerate(log.unordered_in_columns()):
         if number % _LOOK == 0:
             if os.getppid() != parent:
                 raise InterruptedError("the process that wanted the index is gone")
             if share_file is not None:
                 share = min(1.0, (log.place_in_bytes - skipped_bytes) / size)
                 write_json(share_file, {"share": round(_SHARE_OF_POINTS * share, 3)})
-        if event.rank in ranks:
-            writer.add(event)
+        if found.rank not in ranks:
+            continue
+        if isinstance(found, Column):
+            writer.add_column(found)
+        else:
+            writer.add(found)
     return _Part(ranks, writer.path.name, writer.finish(), log.place, log.states)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ttlaunch.dashboard.numbers import MOST_NAMES, Series
 from ttlaunch.records.regular_files import open_regular
-from ttlaunch.running.metrics.event_log import Event
+from ttlaunch.running.metrics.event_log import Column, Event
 from ttlaunch.running.metrics.names import metrics_of
 
 _HELD_POINTS = 400_000
@@ -58,6 +58,22 @@ class PointsWriter:
             series.times.append(time)
             series.values.append(value)
             self._count += 1
+        if self._count >= _HELD_POINTS:
+            self._flush()
+
+    def add_column(self, column: Column) -> None:
+        """Add a number of a rank over some steps."""
+        held = self._held.setdefault(column.rank, {})
+        series = held.get(column.name)
+        if series is None:
+            if column.name not in self._names and len(self._names) >= MOST_NAMES:
+                return
+            self._names.add(column.name)
+            series = held[column.name] = Series()
+        series.steps.extend(column.steps)
+        series.times.extend(column.times)
+        series.values.extend(column.values)
+        self._count += len(column.steps)
         if self._count >= _HELD_POINTS:
             self._flush()
 

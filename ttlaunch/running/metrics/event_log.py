@@ -23,9 +23,10 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.ranks import AnyProgress, Digests, Parameters, StepDone, kind_of, measured_values, step_of
+from ttlaunch.records.telemetry import Stretch
 from ttlaunch.records.updates import Update
 from ttlaunch.running.metrics.log_place import LogPlace, restore_state, state_as_json
-from ttlaunch.running.metrics.telemetry import TelemetryReader, last_step_of
+from ttlaunch.running.metrics.telemetry import TelemetryReader, last_step_of, numbers_of
 from ttlaunch.running.runs.facts import read_facts, with_joined
 from ttlaunch.running.runs.files import Tail, read_object, read_object_if_any, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, read_event
@@ -34,6 +35,7 @@ from ttlaunch.running.watch import RankState, Watch
 EVENT_LOG_FORMAT = 1
 """The version of the format; increase it when a change could make existing readers misread a log."""
 
+_COUNTED = tuple(prefix + name for prefix in ("", contract.OWN) for name in contract.COUNTED)
 _HELD_EVENTS = 10_000
 _HELD_STEPS = 65_536
 _KEPT_STEPS = 4096
@@ -113,6 +115,22 @@ def read_logged_run(path: Path) -> LoggedRun:
     config = plan.get("config") or {}
     ranks = with_joined(facts, path).ranks
     return LoggedRun(path.name, facts.name, plan.get("layout"), str(plan.get("hash", "")), ranks, config)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a rank over some steps, in their order.
+
+    Attributes:
+        name: The number's name among the metrics, see `names.py`.
+        steps, times: The steps, and when the rank reported them, seconds since the epoch.
+    """
+
+    rank: int
+    name: str
+    steps: "array[int]"
+    times: "array[float]"
+    values: "array[float]"
 
 
 class EventLog:
@@ -202,6 +220,14 @@ class EventLog:
         """Yield the new events of ranks, those of each rank and kind in order, without the time that sorting all of them takes."""
         return (event for event in self._new_events() if event.rank is not None)
 
+    def unordered_in_columns(self) -> Iterator[Event | Column]:
+        """Yield what `unordered` does, but a line of telemetry as columns, for which a fifth of the time is needed."""
+        yield from self._new_records(is_ordered=False)
+        for row in self.run.ranks:
+            for stretch in self._telemetry[row.rank].stretches():
+                yield from self._columns_of(row.rank, stretch)
+        yield from self._of_exits()
+
     def lines(self) -> Iterator[str]:
         """Yield the new events as `events` does, but as lines of the log."""
         return (one if isinstance(one, str) else event_line(one) for one in self._ordered())
@@ -222,13 +248,16 @@ class EventLog:
 
     def _new_events(self) -> Iterator[Event]:
         """Yield new events source by source; times of steps are known once all records have been read."""
-        for state, record in self._watch.records():
-            if not isinstance(record, Parameters | Digests | Update):
-                yield self._of_record(state, record)
+        yield from self._new_records()
         for row in self.run.ranks:
             yield from self._of_telemetry(row.rank)
         yield from self._of_launcher()
         yield from self._of_exits()
+
+    def _new_records(self, *, is_ordered: bool = True) -> Iterator[Event]:
+        for state, record in self._watch.records(is_ordered=is_ordered):
+            if not isinstance(record, Parameters | Digests | Update):
+                yield self._of_record(state, record)
 
     def _begin(self, time: float) -> Event:
         run = self.run
@@ -251,19 +280,33 @@ class EventLog:
             if before is not None and before[0] < step and before[1] < time:
                 step_time_s = round((time - before[1]) / (step - before[0]), 9)
                 values["step_time_s"] = step_time_s
-                names = [prefix + name for prefix in ("", contract.OWN) for name in contract.COUNTED]
-                counted = [name for name in names if step_time_s and name in record.values]
+                counted = [name for name in _COUNTED if step_time_s and name in record.values]
                 values |= {f"{name}_per_s": record.values[name] / step_time_s for name in counted}
         return Event(time, kind_of(record), rank, step_of(record), values)
 
     def _of_telemetry(self, rank: int) -> Iterator[Event]:
         for one in self._telemetry[rank].steps():
-            time = self._reported[rank].pop(one.step)
-            time = self._first_times.get(rank, 0.0) if time is None else time
+            time = self._time_of(rank, one.step)
             if one.times:
                 yield Event(time, TIMES, rank, one.step, one.times)
             if one.operations:
                 yield Event(time, TRAFFIC, rank, one.step, {"operations": one.operations})
+
+    def _time_of(self, rank: int, step: int) -> float:
+        """Return when a rank reported a step; for a step that it has not reported, or that was asked for before, when it began."""
+        time = self._reported[rank].pop(step)
+        return self._first_times.get(rank, 0.0) if time is None else time
+
+    def _columns_of(self, rank: int, stretch: Stretch) -> Iterator[Column]:
+        """Yield the numbers of a line of telemetry, the same as in its events."""
+        named = numbers_of(stretch)
+        times = {step: self._time_of(rank, step) for step in sorted(set().union(*named.values()))}
+        known: dict[tuple[int, ...], tuple[array[int], array[float]]] = {}  # most numbers have the same steps
+        for name, values in named.items():
+            steps = tuple(sorted(values))
+            if steps not in known:
+                known[steps] = array("q", steps), array("d", map(times.__getitem__, steps))
+            yield Column(rank, name, *known[steps], array("d", map(values.__getitem__, steps)))
 
     def _of_launcher(self) -> Iterator[Event]:
         for line in self._launcher.read():

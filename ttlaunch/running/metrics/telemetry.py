@@ -1,5 +1,6 @@
 """Read the telemetry of a run's ranks: what each sent to whom, how long it waited, the parts of its steps, its memory."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
@@ -231,6 +232,53 @@ def _by_step(stretch: Stretch) -> dict[int, StepTelemetry]:
             at(step).add(row.operation, "messages", row.messages)
             at(step).add(row.operation, "bytes", row.size)
     return found
+
+
+def numbers_of(stretch: Stretch) -> dict[str, dict[int, float]]:
+    """Return the numbers of a line by step, with the names and the bits that the events of its steps would have as metrics."""
+    found: dict[str, dict[int, float]] = {}
+    for phase, times in stretch.spent:
+        known = found.setdefault(f"time/{phase}_s", {})
+        known.update(zip(times, [microseconds / 1e6 for microseconds in times.values()], strict=True))
+    operations: dict[str, dict[str, dict[int, float]]] = {}
+    for operation, _, times in stretch.waited:
+        _add_up(_numbers_of(operations, operation)["waited_s"], {step: us / 1e6 for step, us in times.items()})
+    for row in stretch.sent:
+        steps, of_operation = range(row.first, row.last + 1, row.stride), _numbers_of(operations, row.operation)
+        _add_up(of_operation["sent_messages"], dict.fromkeys(steps, row.messages))
+        _add_up(of_operation["sent_bytes"], dict.fromkeys(steps, row.size))
+    for operation, numbers in operations.items():
+        steps_of = numbers["waited_s"].keys() | numbers["sent_bytes"].keys()
+        for name, values in numbers.items():
+            whole = {step: float(values.get(step, 0)) for step in steps_of}
+            found[f"communication/{operation}/{name}"] = whole
+    for name in _OF_OPERATION:
+        every = [found[f"communication/{operation}/{name}"] for operation in operations]
+        found[f"communication/{name}"] = _together(every)
+    return {name: values for name, values in found.items() if values}
+
+
+_OF_OPERATION = ("sent_bytes", "sent_messages", "waited_s")
+
+
+def _numbers_of(operations: dict[str, dict[str, dict[int, float]]], operation: str) -> dict[str, dict[int, float]]:
+    return operations.setdefault(operation, {name: {} for name in _OF_OPERATION})
+
+
+def _add_up(into: dict[int, float], values: Mapping[int, float]) -> None:
+    if not into:
+        into.update(values)
+        return
+    for step, value in values.items():
+        into[step] = into.get(step, 0) + value
+
+
+def _together(every: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the exact sums over operations, rounded once."""
+    if len(every) == 1:
+        return dict(every[0])
+    steps = set().union(*every)
+    return {step: math.fsum(one[step] for one in every if step in one) for step in steps}
 
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.bad_records import Complain, pass_over
-from ttlaunch.running.metrics.telemetry import measured, read_telemetry
+from ttlaunch.running.metrics.telemetry import RankTelemetry, measured, read_telemetry
 from ttlaunch.running.watch import RankState
 from ttlaunch.spec.named_folders import built_in_folder
 
@@ -127,6 +127,7 @@ def settle(
     is_done: bool,
     runs_recipe: bool,
     complain: Complain = pass_over,
+    telemetry: Sequence[RankTelemetry] | None = None,
 ) -> Settlement | None:
     """Compare the bytes that ranks counted with the recipe's formula, over the steps that all ranks have finished.
 
@@ -138,11 +139,12 @@ def settle(
         runs_recipe: Whether the code of the recipe that the plan names may be run: only if this user has started the run. The
             code of a built-in recipe may always be run.
         complain: Called with each line that cannot be used.
+        telemetry: The telemetry of all ranks, if the caller has read it; None to read it.
 
     Returns:
         The comparison; None if a rank has written no telemetry, such as one of a program that is no recipe.
     """
-    telemetry = read_telemetry(folder, world_size=len(ranks), complain=complain, with_times=False)
+    telemetry = telemetry or read_telemetry(folder, world_size=len(ranks), complain=complain, with_times=False)
     if telemetry is None:
         return None
     until = min(entry.last for entry in telemetry)

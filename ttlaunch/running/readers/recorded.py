@@ -79,18 +79,19 @@ def read_run(path: Path, *, ranks: Sequence[RankState] | None = None, with_telem
         watch.read_all()
         ranks = watch.ranks
     is_done = report is not None and report.get("status") == "done"
+    telemetry = read_telemetry(path, world_size=planned) if with_telemetry else None
+    traffic = None
+    if telemetry is not None:
+        runs_recipe = was_started_here(path, plan.get("hash"))
+        traffic = settle(path, plan, ranks[:planned], is_done=is_done, runs_recipe=runs_recipe, telemetry=telemetry)
     return Recorded(
         path=path,
         plan=plan,
         report=report,
         is_running=not has_ended and is_running(path),
         ranks=list(ranks),
-        telemetry=read_telemetry(path, world_size=planned) if with_telemetry else None,
-        traffic=settle(
-            path, plan, ranks[:planned], is_done=is_done, runs_recipe=was_started_here(path, plan.get("hash"))
-        )
-        if with_telemetry
-        else None,
+        telemetry=telemetry,
+        traffic=traffic,
         start=read_start_times(path, ranks[:planned], plan) if with_telemetry else None,
     )
 
