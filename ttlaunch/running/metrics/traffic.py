@@ -156,8 +156,7 @@ def settle(
         until = min([until - 1, *(state.step - 1 for state in ranks)])
     first = max((state.first_step for state in ranks), default=0)
     steps = max(0, until - first + 1) if first else 0
-    start = plan.get("start")
-    began = start["step"] if isinstance(start, dict) and type(start.get("step")) is int else 0
+    began = _began_with(plan)
     checked = {record.step for state in ranks for record in state.validations}
     validations = sum(step <= max(until, began) for step in checked) if until >= 0 else 0
     roles = [state.row.role for state in ranks]
@@ -170,6 +169,12 @@ def settle(
     counted = range(first, first + steps)
     edges = _edges(measured(telemetry, until=until), formula, steps=counted, validations=validations, is_done=is_done)
     return Settlement(steps, validations, edges, reason, is_mistaken)
+
+
+def _began_with(plan: Mapping[str, Any]) -> int:
+    """Return the step of the checkpoint from which a run began; 0 without one."""
+    start = plan.get("start")
+    return start["step"] if isinstance(start, dict) and type(start.get("step")) is int else 0
 
 
 def _edges(
