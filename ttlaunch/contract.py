@@ -221,6 +221,7 @@ a whole step up to its report; `facts`: values of the rank that formulas need, s
 CHECKPOINT_FORMAT = 1
 CHECKPOINTS_DIR = "checkpoints"
 CHECKPOINT_MANIFEST = "manifest.json"
+PROVENANCE_FILE = "provenance.json"  # of a run that resumed: the chain of its first checkpoint's predecessors
 UNFINISHED_SUFFIX = ".tmp"
 OPTIMIZER_PREFIX = "optimizer."
 AVERAGE_PREFIX = f"{OPTIMIZER_PREFIX}polyak."

@@ -18,6 +18,7 @@ class ServeConfig(Section):
 
     model: str = Field("", description="what answers are said to come from: the recipe and the run")
     weights_sha256: str = Field("", description="hash over all parameters, as the report of the training has it")
+    provenance_sha256: str | None = Field(None, description="hash of the checkpoint's provenance; null: it has none")
     vocabulary: Positive = Field(256, description="number of different tokens, the rows of the embedding")
     alphabet: list[int] = Field([], description="tokenizer_type char: the code points that are tokens, ascending")
     tokenizer_file: str = Field("", description="the checked tokenizer.json of a model of others; empty: one of ours")
@@ -55,11 +56,7 @@ RECIPE = Recipe(
         Layout("columns", head=1, share=per("serve_config.shares")),
     ],
     flows=[("head", "stage"), chain("stage"), ("head", "share"), all_pairs("share")],
-    unread=[
-        "multihost_config.pipeline_parallel_config",
-        "multihost_config.num_workers",
-        "multihost_config.bucket_megabytes",
-    ],
+    unread=[f"multihost_config.{key}" for key in ("pipeline_parallel_config", "num_workers", "bucket_megabytes")],
     traffic=traffic,
     is_asynchronous=True,  # ranks report how many plans there were
     uses_data=False,

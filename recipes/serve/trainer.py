@@ -57,6 +57,7 @@ def head(cfg: Config, ctx: RankContext) -> None:
     what = Served(
         model=served.model,
         weights_sha256=served.weights_sha256,
+        provenance_sha256=served.provenance_sha256,
         split=served.split,
         max_streams=slots,
         max_waiting=served.max_waiting,

@@ -46,6 +46,10 @@ def test_the_text_of_a_receipt_is_computed_again_on_more_ranks(trained):
     done = command(trained, "verify", "newest.json", "--ranks", "2")
     assert (0, "equal: 12 tokens, and its end (`length`)") == (done.returncode, done.stdout.split("\n")[0]), done
     assert "a receipt is no signature" in done.stdout
+    (manifest,) = (trained / "runs").glob("*/checkpoints/step-4/manifest.json")
+    linked = json.loads((trained / "newest.json").read_text())["provenance_sha256"]
+    assert json.loads(manifest.read_text())["provenance"]["sha256"] == linked
+    assert f"provenance {linked[:12]}" in done.stdout
     assert "in the receipt" not in done.stdout
 
 

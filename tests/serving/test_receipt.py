@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,16 @@ def test_a_receipt_is_read_as_it_was_written(tmp_path):
     file = tmp_path / "receipt.json"
     file.write_text(render_receipt(made()))
     assert made() == read_receipt(file)
+
+
+def test_a_receipt_links_to_the_provenance_of_the_weights_and_says_where_the_ones_here_have_another():
+    linked = replace(HELLO, provenance_sha256="ab" * 32)
+    receipt = make_receipt(linked, ASK, ACCEPTED, tokens=[1], reason="stop")
+    assert "ab" * 32 == parse_receipt(render_receipt(receipt).encode()).provenance_sha256
+    assert {} == other_conditions(receipt, linked)
+    assert {"provenance_sha256": ("ab" * 32, None)} == other_conditions(receipt, HELLO)
+    assert "provenance_sha256" not in receipt_values(made())  # which versions without this key can read
+    assert {} == other_conditions(made(), linked)
 
 
 def test_a_stop_text_that_ends_nothing_is_not_in_a_receipt():

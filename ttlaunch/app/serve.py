@@ -82,6 +82,8 @@ def find_served(
     Raises:
         LaunchError: There is no such checkpoint or folder, or its model cannot be served.
     """
+    from ttlaunch.running.runs.provenance import hash_of_provenance
+
     _check_overrides(options.overrides)
     place = where if working_folder == Path.cwd() else str(working_folder / where)
     if is_model_of_others(place):
@@ -101,6 +103,7 @@ def find_served(
     asked = {
         "model": _name(checkpoint, path),
         "weights_sha256": hash_of_weights(weights),
+        "provenance_sha256": hash_of_provenance(checkpoint.manifest),
         "vocabulary": weights[_EMBEDDING].shape[0],
         "alphabet": find_alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
         **_tokenizer_of(training, working_folder),

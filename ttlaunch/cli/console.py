@@ -71,6 +71,7 @@ JSON_SCHEMAS = {
     "sync": 1,
     "validate": 1,
     "verify": 1,
+    "verify-checkpoint": 1,
     "weights": 1,
     "generate": 1,
     "weights-diff": 1,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +24,7 @@ from ttlaunch.cli.options import RunsDir
 from ttlaunch.diagnostics import Format, LaunchError, counted, file_error, shown, usage_error
 
 if TYPE_CHECKING:
+    from ttlaunch.running.checkpoints.resume import Checkpoint
     from ttlaunch.running.checkpoints.tensor_difference import OtherTensor
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
     from ttlaunch.running.checkpoints.tensor_values import TensorDifference, TensorStatistics
@@ -80,6 +82,7 @@ WeightsForm = Annotated[
 ]
 _LONGEST_PATH = 200
 _SHOW_AFTER_S = 1.0
+_MOST_STEPS = 8
 
 
 @app.command(epilog=EXAMPLES)
@@ -216,11 +219,16 @@ def show(
     runs_dir: RunsDir = Path("runs"),
     form: WeightsForm = Format.FULL,
 ) -> None:
-    """List the weights in a checkpoint or a file, with types and shapes."""
-    weights = _weights_of(what, runs_dir=runs_dir, form=form, verb="shown")
+    """List the weights in a checkpoint or a file, with types and shapes; of a checkpoint also where it comes from."""
+    from ttlaunch.running.checkpoints.tensor_difference import read_weights
+
+    checkpoint = None if _is_file_of_weights(what) else _find_checkpoint(what, runs_dir=runs_dir, form=form)
+    weights = (
+        read_weights(checkpoint.path) if checkpoint else _weights_of(what, runs_dir=runs_dir, form=form, verb="shown")
+    )
     if form is Format.JSON:
         tensors = {name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in weights.items()}
-        print_json({"tensors": tensors}, schema="weights")
+        print_json({"tensors": tensors, "provenance": _chain_as_json(checkpoint)}, schema="weights")
         return
     if form is Format.CONCISE:
         for name, tensor in weights.items():
@@ -231,6 +239,49 @@ def show(
         print_lines([f"{name:{width}}  {tensor.dtype:5} {tensor.shape}"])
     values = sum(math.prod(tensor.shape) for tensor in weights.values())
     print_lines([f"{counted(len(weights), 'tensor')}, {values:,} values"])
+    if checkpoint is not None:
+        print_lines(_chain_lines(checkpoint))
+
+
+def _chain_as_json(checkpoint: "Checkpoint | None") -> dict[str, object] | None:
+    """Return the chain as the manifest has it, with the reason why it cannot be used; None without one."""
+    from ttlaunch.records.parser import BadRecord
+    from ttlaunch.running.runs.provenance import KEY, read_provenance
+
+    chain = None if checkpoint is None else read_provenance(checkpoint.manifest)
+    if checkpoint is None or chain is None:
+        return None
+    if isinstance(chain, BadRecord):
+        return {"problem": chain.reason}
+    return {"problem": None, **checkpoint.manifest[KEY]}
+
+
+def _chain_lines(checkpoint: "Checkpoint") -> Iterator[str]:
+    """Show where a checkpoint comes from: for each run of its chain, the steps of its checkpoints and what computed them."""
+    from ttlaunch.records.parser import BadRecord
+    from ttlaunch.running.runs.provenance import read_provenance
+
+    chain = read_provenance(checkpoint.manifest)
+    if chain is None:
+        yield "no provenance: an older ttlaunch made this checkpoint"
+        return
+    if isinstance(chain, BadRecord):
+        yield f"provenance: {shown(chain.reason, longest=_LONGEST_PATH)}"
+        return
+    yield f"provenance {chain.sha256}"
+    if chain.left_out:
+        yield f"  {counted(chain.left_out, 'older checkpoint')}, left out"
+    elif chain.links[0].after:
+        yield f"  a checkpoint of step {chain.links[0].after} without provenance"
+    for (run, name), links in groupby(chain.links, key=lambda one: (one.run, one.conditions)):
+        steps = [str(one.step) for one in links]
+        those = steps if len(steps) <= _MOST_STEPS else [*steps[:1], "…", *steps[-_MOST_STEPS + 2 :]]
+        yield f"  {shown(run)} ({shown(chain.conditions[name].recipe)}): step {', '.join(those)}"
+        known = chain.conditions[name]
+        hashes = {key: getattr(known, key) for key in ("code", "ttlaunch", "configuration", "data")}
+        yield "    " + ", ".join(f"{key} {str(value)[:12] if value else '–'}" for key, value in hashes.items())
+        versions = [f"{shown(key)} {shown(value)}" for key, value in known.libraries.items()]
+        yield f"    {', '.join([*versions, shown(known.cpu)] if known.cpu else versions)}"
 
 
 @app.command(epilog=STATS_EXAMPLES)
@@ -370,7 +421,7 @@ def _weights_of(what: str, *, runs_dir: Path, form: Format, verb: str) -> Mappin
 
     if is_pretrained(what):
         return dict(sorted(pretrained_tensors(what, verb=verb).items()))
-    if not os.path.isfile(what):  # noqa: PTH113 - never raises
+    if not _is_file_of_weights(what):
         return _of_checkpoint(what, runs_dir=runs_dir, form=form)[1]
     try:
         with open_regular(what, follow=True) as file:
@@ -382,16 +433,28 @@ def _weights_of(what: str, *, runs_dir: Path, form: Format, verb: str) -> Mappin
         raise usage_error(f"{what} cannot be {verb}: {error}") from error
 
 
+def _is_file_of_weights(what: str) -> bool:
+    from ttlaunch.app.import_weights import is_pretrained
+
+    return is_pretrained(what) or os.path.isfile(what)  # noqa: PTH113 - never raises
+
+
 def _of_checkpoint(
     run: str, *, runs_dir: Path, form: Format, averaged: bool = False
 ) -> tuple[int, Mapping[str, "FiledTensor"]]:
     """Return step and weights, or their average, of the newest complete checkpoint of a run or path."""
-    from ttlaunch.app.find_start import search_checkpoint
     from ttlaunch.running.checkpoints.tensor_difference import read_weights
+
+    checkpoint = _find_checkpoint(run, runs_dir=runs_dir, form=form)
+    return checkpoint.step, read_weights(checkpoint.path, averaged=averaged)
+
+
+def _find_checkpoint(run: str, *, runs_dir: Path, form: Format) -> "Checkpoint":
+    from ttlaunch.app.find_start import search_checkpoint
 
     here = Path.cwd()
     checkpoint, found = search_checkpoint(run, runs_dir=here / runs_dir, working_folder=here)
     if checkpoint is None:
         raise LaunchError(found)
     show_diagnostics(found, form=form)
-    return checkpoint.step, read_weights(checkpoint.path, averaged=averaged)
+    return checkpoint

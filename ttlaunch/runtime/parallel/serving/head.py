@@ -44,6 +44,7 @@ class Served:
     Attributes:
         model: What answers are said to come from.
         weights_sha256: Hash over all parameters.
+        provenance_sha256: Hash of the provenance of the checkpoint that has them; None if it has none.
         split: What each of several ranks has.
         max_streams: Streams that are computed at once.
         max_waiting: Streams that may wait for that.
@@ -56,6 +57,7 @@ class Served:
     split: Literal["stages", "columns"]
     max_streams: int
     max_waiting: int
+    provenance_sha256: str | None = None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,6 +84,7 @@ def describe_served(
     return wire.Hello(
         model=served.model or "model",
         weights_sha256=served.weights_sha256,
+        provenance_sha256=served.provenance_sha256,
         step=ctx.steps_done,
         recipe=served.model.partition(" ")[0] or "unknown",
         vocabulary=tokenizer.vocabulary,
