@@ -54,5 +54,5 @@ def test_what_ranks_measure_is_what_was_predicted_from_the_plan(here):
     verdict = json.loads(ttlaunch("report", "--format", "json"))["verdict"]
     assert (None, []) == (verdict["not_predicted"], verdict["notes"])
     assert verdict["bytes"]["predicted"] == verdict["bytes"]["measured"] > 0
-    assert [0, 1, 2, 3] == [one["rank"] for one in verdict["memory"]]
+    assert [(rank, "tensors") for rank in range(4)] == [(one["rank"], one["of"]) for one in verdict["memory"]]
     assert max(abs(one["error"]) for one in verdict["memory"]) < 0.01

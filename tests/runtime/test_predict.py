@@ -85,3 +85,9 @@ def test_an_asynchronous_recipe_ends_after_few_steps(tmp_path):
 def test_a_recipe_whose_ranks_need_processes_says_so(tmp_path):
     with pytest.raises(ValueError, match="needs a process for each rank"):
         predicted(tmp_path, "fully_sharded", ["worker"] * 2)
+
+
+def test_ranks_that_split_matrices_add_up_all_micro_batches_of_a_step(tmp_path):
+    ranks = predicted(tmp_path, "tensor_parallel", ["worker"] * 2)
+
+    assert [8, 8] == [one["facts"]["passes"] for one in ranks]

@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,17 @@ from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.prediction import PREDICTION_FILE
-from ttlaunch.running.metrics.prediction import Prediction, Verdict, judge, kept_prediction, read_prediction
+from ttlaunch.running.metrics.prediction import (
+    Prediction,
+    TimeVerdict,
+    Verdict,
+    judge,
+    judge_time,
+    kept_prediction,
+    read_prediction,
+)
 from ttlaunch.running.metrics.telemetry import memory_of_ranks
+from ttlaunch.running.metrics.time_prediction import predicted_time
 from ttlaunch.running.readers.recorded import Recorded
 from ttlaunch.running.runs.files import read_file, write_whole
 from ttlaunch.running.runs.registry import was_started_here
@@ -43,9 +53,9 @@ def predict(plan: LaunchPlan) -> Prediction | NotPredicted:
     if not isinstance(plan.program, RecipeProgram):
         raise usage_error(f"`--predict` was given, but {plan.program.name} is a program and no recipe")
     content = plan.as_json()
-    refused = _refused(content)
-    if refused is not None:
-        return refused
+    why = refused(content)
+    if why is not None:
+        return why
     with tempfile.TemporaryDirectory(prefix="ttl-plan-") as folder:
         write_plan(plan, Path(folder))
         found = _run(Path(folder) / contract.PLAN_FILE, Path(plan.working_folder), {**plan.environment, **plan.secrets})
@@ -53,21 +63,23 @@ def predict(plan: LaunchPlan) -> Prediction | NotPredicted:
 
 
 def predict_run(recorded: Recorded) -> Prediction | NotPredicted | None:
-    """Return the prediction for a run whose ranks measured their memory, made from its plan alone, and keep it in its folder.
+    """Return the prediction for a run, made from its plan alone, and keep it in its folder.
 
     It is made when it is first asked for: at the run's start it would take some seconds of processor time.
 
     Returns:
-        None if there is nothing to compare it with: no rank measured its memory, or the run goes on and needs the processor.
+        None if there is nothing to compare it with: a program has no prediction, no rank has ended, or the run goes on and needs
+        the processor.
     """
     plan = recorded.plan
-    if recorded.is_running or not memory_of_ranks(recorded.telemetry or ()):
+    is_measured = memory_of_ranks(recorded.telemetry or ()) or peaks_of(recorded)
+    if recorded.is_running or not is_measured or not plan.get("recipe"):
         return None
     if not was_started_here(recorded.path, plan.get("hash")):
         return NotPredicted("this user has not started the run here, so its recipe's code is not run")
-    refused = _refused(plan)
-    if refused is not None:
-        return refused
+    why = refused(plan)
+    if why is not None:
+        return why
     kept = kept_prediction(recorded.path, plan, runs_recipe=True)
     if kept is not None:
         return kept
@@ -79,16 +91,39 @@ def predict_run(recorded: Recorded) -> Prediction | NotPredicted | None:
     return _parsed(found, plan)
 
 
+def peaks_of(recorded: Recorded) -> dict[int, int]:
+    """Return the bytes that the process of each rank had in memory at most, of ranks that have ended."""
+    rows = (recorded.report or {}).get("ranks") or ()
+    return {row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes")}
+
+
 def judge_run(recorded: Recorded) -> Verdict:
     """Compare what was predicted of a run with what its ranks measured."""
     found = predict_run(recorded)
     measured = memory_of_ranks(recorded.telemetry or ())
-    if isinstance(found, NotPredicted):
-        return judge(recorded.traffic, None, measured, no_memory=found.reason)
-    return judge(recorded.traffic, found, measured)
+    prediction = None if isinstance(found, NotPredicted) else found
+    reason = found.reason if isinstance(found, NotPredicted) else None
+    processes = {} if measured else peaks_of(recorded)  # torch's profiler takes memory of its own
+    verdict = judge(recorded.traffic, prediction, measured, processes=processes, no_memory=reason)
+    time, no_time = _judge_time(recorded)
+    return replace(verdict, time=time, no_time=no_time)
 
 
-def _refused(plan: Mapping[str, Any]) -> NotPredicted | None:
+def _judge_time(recorded: Recorded) -> tuple[TimeVerdict | None, str | None]:
+    """Compare the time of the run's steps with the calibration that is kept here, if there is one; or say why that is not done."""
+    if not recorded.plan.get("recipe") or not any(one.steps for one in recorded.telemetry or ()):
+        return None, None
+    try:
+        said = predicted_time(recorded.plan)
+    except (OSError, KeyError, TypeError):  # the plan of a stranger, or files that are gone
+        said = None
+    if said is None:
+        return None, "no calibration of this host for this plan is kept; `ttlaunch plan … --time` makes one"
+    time = judge_time(said, recorded.telemetry or ())
+    return time, None if time is not None else "the run has made too few steps to compare it with"
+
+
+def refused(plan: Mapping[str, Any]) -> NotPredicted | None:
     """Return why the ranks of a plan cannot be run without values in one process; None if they can, as far as their recipe says."""
     if plan.get("elastic"):
         return NotPredicted("workers come and go, and what each holds changes with them")

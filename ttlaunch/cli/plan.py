@@ -14,8 +14,10 @@ from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, counted, file_error
 
 if TYPE_CHECKING:
+    from ttlaunch.app.predict import NotPredicted
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.planning.launch_plan import LaunchPlan, RankRow
+    from ttlaunch.running.metrics.time_prediction import TimePrediction
 
 _HEADING = ("rank", "role", "host", "slot", "mesh", "devices")
 _FLOWS = {
@@ -28,6 +30,8 @@ EXAMPLES = """\
 [bold]ttlaunch plan hierarchical_parallel[/bold]   which rank does what, and where
 
 [bold]ttlaunch plan zero --predict[/bold]   and how much memory each rank will take, and what it will send
+
+[bold]ttlaunch plan zero --predict --time[/bold]   and how long a step will take, rehearsed here for some seconds
 
 [bold]ttlaunch plan data_parallel --fits 24GB[/bold]   and whether that is too much, and what would fit
 
@@ -46,6 +50,16 @@ def plan(
     predicts: Annotated[
         bool,
         typer.Option("--predict", help="Predict the memory of each rank and the bytes between ranks; takes seconds."),
+    ] = False,
+    time: Annotated[
+        bool,
+        typer.Option(
+            "--time",
+            help="Also predict the time of a step. Unless this host has been calibrated for the plan, rehearse it first, for up to 10 s.",
+        ),
+    ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="As --time, but rehearse the plan again even if a calibration is kept.")
     ] = False,
     fits: Annotated[
         str | None,
@@ -66,8 +80,10 @@ def plan(
     limit = None if fits is None else _limit(fits)
     prepared = prepare(spec, dialogue)
     warnings = dialogue.warnings_as_json()
-    if predicts or limit is not None:
-        _show_predicted(prepared, form=form, diagnostics=warnings, limit=limit)
+    asks_time = time or calibrate
+    if predicts or asks_time or limit is not None:
+        found_time = _predicted_time(prepared.plan, asked=asks_time, anew=calibrate)
+        _show_predicted(prepared, form=form, diagnostics=warnings, limit=limit, time=found_time)
     else:
         remarks = prepared.description.remarks
         show_plan(prepared.plan, form=form, remarks=remarks, diagnostics=warnings, script=_script(prepared))
@@ -90,10 +106,27 @@ def _limit(text: str) -> int:
     return parse_limit(text)
 
 
+def _predicted_time(plan: "LaunchPlan", *, asked: bool, anew: bool) -> "TimePrediction | NotPredicted | None":
+    """Return the time of a step; if it was not asked for, only what a calibration that is kept says."""
+    if asked:
+        from ttlaunch.app.calibrate import predict_time
+
+        return predict_time(plan, anew=anew)
+    from ttlaunch.planning.launch_plan import RecipeProgram
+    from ttlaunch.running.metrics.time_prediction import predicted_time
+
+    return predicted_time(plan.as_json()) if isinstance(plan.program, RecipeProgram) else None
+
+
 def _show_predicted(
-    prepared: "PreparedRun", *, form: Format, diagnostics: Sequence[Mapping[str, Any]], limit: int | None
+    prepared: "PreparedRun",
+    *,
+    form: Format,
+    diagnostics: Sequence[Mapping[str, Any]],
+    limit: int | None,
+    time: "TimePrediction | NotPredicted | None",
 ) -> None:
-    """Print the plan, and below it what it will hold and send, and with a limit whether each rank fits."""
+    """Print the plan, and below it what it will hold and send, how long a step takes, and with a limit whether each rank fits."""
     from ttlaunch.app.fits import find_fit
     from ttlaunch.app.predict import NotPredicted, predict
     from ttlaunch.cli.prediction_view import (
@@ -103,19 +136,20 @@ def _show_predicted(
         render_fit,
         render_prediction,
     )
+    from ttlaunch.cli.time_view import render_time, time_as_json, time_lines
 
     plan = prepared.plan
     found = predict(plan)
     fit = None
     if limit is not None and not isinstance(found, NotPredicted):
         fit = find_fit(prepared.request, plan.as_json()["config"], found, limit=limit)
-    more = {**prediction_as_json(found), **fit_as_json(fit)}
+    more = {**prediction_as_json(found), **time_as_json(time), **fit_as_json(fit)}
     remarks, script = prepared.description.remarks, _script(prepared)
     show_plan(plan, form=form, remarks=remarks, diagnostics=diagnostics, script=script, more=more)
     if form is Format.CONCISE:
-        print_lines(map(tabbed, prediction_lines(found, fit)))
+        print_lines(map(tabbed, [*prediction_lines(found, fit), *time_lines(time)]))
     elif form is not Format.JSON:
-        print_lines([*render_prediction(found), *render_fit(fit)])
+        print_lines([*render_prediction(found), *render_time(time), *render_fit(fit)])
 
 
 def show_plan(

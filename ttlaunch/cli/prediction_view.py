@@ -8,7 +8,7 @@ from ttlaunch.app.predict import NotPredicted
 from ttlaunch.cli.report_tables import megabytes
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import render_size
-from ttlaunch.running.metrics.prediction import PredictedRank, Prediction, Verdict
+from ttlaunch.running.metrics.prediction import PredictedRank, Prediction, TimeVerdict, Verdict
 from ttlaunch.running.metrics.telemetry import KINDS
 
 if TYPE_CHECKING:
@@ -124,16 +124,27 @@ def prediction_as_json(found: Prediction | NotPredicted) -> dict[str, Any]:
 
 
 def render_verdict(verdict: Verdict, roles: Sequence[str]) -> list[str]:
-    """Render what was predicted beside what was measured; nothing without a prediction of memory."""
-    if verdict.no_memory is not None:
-        return ["", f"  memory is not predicted: {verdict.no_memory}"]
-    if not verdict.memory:
-        return []
+    """Render what was predicted beside what was measured; nothing if there is nothing to compare."""
     rows: list[tuple[str, ...]] = [("prediction", "predicted", "measured", "error", "mostly by")]
-    if verdict.sent is not None:
+    if verdict.sent is not None and verdict.sent != (0, 0):
         error = "–" if verdict.sent_error is None else f"{verdict.sent_error:+.2%}"
         rows.append(("bytes between ranks", *(f"{size:,}" for size in verdict.sent), error, ""))
     for one in verdict.memory:
         sizes = (f"{one.predicted:,}", f"{one.measured:,}")
-        rows.append((f"memory of {one.rank} {roles[one.rank]}", *sizes, f"{one.error:+.2%}", one.missed or ""))
-    return ["", *render_table(rows, right={1, 2, 3}, indent="  "), *(f"  note  {note}" for note in verdict.notes())]
+        name = f"{_MEASURED[one.of]} of {one.rank} {roles[one.rank]}"
+        rows.append((name, *sizes, f"{one.error:+.2%}", one.missed or ""))
+    rows += [] if verdict.time is None else [_step(verdict.time)]
+    table = ["", *render_table(rows, right={1, 2, 3}, indent="  ")] if len(rows) > 1 else []
+    reasons = (("memory", verdict.no_memory), ("the time of a step", verdict.no_time))
+    missing = [f"  {name} is not predicted: {reason}" for name, reason in reasons if reason is not None]
+    notes = [f"  note  {note}" for note in verdict.notes()]
+    return [*table, *([""] if missing and not table else []), *missing, *notes]
+
+
+_MEASURED = {"tensors": "memory", "process": "process"}
+
+
+def _step(one: TimeVerdict) -> tuple[str, ...]:
+    said = one.predicted
+    predicted = f"{said.low * 1e3:.2f} to {said.high * 1e3:.2f}" if one.is_wide else f"{said.median * 1e3:.2f}"
+    return ("time of a step, ms", predicted, f"{one.measured * 1e3:.2f}", f"{one.error:+.2%}", one.missed or "")

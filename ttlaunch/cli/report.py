@@ -76,6 +76,8 @@ def report(
         return
     lines = _concise_lines(recorded) if form is Format.CONCISE else _lines(recorded)
     print_lines(lines)
+    if form is not Format.CONCISE and recorded.traffic is not None:
+        print_lines(_verdict_lines(recorded))  # after the rest, because a first prediction takes some seconds
     show_diagnostics(found, form=form)
 
 
@@ -145,6 +147,7 @@ def _heading(recorded: "Recorded") -> list[str]:
 
 def _lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.app.measured import epochs_of, last_operations_of, times_by_role, waits_of, why_no_telemetry
+    from ttlaunch.app.predict import peaks_of
     from ttlaunch.cli.report_tables import (
         render_edges,
         render_epochs,
@@ -176,8 +179,8 @@ def _lines(recorded: "Recorded") -> list[str]:
     lines += ["", *render_edges(recorded.traffic, _roles(recorded), tokens=work.tokens if work else None)]
     times, memory = times_by_role(recorded), memory_of_ranks(recorded.telemetry)
     lines += ["", *render_times(times)] if times else []
-    lines += ["", *render_memory(memory, _roles(recorded), _peak_memory(recorded))] if memory else []
-    return [*lines, *_verdict_lines(recorded)] if memory else lines
+    lines += ["", *render_memory(memory, _roles(recorded), peaks_of(recorded))] if memory else []
+    return lines
 
 
 def _verdict_lines(recorded: "Recorded") -> list[str]:
@@ -219,12 +222,6 @@ def _concise_lines(recorded: "Recorded") -> list[str]:
 
 def _roles(recorded: "Recorded") -> list[str]:
     return [state.row.role for state in recorded.ranks]
-
-
-def _peak_memory(recorded: "Recorded") -> dict[int, int]:
-    """Return the peak memory of each rank's process, without ranks that have not ended."""
-    rows = (recorded.report or {}).get("ranks") or ()
-    return {row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes")}
 
 
 def _last_metrics(recorded: "Recorded") -> dict[str, str]:

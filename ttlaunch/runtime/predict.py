@@ -26,7 +26,7 @@ from ttlaunch.runtime.entry import read_checked_corpus, read_config
 from ttlaunch.runtime.hollow import Hollow, has_values
 from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error
-from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
+from ttlaunch.runtime.telemetry.traffic_counter import FORWARD, TrafficCounter
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -107,6 +107,16 @@ def _import_transport(world: World) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+class _CountedPasses(TrafficCounter):
+    """Also counts the forward passes of a step: a rank has as many gradients to add up."""
+
+    passes = 0
+
+    def enter(self, phase: str, *, micro_batch: int | None = None) -> None:
+        self.passes += phase == FORWARD
+        super().enter(phase, micro_batch=micro_batch)
+
+
 class _Measured:
     """What one rank holds in its second step; stands where a rank that is profiled has its profiler."""
 
@@ -115,10 +125,11 @@ class _Measured:
     def __init__(self, rank: Rank, unfinished: set[Rank], *, end: Callable[[], Any], facts: Mapping[str, int]) -> None:
         """Measure a rank of which some facts are known, and `end` all when none is unfinished."""
         self.owners = TensorOwners()
-        self.traffic = TrafficCounter(profile=self)
+        self.traffic = _CountedPasses(profile=self)
         self.traffic.note(**facts)
         self._rank, self._unfinished, self._end = rank, unfinished, end
         self._memory: StepMemory | None = None
+        self._passes = 0
         self._counting = ExitStack()
 
     def begin_step(self, step: int) -> None:
@@ -127,6 +138,7 @@ class _Measured:
 
     def end_step(self, step: int) -> dict[str, int]:
         self._counting.close()
+        self._passes, self.traffic.passes = self.traffic.passes, 0
         if step == _STEP:
             self._unfinished.discard(self._rank)
             if not self._unfinished:
@@ -141,7 +153,8 @@ class _Measured:
 
     def as_json(self) -> dict[str, Any]:
         memory, held = ({}, {}) if self._memory is None else (self._memory.peaks, self._memory.held)
-        return {"facts": self.traffic.facts, "held": held, "memory": memory}
+        facts = {**self.traffic.facts, "passes": self._passes}
+        return {"facts": facts, "held": held, "memory": memory}
 
 
 if __name__ == "__main__":

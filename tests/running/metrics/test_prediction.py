@@ -4,8 +4,17 @@ import json
 
 import pytest
 
-from ttlaunch.running.metrics.prediction import judge, read_prediction
-from ttlaunch.running.metrics.telemetry import RankMemory
+from ttlaunch.records.calibration import KeptPlan
+from ttlaunch.running.metrics.prediction import (
+    COMPUTING_BYTES,
+    RUNNING_BYTES,
+    Verdict,
+    judge,
+    judge_time,
+    read_prediction,
+)
+from ttlaunch.running.metrics.telemetry import RankMemory, RankTelemetry
+from ttlaunch.running.metrics.time_prediction import Interval, RankTime, TimePrediction
 from ttlaunch.running.metrics.traffic import Edge, Settlement
 
 MB = 10**6
@@ -76,3 +85,61 @@ def test_a_miss_of_a_twentieth_is_shown_and_not_noted():
 
     assert ("buffers", []) == (found.memory[0].missed, found.notes())
     assert pytest.approx(-5 / 105) == found.memory[0].error
+
+
+def test_a_process_is_compared_with_libraries_and_tensors_together():
+    prediction = read_prediction(written(), PLAN, runs_recipe=False)
+    found = judge(None, prediction, [], processes={0: 200 * MB, 7: 1})
+
+    (process,) = found.memory
+    assert ("process", 1 + RUNNING_BYTES + COMPUTING_BYTES + 100 * MB, "tensors") == (
+        process.of,
+        process.predicted,
+        process.missed,
+    )
+    assert ["the process of rank 0 was predicted 24% too low, mostly its tensors"] == found.notes()
+
+
+def telemetry(step_us, **phases):
+    steps = range(1, 12)
+    every = {name: dict.fromkeys(steps, time) for name, time in phases.items()}
+    return RankTelemetry(0, is_written=True, last=11, steps=dict.fromkeys(steps, step_us), phases=every)
+
+
+def said(median, *, high=0.02, busy=1.0, is_wide=False):
+    interval = Interval(0.008, median, high)
+    phases = {name: Interval(time, time, time) for name, time in (("forward", 0.004), ("backward", 0.006))}
+    zero = Interval(0.0, 0.0, 0.0)
+    kept = KeptPlan(made=0.0, copies=1, steps=9, busy=busy, halves=0.0, ranks=(), link=None)
+    ranks = (RankTime(0, "worker", interval, phases, zero, zero),)
+    return TimePrediction(interval, ranks, is_wide=is_wide, is_pipeline=False, kept=kept)
+
+
+def test_the_phase_that_missed_is_named():
+    found = judge_time(said(0.010), [telemetry(12_500, forward=4_000, backward=8_500)])
+
+    assert (0.0125, pytest.approx(-0.2), "backward") == (found.measured, found.error, found.missed)
+    assert ["the time of a step was predicted 20% too low, mostly its backward"] == Verdict(
+        None, (), time=found
+    ).notes()
+
+
+def test_a_machine_that_was_busy_during_the_calibration_is_told_of():
+    found = judge_time(said(0.010, busy=2.0), [telemetry(15_000, forward=4_000, backward=11_000)])
+
+    (note,) = Verdict(None, (), time=found).notes()
+    assert note.endswith("within the interval of the calibration, during which the machine was busy")
+
+
+def test_of_an_interval_alone_only_what_lies_outside_is_an_error():
+    within = judge_time(said(0.010, is_wide=True), [telemetry(19_000, forward=9_000, backward=10_000)])
+    outside = judge_time(said(0.010, is_wide=True), [telemetry(40_000, forward=20_000, backward=20_000)])
+
+    assert 0.0 == within.error
+    assert pytest.approx(-0.5) == outside.error
+
+
+def test_a_run_of_few_steps_has_no_time_to_compare():
+    few = RankTelemetry(0, is_written=True, last=2, steps={1: 10, 2: 10})
+
+    assert judge_time(said(0.010), [few]) is None

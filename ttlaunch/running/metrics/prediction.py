@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.prediction import PREDICTION_FILE, PredictionEnd, RankPrediction
-from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
+from ttlaunch.running.metrics.telemetry import KINDS, RankMemory, RankTelemetry
+from ttlaunch.running.metrics.time_prediction import BUSY, Interval, TimePrediction
+from ttlaunch.running.metrics.times import step_times
 from ttlaunch.running.metrics.traffic import Settlement, expected_traffic
 from ttlaunch.running.runs.files import read_file
 
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 NOTED_ERROR = 0.1
 """The part of a prediction by which a run may differ before the report says which term missed."""
 
+RUNNING_BYTES, COMPUTING_BYTES = 35_000_000, 17_000_000
+"""What the process of a rank takes besides tensors and what its libraries take after their import: Python and messages; and, if it makes passes,
+kernels and what they need. Measured with the built-in recipes over Open MPI."""
+
+_FEWEST_STEPS = 5
 _VALUE_BYTES = 4
 _SHARES_GRADIENTS, _SHARES_PARAMETERS = 2, 3  # stages of ZeRO
 _ADAMW_BYTES, _SGD_BYTES = 8, 4  # means and mean squares; with SGD only the momentum
@@ -32,6 +39,7 @@ class PredictedRank:
         held: For weights, gradients and optimizer state, the bytes that the rank holds from step to step.
         formula: The same by closed formulas.
         sums_at_most: By the formula, the most that partial sums of gradients take; they are among the buffers.
+        makes_passes: Whether it runs the model in a step.
     """
 
     rank: int
@@ -41,6 +49,7 @@ class PredictedRank:
     held: dict[str, int]
     formula: dict[str, int]
     sums_at_most: int
+    makes_passes: bool = True
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -116,6 +125,7 @@ def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any
         {kind: one.held.get(kind, 0) for kind in formula},
         formula,
         _sums_at_most(one.facts, workers=workers),
+        one.facts.get("passes") != 0,
     )
 
 
@@ -138,21 +148,28 @@ def _formula(facts: Mapping[str, int], config: Mapping[str, Any], *, updates: bo
 
 
 def _sums_at_most(facts: Mapping[str, int], *, workers: int) -> int:
-    """Return the bytes of ⌈log₂(M/W)⌉ + 1 vectors: a tree over a worker's micro-batches has no more unfinished sums."""
-    block = -(-facts.get("micro_batches", 0) // workers)
+    """Return the bytes of ⌈log₂ B⌉ + 1 vectors: a tree over the B micro-batches that a rank adds up has no more unfinished sums.
+
+    A rank that makes passes adds up as many; it has all micro-batches of its replica where ranks split matrices. One that makes none adds
+    up those of the step, for the workers.
+    """
+    block = facts.get("passes", 0) or -(-facts.get("micro_batches", 0) // workers)
     return ((block - 1).bit_length() + 1) * _VALUE_BYTES * facts.get("values", 0) if block else 0
 
 
 @dataclass(frozen=True)
 class MemoryVerdict:
-    """A rank's memory as it was predicted and as the rank measured it.
+    """A rank's memory as it was predicted and as it was measured.
 
     Attributes:
-        error: By how much the prediction of the peak was wrong, as a part of what was measured; positive: too high.
-        missed: The kind of tensors whose prediction was wrong by most bytes; None if all were right.
+        of: What was measured: `tensors` at their peak in a step, or the `process` at its largest.
+        error: By how much the prediction was wrong, as a part of what was measured; positive: too high.
+        missed: The kind of tensors whose prediction was wrong by most bytes; of a process, whose parts nobody measures, the largest
+            part of the prediction. None if all were right.
     """
 
     rank: int
+    of: str
     predicted: int
     measured: int
     error: float
@@ -167,18 +184,56 @@ class MemoryVerdict:
 
 
 @dataclass(frozen=True)
+class TimeVerdict:
+    """The time of a step as it was predicted and as the ranks measured it, both of the rank whose steps take longest.
+
+    Attributes:
+        predicted: The interval; only its ends count if ranks outnumber cores.
+        is_busy: Whether other programs had the cores during the calibration.
+        measured: The median of the steps, in seconds.
+        error: As in `MemoryVerdict`; of an interval alone, by how much the measurement lies outside of it.
+        missed: The phase whose prediction was wrong by most; None if all were right.
+    """
+
+    rank: int
+    predicted: Interval
+    is_wide: bool
+    is_busy: bool
+    measured: float
+    error: float
+    missed: str | None
+
+    @property
+    def is_noted(self) -> bool:
+        return abs(self.error) > NOTED_ERROR
+
+    @property
+    def excuse(self) -> str:
+        """Say if the measurement is one of those that a calibration beside other programs expects."""
+        is_within = self.is_busy and self.predicted.low <= self.measured <= self.predicted.high
+        return "; it is within the interval of the calibration, during which the machine was busy" if is_within else ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "predicted": self.predicted.as_json()}
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What was predicted of a run, beside what the run measured.
 
     Attributes:
         sent: The bytes between all ranks by the formula, and those that were counted; None if either is not known.
-        memory: For each rank that measured its memory, and for which it was predicted.
-        no_memory: Why no memory was predicted, as a clause; None if it was, or if no rank measured any.
+        memory: For each rank whose memory was measured, and for which it was predicted.
+        no_memory: Why no memory was predicted, as a clause; None if it was, or if there is nothing to compare it with.
+        time: The time of a step.
+        no_time: Why no time was predicted.
     """
 
     sent: tuple[int, int] | None
     memory: tuple[MemoryVerdict, ...]
     no_memory: str | None = None
+    time: TimeVerdict | None = None
+    no_time: str | None = None
 
     @property
     def sent_error(self) -> float | None:
@@ -188,12 +243,18 @@ class Verdict:
     def notes(self) -> list[str]:
         """Say which predictions were wrong by more than `NOTED_ERROR`, and which term missed."""
         sent = self.sent_error or 0.0
+        time = self.time if self.time is not None and self.time.is_noted else None
         return [
             *([f"the bytes between ranks were predicted {_off(sent)}"] if abs(sent) > NOTED_ERROR else []),
             *(
-                f"the memory of rank {one.rank} was predicted {_off(one.error)}, mostly its {one.missed}"
+                f"the {_NAMES[one.of]} of rank {one.rank} was predicted {_off(one.error)}, mostly its {one.missed}"
                 for one in self.memory
                 if one.is_noted
+            ),
+            *(
+                [f"the time of a step was predicted {_off(time.error)}, mostly its {time.missed}{time.excuse}"]
+                if time
+                else []
             ),
         ]
 
@@ -203,8 +264,13 @@ class Verdict:
             "bytes": None if sent is None else {**sent, "error": self.sent_error},
             "memory": [one.as_json() for one in self.memory],
             "not_predicted": self.no_memory,
+            "time": None if self.time is None else self.time.as_json(),
+            "time_not_predicted": self.no_time,
             "notes": self.notes(),
         }
+
+
+_NAMES = {"tensors": "memory", "process": "process"}
 
 
 def _off(error: float) -> str:
@@ -216,18 +282,63 @@ def judge(
     prediction: Prediction | None,
     measured: Sequence[RankMemory],
     *,
+    processes: Mapping[int, int] | None = None,
     no_memory: str | None = None,
 ) -> Verdict:
-    """Compare what was predicted with what the ranks of a run measured."""
+    """Compare what was predicted with what the ranks of a run measured; see `judge_time` for the time.
+
+    Args:
+        traffic: The bytes between ranks.
+        prediction: The memory.
+        measured: The memory of tensors, of ranks that measured it.
+        processes: By rank, the bytes that its process had in memory at most.
+        no_memory: Why no memory was predicted.
+    """
     edges = () if traffic is None else traffic.edges
     both = [(one.expected, one.size) for one in edges if one.expected is not None and one.size is not None]
     sent = (sum(said for said, _ in both), sum(size for _, size in both)) if both else None
-    known = [] if prediction is None else [(prediction.ranks[one.rank], one) for one in measured]
-    return Verdict(sent, tuple(_judge_memory(*pair) for pair in known if pair[0].sizes), no_memory)
+    ranks = () if prediction is None else prediction.ranks
+    tensors = [_judge_memory(ranks[one.rank], one) for one in measured if ranks and ranks[one.rank].sizes]
+    whole = [
+        _judge_process(prediction, ranks[rank], size)
+        for rank, size in sorted((processes or {}).items())
+        if prediction is not None and rank < len(ranks) and ranks[rank].sizes
+    ]
+    return Verdict(sent, (*tensors, *whole), no_memory)
 
 
 def _judge_memory(said: PredictedRank, one: RankMemory) -> MemoryVerdict:
     off = {kind: abs(said.sizes[kind] - one.sizes[kind]) for kind in KINDS}
     worst = max(KINDS, key=lambda kind: off[kind])
     peak = said.peak or 0
-    return MemoryVerdict(one.rank, peak, one.peak, (peak - one.peak) / max(1, one.peak), worst if off[worst] else None)
+    error = (peak - one.peak) / max(1, one.peak)
+    return MemoryVerdict(one.rank, "tensors", peak, one.peak, error, worst if off[worst] else None)
+
+
+def process_bytes(prediction: Prediction, one: PredictedRank) -> int:
+    """Return what a rank's process has in memory at its largest: libraries, what runs beside them, and tensors."""
+    return prediction.library_bytes + RUNNING_BYTES + COMPUTING_BYTES * one.makes_passes + (one.peak or 0)
+
+
+def _judge_process(prediction: Prediction, said: PredictedRank, size: int) -> MemoryVerdict:
+    predicted = process_bytes(prediction, said)
+    error = (predicted - size) / max(1, size)
+    largest = "tensors" if (said.peak or 0) > predicted / 2 else "libraries"
+    return MemoryVerdict(said.rank, "process", predicted, size, error, largest if error else None)
+
+
+def judge_time(said: TimePrediction, telemetry: Sequence[RankTelemetry]) -> TimeVerdict | None:
+    """Compare the time of a step with what the ranks of a run measured; None if they have done too few steps."""
+    found = [(one.rank, step_times([one])) for one in telemetry if len(one.steps) >= _FEWEST_STEPS]
+    known = [(rank, times) for rank, times in found if times is not None]
+    if not known:
+        return None
+    rank, slowest = max(known, key=lambda one: one[1].step.median)
+    predicted, measured = said.step, slowest.step.median
+    nearest = min(max(measured, predicted.low), predicted.high) if said.is_wide else predicted.median
+    error = (nearest - measured) / max(measured, 1e-9)
+    terms = next((one.phases for one in said.ranks if one.rank == rank), {})
+    took = {share.name: share.median for share in slowest.phases}
+    off = {name: abs(one.median - took.get(name, 0.0)) for name, one in terms.items()}
+    missed = max(off, key=lambda name: off[name]) if off and error else None
+    return TimeVerdict(rank, predicted, said.is_wide, said.kept.busy >= BUSY, measured, error, missed)

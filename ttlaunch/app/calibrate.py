@@ -1,0 +1,108 @@
+"""Calibrate this host for a plan: rehearse its ranks here for a few seconds, and keep what was found.
+
+The measuring itself is a run of a recipe of ttlaunch's own (`ttlaunch/runtime/calibration/`), so messages pass through the same engine and
+the same transport as the plan's.
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.app.library import run
+from ttlaunch.app.predict import NotPredicted, refused
+from ttlaunch.diagnostics import LaunchError, usage_error
+from ttlaunch.diagnostics.launch_error import usage_mistake
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.records.calibration import RehearsalEnd, rehearsal_file
+from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.running.metrics.time_prediction import TimePrediction, keep, predicted_time, settle_rehearsal, time_of
+from ttlaunch.running.runs.files import read_file
+from ttlaunch.running.runs.run_folder import write_plan
+
+_RECIPE = Path(contract.__file__).parent / "runtime" / "calibration"
+_SECONDS = 4.0
+_LONGEST_S = 10.0
+_HERE = {"localhost", "127.0.0.1", "::1"}
+
+
+def predict_time(plan: LaunchPlan, *, anew: bool) -> TimePrediction | NotPredicted:
+    """Predict the time of a plan's steps from the calibration that is kept, or calibrate if there is none.
+
+    Args:
+        plan: A recipe's plan.
+        anew: Whether to calibrate even if a calibration is kept.
+
+    Raises:
+        LaunchError: The plan is one of a program; or the calibration failed, or is useless.
+
+    Cost: with a calibration at most 10 s in which all cores that the plan needs are used; else next to none.
+    """
+    if not isinstance(plan.program, RecipeProgram):
+        raise usage_error(f"`--time` was given, but {plan.program.name} is a program and no recipe")
+    content = plan.as_json()
+    kept = None if anew else predicted_time(content)
+    if kept is not None:
+        return kept
+    why = _not_here(content) or refused(content)
+    return why or _calibrate(plan, content)
+
+
+def _not_here(plan: Mapping[str, Any]) -> NotPredicted | None:
+    """Return why the ranks of a plan cannot be rehearsed on this machine; None if they can."""
+    elsewhere = sorted({row["host"] for row in plan["ranks"]} - _HERE - {socket.gethostname()})
+    if elsewhere:
+        return NotPredicted(f"only this machine can be calibrated, and ranks are on {elsewhere[0]}")
+    if plan["config"]["device_config"]["device"] == "cuda":
+        return NotPredicted("only processors can be calibrated, and `device_config.device` is cuda")
+    return None
+
+
+def _calibrate(plan: LaunchPlan, content: Mapping[str, Any]) -> TimePrediction | NotPredicted:
+    """Run the rehearsal, settle what its copies have found, and keep it.
+
+    Raises:
+        LaunchError: It failed, or is useless.
+    """
+    ranks = len(content["ranks"])
+    copies = max(min(ranks, len(os.sched_getaffinity(0))), min(ranks, 2))
+    with tempfile.TemporaryDirectory(prefix="ttl-calibration-") as place:
+        folder = Path(place)
+        write_plan(plan, folder / "plan")
+        (folder / "found").mkdir()
+        order = {
+            "calibration_config.plan": str(folder / "plan" / contract.PLAN_FILE),
+            "calibration_config.folder": str(folder / "found"),
+            "calibration_config.seconds": _SECONDS,
+            "multihost_config.socket_type": content["config"]["multihost_config"]["socket_type"],
+        }
+        report = run(
+            _RECIPE, on="local", ranks=copies, set=order, runs_dir=folder / "runs", hang_timeout=4 * _LONGEST_S
+        )
+        if report.exit_status != 0:
+            raise LaunchError(report.diagnostics, status=report.exit_status)
+        data = [read_file(folder / "found" / rehearsal_file(copy)) for copy in range(copies)]
+    ends = [BadRecord("it is missing") if one is None else read(RehearsalEnd, one) for one in data]
+    usable = [one for one in ends if not isinstance(one, BadRecord)]
+    if len(usable) < copies or any(len(one.ranks) != ranks for one in usable):
+        return NotPredicted("the ranks that calibrate wrote nothing that can be used")
+    found = settle_rehearsal(usable)
+    if isinstance(found, str):
+        raise _useless(found)
+    try:
+        keep(content, found)
+    except OSError as error:
+        return NotPredicted(f"the calibration cannot be kept in the user's cache: {error.strerror}")
+    return time_of(found, content) or NotPredicted("no rank of the plan counts steps")
+
+
+def _useless(reason: str) -> LaunchError:
+    mistake = usage_mistake(
+        f"this machine is too busy for a calibration: {reason}",
+        "try again when less is running here; `uptime` shows how much is",
+        code="H050",
+    )
+    return LaunchError([mistake], status=4)

@@ -1,0 +1,268 @@
+"""Rehearse the steps of a plan: all of its ranks run in turns in this process, with values, and each has a clock of its own.
+
+Only one rank runs at a time, so the processor time between two messages is what the rank itself has computed, whatever the other
+ranks do. A rank's clock advances by that time; messages and waits take what the `VirtualClock` makes of the measured link. So a step
+takes on these clocks what it would take if every rank had a core.
+
+Processor time is charged and not elapsed time: it is the same while other programs have the core. Elapsed time is kept beside it and
+says how busy the machine was.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.in_process import InProcessCommunicator, InProcessWorld, Outcome
+from ttlaunch.runtime.comm.protocol import Pending
+from ttlaunch.runtime.comm.virtual_clock import Link, Spent, VirtualClock
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.early_stop import make_early_stop
+from ttlaunch.runtime.entry import read_checked_corpus, read_config
+from ttlaunch.runtime.telemetry.memory import TensorOwners
+from ttlaunch.runtime.telemetry.records import ProgressWriter
+from ttlaunch.runtime.telemetry.traffic_counter import FORWARD, TrafficCounter
+from ttlaunch.runtime.world import Rank, World
+from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.spec.recipe.sections import ConfigFile
+
+_FEWEST_STEPS = 4
+_PATIENCE = 2.0
+"""How many times as long as it was given the rehearsal takes at most, if too few steps are done by then."""
+_MOST_STEPS = 2000
+
+
+def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[str, Any]:
+    """Run every role with values until the time is over, and return what each step of each rank has taken.
+
+    Args:
+        world: The plan.
+        link: What messages cost.
+        seconds: The time for steps and what comes before the first one.
+        folder: Where the ranks write their records.
+
+    Returns:
+        The fields of a `RehearsalEnd`, without its link.
+
+    Raises:
+        Exception: Whatever a role raises.
+    """
+    recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
+    cfg = read_config(recipe, world.config)
+    corpus = read_checked_corpus(recipe, world)
+    trainer = import_recipe_module(world.recipe_folder, world.trainer)
+    torch.set_num_threads(cfg.device_config.threads_per_rank)
+    clock = VirtualClock(world.size, link)
+    in_process = InProcessWorld(world.roles, clock=clock)
+    (records := folder / f"copy-{os.getpid()}").mkdir()
+    timing = _timing(cfg, seconds, end=in_process.end)
+    timed = {rank: _TimedRank(rank, clock, timing) for rank in map(Rank, range(world.size))}
+
+    def live(rank: Rank) -> None:
+        one = timed[rank]
+        one.resume()
+        ctx = RankContext(
+            world=world,
+            rank=rank,
+            communicator=_TimedCommunicator(in_process.communicator(rank), one),
+            records=ProgressWriter(records, rank),
+            device=torch.device("cpu"),
+            corpus=corpus,
+            early_stop=make_early_stop(cfg, world.start),
+            traffic=one.traffic,
+        )
+        getattr(trainer, world.roles[rank])(cfg, ctx)
+
+    outcome = in_process.run({rank: partial(live, rank) for rank in timed})
+    return {"ranks": _ranks(outcome, world, timed), "findings": _findings(outcome, timed, seconds=seconds)}
+
+
+@dataclass(frozen=True)
+class _Timing:
+    """How ranks are timed.
+
+    Attributes:
+        now: The clock that charges: processor time, but elapsed time if a rank computes with several threads.
+        deadline: When the rehearsal ends if it has enough steps.
+        last: When it ends in any case.
+        end: Ends it.
+    """
+
+    now: Callable[[], float]
+    deadline: float
+    last: float
+    end: Callable[[], Any]
+
+
+def _timing(cfg: ConfigFile, seconds: float, *, end: Callable[[], Any]) -> _Timing:
+    now = time.thread_time if cfg.device_config.threads_per_rank == 1 else time.perf_counter
+    began = time.monotonic()
+    return _Timing(now, deadline=began + seconds, last=began + _PATIENCE * seconds, end=end)
+
+
+def _ranks(outcome: Outcome, world: World, timed: "Mapping[Rank, _TimedRank]") -> list[dict[str, Any]]:
+    """Return what each rank has taken, or raise what one has raised."""
+    for error in outcome.errors.values():
+        raise error
+    return [{"role": world.roles[rank], "steps": one.settled_steps()} for rank, one in sorted(timed.items())]
+
+
+def _findings(outcome: Outcome, timed: "Mapping[Rank, _TimedRank]", *, seconds: float) -> list[str]:
+    """Return why the steps cannot be used; none if they can."""
+    found = [finding.message for finding in outcome.findings]
+    if not found and not any(one.settled_steps() for one in timed.values()):
+        found = [f"no rank has done {_FEWEST_STEPS} steps within {_PATIENCE * seconds:.0f} s"]
+    return found
+
+
+class _TimedRank:
+    """Times what one rank computes; stands where a rank that is profiled has its profiler."""
+
+    is_active = False
+
+    def __init__(self, rank: Rank, clock: VirtualClock, timing: _Timing) -> None:
+        self.owners = TensorOwners()
+        self.traffic = _TimedTraffic(self)
+        self._rank, self._clock, self._timing = rank, clock, timing
+        self._since = self._elapsed_since = self._phase_since_s = 0.0
+        self._before = Spent()
+        self._phases: dict[str, float] = defaultdict(float)
+        self._elapsed_s, self._passes = 0.0, 0
+        self._steps: list[dict[str, Any]] = []
+
+    def settle(self) -> None:
+        """Charge the rank for what it has computed since it was last charged."""
+        now, elapsed = self._timing.now(), time.perf_counter()
+        took = now - self._since
+        self._clock.compute(self._rank, took)
+        self._elapsed_s += elapsed - self._elapsed_since
+        self._since, self._elapsed_since = now, elapsed
+
+    def resume(self) -> None:
+        """Charge from now on: what came before was another rank's work, or the world's."""
+        self._since, self._elapsed_since = self._timing.now(), time.perf_counter()
+
+    def enter(self, phase: str) -> None:
+        """Leave the present phase, whose time is what the clock shows more than at its beginning, waits included."""
+        self.settle()
+        now_s = self._clock.now_s(self._rank)
+        self._phases[self.traffic.phase] += now_s - self._phase_since_s
+        self._phase_since_s = now_s
+        if phase == FORWARD:
+            self._passes += 1
+            if time.monotonic() > self._timing.last:
+                self._timing.end()
+
+    def begin_step(self, _step: int) -> None:
+        self.settle()
+        self._clock.enter_step(self._rank, is_step=True)
+        self._before = self._clock.spent(self._rank)
+        self._phases.clear()
+        self._phase_since_s = self._clock.now_s(self._rank)
+        self._elapsed_s, self._passes = 0.0, 0
+
+    def end_step(self, _step: int) -> Mapping[str, int]:
+        self.settle()
+        spent = self._clock.spent(self._rank).since(self._before)
+        self._steps.append(
+            {
+                "all_s": spent.all_s,
+                "exposed_s": spent.exposed_s,
+                "waiting_s": spent.waiting_s,
+                "phases": dict(self._phases),
+                "elapsed_s": self._elapsed_s,
+                "passes": self._passes,
+            }
+        )
+        self._clock.enter_step(self._rank, is_step=False)
+        is_enough = len(self._steps) >= _FEWEST_STEPS
+        if (is_enough and time.monotonic() > self._timing.deadline) or len(self._steps) >= _MOST_STEPS:
+            self._timing.end()
+        return {}
+
+    def mark(self, _name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+    def settled_steps(self) -> list[dict[str, Any]]:
+        """Return the steps without the first quarter, in which memory is allocated and sizes are tried; none if there are too few."""
+        steps = self._steps
+        return steps[max(1, len(steps) // 4) :] if len(steps) >= _FEWEST_STEPS - 1 else []
+
+
+class _TimedTraffic(TrafficCounter):
+    """Charges a rank at every change of its phase, so that each phase has its own time."""
+
+    def __init__(self, timed: _TimedRank) -> None:
+        self._timed: _TimedRank | None = None
+        super().__init__(profile=timed)
+        self._timed = timed
+
+    def enter(self, phase: str, *, micro_batch: int | None = None) -> None:
+        if self._timed is not None:
+            self._timed.enter(phase)
+        super().enter(phase, micro_batch=micro_batch)
+
+
+class _TimedPending:
+    """A transfer under way whose wait charges the rank first."""
+
+    def __init__(self, pending: Pending, timed: _TimedRank) -> None:
+        self.pending = pending
+        self._timed = timed
+
+    def wait(self) -> None:
+        self._timed.settle()
+        self.pending.wait()
+        self._timed.resume()
+
+    def test(self) -> bool:
+        return self.pending.test()
+
+
+class _TimedCommunicator:
+    """Charges a rank for what it has computed whenever it sends, receives or waits."""
+
+    def __init__(self, communicator: InProcessCommunicator, timed: _TimedRank) -> None:
+        self.rank = communicator.rank
+        self._communicator = communicator
+        self._timed = timed
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        self._timed.settle()
+        self._communicator.send(tensor, dest=dest, tag=tag)
+        self._timed.resume()
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        self._timed.settle()
+        self._communicator.recv(tensor, source=source, tag=tag)
+        self._timed.resume()
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
+        self._timed.settle()
+        pending = self._communicator.isend(tensor, dest=dest, tag=tag)
+        self._timed.resume()
+        return _TimedPending(pending, self._timed)
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
+        self._timed.settle()
+        pending = self._communicator.irecv(tensor, source=source, tag=tag)
+        self._timed.resume()
+        return _TimedPending(pending, self._timed)
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        self._timed.settle()
+        plain = [one.pending if isinstance(one, _TimedPending) else one for one in pending]
+        found = self._communicator.wait_any(plain, timeout_s=timeout_s)
+        self._timed.resume()
+        return found

@@ -1,0 +1,93 @@
+"""Measure what messages cost between two ranks, then run all ranks of another plan in turns in every rank.
+
+    rank 0 ←─ 1 kB … 8 MB ─→ rank 1          then in each rank, at the same time: rank 0, rank 1, … of the plan
+
+There are as many copies as the plan has ranks that compute at the same time, because ranks that share a machine slow each other down:
+they share its memory. What a copy measures of each rank is therefore what the rank will take beside the others.
+
+    ttlaunch plan data_parallel --predict --time
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from ttlaunch.records.calibration import LinkSample, MeasuredLink, rehearsal_file
+from ttlaunch.runtime.calibration.fit import fit_link, quantile
+from ttlaunch.runtime.calibration.recipe import Config
+from ttlaunch.runtime.calibration.rehearsal import rehearse
+from ttlaunch.runtime.comm.virtual_clock import Link
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.world import Rank, read_world
+
+_SIZES = (1_000, 32_000, 512_000, 8_000_000)
+_FIELDS = 5  # of a sample
+_FEWEST, _MOST = 5, 200
+_LINK_S = 0.25
+"""Time for the messages of each size."""
+_NO_LINK = Link(0.0, 1e12)
+
+
+def copy(cfg: Config, ctx: RankContext) -> None:
+    """Measure messages with the next copy if there is one, and rehearse."""
+    order, link = cfg.calibration_config, None
+    if ctx.world_size > 1:
+        link = _measure_link(ctx)
+    costs = _NO_LINK if link is None else Link(link.latency_s, link.bytes_per_s)
+    found = rehearse(read_world(Path(order.plan)), costs, seconds=order.seconds, folder=Path(order.folder))
+    content = {**found, "link": None if link is None else _as_json(link)}
+    (Path(order.folder) / rehearsal_file(ctx.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _measure_link(ctx: RankContext) -> MeasuredLink:
+    """Send messages of each size to and fro between ranks 0 and 1, and tell all ranks what one costs."""
+    samples = [_measure(ctx, size) for size in _SIZES] if ctx.rank in {0, 1} else []
+    found = torch.zeros((len(_SIZES), _FIELDS), dtype=torch.float64)
+    if ctx.rank == 0:
+        found = torch.tensor([list(vars(one).values()) for one in samples], dtype=torch.float64)
+        for peer in range(1, ctx.world_size):
+            ctx.send(found, dest=Rank(peer))
+    else:
+        ctx.recv(found, source=Rank(0))
+    rows = found.tolist()
+    known = tuple(
+        LinkSample(size=int(size), repeats=int(repeats), median_s=median, low_s=low, high_s=high)
+        for size, repeats, median, low, high in rows
+    )
+    latency_s, bytes_per_s = fit_link([(one.size, one.median_s) for one in known])
+    return MeasuredLink(latency_s=latency_s, bytes_per_s=bytes_per_s, samples=known)
+
+
+def _measure(ctx: RankContext, size: int) -> LinkSample:
+    """Send a message to and fro until the time for this size is over; rank 0 decides, and says so in the first value."""
+    message, peer = torch.zeros(size // 4), Rank(1 - ctx.rank)
+    seconds: list[float] = []
+    began = time.perf_counter()
+    while True:
+        before = time.perf_counter()
+        if ctx.rank == 0:
+            is_enough = len(seconds) >= _FEWEST and before - began > _LINK_S
+            message[0] = float(is_enough or len(seconds) >= _MOST)
+            ctx.send(message, dest=peer)
+            ctx.recv(message, source=peer)
+        else:
+            ctx.recv(message, source=peer)
+            ctx.send(message, dest=peer)
+        seconds.append((time.perf_counter() - before) / 2)
+        if message[0]:
+            break
+    known = sorted(seconds[1:])  # the first one opens the connection
+    return LinkSample(
+        size=size,
+        repeats=len(known),
+        median_s=statistics.median(known),
+        low_s=quantile(known, 0.1),
+        high_s=quantile(known, 0.9),
+    )
+
+
+def _as_json(link: MeasuredLink) -> dict[str, object]:
+    return {**vars(link), "samples": [vars(one) for one in link.samples]}
