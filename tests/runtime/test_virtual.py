@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ttlaunch.records.virtual import VirtualOrder
-from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
+from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
 from ttlaunch.runtime.virtual import run_virtually
 from ttlaunch.runtime.work import UPDATE_S
 from ttlaunch.spec.recipe.importing import import_recipe_module
@@ -19,13 +19,14 @@ LATENCY_S, BYTES_PER_S = 0.25, 16.0  # so that a message of four float32 passes 
 COMPUTE_S, SLOW = 0.01, 2.0
 
 
-def play(*functions):
+def play(*functions, classes=None):
     """Run a function for each rank on a clock; each is given its communicator and what lets it compute."""
-    clock = VirtualClock(len(functions), Link(LATENCY_S, BYTES_PER_S))
-    world = InProcessWorld(["peer"] * len(functions), clock=clock)
+    ranks = [ranks[0] for ranks in classes or [(rank,) for rank in range(len(functions))]]
+    clock = VirtualClock(ranks)
+    world = VirtualWorld(["peer"] * len(functions), clock, Link(LATENCY_S, BYTES_PER_S), classes=classes)
     lives = {
-        rank: lambda f=function, r=rank: f(world.communicator(r), lambda seconds: clock.compute(r, seconds))
-        for rank, function in enumerate(functions)
+        rank: lambda f=functions[rank], r=rank: f(world.communicator(r), lambda seconds: clock.compute(r, seconds))
+        for rank in ranks
     }
     outcome = world.run(lives)
     assert ({}, []) == (outcome.errors, outcome.findings)
@@ -47,7 +48,7 @@ def test_a_message_takes_its_latency_and_its_bytes_and_the_receiver_waits_for_a_
     assert (1.0, 1.25, 2.0) == (spent.computing_s, spent.exposed_s, spent.waiting_s)
 
 
-def test_a_rank_receives_one_message_after_the_other():
+def test_messages_to_one_rank_share_its_port():
     def server(comm, _compute):
         for pending in [comm.irecv(torch.zeros(4), source=rank) for rank in (1, 2, 3)]:
             pending.wait()
@@ -55,7 +56,42 @@ def test_a_rank_receives_one_message_after_the_other():
     def client(comm, _compute):
         comm.send(torch.zeros(4), dest=0)
 
-    assert 3.25 == play(server, client, client, client).now_s(0)
+    clock = play(server, client, client, client)
+    assert [3.25, 3.0, 3.0, 3.0] == [clock.now_s(rank) for rank in range(4)]
+    folded = play(server, client, client, client, classes=((0,), (1, 2, 3)))
+    assert (3.25, 3.0) == (folded.now_s(0), folded.now_s(1))
+
+
+def test_ranks_that_receive_one_after_the_other_are_not_alike():
+    def server(comm, _compute):
+        for rank in (1, 2, 3):
+            comm.recv(torch.zeros(4), source=rank)
+
+    def client(comm, _compute):
+        comm.send(torch.zeros(4), dest=0)
+
+    with pytest.raises(
+        NotAlikeError, match="1 messages of 16 bytes under tag 0 from rank 1 meet 1 of 16 bytes at rank 0"
+    ):
+        play(server, client, client, client, classes=((0,), (1, 2, 3)))
+
+
+def test_a_ring_folds_to_one_rank():
+    def rank_of(place):
+        def peer(comm, compute):
+            for _ in range(3):
+                compute(1.0)
+                receiving = comm.irecv(torch.zeros(4), source=(place - 1) % 5)
+                comm.send(torch.zeros(4), dest=(place + 1) % 5)
+                receiving.wait()
+
+        return peer
+
+    ring = [rank_of(place) for place in range(5)]
+    everyone = play(*ring)
+    assert {6.75} == {everyone.now_s(rank) for rank in range(5)}
+    folded = play(*ring, classes=(tuple(range(5)),))
+    assert (6.75, everyone.spent(3)) == (folded.now_s(0), folded.spent(0))
 
 
 def test_a_message_that_nobody_waits_for_costs_no_time():
@@ -105,25 +141,38 @@ def test_a_rank_that_looks_without_waiting_sees_what_has_arrived_by_its_own_time
     assert [(False, None), (False, None), (True, 0)] == found  # it arrives at 1.25
 
 
+def workers(count, *, micro_batches, fold=True, **changed):
+    """Workers of data_parallel on a clock."""
+    world = tiny_world("data_parallel", ["worker"] * count, training_config={"batch_size": 2 * micro_batches})
+    given = {"steps": 3, "gflops": 50.0, "compute_s": COMPUTE_S, "latency_s": 1e-4, "bytes_per_s": 1e9, "slow": {}}
+    return world, run_virtually(world, VirtualOrder(**{**given, **changed}, fold=fold))
+
+
 @pytest.fixture(scope="module")
 def two_workers():
     """Two workers of data_parallel with two micro-batches each; the second one is slow."""
-    world = tiny_world("data_parallel", ["worker"] * 2, training_config={"batch_size": 4})
-    order = VirtualOrder(steps=3, gflops=50.0, compute_s=COMPUTE_S, latency_s=1e-4, bytes_per_s=1e9, slow={"1": SLOW})
-    return world, run_virtually(world, order)
+    return workers(2, micro_batches=2, slow={"1": SLOW})
+
+
+def of_rank(found, rank):
+    for one in found["classes"]:
+        if any(span["first"] <= rank <= span["last"] for span in one["members"]):
+            return {name: value for name, value in one.items() if name != "members"}
+    raise LookupError(rank)
 
 
 def test_a_step_of_data_parallel_takes_what_the_closed_formula_says(two_workers):
     """f C for the passes, 2 (W - 1)/W of S in and out with two latencies, and the update; with W = 2."""
     _, found = two_workers
-    values = found["ranks"][1]["facts"]["values"]
+    slow = of_rank(found, 1)
+    values = slow["facts"]["values"]
     expected = SLOW * 2 * COMPUTE_S + 4 * values / 1e9 + 2e-4 + SLOW * UPDATE_S * values
     # Only the first step also sends the size of a bucket.
-    assert expected == pytest.approx(found["ranks"][1]["each_s"][2], rel=1e-9)
+    assert expected == pytest.approx(slow["each_s"][2], rel=1e-9)
 
 
 def test_the_time_of_steps_is_the_sum_of_its_parts_and_fast_ranks_wait_for_the_slow_one(two_workers):
-    fast, slow = two_workers[1]["ranks"]
+    fast, slow = (of_rank(two_workers[1], rank) for rank in (0, 1))
     for one in (fast, slow):
         assert sum(one["each_s"]) == pytest.approx(one["computing_s"] + one["exposed_s"] + one["waiting_s"])
     assert SLOW * fast["computing_s"] == pytest.approx(slow["computing_s"])
@@ -135,6 +184,14 @@ def test_the_bytes_of_each_pair_are_those_of_the_recipes_formula(two_workers):
     recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
     cfg = recipe.config.model_validate(world.config)
     expected = Counter()
-    for one in recipe.traffic(cfg, Ranks(list(world.roles), [one["facts"] for one in found["ranks"]])):
+    for one in recipe.traffic(cfg, Ranks(list(world.roles), [of_rank(found, rank)["facts"] for rank in (0, 1)])):
         expected[one.source, one.dest] += 3 * one.per_step + one.in_first_step
     assert expected == {(one["source"], one["dest"]): one["step_bytes"] for one in found["edges"]}
+
+
+def test_folded_ranks_have_exactly_the_times_of_ranks_that_all_run():
+    """With blocks of one and two micro-batches, shards of two sizes, and a slow rank in the middle."""
+    alike, every = (workers(8, micro_batches=12, slow={"3": 1.5}, fold=fold)[1] for fold in (True, False))
+    assert (8, None) == (len(every["classes"]), alike["not_folded"])
+    assert len(alike["classes"]) < 8
+    assert [of_rank(every, rank) for rank in range(8)] == [of_rank(alike, rank) for rank in range(8)]

@@ -87,14 +87,20 @@ def simulate(
         list[str] | None,
         typer.Option("--slow", metavar="RANK=FACTOR", help="With --virtual: a rank that computes slower. Repeatable."),
     ] = None,
+    fold: Annotated[
+        bool | None,
+        typer.Option(
+            "--fold/--no-fold",
+            help="With --virtual: run one of several ranks that do the same, and let it stand for all.",
+            show_default="--fold",
+        ),
+    ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
     """Run all ranks of a recipe in one process, with the same bits as a run, and report messages that do not match."""
     given = {"steps": steps, "compute_ms": compute_ms, "link_us": link_us, "link_gbps": link_gbps, "slow": slow}
-    conditions = {name: value for name, value in given.items() if value}
-    if link_us == 0:
-        conditions["link_us"] = 0.0
+    conditions = {name: value for name, value in {**given, "fold": fold}.items() if value not in (None, [])}
     if conditions and not virtual:
         option = "--" + next(iter(conditions)).replace("_", "-")
         raise usage_error(f"`{option}` was given without `--virtual`", "add `--virtual`, or leave it out")

@@ -1,7 +1,7 @@
 """What `ttlaunch simulate --virtual` takes and prints: slow ranks, and the time of a step by rank with the parts it is made of."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import counted, usage_error
@@ -31,21 +31,26 @@ def parse_slow(texts: Iterable[str]) -> dict[int, float]:
 
 def render_virtual(found: VirtualRun) -> list[str]:
     """Render the time of a step and its parts; ranks with equal times share a line."""
-    rows = [(_ranges(ranks), *key) for key, ranks in _groups(found.ranks).items()]
+    rows = [(_ranges(sorted(spans)), *key) for key, spans in _groups(found.groups).items()]
+    folded = (
+        "each runs its own code" if found.not_folded is None else f"each runs its own code, because {found.not_folded}"
+    )
+    if (runs := len(found.groups)) < found.plan.world_size:
+        folded = f"{counted(runs, 'group')} of ranks that do the same, of which one stands for all"
     conditions = found.conditions
     speed = f"{GFLOPS:g} GFLOP/s" if conditions.compute_ms is None else f"{conditions.compute_ms:g} ms a micro-batch"
-    sent = sum(one["step_bytes"] for one in found.edges)
     step = "no rank counts steps" if found.step_ms is None else f"{found.step_ms:.3f} ms"
     return [
-        f"{counted(len(found.ranks), 'rank')} on a virtual clock, {counted(conditions.steps, 'step')}",
+        f"{counted(found.plan.world_size, 'rank')} on a virtual clock, {counted(conditions.steps, 'step')}",
         f"  computing        {speed}",
         f"  messages         {conditions.link_us:g} µs, and {conditions.link_gbps:g} Gbit/s out of and into each rank",
+        f"  ranks            {folded}",
         f"  step             {step}",
         "",
         "  a step of each rank, ms",
         *render_table([_HEADING, *rows], right=range(2, len(_HEADING)), indent="    "),
         "",
-        f"  sent in steps    {sent:,} bytes over {counted(len(found.edges), 'pair')} of ranks{_verdict(found)}",
+        f"  sent in steps    {found.step_bytes:,} bytes over {counted(found.pairs, 'pair')} of ranks{_verdict(found)}",
     ]
 
 
@@ -57,20 +62,21 @@ def _verdict(found: VirtualRun) -> str:
     return ", exactly as the formula says"
 
 
-def _groups(ranks: Iterable[StepTime]) -> dict[tuple[str, ...], list[int]]:
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for one in ranks:
+def _groups(groups: Iterable[StepTime]) -> dict[tuple[str, ...], list[tuple[int, int]]]:
+    """Put ranks together whose times look the same."""
+    found: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    for one in groups:
         times = (one.step_ms, one.computing_ms, one.exposed_ms, one.waiting_ms)
-        groups.setdefault((one.role, *(f"{time:.3f}" for time in times)), []).append(one.rank)
-    return groups
+        found.setdefault((one.role, *(f"{time:.3f}" for time in times)), []).extend(one.ranks)
+    return found
 
 
-def _ranges(ranks: Sequence[int]) -> str:
+def _ranges(spans: Iterable[tuple[int, int]]) -> str:
     """Write `0-3, 5`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1][1:] = [rank]
+    rows: list[list[int]] = []
+    for first, last in spans:
+        if rows and first == rows[-1][1] + 1:
+            rows[-1][1] = last
         else:
-            parts.append([rank])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+            rows.append([first, last])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in rows)

@@ -2,8 +2,8 @@
 
 import json
 import tempfile
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualEnd, VirtualRank
+from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualClass, VirtualEnd
 from ttlaunch.running.metrics.traffic import expected_traffic
 from ttlaunch.running.runs.run_folder import write_plan
 
@@ -22,6 +22,9 @@ GFLOPS = 50.0
 """How many 10^9 floating-point operations a rank computes in a second, unless the time of a micro-batch is given: a few cores of a CPU."""
 
 _MODULE = "ttlaunch.runtime.virtual"
+
+_MOST_COMPARED = 1024
+"""Up to so many ranks, a formula's bytes of each pair of them are made and compared."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Conditions:
         link_us: The time that the first byte of a message travels.
         link_gbps: What each rank can send, and receive, in a second, in 10^9 bits.
         slow: Ranks that take longer to compute, and how many times as long.
+        fold: Whether ranks that do the same run once.
     """
 
     steps: int = 3
@@ -42,6 +46,7 @@ class Conditions:
     link_us: float = 50.0
     link_gbps: float = 10.0
     slow: Mapping[int, float] = field(default_factory=dict)
+    fold: bool = True
 
     def order(self) -> bytes:
         """Return them as the process of the ranks reads them."""
@@ -52,15 +57,20 @@ class Conditions:
             "latency_s": self.link_us / 1e6,
             "bytes_per_s": self.link_gbps * 1e9 / 8,
             "slow": {str(rank): factor for rank, factor in self.slow.items()},
+            "fold": self.fold,
         }
         return json.dumps(content).encode()
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The mean step of one rank, in milliseconds, and each of its steps; of a rank that counts no steps, all that it did."""
+    """The mean step of each of some ranks that do the same, in milliseconds, and each of its steps; of ranks that count no steps, all that they did.
 
-    rank: int
+    Attributes:
+        ranks: The ranks, as the first and last one of each row of them.
+    """
+
+    ranks: tuple[tuple[int, int], ...]
     role: str
     steps: int
     step_ms: float
@@ -69,8 +79,12 @@ class StepTime:
     waiting_ms: float
     each_ms: tuple[float, ...]
 
+    @property
+    def members(self) -> Iterator[int]:
+        return (rank for first, last in self.ranks for rank in range(first, last + 1))
+
     def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "each_ms": list(self.each_ms)}
+        return {**vars(self), "ranks": [list(one) for one in self.ranks], "each_ms": list(self.each_ms)}
 
 
 @dataclass(frozen=True)
@@ -78,33 +92,38 @@ class VirtualRun:
     """What a run would take.
 
     Attributes:
-        step_ms: The mean step of the rank whose steps take longest; None if no rank counts steps.
-        edges: For each pair of ranks the messages and bytes of the whole simulation, the bytes within its steps, and those that
-            the recipe's formula gives for them, which are None without a formula.
+        groups: The times of all ranks, those that do the same together.
+        step_ms: The mean step of the ranks whose steps take longest; None if no rank counts steps.
+        edges: What each rank of a group sends to how many ranks (`peers`) of another one; `source` and `dest` are places in `groups`.
+        pairs, step_bytes: How many pairs of ranks send, and their bytes within the steps.
+        differing: How many pairs sent other bytes than the recipe's formula says; 0 without a formula.
         no_formula: Why there is no formula, as a clause.
+        not_folded: Why every rank ran although equal ones were to run once, as a clause; None if that is not so.
     """
 
     plan: LaunchPlan
     conditions: Conditions
-    ranks: tuple[StepTime, ...]
+    groups: tuple[StepTime, ...]
     step_ms: float | None
-    edges: tuple[Mapping[str, Any], ...]
+    edges: tuple[Mapping[str, int], ...]
+    pairs: int
+    step_bytes: int
+    differing: int
     no_formula: str | None
-
-    @property
-    def differing(self) -> int:
-        """How many pairs of ranks sent other bytes than the formula says."""
-        return sum(one["formula"] not in {None, one["step_bytes"]} for one in self.edges)
+    not_folded: str | None
 
     def as_json(self) -> dict[str, Any]:
         known = {**vars(self.conditions), "slow": {str(rank): one for rank, one in self.conditions.slow.items()}}
         return {
             "conditions": {**known, "gflops": GFLOPS if self.conditions.compute_ms is None else None},
             "step_ms": self.step_ms,
-            "ranks": [one.as_json() for one in self.ranks],
+            "groups": [one.as_json() for one in self.groups],
             "edges": list(self.edges),
-            "differing_edges": self.differing,
+            "pairs": self.pairs,
+            "step_bytes": self.step_bytes,
+            "differing_pairs": self.differing,
             "no_formula": self.no_formula,
+            "not_folded": self.not_folded,
         }
 
 
@@ -143,18 +162,52 @@ def run_virtually(plan: LaunchPlan, conditions: Conditions) -> VirtualRun:
     if isinstance(found, NotPredicted):
         raise _failed(found.reason)
     end = read(VirtualEnd, found)
-    if isinstance(end, BadRecord) or len(end.ranks) != plan.world_size:
+    if isinstance(end, BadRecord) or not _has_all_ranks(end, plan.world_size):
         raise _failed("the process of all ranks wrote nothing that can be used")
     if end.findings:
         raise _failed(end.findings[0], "`ttlaunch simulate` without `--virtual` shows the lines on both sides")
     roles = [row.role for row in plan.ranks]
-    ranks = tuple(_step_time(one, roles[one.rank]) for one in end.ranks)
+    groups = tuple(_step_time(one, roles[one.members[0].first]) for one in end.classes)
     formula, reason = _formula(content, roles, end, steps=conditions.steps)
-    edges = tuple(
-        {**vars(one), "formula": None if formula is None else formula[one.source, one.dest]} for one in end.edges
+    counts = [sum(1 for _ in one.members) for one in groups]
+    return VirtualRun(
+        plan,
+        conditions,
+        groups,
+        step_ms=max((one.step_ms for one in groups if one.steps), default=None),
+        edges=tuple(vars(one) for one in end.edges),
+        pairs=sum(counts[one.source] * one.peers for one in end.edges),
+        step_bytes=sum(counts[one.source] * one.peers * one.step_bytes for one in end.edges),
+        differing=0 if formula is None else _differing(formula, groups, end),
+        no_formula=reason,
+        not_folded=end.not_folded,
     )
-    step_ms = max((one.step_ms for one in ranks if one.steps), default=None)
-    return VirtualRun(plan, conditions, ranks, step_ms, edges, reason)
+
+
+def _has_all_ranks(end: VirtualEnd, world_size: int) -> bool:
+    """Whether each rank is in one class, and all edges are between classes."""
+    rows = sorted((span.first, span.last) for one in end.classes for span in one.members)
+    ends = [-1, *(last for _, last in rows)]
+    follow = all(first == before + 1 and first <= last for before, (first, last) in zip(ends, rows, strict=False))
+    known = all(max(one.source, one.dest) < len(end.classes) for one in end.edges)
+    return follow and known and ends[-1] == world_size - 1 and all(one.members for one in end.classes)
+
+
+def _differing(formula: Mapping[tuple[int, int], int], groups: Sequence[StepTime], end: VirtualEnd) -> int:
+    """Count the pairs of ranks with other bytes than the formula's: each rank sends what the one that stands for it has sent."""
+    place_of = {rank: place for place, one in enumerate(groups) for rank in one.members}
+    expected: dict[int, Counter[tuple[int, int]]] = defaultdict(
+        Counter
+    )  # of each rank: to which class how many bytes, and how often
+    for (source, dest), size in formula.items():
+        expected[source][place_of[dest], size] += size > 0
+    found: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for one in end.edges:
+        found[one.source][one.dest, one.step_bytes] += one.peers * (one.step_bytes > 0)
+    return sum(
+        max((+(expected[rank] - found[place])).total(), (+(found[place] - expected[rank])).total())
+        for rank, place in place_of.items()
+    )
 
 
 def _failed(reason: str, *hints: str) -> LaunchError:
@@ -162,10 +215,10 @@ def _failed(reason: str, *hints: str) -> LaunchError:
     return LaunchError([mistake], status=contract.STATUS_RANK_FAILED)
 
 
-def _step_time(one: VirtualRank, role: str) -> StepTime:
+def _step_time(one: VirtualClass, role: str) -> StepTime:
     per_step_ms = 1e3 / max(1, one.steps)
     return StepTime(
-        one.rank,
+        tuple((span.first, span.last) for span in one.members),
         role,
         one.steps,
         step_ms=one.all_s * per_step_ms,
@@ -183,7 +236,12 @@ def _formula(
     config = {**content["config"]}
     if "training_config" in config:
         config["training_config"] = {**config["training_config"], "steps": steps}
-    facts = [one.facts for one in end.ranks]
+    if len(roles) > _MOST_COMPARED:
+        return None, f"there are more than {_MOST_COMPARED:,} ranks"
+    facts_of = {
+        rank: one.facts for one in end.classes for span in one.members for rank in range(span.first, span.last + 1)
+    }
+    facts = [facts_of[rank] for rank in range(len(roles))]
     flows, reason = expected_traffic({**content, "config": config}, roles=roles, facts=facts, runs_recipe=True)
     if flows is None:
         return None, reason

@@ -5,7 +5,7 @@ Python 3.9 and the standard library only.
 
 from __future__ import annotations
 
-from ttlaunch.records.parser import Amount, Count, Rank, Size, Text, record
+from ttlaunch.records.parser import Amount, Count, Flag, Rank, Size, Text, record
 
 VIRTUAL_ORDER_FILE = "virtual-order.json"
 VIRTUAL_FILE = "virtual.json"
@@ -21,6 +21,7 @@ class VirtualOrder:
         compute_s: How long the forward and backward pass of one micro-batch through the whole model takes; 0: not given.
         latency_s, bytes_per_s: What a message costs.
         slow: Ranks that take longer, and how many times as long.
+        fold: Whether ranks that do the same run once.
     """
 
     steps: Count
@@ -29,20 +30,30 @@ class VirtualOrder:
     latency_s: Amount
     bytes_per_s: Amount
     slow: dict[str, Amount]
+    fold: Flag = True
 
 
 @record
-class VirtualRank:
-    """How a rank has spent the time of its steps, in seconds of all of its steps together.
+class Span:
+    """Ranks from the first to the last one."""
+
+    first: Rank
+    last: Rank
+
+
+@record
+class VirtualClass:
+    """How each of some ranks that do the same has spent the time of its steps, in seconds of all of its steps together.
 
     Attributes:
-        steps: How many it has done; 0 for a rank that counts none.
+        members: The ranks.
+        steps: How many steps each has done; 0 for ranks that count none.
         all_s: The time in its steps, or if it counts none its whole time.
         each_s: The time of each of its steps.
         facts: Its numbers for the formula of its traffic.
     """
 
-    rank: Rank
+    members: tuple[Span, ...]
     steps: Count
     all_s: Amount
     computing_s: Amount
@@ -54,10 +65,17 @@ class VirtualRank:
 
 @record
 class VirtualEdge:
-    """Bytes from one rank to another, within steps and altogether."""
+    """What each rank of a class has sent to each of so many ranks of another one, which are given by their places in `classes`.
 
-    source: Rank
-    dest: Rank
+    Attributes:
+        peers: To how many ranks.
+        messages, bytes: To each of them.
+        step_bytes: Those of the bytes that were within steps.
+    """
+
+    source: Count
+    dest: Count
+    peers: Count
     messages: Count
     bytes: Size
     step_bytes: Size
@@ -68,11 +86,14 @@ class VirtualEnd:
     """The result.
 
     Attributes:
+        classes: Each rank is in one of them.
         findings: Mistakes in the messages, in words.
         flops_per_s: How many floating-point operations a rank that is not slow computes in a second.
+        not_folded: Why every rank ran although equal ones were to run once, as a clause; None if that is not so.
     """
 
-    ranks: tuple[VirtualRank, ...]
+    classes: tuple[VirtualClass, ...]
     edges: tuple[VirtualEdge, ...]
     findings: tuple[Text, ...]
     flops_per_s: Amount
+    not_folded: Text | None

@@ -1,18 +1,22 @@
 """`python -m ttlaunch.runtime.virtual`: run all ranks of a plan on a virtual clock, and say how each spends the time of a step.
 
 Every role's own function runs in this process, with tensors that have sizes and no values (`hollow.py`). Operations cost the time
-that their work takes (`work.py`), messages that of the clock's ports (`comm/virtual_clock.py`). No real time is measured, so the result is the
-same on any machine, except where a recipe reads a real clock itself. It is in `virtual.json` in the folder that the environment names.
+that their work takes (`work.py`), messages that of the ports that they share (`comm/fair_network.py`). Ranks that do the same run once
+(`comm/virtual_world.py`). No real time is measured, so the result is the same on any machine, except where a recipe reads a real clock
+itself. It is in `virtual.json` in the folder that the environment names.
 """
 
 import faulthandler
 import json
 import os
 import sys
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,9 +25,12 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualOrder
+from ttlaunch.runtime.alike import divided, first_classes, places_by_role, spans, with_witnesses
 from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.virtual_clock import Link, Spent, VirtualClock
-from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError, VirtualOutcome, VirtualWorld
+from ttlaunch.runtime.context import RankContext, build_data
 from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import read_checked_corpus, read_config
@@ -35,12 +42,19 @@ from ttlaunch.runtime.training.passes import differentiate
 from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.runtime.work import Work, spending
 from ttlaunch.runtime.world import Rank, World, read_world
+from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
 
 _ONE_BUCKET = 1e5
 """Megabytes that hold the gradient of any model here."""
+
+_MOST_CLASSES = 64
+"""More classes of equal ranks than these are not tried: each of them costs as much as a rank or two."""
+
+_MOST_RANKS = 256
+"""How many ranks may run that are not alike, at 0.2 to 1 s each."""
 
 
 def main() -> None:
@@ -63,10 +77,11 @@ def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
     """Run every role to the end of its last step.
 
     Raises:
-        ValueError: The time of a micro-batch was given for a recipe that trains no model.
+        ValueError: The time of a micro-batch was given for a recipe that trains no model; or ranks are too many for each to run, and
+            they are not alike.
         BaseException: Whatever a role raises.
 
-    Cost: about 30 µs for each operation of torch and each message, of all ranks together.
+    Cost: about 30 µs for each operation of torch and each message, of all ranks together that run: one or two of each class.
     """
     recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
     cfg = read_config(recipe, _shortened(world.config, order.steps))
@@ -76,40 +91,114 @@ def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
     if order.compute_s:
         flops_per_s = _flops_of_micro_batch(cfg, world, corpus) / order.compute_s
     slowness = {Rank(int(rank)): factor for rank, factor in order.slow.items()}
-    clock = VirtualClock(world.size, Link(order.latency_s, order.bytes_per_s), slowness=slowness)
-    in_process = InProcessWorld(world.roles, carries=has_values, clock=clock)
-    facts = {"micro_batches": cfg.training_config.micro_batches} if isinstance(cfg, TrainingFile) else {}
-    timed = {rank: _TimedSteps(rank, clock, facts) for rank in map(Rank, range(world.size))}
+    play = _Play(world, cfg, corpus, trainer, Link(order.latency_s, order.bytes_per_s), slowness, flops_per_s)
+    alone: Classes = tuple((Rank(rank),) for rank in range(world.size))
+    reason = None
+    if order.fold:
+        classes = first_classes(world.roles, slowness, _blocks(cfg, corpus, world.roles))
+        while len(classes) < world.size:
+            try:
+                return play.run(classes) | {"flops_per_s": flops_per_s, "not_folded": None}
+            except NotAlikeError as error:
+                reason = error.reason
+                finer = divided(classes, error.classes, play.seen)
+            if len(finer) in range(len(classes) + 1, _MOST_CLASSES + 1):
+                classes = finer
+            else:
+                break
+        if reason is not None and world.size > _MOST_RANKS:
+            raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated that are not alike: {reason}")
+    return play.run(alone) | {"flops_per_s": flops_per_s, "not_folded": reason}
 
-    known: dict[Hashable, Found] = {}
 
-    def live(rank: Rank) -> None:
-        ctx = _context(world, rank, in_process, cfg=cfg, corpus=corpus, traffic=timed[rank].traffic)
-        with Hollow(known=known, spend=spending(partial(clock.compute, rank), flops_per_s=flops_per_s)):
-            getattr(trainer, world.roles[rank])(cfg, ctx)
+@dataclass
+class _Play:
+    """All that the simulation of a plan needs.
 
-    outcome = in_process.run({rank: partial(live, rank) for rank in timed})
-    for error in outcome.errors.values():
-        raise error
-    edges = [
-        {
-            "source": source,
-            "dest": dest,
-            "messages": count,
-            "bytes": outcome.message_bytes[source, dest],
-            "step_bytes": clock.step_bytes[source, dest],
+    Attributes:
+        seen: What representatives have seen of other ranks when they were last run; see `VirtualOutcome`.
+    """
+
+    world: World
+    cfg: ConfigFile
+    corpus: Corpus | None
+    trainer: ModuleType
+    link: Link
+    slowness: Mapping[Rank, float]
+    flops_per_s: float
+    known: dict[Hashable, Found] = field(default_factory=dict)
+    seen: Mapping[tuple[Rank, Rank], int] = field(default_factory=dict)
+
+    def run(self, classes: Classes) -> dict[str, Any]:
+        """Run the first rank of each class, and the last one as a witness, which must get the same times.
+
+        Raises:
+            NotAlikeError: Ranks of a class do not do the same.
+        """
+        divided_ones = with_witnesses(classes)
+        first = [ranks[0] for ranks in divided_ones]
+        clock = VirtualClock(first, slowness=self.slowness)
+        virtual = VirtualWorld(self.world.roles, clock, self.link, classes=divided_ones, carries=has_values)
+        self.seen = virtual.seen
+        training = self.cfg.training_config if isinstance(self.cfg, TrainingFile) else None
+        facts = {} if training is None else {"micro_batches": training.micro_batches}
+        timed = {rank: _TimedSteps(rank, clock=clock, virtual=virtual, facts=facts) for rank in first}
+
+        def live(rank: Rank) -> None:
+            communicator, traffic = virtual.communicator(rank), timed[rank].traffic
+            ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=traffic)
+            spend = spending(partial(clock.compute, rank), flops_per_s=self.flops_per_s)
+            with Hollow(known=self.known, spend=spend):
+                getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
+
+        outcome = virtual.run({rank: partial(live, rank) for rank in first})
+        for error in outcome.errors.values():
+            raise error if len(first) == self.world.size else NotAlikeError(f"{type(error).__name__}: {error}")
+        ranks = [timed[ranks[0]].as_json() for ranks in classes]
+        for place, members in enumerate(classes):
+            if len(members) > 1 and timed[members[-1]].as_json() != ranks[place]:
+                raise NotAlikeError(f"rank {members[0]} and rank {members[-1]} take different times", place)
+        return {
+            "classes": [{"members": spans(members), **one} for members, one in zip(classes, ranks, strict=True)],
+            "edges": _edges(outcome, classes),
+            "findings": [finding.message for finding in outcome.findings],
         }
-        for (source, dest), count in sorted(outcome.messages.items())
-    ]
-    findings = [finding.message for finding in outcome.findings]
-    ranks = [one.as_json() for _, one in sorted(timed.items())]
-    return {"ranks": ranks, "edges": edges, "findings": findings, "flops_per_s": flops_per_s}
+
+
+def _edges(outcome: VirtualOutcome, classes: Classes) -> list[dict[str, int]]:
+    """Count, for the first rank of each class, to how many ranks of each class it has sent the same."""
+    place_of = {rank: place for place, ranks in enumerate(classes) for rank in ranks}
+    first = {ranks[0]: place for place, ranks in enumerate(classes)}
+    rows: Counter[tuple[int, int, int, int, int]] = Counter()
+    for (source, dest), count in outcome.messages.items():
+        if source in first:
+            sent = count, outcome.message_bytes[source, dest], outcome.step_bytes[source, dest]
+            rows[first[source], place_of[dest], *sent] += 1
+    names = ("source", "dest", "messages", "bytes", "step_bytes")
+    return [{**dict(zip(names, row, strict=True)), "peers": peers} for row, peers in sorted(rows.items())]
+
+
+def _blocks(cfg: ConfigFile, corpus: Corpus | None, roles: Sequence[str]) -> list[Hashable]:
+    """Return for each rank what decides how much it computes: its blocks of the micro-batches of a step and of a validation."""
+    if not isinstance(cfg, TrainingFile) or corpus is None:
+        return [None] * len(roles)
+    data, found = build_data(corpus, cfg), list[Hashable]()
+    last = data.validation_micro_batches - 1
+    for role in dict.fromkeys(roles):
+        count = roles.count(role)
+        steps = contiguous_blocks(cfg.training_config.micro_batches, count)
+        looks = contiguous_blocks(data.validation_micro_batches, count)
+        found += [
+            (tuple(map(len, aligned_subtrees(one))), len(look), last in look)
+            for one, look in zip(steps, looks, strict=True)
+        ]
+    return [found[place] for place in places_by_role(roles)]
 
 
 def _context(
     world: World,
     rank: Rank,
-    in_process: InProcessWorld,
+    communicator: Communicator,
     *,
     cfg: ConfigFile,
     corpus: Corpus | None,
@@ -118,7 +207,7 @@ def _context(
     return _VirtualContext(
         world=world,
         rank=rank,
-        communicator=in_process.communicator(rank),
+        communicator=communicator,
         records=_NoRecords(),
         device=torch.device("cpu"),
         corpus=corpus,
@@ -147,7 +236,7 @@ def _flops_of_micro_batch(cfg: ConfigFile, world: World, corpus: Corpus | None) 
     if not isinstance(cfg, TrainingFile):
         raise ValueError("`--compute-ms` was given, and this recipe has no model with micro-batches")  # noqa: TRY004
     alone = InProcessWorld(world.roles, carries=has_values)
-    ctx, work = _context(world, Rank(0), alone, cfg=cfg, corpus=corpus), Work()
+    ctx, work = _context(world, Rank(0), alone.communicator(Rank(0)), cfg=cfg, corpus=corpus), Work()
     with Hollow():
         model = build_model(cfg, ctx)
         _, x_BT, y_BT = next(iter(micro_batches(cfg, ctx, 1)))
@@ -181,18 +270,18 @@ class _TimedSteps:
 
     is_active = False
 
-    def __init__(self, rank: Rank, clock: VirtualClock, facts: Mapping[str, int]) -> None:
+    def __init__(self, rank: Rank, *, clock: VirtualClock, virtual: VirtualWorld, facts: Mapping[str, int]) -> None:
         self.owners = TensorOwners()
         self.traffic = TrafficCounter(profile=self)
         self.traffic.note(**facts)
-        self._rank, self._clock = rank, clock
+        self._rank, self._clock, self._world = rank, clock, virtual
         self._before = Spent()
         self._each_s: list[float] = []
         self._in_steps = Spent()
 
     def begin_step(self, _step: int) -> None:
         self._before = self._clock.spent(self._rank)
-        self._clock.enter_step(self._rank, is_step=True)
+        self._world.enter_step(self._rank, is_step=True)
 
     def end_step(self, _step: int) -> dict[str, int]:
         spent = self._clock.spent(self._rank).since(self._before)
@@ -203,7 +292,7 @@ class _TimedSteps:
             known.waiting_s + spent.waiting_s,
         )
         self._each_s.append(spent.all_s)
-        self._clock.enter_step(self._rank, is_step=False)
+        self._world.enter_step(self._rank, is_step=False)
         return {}
 
     def mark(self, _name: str) -> AbstractContextManager[Any]:
@@ -215,7 +304,6 @@ class _TimedSteps:
     def as_json(self) -> dict[str, Any]:
         spent = self._in_steps if self._each_s else self._clock.spent(self._rank)
         return {
-            "rank": self._rank,
             "steps": len(self._each_s),
             "all_s": spent.all_s,
             **vars(spent),

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.in_process import InProcessCommunicator, InProcessWorld, Outcome
 from ttlaunch.runtime.comm.protocol import Pending
 from ttlaunch.runtime.comm.virtual_clock import Link, Spent, VirtualClock
+from ttlaunch.runtime.comm.virtual_world import VirtualCommunicator, VirtualOutcome, VirtualWorld
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import read_checked_corpus, read_config
@@ -60,10 +60,10 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
     corpus = read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
     torch.set_num_threads(cfg.device_config.threads_per_rank)
-    clock = VirtualClock(world.size, link)
-    in_process = InProcessWorld(world.roles, clock=clock)
+    clock = VirtualClock(map(Rank, range(world.size)))
+    virtual = VirtualWorld(world.roles, clock, link)
     (records := folder / f"copy-{os.getpid()}").mkdir()
-    timing = _timing(cfg, seconds, end=in_process.end)
+    timing = _timing(cfg, seconds, end=virtual.end)
     timed = {rank: _TimedRank(rank, clock, timing) for rank in map(Rank, range(world.size))}
 
     def live(rank: Rank) -> None:
@@ -72,7 +72,7 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
         ctx = RankContext(
             world=world,
             rank=rank,
-            communicator=_TimedCommunicator(in_process.communicator(rank), one),
+            communicator=_TimedCommunicator(virtual.communicator(rank), one),
             records=ProgressWriter(records, rank),
             device=torch.device("cpu"),
             corpus=corpus,
@@ -81,7 +81,7 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
         )
         getattr(trainer, world.roles[rank])(cfg, ctx)
 
-    outcome = in_process.run({rank: partial(live, rank) for rank in timed})
+    outcome = virtual.run({rank: partial(live, rank) for rank in timed})
     return {"ranks": _ranks(outcome, world, timed), "findings": _findings(outcome, timed, seconds=seconds)}
 
 
@@ -108,14 +108,14 @@ def _timing(cfg: ConfigFile, seconds: float, *, end: Callable[[], Any]) -> _Timi
     return _Timing(now, deadline=began + seconds, last=began + _PATIENCE * seconds, end=end)
 
 
-def _ranks(outcome: Outcome, world: World, timed: "Mapping[Rank, _TimedRank]") -> list[dict[str, Any]]:
+def _ranks(outcome: VirtualOutcome, world: World, timed: "Mapping[Rank, _TimedRank]") -> list[dict[str, Any]]:
     """Return what each rank has taken, or raise what one has raised."""
     for error in outcome.errors.values():
         raise error
     return [{"role": world.roles[rank], "steps": one.settled_steps()} for rank, one in sorted(timed.items())]
 
 
-def _findings(outcome: Outcome, timed: "Mapping[Rank, _TimedRank]", *, seconds: float) -> list[str]:
+def _findings(outcome: VirtualOutcome, timed: "Mapping[Rank, _TimedRank]", *, seconds: float) -> list[str]:
     """Return why the steps cannot be used; none if they can."""
     found = [finding.message for finding in outcome.findings]
     if not found and not any(one.settled_steps() for one in timed.values()):
@@ -163,7 +163,6 @@ class _TimedRank:
 
     def begin_step(self, _step: int) -> None:
         self.settle()
-        self._clock.enter_step(self._rank, is_step=True)
         self._before = self._clock.spent(self._rank)
         self._phases.clear()
         self._phase_since_s = self._clock.now_s(self._rank)
@@ -182,7 +181,6 @@ class _TimedRank:
                 "passes": self._passes,
             }
         )
-        self._clock.enter_step(self._rank, is_step=False)
         is_enough = len(self._steps) >= _FEWEST_STEPS
         if (is_enough and time.monotonic() > self._timing.deadline) or len(self._steps) >= _MOST_STEPS:
             self._timing.end()
@@ -233,7 +231,7 @@ class _TimedPending:
 class _TimedCommunicator:
     """Charges a rank for what it has computed whenever it sends, receives or waits."""
 
-    def __init__(self, communicator: InProcessCommunicator, timed: _TimedRank) -> None:
+    def __init__(self, communicator: VirtualCommunicator, timed: _TimedRank) -> None:
         self.rank = communicator.rank
         self._communicator = communicator
         self._timed = timed

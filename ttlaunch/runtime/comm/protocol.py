@@ -109,3 +109,8 @@ def check_sendable(tensor: Tensor) -> None:
 def described(tensor: Tensor) -> str:
     """Describe a dtype and shape, such as `float32 of shape (3,)`."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one dtype and shape have the same bits; NaN equals itself here."""
+    return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))

@@ -1,0 +1,106 @@
+"""Divide ranks into classes that do the same, for a simulation that runs one rank of each.
+
+The division begins with what is known before: the role, how slow a rank is, and how large its shares of the data are. Where the messages of a
+simulation show that the ranks of a class are not alike (`NotAlikeError`), the class is divided by what other ranks have sent to them and
+received from them, and the simulation begins anew.
+
+Source: refining until nothing contradicts is R. Paige, R. Tarjan, "Three partition refinement algorithms", SIAM J. Computing 16(6), 1987.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from ttlaunch.runtime.comm.virtual_world import Classes
+from ttlaunch.runtime.world import Rank
+
+
+def first_classes(roles: Sequence[str], slowness: Mapping[Rank, float], shares: Sequence[Hashable]) -> Classes:
+    """Divide ranks by what is known before they run; the first rank of each role, which often decides for all, is alone.
+
+    Args:
+        roles: The role of each rank.
+        slowness: How many times as long some ranks take to compute.
+        shares: What else distinguishes each rank.
+    """
+    found: dict[Hashable, list[Rank]] = defaultdict(list)
+    known = set[str]()
+    for rank, role in enumerate(roles):
+        found[role, role in known, slowness.get(Rank(rank), 1.0), shares[rank]].append(Rank(rank))
+        known.add(role)
+    return _in_order(found.values())
+
+
+def with_witnesses(classes: Classes) -> Classes:
+    """Make the last rank of each class a class of its own: it runs too, and shows whether the first one stands for all.
+
+    Blocks of data and shards are cut so that ranks with equal ones follow each other: if first and last are equal, so are those between.
+    """
+    divided_ones = [part for ranks in classes for part in (ranks[:-1], ranks[-1:]) if part]
+    return _in_order(divided_ones)
+
+
+def divided(classes: Classes, which: Sequence[int], seen: Mapping[tuple[Rank, Rank], int]) -> Classes:
+    """Divide classes by what the ranks that have run have seen of their members.
+
+    Args:
+        classes: The classes, before the last rank of each became a witness.
+        which: Members of which classes, by their places among those with witnesses, are not alike; empty: any may be.
+        seen: Observer and other rank, and a number that is equal for ranks with which the observer has exchanged the same.
+    """
+    places = with_witnesses(classes)
+    suspects = {rank for place in which for rank in places[place]} or {rank for ranks in classes for rank in ranks}
+    observers = sorted({observer for observer, _ in seen})
+    found: list[Sequence[Rank]] = []
+    for ranks in classes:
+        found += _parts(ranks, observers, seen) if suspects.intersection(ranks) else [ranks]
+    return _in_order(found)
+
+
+def _parts(ranks: Sequence[Rank], observers: Sequence[Rank], seen: Mapping[tuple[Rank, Rank], int]) -> list[list[Rank]]:
+    """Divide ranks by what all observers have seen; nobody observes itself, so an observer joins those that it may be like."""
+    parts: dict[tuple[int | None, ...], list[Rank]] = defaultdict(list)
+    watching = set(observers)
+    for rank in ranks:
+        if rank not in watching:
+            parts[tuple(seen.get((observer, rank)) for observer in observers)].append(rank)
+    alone: list[list[Rank]] = []
+    for rank in ranks:
+        if rank in watching:
+            views = [seen.get((observer, rank)) for observer in observers]
+            like = [
+                part
+                for view, part in parts.items()
+                if all(
+                    one == other or observers[at] == rank
+                    for at, (one, other) in enumerate(zip(view, views, strict=True))
+                )
+            ]
+            if len(like) == 1:
+                like[0].append(rank)
+            else:
+                alone.append([rank])
+    return [sorted(part) for part in (*parts.values(), *alone)]
+
+
+def places_by_role(roles: Sequence[str]) -> list[int]:
+    """Return for each rank its place in a list that has the ranks of the first role, then those of the second, and so on."""
+    order = [rank for role in dict.fromkeys(roles) for rank, one in enumerate(roles) if one == role]
+    found = [0] * len(roles)
+    for place, rank in enumerate(order):
+        found[rank] = place
+    return found
+
+
+def spans(ranks: Sequence[Rank]) -> list[dict[str, int]]:
+    """Write ranks, in order, as the first and last one of each row of ranks that follow each other.
+
+    >>> spans([0, 1, 2, 5])
+    [{'first': 0, 'last': 2}, {'first': 5, 'last': 5}]
+    """
+    cuts = [0, *(place for place, (one, other) in enumerate(pairwise(ranks), 1) if other != one + 1), len(ranks)]
+    return [{"first": ranks[begin], "last": ranks[end - 1]} for begin, end in pairwise(cuts)]
+
+
+def _in_order(parts: Iterable[Sequence[Rank]]) -> Classes:
+    return tuple(sorted(tuple(part) for part in parts))

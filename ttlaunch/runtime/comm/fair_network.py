@@ -1,0 +1,104 @@
+"""How long messages take that share ports and links: a fluid model with max-min fair rates.
+
+Every message that is under way has a rate. Rates are max-min fair: none can grow without another one, which is no faster, becoming slower. They
+change only when a message begins or has passed. Equal messages between equal ports are one `Flow` with a count for each port, so thousands
+of ranks that do the same cost as much as one, with the same floating-point operations.
+
+Source: D. Bertsekas, R. Gallager, "Data Networks", 2nd edition, Prentice Hall 1992: the algorithm for max-min fair rates.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Flow:
+    """Messages of one size that begin at the same time and share all ports and links in the same way.
+
+    Attributes:
+        loads: How many of them pass through each port or link. Of equal ports, one is named.
+        left: The bytes of each that had not passed at the time `since_s`, when it got its rate.
+        version: Changes with the rate.
+    """
+
+    loads: Mapping[Hashable, int]
+    left: float
+    passed: Callable[[float], object] = field(repr=False)
+    rate: float = 0.0
+    since_s: float = 0.0
+    version: int = 0
+
+
+class FairNetwork:
+    """The messages under way."""
+
+    def __init__(self, capacity: Callable[[Hashable], float]) -> None:
+        """Begin without messages.
+
+        Args:
+            capacity: Returns the bytes per second of a port or link.
+        """
+        self._capacity = capacity
+        self._flows: dict[Flow, None] = {}  # in the order in which they began
+
+    def begin(self, flow: Flow, *, now_s: float) -> None:
+        """Enter messages; `share` gives them a rate."""
+        flow.since_s = now_s
+        self._flows[flow] = None
+
+    def end(self, flow: Flow) -> None:
+        """Take out messages that have passed."""
+        del self._flows[flow]
+
+    def share(self, now_s: float) -> list[tuple[Flow, float]]:
+        """Give all messages their rates.
+
+        Returns:
+            The flows whose rate has changed, and when each has passed if no rate changes before.
+        """
+        changed: list[tuple[Flow, float]] = []
+        rates = fair_rates(self._flows, self._capacity)
+        for flow in self._flows:
+            if rates[flow] != flow.rate:
+                flow.left = max(0.0, flow.left - flow.rate * (now_s - flow.since_s))
+                flow.rate, flow.since_s, flow.version = rates[flow], now_s, flow.version + 1
+                changed.append((flow, now_s + flow.left / flow.rate))
+        return changed
+
+
+def fair_rates(flows: Iterable[Flow], capacity: Callable[[Hashable], float]) -> dict[Flow, float]:
+    """Return the max-min fair rate of each of some flows.
+
+    All ports with the smallest share are settled together, and each is charged once with the product of rate and count: so the result has
+    the same bits whether equal messages are one flow or many.
+
+    Cost: for each different rate, one pass through the flows that are left.
+    """
+    rates: dict[Flow, float] = {}
+    crossing: Counter[Hashable] = Counter()
+    for flow in flows:
+        for place, count in flow.loads.items():
+            crossing[place] += count
+    free = {place: capacity(place) for place in crossing}
+    open_flows, least = list(flows), 0.0
+    while open_flows:
+        # Shares only grow from round to round; where rounding says otherwise, a rate of 0 would never end.
+        least = max(least, min(free[place] / count for place, count in crossing.items()))
+        tight = {place for place, count in crossing.items() if free[place] / count <= least}
+        settled: Counter[Hashable] = Counter()
+        still_open = []
+        for flow in open_flows:
+            if tight.isdisjoint(flow.loads):
+                still_open.append(flow)
+                continue
+            rates[flow] = least
+            for place, count in flow.loads.items():
+                settled[place] += count
+        for place, count in settled.items():
+            free[place] = max(0.0, free[place] - least * count)
+            crossing[place] -= count
+            if not crossing[place]:
+                del crossing[place]
+        open_flows = still_open
+    return rates

@@ -1,0 +1,115 @@
+"""Threads of ranks that run one at a time: when one has to wait, the next in order that can continue runs.
+
+So every run is equal to the one before it, and the state in which no rank can continue is found as soon as it is reached.
+"""
+
+import threading
+from bisect import bisect_right, insort
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NoReturn
+
+from ttlaunch.runtime.world import Rank
+
+
+class WorldEndedError(BaseException):
+    """Ends a rank whose world has ended because of another rank; not an `Exception`, so that no recipe handles it."""
+
+
+class Turns:
+    """Whose turn it is.
+
+    Attributes:
+        finished: The ranks that have ended.
+        is_over: Whether all ranks are ended early.
+        errors: The exception of each rank that raised one; ranks that ended because of another one are left out.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], *, when_stuck: Callable[[], bool]) -> None:
+        """Let the first rank begin.
+
+        Args:
+            ranks: The ranks, in order.
+            when_stuck: Called when no rank can continue and some have not ended: wakes one, or returns False, which ends all.
+        """
+        self._ranks = sorted(ranks)
+        self._when_stuck = when_stuck
+        self._turns = {rank: threading.Semaphore(0) for rank in self._ranks}
+        self._ready = list(self._ranks)  # those that can continue, in order
+        self.finished: set[Rank] = set()
+        self.is_over = False
+        self.errors: dict[Rank, BaseException] = {}
+
+    @property
+    def unfinished(self) -> list[Rank]:
+        return [rank for rank in self._ranks if rank not in self.finished]
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether some rank can continue when its turn comes."""
+        return bool(self._ready)
+
+    def run(self, functions: Mapping[Rank, Callable[[], None]]) -> None:
+        """Run a function for every rank until all have ended; call this once.
+
+        As soon as one rank raises an exception, or no rank can continue, all others are ended too.
+
+        Raises:
+            ValueError: There is not exactly one function for each rank.
+        """
+        if set(functions) != set(self._ranks):
+            raise ValueError(f"{len(functions)} functions for {len(self._ranks)} ranks")
+        lives = {rank: partial(self._run_rank, rank, functions[rank]) for rank in self._ranks}
+        threads = [threading.Thread(target=life, name=f"rank {rank}", daemon=True) for rank, life in lives.items()]
+        for thread in threads:
+            thread.start()
+        self._turns[self._ready.pop(0)].release()
+        for thread in threads:
+            thread.join()
+
+    def end(self) -> NoReturn:
+        """End all ranks before they have done all of their work; the rank whose turn it is calls this."""
+        self.is_over = True
+        raise WorldEndedError
+
+    def sleep(self, rank: Rank) -> None:
+        """Let other ranks run until this one is woken.
+
+        Raises:
+            WorldEndedError: The world has ended meanwhile.
+        """
+        self._pass_on(rank)
+        self._turns[rank].acquire()
+        self.check()
+
+    def wake(self, rank: Rank) -> None:
+        """Let a rank that sleeps continue when its turn comes."""
+        insort(self._ready, rank)
+
+    def check(self) -> None:
+        """Raise `WorldEndedError` if all ranks are to end."""
+        if self.is_over:
+            raise WorldEndedError
+
+    def _run_rank(self, rank: Rank, function: Callable[[], None]) -> None:
+        self._turns[rank].acquire()
+        try:
+            if not self.is_over:
+                function()
+        except WorldEndedError:
+            pass
+        except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a rank just as early
+            self.errors[rank] = error
+            self.is_over = True
+        self.finished.add(rank)
+        self._pass_on(rank)
+
+    def _pass_on(self, rank: Rank) -> None:
+        """Let the next rank in order that can continue run."""
+        if not self.is_over and not self._ready and len(self.finished) < len(self._ranks):
+            self.is_over = not self._when_stuck()
+        if self.is_over:
+            self._ready = self.unfinished
+        if self._ready:
+            place = bisect_right(self._ready, rank) % len(self._ready)
+            self._turns[self._ready.pop(place)].release()

@@ -1,0 +1,419 @@
+"""Ranks on a virtual clock, of which equal ones run once: their messages, and how long these take.
+
+Ranks are divided into classes, each of which one rank represents; only representatives run. What a representative sends at one time to
+ranks of another class is a batch: in each rank of its class the same happens at the same time, so all of these messages are one
+`Flow` of the network. The nth batch that one class sends to another under a tag is what that one receives as its nth batch from it. Both
+must be equally many messages of equal size: a division into classes with which all of them are has the same times as a simulation of
+all ranks, because every rank of a class then sees equal messages at equal times. Otherwise `NotAlikeError` says which classes have to be
+divided. With one rank in each class, all ranks run.
+
+Source: the divisions are the equitable partitions of C. Godsil, G. Royle, "Algebraic Graph Theory", Springer 2001, of a graph whose edges
+are messages.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ttlaunch.runtime.comm.fair_network import FairNetwork, Flow
+from ttlaunch.runtime.comm.findings import Finding, Place, Side, calling_place, find_deadlock, find_unmatched
+from ttlaunch.runtime.comm.protocol import CommunicationError, Pending, check_sendable, described, same_bytes
+from ttlaunch.runtime.comm.turns import Turns
+from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
+from ttlaunch.runtime.world import Rank
+
+Classes = tuple[tuple[Rank, ...], ...]
+"""Every rank in one class; the first rank of a class, its smallest, represents it."""
+
+
+class NotAlikeError(Exception):
+    """Ranks of one class do not do the same.
+
+    Attributes:
+        reason: What differs, as a clause.
+        classes: The places of the classes of which one has to be divided; empty: nobody knows which.
+    """
+
+    def __init__(self, reason: str, *classes: int) -> None:
+        super().__init__(reason)
+        self.reason, self.classes = reason, classes
+
+
+@dataclass
+class VirtualOutcome:
+    """How a world ended.
+
+    Attributes:
+        errors: The exception of each representative that raised one.
+        findings: Mistakes in the messages.
+        messages, message_bytes, step_bytes: What each representative has sent to each rank: how many messages, their bytes, and
+            those of them that were within steps.
+        seen: For each representative and each other rank, a number that is equal for those to and from which it has sent and received the same
+            at the same times.
+    """
+
+    errors: dict[Rank, BaseException]
+    findings: list[Finding] = field(default_factory=list)
+    messages: Counter[tuple[Rank, Rank]] = field(default_factory=Counter)
+    message_bytes: Counter[tuple[Rank, Rank]] = field(default_factory=Counter)
+    step_bytes: Counter[tuple[Rank, Rank]] = field(default_factory=Counter)
+    seen: dict[tuple[Rank, Rank], int] = field(default_factory=dict)
+
+
+class VirtualWorld:
+    """The representatives, their messages on the way, and whose turn it is."""
+
+    def __init__(
+        self,
+        roles: Sequence[str],
+        clock: VirtualClock,
+        link: Link,
+        *,
+        classes: Classes | None = None,
+        carries: Callable[[Tensor], bool] = lambda _: True,
+    ) -> None:
+        """Create a world with one rank for each role.
+
+        Args:
+            roles: The role of each rank.
+            clock: The clocks of the representatives.
+            link: What messages cost.
+            classes: The ranks that are alike; None: each one is unlike all others.
+            carries: Whether the values of a tensor matter; if they do not, a message with it moves nothing.
+        """
+        self._roles, self._clock, self._link, self._carries = tuple(roles), clock, link, carries
+        self._classes = classes or tuple((Rank(rank),) for rank in range(len(roles)))
+        self._class_of = [0] * len(roles)
+        for place, ranks in enumerate(self._classes):
+            for rank in ranks:
+                self._class_of[rank] = place
+        self._first = [ranks[0] for ranks in self._classes]
+        self._turns = Turns(self._first, when_stuck=self._go_on)
+        self._network = FairNetwork(lambda _: link.bytes_per_s)
+        self._is_shared = True  # whether all messages under way have their rates
+        self._waiting: dict[Rank, _Wait] = {}
+        self._open: dict[tuple[int, int, int, bool], list[_Batch]] = {}  # of the newest time
+        self._unpaired: dict[tuple[int, int, int, bool], deque[_Batch]] = defaultdict(deque)
+        self._in_step = dict.fromkeys(self._first, False)
+        self._outcome = VirtualOutcome(self._turns.errors)
+
+    @property
+    def seen(self) -> Mapping[tuple[Rank, Rank], int]:
+        """What representatives have seen of other ranks so far; see `VirtualOutcome`."""
+        return self._outcome.seen
+
+    def communicator(self, rank: Rank) -> "VirtualCommunicator":
+        """Return the communicator of a representative; only its own thread may use it."""
+        return VirtualCommunicator(self, rank)
+
+    def enter_step(self, rank: Rank, *, is_step: bool) -> None:
+        """Note whether what a rank sends from now on belongs to a step."""
+        self._in_step[rank] = is_step
+
+    def run(self, functions: Mapping[Rank, Callable[[], None]]) -> VirtualOutcome:
+        """Run a function for every representative until all have ended; call this once.
+
+        Raises:
+            NotAlikeError: Ranks of a class do not do the same.
+        """
+        self._turns.run(functions)
+        for error in self._outcome.errors.values():
+            if isinstance(error, NotAlikeError):
+                raise error
+        if not self._turns.is_over and (left := [one for queue in self._unpaired.values() for one in queue]):
+            self._refuse_folded("messages have no counterpart", *left[0].key[:2])
+            self._outcome.findings += find_unmatched([batch.side for batch in left])
+        return self._outcome
+
+    def end(self) -> NoReturn:
+        """End all ranks before they have done all of their work; the rank whose turn it is calls this."""
+        self._turns.end()
+
+    def _refuse_folded(self, reason: str, *classes: int) -> None:
+        """Raise `NotAlikeError` if some ranks are folded: then what looks like a mistake may only show that they are not alike."""
+        if len(self._classes) < len(self._roles):
+            raise NotAlikeError(reason, *classes)
+
+    def _go_on(self) -> bool:
+        """Let events happen until a rank can continue; without one, find the deadlock."""
+        try:
+            while not self._turns.can_go_on:
+                if not self._clock.advance():
+                    self._refuse_folded("ranks wait for each other")
+                    finished = frozenset(self._turns.finished)
+                    waiting = {other: wait.side(finished) for other, wait in sorted(self._waiting.items())}
+                    sends = [one for key, queue in self._unpaired.items() if key[3] for one in queue]
+                    self._outcome.findings.append(find_deadlock(waiting, [one.side for one in sends], finished))
+                    return False
+        except NotAlikeError as error:
+            self._turns.errors[self._first[0]] = error
+            return False
+        return True
+
+    def wait_any(self, transfers: Sequence["VirtualTransfer"], *, timeout_s: float | None) -> int | None:
+        """Let time pass until one of the transfers is done, or until the timeout; return which."""
+        self._wait(transfers, timeout_s=timeout_s)
+        return next((place for place, one in enumerate(transfers) if one.batch.is_done), None)
+
+    def wait(self, transfer: "VirtualTransfer") -> None:
+        """Let time pass until a transfer is done."""
+        self._wait((transfer,), timeout_s=None)
+        if transfer.batch.error is not None:
+            raise CommunicationError(transfer.batch.error)
+
+    def look(self, transfer: "VirtualTransfer") -> None:
+        """Let happen what has happened by the time of a transfer's rank, before the rank asks whether it is done."""
+        self._wait((transfer,), timeout_s=0.0)
+
+    def _wait(self, transfers: Sequence["VirtualTransfer"], *, timeout_s: float | None) -> None:
+        wait = _Wait(transfers, rank := transfers[0].rank)
+        if not any(one.batch.is_done for one in transfers):
+            self._waiting[rank] = wait
+            for one in transfers:
+                one.batch.waits.append(wait)
+            if timeout_s is not None:
+                self._clock.at(self._clock.now_s(rank) + timeout_s, partial(self._end_wait, wait))
+            self._turns.sleep(rank)
+            del self._waiting[rank]
+            self._clock.resume(rank, wait.ended_s)
+        self._turns.check()
+
+    def _end_wait(self, wait: "_Wait", at_s: float) -> None:
+        if not wait.is_over:
+            wait.is_over, wait.ended_s = True, at_s
+            self._turns.wake(wait.rank)
+
+    def post(self, tensor: Tensor, *, rank: Rank, peer: Rank, tag: int, is_send: bool) -> "VirtualTransfer":
+        """Begin a transfer: put it into a batch, which begins when its counterpart has begun."""
+        if not 0 <= peer < len(self._roles):
+            raise ValueError(f"there is no rank {peer} in a world of {len(self._roles)}")
+        check_sendable(tensor)
+        now_s, size = self._clock.now_s(rank), tensor.nbytes
+        if is_send:
+            edge = rank, peer
+            self._outcome.messages[edge] += 1
+            self._outcome.message_bytes[edge] += size
+            if self._in_step[rank]:
+                self._outcome.step_bytes[edge] += size
+        seen = self._outcome.seen
+        seen[rank, peer] = hash((seen.get((rank, peer)), tag, is_send, size, now_s))
+        mine, theirs = self._class_of[rank], self._class_of[peer]
+        key = (mine, theirs, tag, is_send) if is_send else (theirs, mine, tag, is_send)
+        batch = next((one for one in self._open.get(key, ()) if one.takes(tensor, peer, now_s)), None)
+        if batch is None:
+            batch = self._begin_batch(key, tensor, rank=rank, peer=peer, now_s=now_s)
+        batch.peers.add(peer)
+        if self._carries(tensor):
+            with _disable_current_modes():  # the copy is no memory of the rank
+                batch.sent.append(tensor.detach().clone() if is_send else tensor.detach())
+                batch.tensors.append(tensor.detach())
+        return VirtualTransfer(self, rank, batch)
+
+    def _begin_batch(
+        self, key: tuple[int, int, int, bool], tensor: Tensor, *, rank: Rank, peer: Rank, now_s: float
+    ) -> "_Batch":
+        """Open a batch, and let it begin together with its counterpart as soon as there is one."""
+        roles = self._roles[rank], self._roles[peer]
+        batch = _Batch(key, tensor.dtype, tensor.shape, tensor.nbytes, now_s, rank, peer, roles, calling_place())
+        same_time = self._open.get(key, [])
+        self._open[key] = [one for one in same_time if one.posted_s == now_s and not one.has_begun] + [batch]
+        others = self._unpaired[*key[:3], not key[3]]
+        if not others:
+            self._unpaired[key].append(batch)
+            return batch
+        other = others.popleft()
+        pair = (batch, other) if key[3] else (other, batch)
+        self._clock.at(max(batch.posted_s, other.posted_s), partial(self._begin, *pair))
+        return batch
+
+    def _begin(self, sends: "_Batch", receives: "_Batch", at_s: float) -> None:
+        """Let the messages of two batches begin; by now each representative has entered all of its own."""
+        sends.has_begun = receives.has_begun = True
+        source, dest, _, _ = sends.key
+        self._check_alike(sends, receives)
+        if (sends.dtype, sends.shape) != (receives.dtype, receives.shape):
+            self._report_mismatch(sends, receives)
+        else:
+            self._carry_values(sends, receives)
+        self._clock.begin_message(self._first[source], at_s)
+        self._clock.begin_message(self._first[dest], at_s)
+        if not sends.size:
+            self._leave(sends, receives, None, at_s)
+            return
+        # Every rank of a class has ports of its own with the same load, so those of the representative stand for all.
+        loads: dict[Hashable, int] = {("out", source): len(sends.peers), ("in", dest): len(receives.peers)}
+        flow = Flow(loads, float(sends.size), lambda _: None)
+        flow.passed = partial(self._leave, sends, receives, flow)
+        self._network.begin(flow, now_s=at_s)
+        self._share_at(at_s)
+
+    def _share_at(self, at_s: float) -> None:
+        """Give messages their rates when everything else of this time has happened."""
+        if self._is_shared:
+            self._is_shared = False
+            self._clock.at(at_s, self._share, is_last=True)
+
+    def _share(self, at_s: float) -> None:
+        self._is_shared = True
+        for flow, passes_s in self._network.share(at_s):
+            self._clock.at(passes_s, partial(self._pass, flow, flow.version))
+
+    def _pass(self, flow: Flow, version: int, at_s: float) -> None:
+        if flow.version == version:  # otherwise its rate has changed since
+            self._network.end(flow)
+            flow.version += 1
+            self._share_at(at_s)
+            flow.passed(at_s)
+
+    def _leave(self, sends: "_Batch", receives: "_Batch", _flow: Flow | None, at_s: float) -> None:
+        """Free the senders, whose last byte has left; it arrives after the latency."""
+        self._clock.end_message(self._first[sends.key[0]], at_s)
+        self._finish(sends, at_s)
+        self._clock.at(at_s + self._link.latency_s, partial(self._arrive, receives))
+
+    def _arrive(self, receives: "_Batch", at_s: float) -> None:
+        self._clock.end_message(self._first[receives.key[1]], at_s)
+        self._finish(receives, at_s)
+
+    def _finish(self, batch: "_Batch", at_s: float) -> None:
+        batch.is_done = True
+        for wait in batch.waits:
+            self._end_wait(wait, at_s)
+        batch.waits.clear()
+
+    def _check_alike(self, sends: "_Batch", receives: "_Batch") -> None:
+        source, dest, tag, _ = sends.key
+        out, into = len(self._classes[source]) * len(sends.peers), len(self._classes[dest]) * len(receives.peers)
+        if out != into or sends.size != receives.size:
+            self._refuse_folded(
+                f"{len(sends.peers)} messages of {sends.size} bytes under tag {tag} from rank {sends.rank} meet {len(receives.peers)} of "
+                f"{receives.size} bytes at rank {receives.rank}",
+                source,
+                dest,
+            )
+
+    def _report_mismatch(self, sends: "_Batch", receives: "_Batch") -> None:
+        one, other = sends.side, receives.side
+        receives.error = f"{one.name} sent {one.what}, expected {other.what}"
+        message = f"{one.name} sends {one.what} where {other.name} receives {other.what}"
+        hint = "both ends of a message need the same dtype and shape"
+        self._outcome.findings.append(Finding("R020", message, (other, one), hint))
+
+    def _carry_values(self, sends: "_Batch", receives: "_Batch") -> None:
+        """Copy values to whoever receives: in each rank of a class the same, as far as anybody knows."""
+        with _disable_current_modes():  # it is either rank's turn, and the other one's memory is not its own
+            for place, tensor in enumerate(receives.tensors):
+                tensor.copy_(sends.sent[place % len(sends.sent)])
+            changed = any(not same_bytes(one, other) for one, other in zip(sends.sent, sends.tensors, strict=True))
+        if changed:
+            message = f"{sends.side.name} changed {sends.side.what} after it had begun to send it, before `wait()` had returned"
+            hint = "wait for the `isend` before the tensor changes, or send a copy"
+            self._outcome.findings.append(Finding("R023", message, (sends.side, receives.side), hint))
+        sends.sent, sends.tensors, receives.sent, receives.tensors = [], [], [], []
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Messages that a representative began to send to, or receive from, ranks of one class at one time.
+
+    Attributes:
+        key: The classes that send and receive, the tag, and whether these are the sends.
+        posted_s: When they began.
+        rank, peer, roles, place: The first of them, for what is told to the user.
+        peers: The ranks at the other end.
+        sent, tensors: Copies of what is sent, and the tensors themselves, where values matter.
+        waits: Who waits for them.
+        has_begun: Whether both ends have, so that no more can be entered.
+        error: The text of the error that the receiver raises.
+    """
+
+    key: tuple[int, int, int, bool]
+    dtype: torch.dtype
+    shape: torch.Size
+    size: int
+    posted_s: float
+    rank: Rank
+    peer: Rank
+    roles: tuple[str, str]
+    place: Place
+    peers: set[Rank] = field(default_factory=set)
+    sent: list[Tensor] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    waits: list["_Wait"] = field(default_factory=list)
+    has_begun: bool = False
+    is_done: bool = False
+    error: str | None = None
+
+    def takes(self, tensor: Tensor, peer: Rank, now_s: float) -> bool:
+        """Whether another message belongs to these."""
+        is_open = not self.has_begun and self.posted_s == now_s and peer not in self.peers
+        return is_open and self.shape == tensor.shape and self.dtype == tensor.dtype
+
+    @property
+    def side(self) -> Side:
+        what = described(torch.empty(self.shape, dtype=self.dtype, device="meta"))
+        mine, theirs = self.roles
+        return Side(self.rank, mine, self.key[3], self.peer, theirs, self.key[2], what, self.place)
+
+
+@dataclass(eq=False)
+class VirtualTransfer:
+    """One end of a message, as `isend` and `irecv` return it."""
+
+    world: VirtualWorld
+    rank: Rank
+    batch: _Batch
+
+    def wait(self) -> None:
+        self.world.wait(self)
+
+    def test(self) -> bool:
+        self.world.look(self)
+        return self.batch.is_done
+
+
+@dataclass(eq=False)
+class _Wait:
+    """What a rank waits for: any of some transfers."""
+
+    transfers: Sequence[VirtualTransfer]
+    rank: Rank
+    is_over: bool = False
+    ended_s: float = 0.0
+
+    def side(self, finished: Collection[Rank]) -> Side:
+        """Return the transfer to report if the wait never ends: one whose peer has not ended, if possible."""
+        sides = [transfer.batch.side for transfer in self.transfers]
+        return next((side for side in sides if side.peer not in finished), sides[0])
+
+
+class VirtualCommunicator:
+    """One representative's end of the messages of a `VirtualWorld`; see `Communicator`."""
+
+    def __init__(self, world: VirtualWorld, rank: Rank) -> None:
+        self.rank = rank
+        self._world = world
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        """Send, and return when the last byte has left."""
+        self.isend(tensor, dest=dest, tag=tag).wait()
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        self.irecv(tensor, source=source, tag=tag).wait()
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
+        return self._world.post(tensor, rank=self.rank, peer=dest, tag=tag, is_send=True)
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
+        return self._world.post(tensor, rank=self.rank, peer=source, tag=tag, is_send=False)
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        """Return the index of a complete transfer; None after the timeout, on the rank's own clock."""
+        transfers = [transfer for transfer in pending if isinstance(transfer, VirtualTransfer)]
+        return self._world.wait_any(transfers, timeout_s=timeout_s)
