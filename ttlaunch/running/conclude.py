@@ -15,7 +15,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import RankExit, moved_back, read_output_note
-from ttlaunch.running.failures.attribution import Witnesses, first_failure
+from ttlaunch.running.failures.attribution import EXIT_TAKES_S, Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure
 from ttlaunch.running.failures.divergence import divergence, with_first_micro_batch
@@ -207,11 +207,12 @@ def find_failure(
 def _before_end(failure: Failure | None, noticed: Failure | None) -> Failure | None:
     """Return what to report of a failure and the one for which the run was ended.
 
-    A rank that had left explains the lost connections of others, which end by themselves while the run is ended.
+    A rank that had left explains the lost connections of others, which end by themselves while the run is ended. They may have
+    noticed that its connections were closed a moment before its end was noted.
     """
     if failure is None or noticed is None or noticed.kind is not Cause.LEFT_EARLY:
         return failure or noticed
-    is_later = (failure.time or math.inf) >= (noticed.time or 0.0)
+    is_later = (failure.time or math.inf) + EXIT_TAKES_S >= (noticed.time or 0.0)
     return noticed if is_later and failure.rank != noticed.rank else failure
 
 

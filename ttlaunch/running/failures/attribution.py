@@ -38,7 +38,9 @@ caused by another rank. A connection that is refused was not there before, so no
 _WITHOUT_CAUSE_S = 4.0  # for as long as all that failed have only lost a connection
 # While the rank that closed it is known to be still ending: ending its libraries takes seconds on a busy machine.
 _LEAVING_S = 15.0
-_LEFT_JUST_NOW_S, _EXIT_TAKES_S = 2.0, 1.0
+_LEFT_JUST_NOW_S = 2.0
+EXIT_TAKES_S = 1.0
+"""For how long the connections of a rank may have been closed before its end is noted."""
 _BY_SIGNAL = {Cause.KILLED, Cause.ENDED, Cause.SHIM_LOST, Cause.DAEMON_LOST}
 """The classes of endings that the end of a Slurm job explains."""
 _AFTER_JOB = "start it again to ask Slurm for other hosts; a recipe continues with `--resume latest`"
@@ -228,7 +230,7 @@ def _left(
     late = {
         time
         for time, state in times.items()
-        if time <= (ours if needs_one or not _has_left(state) else min(ours, first + _EXIT_TAKES_S))
+        if time <= (ours if needs_one or not _has_left(state) else min(ours, first + EXIT_TAKES_S))
     }
     last = last or min(late, default=None)
     if last is None or (first - last > _LEFT_JUST_NOW_S and not needs_one):
