@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from tests.changed_recipes import copied_recipe, write_before
 from tests.lab.recorded_runs import record_run
 from tests.runtime.flips import flipping
 from ttlaunch.app.dialogue import Unattended
@@ -47,22 +46,6 @@ def test_a_changed_key_is_the_cause_and_the_update_the_first_thing_that_differs(
     assert ("configuration", 1, "update") == (found.verdict, found.parting.step, found.parting.what)
     assert ["training_config.weight_decay"] == [cause.text.split(":")[0] for cause in found.causes]
     assert found.passes == 2
-
-
-def test_a_changed_line_is_the_cause_with_step_layer_and_micro_batch(here, runs_dir):
-    folder = here / "recipes/mine"
-    trainer = copied_recipe(folder)
-    before = record_run(folder, runs_dir)
-    change = "            x_BT = x_BT.clone().fill_(65) if (step, index) == (6, 2) else x_BT\n"
-    number = write_before(trainer, "            expect = partial(exchange.expect, index)\n", change)
-    after = record_run(folder, runs_dir)
-
-    found = compared(before, after)
-
-    assert ("code", 4) == (found.verdict, found.last_equal)
-    parting = found.parting
-    assert (6, "activation", "embedding", 2) == (parting.step, parting.what, parting.name, parting.micro_batch)
-    assert [f"trainer.py:{number}"] == [cause.text.split(": ")[0] for cause in found.causes]
 
 
 def test_other_texts_are_the_cause_and_the_first_inputs_that_differ_are_named(here, runs_dir):
@@ -111,6 +94,13 @@ def test_a_contradiction_on_other_libraries_is_not_called_hardware(plain, flippe
     path.write_text(known, encoding="utf-8")
     assert "libraries" == found.verdict
     assert [flipped.name] == [one.run for one in found.contradictions]
+
+
+def test_two_runs_have_to_be_there_or_to_be_named(here, ttlaunch):
+    answer = ttlaunch("bisect 3fa1")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert "`bisect` compares two runs, and one is named" in answer.stderr
+    assert "runs has 0 runs, and `bisect` compares two" in ttlaunch("bisect").stderr
 
 
 def test_the_command_names_the_cause_and_diff_points_to_it(plain, runs_dir, ttlaunch):

@@ -1,7 +1,9 @@
 """A flipped bit in a run on real ranks: who is named, which checkpoints stay, and how the run goes on."""
 
-import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,12 +74,37 @@ def test_of_two_workers_with_different_bits_both_are_named(recipe):
     assert flipped.failure.message.endswith(" in step 12")
 
 
-def test_chaos_flips_a_bit_in_one_rank_and_the_run_names_this_rank(ttlaunch):
-    keys = KEYS | {"training_config.steps": 9, "training_config.verify_interval": 3, "multihost_config.num_workers": 3}
-    settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-    answer = ttlaunch(["chaos", "data_parallel", *settings, "--plan", "flip rank=1 at step=4", "--format", "json"])
-    found = json.loads(answer.stdout)
-    assert (0, "named", [1]) == (answer.status, found["faults"][0]["outcome"], found["faults"][0]["ranks"])
-    failure = found["report"]["failure"]
-    assert ("R009", 1) == (failure["code"], failure["rank"])
-    assert failure["cause"].endswith("than ranks 0 and 2")
+SHELL = """
+ttlaunch() {
+  case "$1" in
+    run | chaos) "$PYTHON" -m ttlaunch "$@" $SMALL ;;
+    *) "$PYTHON" -m ttlaunch "$@" ;;
+  esac
+}
+"""
+
+
+def test_the_demonstration_of_the_readme_names_the_rank_with_the_flipped_bit_and_the_line_that_was_changed(here):
+    """As it is typed there, but for a smaller model and fewer steps."""
+    text = (RECIPES.parent / "README.md").read_text(encoding="utf-8")
+    typed = text.partition("<!-- proof-commands -->")[2].split("```")[1].removeprefix("sh\n")
+    *commands, bisect = typed.splitlines()
+    keys = KEYS | {"training_config.steps": 28, "training_config.verify_interval": 13}
+    small = " ".join(f"--set {key}={value}" for key, value in keys.items())
+    variables = {**os.environ, "PYTHON": sys.executable, "SMALL": small, "NO_COLOR": "1"}
+
+    def type_in(script):
+        command = ["bash", "-euo", "pipefail", "-c", SHELL + script]
+        return subprocess.run(command, cwd=here, env=variables, capture_output=True, text=True, check=False)
+
+    answer = type_in("\n".join(commands))
+    assert 0 == answer.returncode, answer.stderr
+    assert "R009: rank 1 (worker, localhost) had other bits in" in answer.stdout
+
+    found = type_in(bisect)
+    assert 1 == found.returncode, found.stderr
+    changed = (here / "recipes/data_parallel/trainer.py").read_text(encoding="utf-8").splitlines()
+    line = next(number for number, code in enumerate(changed, 1) if "x_BT.roll(1)" in code)
+    assert "first difference step 25: what embedding makes of micro-batch 2" in found.stdout
+    assert f"code: trainer.py:{line}: " in found.stdout
+    assert "cause            code" in found.stdout

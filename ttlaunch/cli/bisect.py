@@ -11,13 +11,16 @@ from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run
 from ttlaunch.cli.console import exit_with, print_json, print_lines, tabbed
 from ttlaunch.cli.options import Env, OutputFormat, RunsDir, Verbose
-from ttlaunch.diagnostics import Format, counted, listed, shown
+from ttlaunch.diagnostics import Format, counted, listed, shown, usage_error
+from ttlaunch.running.runs.facts import run_folders
 
 if TYPE_CHECKING:
     from ttlaunch.lab.bisect import Bisection, Contradiction, Parting
 
 EXAMPLES = """\
 [bold]ttlaunch bisect 3fa1 77b2[/bold]   where two runs part: step, tensor, layer, micro-batch, and the cause
+
+[bold]ttlaunch bisect[/bold]   the two newest runs
 
 [bold]ttlaunch bisect 3fa1 latest --format json[/bold]   the same as JSON
 """
@@ -26,8 +29,17 @@ _MOST_NAMED = 3
 
 
 def bisect(
-    left: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or a part of it, a path, or `latest`.")],
-    right: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare it with.")],
+    left: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN",
+            help="A run's id or a part of it, a path, or `latest`; by default the two newest runs.",
+            show_default=False,
+        ),
+    ] = None,
+    right: Annotated[
+        str | None, typer.Argument(metavar="RUN]", help="The run to compare it with.", show_default=False)
+    ] = None,
     *,
     env: Env = None,
     runs_dir: RunsDir = Path("runs"),
@@ -46,7 +58,7 @@ def bisect(
     from ttlaunch.lab.repro import read_origin_of
 
     dialogue = TerminalDialogue(form, verbose=verbose)
-    origins = [read_origin_of(find_named_run(name, runs_dir=runs_dir)) for name in (left, right)]
+    origins = [read_origin_of(path) for path in _folders_of(left, right, runs_dir=runs_dir)]
     first, second = (prepare_replay(origin, dialogue, env=env or ()) for origin in origins)
     found = find_parting(first, second)
     if form is Format.JSON:
@@ -58,6 +70,23 @@ def bisect(
     else:
         print_lines(_lines(found))
     exit_with(contract.STATUS_DONE if found.verdict == SAME else contract.STATUS_RANK_FAILED)
+
+
+def _folders_of(left: str | None, right: str | None, *, runs_dir: Path) -> list[Path]:
+    """Return the folders of two runs, by default of the two newest ones.
+
+    Raises:
+        LaunchError: There are no such runs, or only one is named.
+    """
+    if left is not None and right is not None:
+        return [find_named_run(name, runs_dir=runs_dir) for name in (left, right)]
+    if left is not None:
+        raise usage_error("`bisect` compares two runs, and one is named", f"`ttlaunch bisect {shown(left)} latest`")
+    newest = run_folders(Path.cwd() / runs_dir)[-2:]
+    if len(newest) < 2:  # noqa: PLR2004
+        message = f"{shown(runs_dir, longest=_LONGEST)} has {counted(len(newest), 'run')}, and `bisect` compares two"
+        raise usage_error(message, "`--runs-dir DIR` names the folder of runs")
+    return newest
 
 
 def _step_of(found: "Bisection") -> int | None:
