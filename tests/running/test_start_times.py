@@ -20,9 +20,9 @@ SCRIPT = ((IMPORTING, 0.5), (contract.STAGE_SETTING_UP, 2.5), (JOINING, 2.6), (c
 PASS = (contract.STAGE_FIRST_PASS, 3.0)
 
 
-def rank(number, *, started=0.4, stages=(), ready=None, step=None):
+def rank(number, *, started=0.4, stages=(), ready=None, step=None, later=False):
     """The state of a rank after its records, with seconds since Enter."""
-    state = RankState(RankRow(number, "abc"[number], 0, "rank"))
+    state = RankState(RankRow(number, "abc"[number], 0, "rank", later=later))
     records = [Started(time=ENTER + started, pid=7)]
     records += [Starting(time=ENTER + at, stage=stage) for stage, at in stages]
     records += [] if ready is None else [Ready(time=ENTER + ready)]
@@ -47,6 +47,12 @@ def test_the_parts_of_a_script_follow_each_other_up_to_its_first_backward_pass()
 def test_the_rank_whose_first_step_came_last_is_the_one_that_is_divided():
     times = found(*(rank(number, stages=((IMPORTING, 0.5),), step=at) for number, at in enumerate((3.0, 5.0, 4.0))))
     assert (1, "b", 5000) == (times.rank, times.host, times.total_ms)
+
+
+def test_a_worker_that_came_in_place_of_another_is_no_part_of_the_start():
+    there = [rank(number, stages=((IMPORTING, 0.5),), step=3.0 + number) for number in range(2)]
+    times = found(*there, rank(2, started=20.0, stages=((IMPORTING, 21.0),), step=25.0, later=True))
+    assert (1, 4000) == (times.rank, times.total_ms)
 
 
 def test_a_logged_step_counts_before_a_backward_pass_and_that_before_a_line_of_output():

@@ -129,16 +129,17 @@ def find_start_times(
 
     Args:
         marks: When each part of the preparation began, seconds since the epoch; empty if nobody measured it.
-        ranks: The states of all ranks.
+        ranks: The states of all ranks; those that were added to the run later do not count.
         printed: When each rank printed its first line, in the time of this machine; without the ranks of recipes.
         lasted: The seconds of each rank's first step itself, as far as they are known.
         is_warm: Whether ranks were to be forked; one that started by itself has imported torch itself.
     """
+    ranks = [state for state in ranks if not state.row.later]
     first = _first_steps(ranks, printed)
     if not marks or first is None:
         return None
     kind, times = first
-    state = max((ranks[rank] for rank in times), key=lambda state: times[state.row.rank])
+    state = max((state for state in ranks if state.row.rank in times), key=lambda state: times[state.row.rank])
     rank = state.row.rank
     end = times[rank]
     # A rank that prints a line and then imports torch had its first step before the import: later stages do not count.
