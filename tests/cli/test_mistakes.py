@@ -120,6 +120,13 @@ def test_a_wrong_format_names_the_formats(ttlaunch):
     assert "did you mean `json`?" in answer.stderr
 
 
+def test_no_command_has_two_options_of_the_same_name():
+    """The one that is declared later would be the only one that can be given."""
+    for name, command in _commands():
+        options = [word for one in command.params for word in (*one.opts, *one.secondary_opts)]
+        assert sorted(set(options)) == sorted(options), name
+
+
 def _commands():
     from typer.main import get_command  # noqa: PLC0415 - only this needs it
 

@@ -14,7 +14,7 @@ TINY = ["training_config.steps=24", "training_config.validation_sequences=2", "t
 def test_a_rehearsed_step_has_parts_and_the_calibration_is_kept(here):
     """E9: with an interval for each of them, and no run is left behind."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(here / "cache")}
-    words = [sys.executable, "-m", "ttlaunch", "plan", "data_parallel", "--time", "--format", "json"]
+    words = [sys.executable, "-m", "ttlaunch", "plan", "data_parallel", "--step-time", "--format", "json"]
     words += [word for one in TINY for word in ("--set", one)]
     answer = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False, env=environment)
     if "error[H050]" in answer.stderr:  # the machine is too busy, which is an answer, too

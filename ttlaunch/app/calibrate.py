@@ -42,7 +42,7 @@ def predict_time(plan: LaunchPlan, *, anew: bool) -> TimePrediction | NotPredict
     Cost: with a calibration at most 10 s in which all cores that the plan needs are used; else next to none.
     """
     if not isinstance(plan.program, RecipeProgram):
-        raise usage_error(f"`--time` was given, but {plan.program.name} is a program and no recipe")
+        raise usage_error(f"`--step-time` was given, but {plan.program.name} is a program and no recipe")
     content = plan.as_json()
     kept = None if anew else predicted_time(content)
     if kept is not None:

@@ -118,7 +118,7 @@ def _judge_time(recorded: Recorded) -> tuple[TimeVerdict | None, str | None]:
     except (OSError, KeyError, TypeError):  # the plan of a stranger, or files that are gone
         said = None
     if said is None:
-        return None, "no calibration of this host for this plan is kept; `ttlaunch plan … --time` makes one"
+        return None, "no calibration of this host for this plan is kept; `ttlaunch plan … --step-time` makes one"
     time = judge_time(said, recorded.telemetry or ())
     return time, None if time is not None else "the run has made too few steps to compare it with"
 

@@ -31,7 +31,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch plan zero --predict[/bold]   and how much memory each rank will take, and what it will send
 
-[bold]ttlaunch plan zero --predict --time[/bold]   and how long a step will take, rehearsed here for some seconds
+[bold]ttlaunch plan zero --predict --step-time[/bold]   and how long a step will take, rehearsed here for some seconds
 
 [bold]ttlaunch plan data_parallel --fits 24GB[/bold]   and whether that is too much, and what would fit
 
@@ -54,12 +54,13 @@ def plan(
     time: Annotated[
         bool,
         typer.Option(
-            "--time",
+            "--step-time",
             help="Also predict the time of a step. Unless this host has been calibrated for the plan, rehearse it first, for up to 10 s.",
         ),
     ] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="As --time, but rehearse the plan again even if a calibration is kept.")
+        bool,
+        typer.Option("--calibrate", help="As --step-time, but rehearse the plan again even if a calibration is kept."),
     ] = False,
     fits: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What `ttlaunch plan --time` prints: the step of each rank, by the parts that it is made of, and what was measured for it."""
+"""What `ttlaunch plan --step-time` prints: the step of each rank, by the parts that it is made of, and what was measured for it."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,10 @@ Found = TimePrediction | NotPredicted | None
 def render_time(found: Found) -> list[str]:
     """Render the time of a step as a table; why there is none; or where to get it."""
     if found is None:
-        return ["", "  the time of a step is not predicted: add `--time` to rehearse the plan here for some seconds"]
+        return [
+            "",
+            "  the time of a step is not predicted: add `--step-time` to rehearse the plan here for some seconds",
+        ]
     if isinstance(found, NotPredicted):
         return ["", f"  the time of a step is not predicted: {found.reason}"]
     waiting = "bubble" if found.is_pipeline else "waiting"

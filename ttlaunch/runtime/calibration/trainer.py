@@ -5,7 +5,7 @@
 There are as many copies as the plan has ranks that compute at the same time, because ranks that share a machine slow each other down:
 they share its memory. What a copy measures of each rank is therefore what the rank will take beside the others.
 
-    ttlaunch plan data_parallel --predict --time
+    ttlaunch plan data_parallel --predict --step-time
 """
 
 import json
