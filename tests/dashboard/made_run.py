@@ -13,13 +13,16 @@ from ttlaunch.running.runs.launcher import write_launcher
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
 CONFIG = {"training_config": {"learning_rate": 0.001, "batch_size": 32, "steps": 10_000_000}}
+DOOR = {"page": "http://127.0.0.1:5050", "api": "http://127.0.0.1:8080", "needs_key": True}
 HOSTILE = '"><img src=x onerror="document.title=1">'
 
 
 class MadeRun:
     """A run that grows."""
 
-    def __init__(self, path, *, name="data_parallel", roles=("worker", "worker"), hosts=None, more_workers=0):
+    def __init__(
+        self, path, *, name="data_parallel", roles=("worker", "worker"), hosts=None, more_workers=0, config=CONFIG
+    ):
         self.path = path
         hosts = hosts or ["localhost"] * len(roles)
         rows = [
@@ -28,7 +31,7 @@ class MadeRun:
         ]
         later = {"host": "localhost", "slot": 0, "role": "worker", "local_rank": 0, "later": True}
         rows += [{"rank": len(roles) + number, **later} for number in range(more_workers)]
-        plan = {"recipe": {"name": name, "folder": "/nowhere"}, "layout": "two", "hash": "abc", "config": CONFIG}
+        plan = {"recipe": {"name": name, "folder": "/nowhere"}, "layout": "two", "hash": "abc", "config": config}
         for folder in (contract.RECORDS_DIR, contract.LOGS_DIR):
             (path / folder).mkdir(parents=True)
         (path / contract.PLAN_FILE).write_text(
@@ -65,6 +68,17 @@ class MadeRun:
             }
             with (self.path / contract.traffic_file(rank)).open("a") as file:
                 file.write(json.dumps(stretch) + "\n")
+
+    def answers(self, texts, tokens, *, open_texts=0):
+        """Have the ranks of a serving run write what they have answered so far; rank 0 is the head."""
+        times = {"working_us": 2_000_000, "waiting_us": 900_000, "token_median_us": 9000, "token_p90_us": 15_000}
+        first = {"first_token_median_us": 27_000, "first_token_p90_us": 34_000}
+        head = {"texts": texts, "tokens": tokens, "open_texts": open_texts, "waiting_texts": 1, **times, **first}
+        for rank, more in enumerate((head, {})):
+            facts = {"computing_us": 500_000, "sending_us": 100_000, **more}
+            line = {"format": contract.TRAFFIC_FORMAT, "last": 0, "facts": facts, "sent": [], "waited": [], "spent": []}
+            with (self.path / contract.traffic_file(rank)).open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     def members(self, *entries):
         """Write entries into the journal of an elastic run."""
@@ -122,4 +136,14 @@ def elastic_run(path):
     came = {"epoch": 3, "members": [0, 2], "step": 6, "reasons": ["worker-0002 joined"], "computed_anew": 0}
     run.members(first, {**first, **lost}, {"what": "resumed", "epoch": 2, "pause_s": 0.078}, {**first, **came})
     run.waits(0, 2)
+    return run
+
+
+def serving_run(path):
+    """A serving run of two ranks that is active, has answered, and has written where its chat page is."""
+    run = MadeRun(path, name="serve", roles=("head", "stage"), config={"serve_config": {}})
+    write_launcher(path)  # this process
+    run.answers(3, 120)
+    run.answers(5, 210, open_texts=2)
+    (path / contract.DOOR_FILE).write_text(json.dumps(DOOR))
     return run

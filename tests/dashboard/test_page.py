@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chromium import PATIENCE_MS
-from tests.dashboard.made_run import HOSTILE, MadeRun, elastic_run
+from tests.dashboard.made_run import HOSTILE, MadeRun, elastic_run, serving_run
 from ttlaunch import contract
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.dashboard.actions import Actions
@@ -266,17 +266,23 @@ def violations(page):
 def test_axe_finds_no_violation_on_any_view(open_tab, expect, runs, scheme):
     kill(runs)
     elastic = elastic_run(runs / "2026-01-01T00-00-08-eeee")
+    served = serving_run(runs / "2026-01-01T00-00-09-ffff")
     with shown(runs) as url:
         page = open_tab(url)
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         expect(page.get_by_role("table")).to_be_visible()
         assert [] == violations(page)
         views = [("2026-01-01T00-00-00-aaaa", view) for view in VIEWS] + [("2026-01-01T00-00-01-bbbb", "")]
-        views += [(elastic.path.name, "topology")]
+        views += [(served.path.name, view) for view in ("", "streams")] + [(elastic.path.name, "topology")]
         for run, view in views:
             page.evaluate("view => { location.hash = view }", f"#/run/{run}/{view}")
             expect(page.locator(f".tabs [aria-current][href$='{run}{'/' if view else ''}{view}']")).to_be_visible()
             page.wait_for_timeout(150)
+            if view == "streams":
+                chat = page.get_by_role("link", name="Open the chat page")
+                expect(chat).to_have_attribute("href", "http://127.0.0.1:5050")
+                assert "noopener noreferrer" == chat.get_attribute("rel")
+                expect(page.get_by_role("region", name="Texts")).to_contain_text("5 texts, 210 tokens")
             assert [] == violations(page), (run, view)
         expect(page.get_by_role("region", name="Who waits for whom now")).to_contain_text("waits for rank 2")
         members = page.get_by_role("region", name="Members that come and go")

@@ -5,6 +5,7 @@ anything is started: a port that is taken is a mistake of the command line. It e
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -138,7 +139,7 @@ class Door:
     """The process, and what the supervisor tells it of the run; it is started with the first folder of the run."""
 
     def __init__(self, ports: OpenPorts, head: Path) -> None:
-        self._ports, self._head = ports, head
+        self._ports, self._head, self._urls = ports, head, ports.urls
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closing, self._lock = threading.Event(), threading.Lock()
         self._reason = "the run has ended"
@@ -153,6 +154,7 @@ class Door:
         """
         if self._process is None:
             self._process = self._start(folder)
+        self._note_addresses(folder)
         self._folder, self._is_retiring = folder, False
         self._tell("loading", None)
         threading.Thread(target=self._tell_silences, args=(folder,), daemon=True).start()
@@ -205,6 +207,13 @@ class Door:
         self._ports.close()
         threading.Thread(target=self._end_run_with, args=(process, folder), daemon=True).start()
         return process
+
+    def _note_addresses(self, folder: "RunFolder") -> None:
+        """Write where clients can ask into the run's folder, for views; the key stays with who was given it."""
+        page, api = self._urls
+        content = {"page": page, "api": api, "needs_key": self._ports.key is not None}
+        with contextlib.suppress(OSError):  # views do without
+            folder.file(contract.DOOR_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     def _end_run_with(self, process: subprocess.Popen[bytes], folder: "RunFolder") -> None:
         """End the run, as Ctrl-C does, when the process ends by itself: nobody could ask the ranks any more."""

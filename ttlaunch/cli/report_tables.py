@@ -45,6 +45,8 @@ def render_served(work: ServedWork, roles: Sequence[str]) -> list[str]:
     """Render what a serving run has answered, how long that took, and what each rank did meanwhile."""
     speed = f", {work.tokens_per_s:,.0f} tokens/s" if work.tokens_per_s else ""
     lines = [f"  {counted(work.texts, 'text')}, {counted(work.tokens, 'token')} in {work.working_s:,.2f} s{speed}"]
+    if work.open_texts or work.waiting_texts:
+        lines.append(f"  {work.open_texts or 0} of them open, {work.waiting_texts or 0} waiting for a place")
     times = [(name, *_milliseconds(one)) for name, one in _latencies(work) if one is not None]
     if times:
         lines += render_table([("time", "median ms", "p90 ms"), *times], right={1, 2}, indent="  ")

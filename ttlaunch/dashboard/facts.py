@@ -18,7 +18,7 @@ from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.running.readers.differences import find_differences
 from ttlaunch.running.readers.recorded import Recorded, read_run
 from ttlaunch.running.report import read_report
-from ttlaunch.running.runs.facts import read_facts
+from ttlaunch.running.runs.facts import facts_in, read_facts
 from ttlaunch.running.runs.files import read_object_if_any, read_text_if_any, size_of
 from ttlaunch.running.runs.overview import summarise
 from ttlaunch.running.runs.run_folder import RunFolder, read_events, supervisor_file
@@ -52,6 +52,7 @@ def run_as_json(
         "folder": str(path),
         "topology": clean(str(recorded.plan.get("topology", "?"))),
         "is_recipe": recorded.plan.get("recipe") is not None,
+        "is_serving": facts_in(recorded.plan).is_serving,
         "is_elastic": bool(recorded.plan.get("elastic")),
         "report": finite(report_as_json(recorded)) | dict(measured or {}),
         "no_telemetry": _why_no_telemetry(recorded, measured),

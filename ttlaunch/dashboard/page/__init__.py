@@ -26,6 +26,7 @@ SCRIPTS: Final = (
     "metrics",
     "steps",
     "topology",
+    "serving",
     "logs",
     "settings",
     "main",

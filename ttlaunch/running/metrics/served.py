@@ -51,6 +51,8 @@ class ServedWork:
         first_token: From the arrival of an ask at the head to the text's first token; None before there was one.
         token: From one token of a text to the next; None before there was one.
         ranks: What each rank did in that time.
+        open_texts, waiting_texts: Texts that were computed, and that waited for a place, when the head last wrote its numbers; None if an
+            older version wrote them.
     """
 
     texts: int
@@ -59,6 +61,8 @@ class ServedWork:
     first_token: Latency | None
     token: Latency | None
     ranks: tuple[RankWork, ...]
+    open_texts: int | None = None
+    waiting_texts: int | None = None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -72,6 +76,8 @@ class ServedWork:
             "tokens": self.tokens,
             "working_s": self.working_s,
             "tokens_per_s": self.tokens_per_s,
+            "open_texts": self.open_texts,
+            "waiting_texts": self.waiting_texts,
             **{name: None if one is None else vars(one) for name, one in latencies.items()},
             "ranks": [one.as_json() for one in self.ranks],
         }
@@ -93,7 +99,8 @@ def served_work(telemetry: Sequence[RankTelemetry]) -> ServedWork | None:
         else:
             ranks.append(RankWork(entry.rank, computing, messages, left, None))
     first, each = (_latency(head, name) for name in ("first_token", "token"))
-    return ServedWork(head["texts"], head["tokens"], working_s, first, each, tuple(ranks))
+    now = head.get("open_texts"), head.get("waiting_texts")
+    return ServedWork(head["texts"], head["tokens"], working_s, first, each, tuple(ranks), *now)
 
 
 def _latency(facts: dict[str, int], name: str) -> Latency | None:

@@ -301,6 +301,11 @@ class AskService:
             self._engine.cancel(number)
         self._pings = [one for one in self._pings if one[0] is not asker]
 
+    def facts(self) -> dict[str, int]:
+        """Return numbers for the report: of the answers so far, and of the texts that are open and that wait for a place now."""
+        counted = self._engine.stats()
+        return {**self.times.facts(), "open_texts": counted.streams, "waiting_texts": counted.waiting}
+
     def _send_stats(self) -> None:
         now = time.monotonic()
         if now - self._stats_at < _STATS_S or not self._askers:

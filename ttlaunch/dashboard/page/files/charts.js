@@ -122,7 +122,7 @@ function joined(known) {
 }
 
 /** A small curve without axes, for a list: `[[step, value], …]`. */
-export function spark(points, { width = 120, height = 28, svg }) {
+export function spark(points, { width = 120, height = 28, svg, name = "loss" }) {
   const known = points.filter(([, value]) => typeof value === "number");
   if (known.length < 2) return svg("svg", { width, height, "aria-hidden": "true" });
   const [first, end] = [known[0][0], known.at(-1)[0]];
@@ -130,6 +130,6 @@ export function spark(points, { width = 120, height = 28, svg }) {
   const [least, most] = [Math.min(...values), Math.max(...values)];
   const at = ([step, value]) => [2 + ((step - first) / (end - first || 1)) * (width - 4), height - 3 - ((value - least) / (most - least || 1)) * (height - 6)];
   const path = known.map((point) => at(point).map((part) => part.toFixed(1)).join(" ")).join("L");
-  return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "spark", role: "img", "aria-label": `loss from ${short(values[0])} to ${short(values.at(-1))}` },
+  return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "spark", role: "img", "aria-label": `${name} from ${short(values[0])} to ${short(values.at(-1))}` },
     svg("path", { d: `M${path}` }));
 }

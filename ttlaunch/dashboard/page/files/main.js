@@ -7,10 +7,12 @@ import { showMetrics } from "./metrics.js";
 import { showOverview } from "./overview.js";
 import { linkTo, showRuns } from "./runs.js";
 import { showCheckpoints, showSettings } from "./settings.js";
+import { showServing } from "./serving.js";
 import { showSteps } from "./steps.js";
 import { showTopology } from "./topology.js";
 
 const VIEWS = [["", "Overview"], ["metrics", "Metrics"], ["topology", "Topology"], ["steps", "Timeline"], ["logs", "Logs"], ["configuration", "Configuration"], ["checkpoints", "Checkpoints"]];
+const SERVING_VIEWS = [["", "Overview"], ["streams", "Streams"], ...VIEWS.filter(([name]) => ["metrics", "topology", "logs", "configuration"].includes(name))];
 const content = document.getElementById("content");
 const where = document.getElementById("where");
 const link = document.getElementById("link");
@@ -64,8 +66,7 @@ function showError(error) {
 
 async function showRun(id, view, given, signal) {
   const place = h("div", { class: "view" });
-  const tabs = h("nav", { class: "tabs", "aria-label": "Views of this run" }, VIEWS.map(([name, title]) =>
-    h("a", { href: `${linkTo(id)}${name && `/${name}`}`, "aria-current": name === view ? "page" : null }, title)));
+  const tabs = h("nav", { class: "tabs", "aria-label": "Views of this run" });
   const state = h("span", {});
   const buttons = h("span", { class: "buttons" });
   const problems = h("div", { role: "alert", class: "problems" });
@@ -73,6 +74,8 @@ async function showRun(id, view, given, signal) {
   const reading = h("p", { class: "reading", role: "status", hidden: true });
   let facts = await ask(pathOf(id));
   if (signal.aborted) return;
+  fill(tabs, (facts.is_serving ? SERVING_VIEWS : VIEWS).map(([name, title]) =>
+    h("a", { href: `${linkTo(id)}${name && `/${name}`}`, "aria-current": name === view ? "page" : null }, title)));
   const title = h("h1", {}, facts.name, facts.report.layout && facts.report.layout !== facts.name && h("span", { class: "soft" }, ` ${facts.report.layout}`));
   fill(where, saved ? [] : [h("a", { href: "#/" }, "Runs"), " / "], h("span", { class: "id" }, id));
   document.title = `${facts.name} ${id.slice(-4)} · ttlaunch`;
@@ -91,6 +94,7 @@ async function showRun(id, view, given, signal) {
     switch (view) {
       case "metrics": return await showMetrics(place, id, { other, runs, choose });
       case "topology": return showTopology(place, facts);
+      case "streams": return await showServing(place, facts);
       case "steps": return await showSteps(place, id);
       case "logs": return await showLogs(place, id, facts.rank_states, { at: given.get("at") });
       case "configuration": return await showSettings(place, facts, { other, runs, choose });

@@ -13,10 +13,15 @@ export function showOverview(place, run) {
   const { report, results } = run;
 
   function drawRanks() {
-    const rows = presentRanks([...states.values()]).map((one) => [String(one.rank), one.role, one.host, badge(one.state),
+    const present = presentRanks([...states.values()]);
+    const memory = (one) => (one.peak_memory_bytes ? bytes(one.peak_memory_bytes) : "–");
+    if (run.is_serving) {
+      fill(ranks, table(["rank", "role", "host", "state", "peak memory"], present.map((one) => [String(one.rank), one.role, one.host, badge(one.state), one.stage || memory(one)]), { right: [4], label: "Ranks" }));
+      return;
+    }
+    const rows = present.map((one) => [String(one.rank), one.role, one.host, badge(one.state),
       h("span", {}, one.stage || (one.total_steps ? `${one.step}/${one.total_steps}` : String(one.step || "–"))),
-      numeral(one.loss), numeral(one.grad_norm), one.speed ? `${short(Math.round(one.speed))} ${one.counts}/s` : "–",
-      one.peak_memory_bytes ? bytes(one.peak_memory_bytes) : "–"]);
+      numeral(one.loss), numeral(one.grad_norm), one.speed ? `${short(Math.round(one.speed))} ${one.counts}/s` : "–", memory(one)]);
     fill(ranks, table(["rank", "role", "host", "state", "step", "loss", "gradient norm", "speed", "peak memory"], rows, { right: [4, 5, 6, 7, 8], label: "Ranks" }));
   }
   drawRanks();
@@ -25,7 +30,8 @@ export function showOverview(place, run) {
     failure(run),
     section("Result", facts([
       ["State", badge(run.state)], ["Ended by", report.ended_by && report.ended_by.startsWith("still running") ? null : report.ended_by],
-      ["Steps", run.total_steps ? `${short(report.steps)} of ${short(run.total_steps)}` : short(report.steps)],
+      ["Texts", report.served ? `${short(report.served.texts)} with ${short(report.served.tokens)} tokens` : null],
+      ["Steps", run.is_serving ? null : run.total_steps ? `${short(report.steps)} of ${short(run.total_steps)}` : short(report.steps)],
       ["Validation loss", results.last_validation === null ? null : h("span", {}, numeral(results.first_validation), results.first_validation === results.last_validation ? null : [" → ", numeral(results.last_validation)])],
       ["Perplexity", results.last_perplexity === null ? null : numeral(results.last_perplexity)],
       ["Speed", tokens ? `${short(Math.round(tokens))} ${report.tokens_per_s ? "tokens" : "samples"}/s` : null],

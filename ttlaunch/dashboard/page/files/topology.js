@@ -105,7 +105,7 @@ function linksOf(run) {
   }
   const traffic = run.report.traffic;
   const time = stepSeconds(run);
-  const perStep = traffic ? `Sent in ${traffic.steps} steps and ${traffic.validations} validations${traffic.not_compared ? `; not compared: ${traffic.not_compared}` : ""}.${time ? ` A step takes ${seconds(time)} (median of the slowest rank).` : ""}` : "";
+  const perStep = run.report.served ? `Sent for ${run.report.served.tokens.toLocaleString("en")} tokens.` : traffic ? `Sent in ${traffic.steps} steps and ${traffic.validations} validations${traffic.not_compared ? `; not compared: ${traffic.not_compared}` : ""}.${time ? ` A step takes ${seconds(time)} (median of the slowest rank).` : ""}` : "";
   for (const link of found.values()) link.rate = time && traffic.steps ? link.bytes / traffic.steps / time : null;
   return { links: [...found.values()], perStep };
 }

@@ -138,7 +138,7 @@ def answer_asks(
     path.unlink(missing_ok=True)  # that of a head that was killed
     listening, stats = wire.listen(path), others.tally.as_stats
     service = AskService(engine, listening, hello=hello, tokenizer=tokenizer, beat=others.beat, stats=stats)
-    others.tally.facts_of_answers = service.times.facts
+    others.tally.facts_of_answers = service.facts
     exactness = "exact" if hello.exact else f"not exact ({hello.why_not_exact})"
     ctx.note(f"serves {hello.model}, step {hello.step}, {exactness}, weights {hello.weights_sha256[:12]}")
     try:
