@@ -35,7 +35,6 @@ from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.single_trainings import single_trainings
 from ttlaunch.running.watch import Phase, RankState, Watch
 
-UNUSABLE_FOLDER = "R010"
 _NO_ROOM = "make room on that disk, or keep run folders on another with `--runs-dir DIR`"
 _TAIL_LINES, _NOTE_BYTES = 12, 1 << 20
 
@@ -57,7 +56,7 @@ class Ending:
         failure: A failure that the supervisor itself found: a hang, or an unusable run folder.
         stood_still_s: The longest time for which the supervisor, or the whole machine, did not run.
         tolerated, tolerated_hosts: Ranks whose end, and hosts whose loss, is no failure since other workers go on.
-        unwritten: Why the history of the run lacks an event of its end; None if it has all.
+        unusable: What to report if nothing but the run folder, which could no longer be written or read, had ended the run.
     """
 
     signal_number: int | None = None
@@ -76,7 +75,7 @@ class Ending:
     stood_still_s: float = 0.0
     tolerated: frozenset[int] = frozenset()
     tolerated_hosts: frozenset[str] = frozenset()
-    unwritten: OSError | None = None
+    unusable: Failure | None = None
 
     def note_losses(self, losses: Losses) -> None:
         """Add lost hosts and folders, and lost shims unless the run is being ended: ending a run kills shims."""
@@ -84,6 +83,12 @@ class Ending:
             self.lost_shims.update(losses.shims)
         self.lost_hosts.update(losses.hosts)
         self.lost_folders.update(losses.folders)
+
+    def note_unusable_folder(self, error: OSError, *, ends_run: bool = True) -> None:
+        """Note that the run folder cannot be used; that is a reason to end a run, but not of an end that has begun."""
+        self.unusable = self.unusable or folder_failure(error)
+        if ends_run:
+            self.failure = self.failure or self.unusable
 
     def tolerate(self, gone: frozenset[int], ranks: Iterable[RankState]) -> None:
         """Take the ends of these ranks, and the loss of hosts that have no others, for no failure, since others go on."""
@@ -130,8 +135,7 @@ def conclude(
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     failure = with_first_micro_batch(failure, watch.ranks, run_id=folder.run_id)
-    if ending.unwritten is not None and (failure is not None or ending.signal_number is None):
-        failure = _beside_unusable_folder(failure, folder_failure(ending.unwritten))
+    failure = _beside_unusable_folder(failure, ending)
     status, exit_status = "done", contract.STATUS_DONE
     if ending.signal_number == signal.SIGINT:
         status, exit_status = "interrupted", contract.STATUS_INTERRUPTED
@@ -179,9 +183,7 @@ def find_failure(
     stopped = ordered or ending.failure is not None or (returncode < 0 and ending.terminated is None)
     watch.read_exceptions()
     witnesses = _witnesses(folder, ending, watch.ranks, engine=engine)
-    if not ordered and (earlier := _before_unusable_folder(ranks, ending.failure, witnesses)):
-        return earlier
-    failure = first_failure(
+    failure = _before_unusable_folder(ranks, ending, witnesses) or first_failure(
         ranks,
         lost_shims=lost_shims,
         lost_hosts=ending.fatal_lost_hosts,
@@ -216,16 +218,16 @@ def _before_end(failure: Failure | None, noticed: Failure | None) -> Failure | N
     return noticed if is_later and failure.rank != noticed.rank else failure
 
 
-def _before_unusable_folder(ranks: list[RankState], noticed: Failure | None, witnesses: Witnesses) -> Failure | None:
-    """Return the failure of a rank that ended before the run folder turned out to be unusable, if that is why the run was ended.
+def _before_unusable_folder(ranks: list[RankState], ending: Ending, witnesses: Witnesses) -> Failure | None:
+    """Return the failure of a rank that ended before the run was ended because its folder could not be used.
 
     A full disk may first be met when somebody has to write that a rank has ended.
     """
-    if noticed is None or noticed.code != UNUSABLE_FOLDER:
+    noticed = ending.unusable
+    if noticed is None or ending.failure is not noticed or ending.signal_number is not None:
         return None
     ended = [state for state in ranks if state.exit is not None and state.exit.time < (noticed.time or 0.0)]
-    failure = first_failure(ended, lost_shims={}, stopped=False, witnesses=witnesses)
-    return _beside_unusable_folder(failure, noticed) if failure else None
+    return first_failure(ended, lost_shims={}, stopped=False, witnesses=witnesses)
 
 
 def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankState]) -> Failure:
@@ -323,15 +325,16 @@ def folder_failure(error: OSError) -> Failure:
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
     hint = _NO_ROOM if error.errno in {errno.ENOSPC, errno.EDQUOT} else None
-    return Failure(
-        code=UNUSABLE_FOLDER, cause=cause, time=time.time(), evidence=evidence, next_step=hint, comes_again=True
-    )
+    return Failure(code="R010", cause=cause, time=time.time(), evidence=evidence, next_step=hint, comes_again=True)
 
 
-def _beside_unusable_folder(failure: Failure | None, noticed: Failure) -> Failure:
-    """Add to a failure, if there is one, that the run folder cannot be used; a code is that of only one of both."""
-    if failure is None or failure.code == noticed.code:
-        return noticed
+def _beside_unusable_folder(failure: Failure | None, ending: Ending) -> Failure | None:
+    """Add to a failure that the run folder could not be used; that is the failure if nothing else has ended the run."""
+    noticed = ending.unusable
+    if noticed is None or failure is noticed:
+        return failure
+    if failure is None:
+        return None if ending.signal_number is not None else noticed
     return replace(failure, evidence=(*failure.evidence, f"{noticed.cause}, so it may lack what ended the run"))
 
 

@@ -21,7 +21,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints, newest_step
-from ttlaunch.running.conclude import Ending, compared_replicas, conclude, folder_failure
+from ttlaunch.running.conclude import Ending, compared_replicas, conclude
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
     USUAL_GRACE,
@@ -173,7 +173,7 @@ class _Supervision:
                 self._note_start(process)
                 self._loop(process, checkpoints, merged)
             except OSError as error:
-                ending.failure = folder_failure(error)
+                ending.note_unusable_folder(error)
             finally:
                 # The order matters. First note the time, so that ranks killed below are not taken for the first failure.
                 # Then end the engine, so that shims can record how their ranks ended; then kill what is left. Only when no
@@ -299,7 +299,7 @@ class _Supervision:
 
                 take_in_last_state(self.folder.path)
         except OSError as error:
-            self._ending.failure = self._ending.failure or folder_failure(error)
+            self._ending.note_unusable_folder(error)
         self._notice_last_losses()
         self._pass_on(checkpoints)
 
@@ -372,7 +372,7 @@ class _Supervision:
         try:
             self._notice_losses()
         except OSError as error:
-            self._ending.failure = self._ending.failure or folder_failure(error)
+            self._ending.note_unusable_folder(error)
 
     def _do(self, act: Act, process: EngineProcess) -> None:
         """Do what `ending.py` has decided."""
@@ -396,7 +396,7 @@ class _Supervision:
         try:
             append_event(self.folder, kind, **values)
         except OSError as error:
-            self._ending.unwritten = self._ending.unwritten or error
+            self._ending.note_unusable_folder(error, ends_run=False)
 
 
 def _now() -> float:

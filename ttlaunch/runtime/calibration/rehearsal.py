@@ -56,19 +56,17 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
         Exception: Whatever a role raises.
     """
     recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
-    cfg = read_config(recipe, world.config)
-    corpus = read_checked_corpus(recipe, world)
+    cfg, corpus = read_config(recipe, world.config), read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
     torch.set_num_threads(cfg.device_config.threads_per_rank)
     clock = VirtualClock(map(Rank, range(world.size)))
     virtual = VirtualWorld(world.roles, clock, link)
-    (records := folder / f"copy-{os.getpid()}").mkdir()
     timing = _timing(cfg, seconds, end=virtual.end)
+    (records := folder / f"copy-{os.getpid()}").mkdir()
     timed = {rank: _TimedRank(rank, clock, timing) for rank in map(Rank, range(world.size))}
 
     def live(rank: Rank) -> None:
-        one = timed[rank]
-        one.resume()
+        (one := timed[rank]).resume()
         ctx = RankContext(
             world=world,
             rank=rank,
