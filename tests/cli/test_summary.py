@@ -11,7 +11,7 @@ from ttlaunch.cli.summary import print_result, show_summary
 from ttlaunch.diagnostics import Format
 from ttlaunch.diagnostics.render import render
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import RankError, RankExit
+from ttlaunch.records.endings import RankError, RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.stderr_tail import parse_stderr_tail
 from ttlaunch.running.report import Report

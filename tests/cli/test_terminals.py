@@ -14,7 +14,7 @@ from ttlaunch.cli.live_cells import fitting_columns
 from ttlaunch.contract import START_STAGES
 from ttlaunch.diagnostics import render_duration
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import RankExit
+from ttlaunch.records.endings import RankExit
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, fold

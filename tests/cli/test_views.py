@@ -16,7 +16,7 @@ from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import RankExit
+from ttlaunch.records.endings import RankExit
 from ttlaunch.running.readers.follow import FollowedRun
 from ttlaunch.running.runs.facts import MEMBERS_FILE, RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder, append_event

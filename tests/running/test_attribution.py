@@ -10,7 +10,8 @@ from tests.records.written import progress
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import ErrorCause, ErrorInFlight, RankError, RankExit, kind_of
+from ttlaunch.records.endings import ErrorCause, ErrorInFlight, RankError, RankExit
+from ttlaunch.records.ranks import kind_of
 from ttlaunch.running.conclude import different_parameters
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause

@@ -6,7 +6,7 @@ import pytest
 
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import RankExit
+from ttlaunch.records.endings import RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
 from ttlaunch.running.failures.failure import Follower, render_cascade

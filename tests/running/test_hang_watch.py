@@ -9,7 +9,7 @@ from ttlaunch.flight_recorder import COLLECTIVE, DATA_PARALLEL_START, DONE, GROU
 from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.records.agents import RankProcess, StoppedHelper
-from ttlaunch.records.ranks import ErrorInFlight
+from ttlaunch.records.endings import ErrorInFlight
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder

@@ -11,7 +11,8 @@ from ttlaunch.diagnostics import Source
 from ttlaunch.lab.chaos.inject import Injector
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import RankExit, Started
+from ttlaunch.records.endings import RankExit
+from ttlaunch.records.ranks import Started
 from ttlaunch.running.membership.members import Worker
 from ttlaunch.running.membership.service import serving
 from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events, scratch_folder

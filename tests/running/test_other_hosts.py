@@ -12,7 +12,7 @@ from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import EngineNames, RankRow
 from ttlaunch.records.agents import FilePiece
-from ttlaunch.records.ranks import RankError, RankExit
+from ttlaunch.records.endings import RankError, RankExit
 from ttlaunch.running.agents.agent_starter import write_piece
 from ttlaunch.running.conclude import Ending, find_failure
 from ttlaunch.running.failures.attribution import first_failure

@@ -7,7 +7,7 @@ import pytest
 
 from tests.running.test_attribution import came_from
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
-from ttlaunch.records.ranks import ErrorInFlight, RankExit
+from ttlaunch.records.endings import ErrorInFlight, RankExit
 from ttlaunch.running.conclude import Ending
 from ttlaunch.running.ending import NoteFailure, RunEnd, ShowMessage, SignalEngine, SignalRanks
 from ttlaunch.running.watch import Phase, RankState

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow
-from ttlaunch.records.ranks import JoinedGroup, RankExit, TrainsAlone
+from ttlaunch.records.endings import RankExit
+from ttlaunch.records.ranks import JoinedGroup, TrainsAlone
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.single_trainings import SingleTrainingWatch, single_trainings
 from ttlaunch.running.watch import RankState, fold

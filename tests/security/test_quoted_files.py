@@ -10,8 +10,8 @@ from ttlaunch import contract
 from ttlaunch.app.run_diagnostics import failure_diagnostic, line_label
 from ttlaunch.diagnostics.render import render
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.endings import RankError
 from ttlaunch.records.parser import read
-from ttlaunch.records.ranks import RankError
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.stderr_tail import parse_stderr_tail
 from ttlaunch.running.hang.stacks import parse_main_stack

@@ -14,7 +14,8 @@ import time
 
 from ttlaunch import contract
 from ttlaunch.agent.memory import memory_limit, oom_kills
-from ttlaunch.records.ranks import Done, RankExit, Started, read_progress
+from ttlaunch.records.endings import RankExit
+from ttlaunch.records.ranks import Done, Started, read_progress
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:

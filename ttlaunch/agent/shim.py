@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from ttlaunch.records.ranks import RankExit
+    from ttlaunch.records.endings import RankExit
 
     Record = dict[str, Any]
     Fork = Callable[[Record, dict[str, str]], Any]  # returns a process with two streams; see `forked_rank.py`

@@ -28,9 +28,9 @@ from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.endings import ShardRecord
 from ttlaunch.records.host_scripts import SavedState, SavedStates, Unreadable
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.checkpoints.last_states import records_in, take_in_last_state, whole_steps
 from ttlaunch.running.runs.facts import LATEST, find_run, run_folders

@@ -13,8 +13,9 @@ from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.endings import RankExit, read_output_note
 from ttlaunch.records.parser import BadRecord
-from ttlaunch.records.ranks import RankExit, moved_back, read_output_note
+from ttlaunch.records.ranks import moved_back
 from ttlaunch.running.failures.attribution import EXIT_TAKES_S, Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure

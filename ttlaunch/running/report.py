@@ -13,8 +13,9 @@ from typing import Any, Self
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.endings import RankExit
 from ttlaunch.records.parser import checked
-from ttlaunch.records.ranks import RankExit, Validation
+from ttlaunch.records.ranks import Validation
 from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.flight_recorders import LastOperation, last_operations

@@ -11,8 +11,9 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.endings import read_output_note
 from ttlaunch.records.parser import BadRecord, checked
-from ttlaunch.records.ranks import moved_back, read_output_note
+from ttlaunch.records.ranks import moved_back
 from ttlaunch.running.metrics.telemetry import TelemetryReader
 from ttlaunch.running.runs.files import Tail
 from ttlaunch.running.runs.run_folder import read_events

@@ -14,19 +14,17 @@ from typing import Protocol, TypeVar, cast
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.endings import ErrorInFlight, RankError, RankExit
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import (
     AnyProgress,
     Digests,
     Done,
-    ErrorInFlight,
     JoinedGroup,
     LayerNorms,
     LostCheckpoint,
     Parameters,
     Printed,
-    RankError,
-    RankExit,
     Ready,
     Result,
     Started,

@@ -9,8 +9,8 @@ from ttlaunch import contract
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.records.endings import RankError, RankExit
 from ttlaunch.records.members import MemberReport
-from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import SilentView
 from ttlaunch.running.membership.elastic_run import ElasticRun

@@ -10,7 +10,7 @@ from ttlaunch import contract
 from ttlaunch.engines.base import Engine, EngineProcess
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames, RankRow
 from ttlaunch.records.agents import ProcessReport
-from ttlaunch.records.ranks import RankExit
+from ttlaunch.records.endings import RankExit
 from ttlaunch.running.agents.agent_starter import AgentStarter
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay

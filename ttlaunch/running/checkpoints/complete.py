@@ -20,8 +20,8 @@ from ttlaunch import contract
 from ttlaunch.diagnostics.terminal_text import clean
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_pattern import quick_pattern
+from ttlaunch.records.endings import ShardRecord
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.bad_records import BadLine, Complain, pass_over
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.replicas import ReplicaWatch

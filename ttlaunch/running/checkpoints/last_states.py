@@ -22,8 +22,8 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.diagnostics import listed
 from ttlaunch.quick_pattern import quick_pattern
+from ttlaunch.records.endings import ShardRecord
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, read
-from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.records.regular_files import open_regular, read_regular
 from ttlaunch.running.checkpoints.complete import complete_saved, newest_step
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header

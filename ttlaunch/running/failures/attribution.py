@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ttlaunch.engines.base import EngineReport
 from ttlaunch.errors import Trouble
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.records.ranks import ErrorInFlight, RankError, RankExit
+from ttlaunch.records.endings import ErrorInFlight, RankError, RankExit
 from ttlaunch.running.failures.causes import Cause, LostPeer, classify_ending, classify_exception, lost_peer
 from ttlaunch.running.failures.failure import Failure, Follower
 from ttlaunch.running.failures.name_cause import (

@@ -13,7 +13,7 @@ from enum import StrEnum
 from ttlaunch import contract
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.rank_exceptions.outline import CONNECTION, PAIR
-from ttlaunch.records.ranks import ErrorCause, RankError, RankExit
+from ttlaunch.records.endings import ErrorCause, RankError, RankExit
 from ttlaunch.running.failures.stderr_tail import StderrTail, chained
 
 

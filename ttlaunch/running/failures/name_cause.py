@@ -7,7 +7,7 @@ from typing import Any
 from ttlaunch.diagnostics.count import counted, render_size
 from ttlaunch.engines.choose import suitable_engines
 from ttlaunch.quick_pattern import quick_pattern
-from ttlaunch.records.ranks import RankError, RankExit
+from ttlaunch.records.endings import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure
 from ttlaunch.running.failures.stderr_tail import StderrTail

@@ -18,8 +18,8 @@ from typing import IO, NamedTuple, Self
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.endings import RankExit, read_output_note
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.ranks import RankExit, read_output_note
 from ttlaunch.records.regular_files import next_data, open_regular
 from ttlaunch.running.bad_records import good_records
 from ttlaunch.running.runs.files import Tail, read_file, size_of
