@@ -20,7 +20,7 @@ from ttlaunch.runtime.parallel.tiers.aggregator_and_optimizer import AggregatorT
 from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate, update_order
 from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
 from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
-from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
+from ttlaunch.runtime.training.optimizers import NotFiniteError, build_optimizer, global_norm
 from ttlaunch.runtime.training.rank_model import build_model
 
 STEPS, RATE = 3, 0.05
@@ -513,3 +513,15 @@ def test_no_bucket_is_updated_before_the_checkpoint_has_its_copy(make_cfg, make_
     for _ in update.step(1, iter(buckets)):
         assert [True] == seen
     assert [True] == seen
+
+
+def test_without_clipping_no_bucket_with_a_value_that_is_no_number_is_updated(make_cfg, make_context):
+    cfg = make_cfg(training={"use_clip_grad_norm": False})
+    model = build_model(cfg, make_context(cfg))
+    update = BucketedUpdate(build_optimizer(cfg, model, total_steps=9), cfg=cfg, model=model)
+    buckets = cut_buckets(FlatParameters(model.parameters()).starts, bucket_bytes=0)
+    model.grads_N.fill_(1)
+    buckets[2].of(model.grads_N)[0] = torch.nan
+    with pytest.raises(NotFiniteError):
+        list(update.step(1, iter(buckets)))
+    assert bool(model.weights_N.isfinite().all())

@@ -128,6 +128,8 @@ def _lines(found: "Replay", *, rank: int | None, micro_batch: int | None) -> Ite
     if found.played.report.parameters_sha256 is not None:
         yield f"  parameters       sha256 {found.played.report.parameters_sha256}"
     yield from _not_finite_lines(found)
+    if found.not_shown is not None:
+        yield f"  not shown        {shown(found.not_shown, longest=_LONGEST)}; other tensors than those below are missing"
     ranks = [one for one in (found.shown.ranks if found.shown is not None else ()) if rank in {None, one.rank}]
     for one in ranks:
         yield from _rank_lines(one, micro_batch=micro_batch, has_tables=rank is not None)

@@ -28,7 +28,7 @@ from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.replay import RESULT_FILE, ReplayEnd, ReplayOrder, first_not_finite
+from ttlaunch.records.replay import MOST_PIECES, ReplayEnd, ReplayOrder, file_of_piece, first_not_finite, join
 from ttlaunch.records.replay import as_json as record_as_json
 from ttlaunch.running.checkpoints.resume import find_checkpoint
 from ttlaunch.running.logs.output import SilentView, View
@@ -36,7 +36,6 @@ from ttlaunch.running.readers.repeat import Origin, restore_package
 from ttlaunch.running.readers.step_digests import Agreement, StepDigests, compare_steps, read_step_digests
 from ttlaunch.running.runs.files import read_file, read_object, read_object_if_any
 from ttlaunch.running.runs.kept_code import KeptCodeError
-from ttlaunch.running.runs.run_folder import RunFolder
 
 CODE = "P086"
 _LONGEST = 300
@@ -85,6 +84,7 @@ class Replay:
         began: The steps that were done where it began: those of a checkpoint, or 0.
         checkpoint: The checkpoint where it began; None if it began where the run did.
         shown: What all ranks had in the last step; None if it was not asked for, or if the process could not write it.
+        not_shown: Why something that was to be shown is missing; None if nothing is.
         recorded: The digests and numbers of the replay.
         agreement: How these compare with what the run recorded.
         played: The result of the process that has computed it.
@@ -98,6 +98,7 @@ class Replay:
     began: int
     checkpoint: str | None
     shown: ReplayEnd | None
+    not_shown: str | None
     recorded: StepDigests
     agreement: Agreement
     played: Played
@@ -228,7 +229,7 @@ def replay_steps(
     with _folder(keep) as path:
         played = _play(plan, path, prepared, view=view or SilentView(), order=order, saves=saves)
         recorded = read_step_digests(path, range(plan.world_size))
-        shown_step = _read_shown(path) if order.shown else None
+        shown_step, not_shown = _read_shown(path) if order.shown else (None, None)
     failure = played.report.failure
     return Replay(
         run=prepared.origin.run_id,
@@ -236,6 +237,7 @@ def replay_steps(
         began=began,
         checkpoint=str(checkpoint) if checkpoint else None,
         shown=shown_step,
+        not_shown=not_shown,
         recorded=recorded,
         agreement=compare_steps(prepared.recorded, recorded, range(began, order.step + 1)),
         played=played,
@@ -343,10 +345,19 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         raise file_error(keep or "the folder for temporary files (`TMPDIR`)", error) from error
 
 
-def _read_shown(path: Path) -> ReplayEnd | None:
-    data = read_file(RunFolder("", path).file(RESULT_FILE))
-    found = None if data is None else read(ReplayEnd, data)
-    return None if isinstance(found, BadRecord) else found
+def _read_shown(path: Path) -> tuple[ReplayEnd | None, str | None]:
+    """Read what the process has shown of the step, and say what of it cannot be read."""
+    pieces, problem = list[ReplayEnd](), None
+    for number in range(MOST_PIECES + 1):
+        data = read_file(path / file_of_piece(number))
+        if data is None:
+            break
+        found = read(ReplayEnd, data) if number < MOST_PIECES else BadRecord("there are too many tensors")
+        if isinstance(found, BadRecord):
+            problem = f"{file_of_piece(number)}: {found.reason}"
+            break
+        pieces.append(found)
+    return join(pieces), problem
 
 
 def parse_place(text: str, prepared: Prepared) -> tuple[str, int]:
@@ -404,6 +415,7 @@ def as_json(replay: Replay, *, rank: int | None = None, micro_batch: int | None 
         "parameters_sha256": replay.played.report.parameters_sha256,
         "numbers": {name: {str(rank): value for rank, value in by_rank.items()} for name, by_rank in numbers.items()},
         "ranks": chosen,
+        "not_shown": replay.not_shown,
         "duration_s": replay.duration_s,
     }
 

@@ -9,11 +9,16 @@ from ttlaunch.records.parser import Count, Flag, Number, Rank, Step, Text, Word,
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
 ORDER_FILE = "replay-order.json"
 RESULT_FILE = "replay.json"
+"""What a replay shows, or the first piece of it; the others are `replay-1.json` and so on."""
+MOST_IN_PIECE = 2_500
+"""The most tensors of each kind in a piece, which then has a few MB."""
+MOST_PIECES = 400
+_LISTS = ("activations", "micro_gradients", "gradients", "tensors")
 
 
 @record
@@ -132,6 +137,37 @@ class ReplayEnd:
 
     step: Step
     ranks: tuple[ShownRank, ...]
+
+
+def file_of_piece(number: int) -> str:
+    """Name the file of a piece, from 0."""
+    return RESULT_FILE if number == 0 else f"replay-{number}.json"
+
+
+def cut(end: ReplayEnd) -> Iterator[ReplayEnd]:
+    """Cut what was shown into pieces that no reader refuses: of each rank a few thousand tensors at a time."""
+    for one in end.ranks:
+        lists = {name: getattr(one, name) for name in _LISTS}
+        longest = max(map(len, lists.values()))
+        for start in range(0, max(1, longest), MOST_IN_PIECE):
+            part = {name: values[start : start + MOST_IN_PIECE] for name, values in lists.items()}
+            if start:
+                part["batches"] = ()
+            yield ReplayEnd(step=end.step, ranks=(ShownRank(**{**vars(one), **part}),))
+
+
+def join(pieces: Iterable[ReplayEnd]) -> ReplayEnd | None:
+    """Join the pieces of `cut`; None without any."""
+    found: dict[int, ShownRank] = {}
+    step = None
+    for piece in pieces:
+        step = piece.step
+        for one in piece.ranks:
+            before = found.get(one.rank)
+            known = {} if before is None else {name: getattr(before, name) + getattr(one, name) for name in _LISTS}
+            batches = one.batches if before is None else before.batches
+            found[one.rank] = ShownRank(**{**vars(one), **known, "batches": batches})
+    return None if step is None else ReplayEnd(step=step, ranks=tuple(found.values()))
 
 
 def first_not_finite(ranks: Sequence[ShownRank]) -> tuple[ShownRank, FirstNotFinite] | None:

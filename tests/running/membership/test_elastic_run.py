@@ -118,6 +118,14 @@ def test_a_worker_that_could_not_write_a_checkpoint_ends_the_run(supervised):
     assert frozenset() == supervised.run.tolerated
 
 
+def test_a_worker_whose_gradient_is_no_number_ends_the_run_and_is_not_replaced_since_all_have_this_gradient(supervised):
+    supervised.report(0, "progressed", epoch=1, applied=1)
+    supervised.report(1, "progressed", epoch=1, applied=1)
+    supervised.end(1, error=RankError(type="NotFiniteError", message="the norm of the gradient is nan"))
+    supervised.look()
+    assert (frozenset(), [], None) == (supervised.run.tolerated, supervised.controller.added, supervised.run.failure)
+
+
 def test_a_worker_whose_shim_was_killed_is_tolerated_while_another_one_lives_and_else_names_itself(supervised):
     supervised.look(lost={1})
     assert ({1}, None) == (supervised.run.tolerated, supervised.run.failure)

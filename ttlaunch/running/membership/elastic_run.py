@@ -161,7 +161,7 @@ class ElasticRun:
         for state, why in gone:
             self._gone.add(state.row.rank)
             self._lose(state, why, now)
-        lost = [state.row.rank for state, _ in gone]
+        lost = [state.row.rank for state, _ in gone if not _comes_again(state)]  # they are replaced
         for number, seconds in self.membership.late(now).items():
             if number >= self._planned:
                 self.membership.lose(number, f"made no progress for {render_duration(seconds)}", now)
@@ -181,7 +181,7 @@ class ElasticRun:
             return
         if self.is_over:
             self._end_starting(ranks)
-        self.tolerated = frozenset(number for number in self._gone if not _could_not_save(ranks[number]))
+        self.tolerated = frozenset(number for number in self._gone if not _comes_again(ranks[number]))
         if not has_begun and not is_ending:
             self._replace(ranks, lost, why_lost)
         self._say_what_changed(now)
@@ -385,9 +385,12 @@ def _present(ranks: Sequence[RankState]) -> list[RankState]:
     return [state for state in ranks if state.phase is not Phase.ABSENT]
 
 
-def _could_not_save(state: RankState) -> bool:
-    """Whether a worker ended because it could not write its part of a checkpoint: then the next one could not either."""
-    return state.error is not None and state.error.type == "CheckpointWriteError"
+def _comes_again(state: RankState) -> bool:
+    """Whether a worker ended by what every other one would end by, too.
+
+    It could not write its part of a checkpoint, or it stopped before an update with NaN or infinite values, whose gradient all have.
+    """
+    return state.error is not None and state.error.type in {"CheckpointWriteError", "NotFiniteError"}
 
 
 def _how_it_ended(state: RankState) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.replay import ORDER_FILE, RESULT_FILE, ReplayEnd, ReplayOrder, as_json
+from ttlaunch.records.replay import ORDER_FILE, ReplayEnd, ReplayOrder, as_json, cut, file_of_piece
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.replay.replayed_context import ReplayedContext
 
@@ -30,4 +30,5 @@ def write_shown(run_dir: Path, order: ReplayOrder, contexts: Iterable[RankContex
     """Write what all ranks had in the step that is shown."""
     ranks = sorted((ctx for ctx in contexts if isinstance(ctx, ReplayedContext)), key=lambda ctx: ctx.rank)
     end = ReplayEnd(step=order.step, ranks=tuple(ctx.shown() for ctx in ranks))
-    (run_dir / RESULT_FILE).write_text(json.dumps(as_json(end)) + "\n", encoding="utf-8")
+    for number, piece in enumerate(cut(end)):
+        (run_dir / file_of_piece(number)).write_text(json.dumps(as_json(piece)) + "\n", encoding="utf-8")

@@ -100,8 +100,8 @@ class TrainingConfig(Section):
     )
     on_not_finite: Annotated[Literal["stop", "skip", "continue"], Bits.FREE] = Field(
         "stop",
-        description="before an update with a gradient whose norm is NaN or infinite; stop: the run ends, with its weights as they "
-        "were; skip: that update is left out; continue: it is made; fp16 always skips",
+        description="before an update with a gradient whose norm is NaN or infinite; stop: the run ends, and no weight gets such a "
+        "value; skip: that update is left out; continue: it is made; fp16 always skips",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
     learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")

@@ -15,6 +15,8 @@ class BucketedUpdate:
     norms are computed as buckets arrive, but the first update comes after the last gradient. So updates and the sending of
     weights no longer overlap with the arrival of gradients.
 
+    Without, a step that stops at NaN or infinite values has updated the buckets that arrived before the first of these.
+
     Attributes:
         norm: The norm of the last step's gradient, before clipping.
         rate: The learning rate of the last step.
@@ -39,9 +41,13 @@ class BucketedUpdate:
         squared: list[tuple[int, list[float]]] = []
         buckets: list[Bucket] = []
         for bucket in arriving:
-            squared.append((bucket.parameters.start, self._optimizer.squared_norms(bucket.parameters)))
+            squares = self._optimizer.squared_norms(bucket.parameters)
+            squared.append((bucket.parameters.start, squares))
             buckets.append(bucket)
             if not self._waits_for_norm:
+                self._optimizer.check(
+                    global_norm(squares)
+                )  # buckets before this one have their update; none gets a bad value
                 self.rate = self._optimizer.update(step, bucket.parameters)
                 yield bucket
         self.norm = global_norm([square for _, squares in sorted(squared) for square in squares])
