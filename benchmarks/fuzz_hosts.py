@@ -208,10 +208,10 @@ def records() -> Target:
 
 
 def _as_record(kind: str, data: bytes) -> None:
-    from ttlaunch.records import ranks
+    from ttlaunch.records import endings
     from ttlaunch.records.parser import read
 
-    found = read(getattr(ranks, kind), data)
+    found = read(getattr(endings, kind), data)
     assert not isinstance(found, BadRecord) or found.reason.encode()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ttlaunch
 from ttlaunch import contract
-from ttlaunch.records import agents, parser, ranks, telemetry
+from ttlaunch.records import agents, endings, parser, ranks, telemetry
 from ttlaunch.records.parser import BadRecord
 
 TIME = 1_790_000_000.5
@@ -69,9 +69,9 @@ FRAMES = [
 ]
 READERS = [
     *((ranks.read_progress, one) for one in PROGRESS),
-    (lambda line: parser.read(ranks.RankExit, line), EXIT),
-    (lambda line: parser.read(ranks.RankError, line), ERROR),
-    (lambda line: parser.read(ranks.ShardRecord, line), SHARD),
+    (lambda line: parser.read(endings.RankExit, line), EXIT),
+    (lambda line: parser.read(endings.RankError, line), ERROR),
+    (lambda line: parser.read(endings.ShardRecord, line), SHARD),
     (lambda line: telemetry.read_stretch(line, world_size=2), STRETCH),
     *((telemetry.read_trace_event, one) for one in EVENTS),
     *((lambda line: agents.parse_agent_frame(header_of(line), ranks=[0, 1]), one) for one in FRAMES),
@@ -154,7 +154,7 @@ def test_torn_and_broken_bytes_are_typed_or_told(reader, data):
 @example(b"nan 1 20")
 @example(b"1790000000.5 1 " + b"9" * 5000)
 def test_any_line_of_times_is_typed_or_told(line):
-    found = ranks.read_output_note(line)
+    found = endings.read_output_note(line)
     assert isinstance(found, BadRecord) or (found.end >= 0 and math.isfinite(found.time))
 
 
