@@ -5,7 +5,7 @@ from ttlaunch.runtime.alike import divided, first_classes, places_by_role, spans
 
 def test_a_division_begins_with_role_speed_and_share_and_the_first_of_each_role_is_alone():
     roles = ["worker"] * 5 + ["server"]
-    assert ((0,), (1, 4), (2,), (3,), (5,)) == first_classes(roles, {2: 1.5}, [1, 1, 1, 0, 1, 1])
+    assert ((0,), (1, 4), (2,), (3,), (5,)) == first_classes(roles, [1, 1, 1.5, 0, 1, 1])
 
 
 def test_the_last_rank_of_each_class_is_its_witness():

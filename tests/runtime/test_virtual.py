@@ -144,7 +144,15 @@ def test_a_rank_that_looks_without_waiting_sees_what_has_arrived_by_its_own_time
 def workers(count, *, micro_batches, fold=True, **changed):
     """Workers of data_parallel on a clock."""
     world = tiny_world("data_parallel", ["worker"] * count, training_config={"batch_size": 2 * micro_batches})
-    given = {"steps": 3, "gflops": 50.0, "compute_s": COMPUTE_S, "latency_s": 1e-4, "bytes_per_s": 1e9, "slow": {}}
+    given = {
+        "steps": 3,
+        "gflops": 50.0,
+        "compute_s": COMPUTE_S,
+        "latency_s": 1e-4,
+        "bytes_per_s": 1e9,
+        "slow": {},
+        "slow_links": {},
+    }
     return world, run_virtually(world, VirtualOrder(**{**given, **changed}, fold=fold))
 
 
@@ -190,8 +198,9 @@ def test_the_bytes_of_each_pair_are_those_of_the_recipes_formula(two_workers):
 
 
 def test_folded_ranks_have_exactly_the_times_of_ranks_that_all_run():
-    """With blocks of one and two micro-batches, shards of two sizes, and a slow rank in the middle."""
-    alike, every = (workers(8, micro_batches=12, slow={"3": 1.5}, fold=fold)[1] for fold in (True, False))
+    """With blocks of one and two micro-batches, shards of two sizes, a slow rank in the middle, and a slow link."""
+    different = {"slow": {"3": 1.5}, "slow_links": {"6": 2.0}}
+    alike, every = (workers(8, micro_batches=12, fold=fold, **different)[1] for fold in (True, False))
     assert (8, None) == (len(every["classes"]), alike["not_folded"])
     assert len(alike["classes"]) < 8
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(alike, rank) for rank in range(8)]

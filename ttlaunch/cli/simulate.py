@@ -11,7 +11,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics, write_picture
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format, counted, usage_error
 
@@ -25,6 +25,8 @@ EXAMPLES = """\
 [bold]ttlaunch simulate hierarchical_parallel --ranks 5 --set multihost_config.num_workers=3[/bold]   three tiers
 
 [bold]ttlaunch simulate data_parallel --virtual --ranks 64 --slow 3=1.5[/bold]   the time of a step, with a slow rank
+
+[bold]ttlaunch simulate data_parallel --virtual --what-if --out what-if.svg[/bold]   and what would change it
 
 [bold]ttlaunch simulate my_recipe/ --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
 """
@@ -46,7 +48,10 @@ def simulate(
     keep: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="Keep records and checkpoints in this folder, which must not exist."
+            "--out",
+            "-o",
+            metavar="DIR|FILE.svg",
+            help="Keep records and checkpoints in this folder, which must not exist; with --what-if, draw a picture.",
         ),
     ] = None,
     virtual: Annotated[
@@ -87,6 +92,16 @@ def simulate(
         list[str] | None,
         typer.Option("--slow", metavar="RANK=FACTOR", help="With --virtual: a rank that computes slower. Repeatable."),
     ] = None,
+    slow_link: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slow-link", metavar="RANK=FACTOR", help="With --virtual: a rank whose port is slower. Repeatable."
+        ),
+    ] = None,
+    what_if: Annotated[
+        bool,
+        typer.Option("--what-if", help="With --virtual: also with slower links, and with fewer and more ranks."),
+    ] = False,
     fold: Annotated[
         bool | None,
         typer.Option(
@@ -100,17 +115,15 @@ def simulate(
 ) -> None:
     """Run all ranks of a recipe in one process, with the same bits as a run, and report messages that do not match."""
     given = {"steps": steps, "compute_ms": compute_ms, "link_us": link_us, "link_gbps": link_gbps, "slow": slow}
-    conditions = {name: value for name, value in {**given, "fold": fold}.items() if value not in (None, [])}
-    if conditions and not virtual:
+    given |= {"slow_link": slow_link, "fold": fold, "what_if": what_if or None}
+    conditions = {name: value for name, value in given.items() if value not in (None, [])}
+    if virtual:
+        kept = replace(spec, target=target)
+        _simulate_virtually(kept, conditions, keep=keep, form=form, verbose=verbose)
+        return
+    if conditions:
         option = "--" + next(iter(conditions)).replace("_", "-")
         raise usage_error(f"`{option}` was given without `--virtual`", "add `--virtual`, or leave it out")
-    if virtual:
-        if keep is not None:
-            raise usage_error(
-                "`--out` was given with `--virtual`, which has no values to keep", "leave one of them out"
-            )
-        _simulate_virtually(replace(spec, target=target), conditions, form=form, verbose=verbose)
-        return
     from functools import partial
 
     from ttlaunch.cli.dialogue import TerminalDialogue
@@ -137,18 +150,35 @@ def simulate(
     exit_with(simulation.exit_status)
 
 
-def _simulate_virtually(spec: RunSpec, given: dict[str, Any], *, form: Format, verbose: bool) -> None:
+def _simulate_virtually(
+    spec: RunSpec, given: dict[str, Any], *, keep: Path | None, form: Format, verbose: bool
+) -> None:
     from ttlaunch.cli.dialogue import TerminalDialogue
-    from ttlaunch.cli.virtual_view import parse_slow, render_virtual
+    from ttlaunch.cli.virtual_view import draw_variants, parse_slow, render_variants, render_virtual
     from ttlaunch.lab.simulate import plan_simulation
     from ttlaunch.lab.virtual import Conditions, run_virtually
+    from ttlaunch.lab.what_if import what_if
 
-    conditions = Conditions(**{**given, "slow": parse_slow(given.get("slow", ()))})
-    found = run_virtually(plan_simulation(spec, TerminalDialogue(form, verbose=verbose)), conditions)
+    asks = given.pop("what_if", False)
+    if keep is not None and not asks:
+        raise usage_error("`--out` was given with `--virtual`, which has no values to keep", "leave one of them out")
+    for name in ("slow", "slow_link"):
+        given[name] = parse_slow(given.get(name, ()), option="--" + name.replace("_", "-"))
+    conditions, dialogue = Conditions(**given), TerminalDialogue(form, verbose=verbose)
+    if not asks:
+        found = run_virtually(plan_simulation(spec, dialogue), conditions)
+        if form is Format.JSON:
+            print_json(found.as_json(), schema="simulate-virtual")
+        else:
+            print_lines(render_virtual(found))
+        return
+    variants = what_if(spec, conditions, dialogue)
     if form is Format.JSON:
-        print_json(found.as_json(), schema="simulate-virtual")
+        print_json({"variants": [one.as_json() for one in variants]}, schema="simulate-what-if")
     else:
-        print_lines(render_virtual(found))
+        print_lines(render_variants(variants))
+    if keep is not None:
+        write_picture(keep, draw_variants(variants))
 
 
 def _summary(simulation: "Simulation", plan: "LaunchPlan") -> list[str]:

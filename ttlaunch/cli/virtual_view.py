@@ -1,19 +1,26 @@
-"""What `ttlaunch simulate --virtual` takes and prints: slow ranks, and the time of a step by rank with the parts it is made of."""
+"""What `ttlaunch simulate --virtual` takes and prints: slow ranks, the time of a step by rank with its parts, and what would change them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import counted, usage_error
 from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.draw.bars import Measurement, Panel, render_bars
 from ttlaunch.lab.virtual import GFLOPS, StepTime, VirtualRun
+from ttlaunch.lab.what_if import Variant
 
 _SLOW = re.compile(r"([0-9]{1,7})=([0-9]{1,6}(?:\.[0-9]{1,6})?)")
-_HEADING = ("ranks", "role", "step", "computing", "exposed communication", "waiting")
+_PARTS = ("computing", "exposed communication", "waiting")
+_HEADING = ("ranks", "role", "step", *_PARTS)
 
 
-def parse_slow(texts: Iterable[str]) -> dict[int, float]:
+def parse_slow(texts: Iterable[str], *, option: str) -> dict[int, float]:
     """Return the factor of each slow rank.
+
+    Args:
+        texts: What was given.
+        option: The option, for messages.
 
     Raises:
         LaunchError: A text is not `RANK=FACTOR`, the factor is 0, or a rank comes twice.
@@ -22,9 +29,9 @@ def parse_slow(texts: Iterable[str]) -> dict[int, float]:
     for text in texts:
         parts = _SLOW.fullmatch(text)
         if parts is None or not float(parts[2]):
-            raise usage_error(f"`--slow {shown(text)}` names no rank and factor", "`--slow 3=1.5`")
+            raise usage_error(f"`{option} {shown(text)}` names no rank and factor", f"`{option} 3=1.5`")
         if int(parts[1]) in found:
-            raise usage_error(f"`--slow` names rank {int(parts[1])} twice", "leave one of them out")
+            raise usage_error(f"`{option}` names rank {int(parts[1])} twice", "leave one of them out")
         found[int(parts[1])] = float(parts[2])
     return found
 
@@ -52,6 +59,55 @@ def render_virtual(found: VirtualRun) -> list[str]:
         "",
         f"  sent in steps    {found.step_bytes:,} bytes over {counted(found.pairs, 'pair')} of ranks{_verdict(found)}",
     ]
+
+
+def render_variants(variants: Sequence[Variant]) -> list[str]:
+    """Render what changes if one thing does: the step, what it is made of on the rank that takes longest, and what is trained in a second."""
+    first = variants[0].sequences_per_s
+    rows = []
+    for one in variants:
+        slowest, speed = _slowest(one), one.sequences_per_s
+        if one.found is None or slowest is None or speed is None or first is None:
+            rows.append((one.name, *[""] * 6, one.reason or "no rank counts steps"))
+            continue
+        parts = (slowest.computing_ms, slowest.exposed_ms, slowest.waiting_ms)
+        numbers = (f"{one.found.plan.world_size:,}", f"{slowest.step_ms:.3f}", *(f"{part:.3f}" for part in parts))
+        change = "" if one is variants[0] else f"{speed / first - 1:+.1%}"
+        rows.append((one.name, *numbers, f"{speed:,.1f}", change))
+    heading = ("what if", "ranks", "step", *_PARTS, "sequences/s", "change")
+    return [
+        "a step of the rank that takes longest, ms",
+        *render_table([heading, *rows], right=range(1, 7), indent="  "),
+    ]
+
+
+def draw_variants(variants: Sequence[Variant]) -> str:
+    """Draw the same numbers as SVG."""
+    slowest = [_slowest(one) for one in variants]
+
+    def panel(title: str, note: str, values: Sequence[float | None]) -> Panel:
+        found = (Measurement(one, one or 0.0, one or 0.0, "–" if one is None else f"{one:,.4g}") for one in values)
+        return Panel(title, note, tuple(found))
+
+    def part(title: str, note: str, value: Callable[[StepTime], float]) -> Panel:
+        return panel(title, note, [None if one is None else value(one) for one in slowest])
+
+    panels = [
+        panel("speed", "sequences/s", [one.sequences_per_s for one in variants]),
+        part("step", "ms", lambda one: one.step_ms),
+        part("computing", "ms", lambda one: one.computing_ms),
+        part("communication", "exposed, ms", lambda one: one.exposed_ms),
+        part("waiting", "for other ranks, ms", lambda one: one.waiting_ms),
+    ]
+    first = variants[0].found
+    assert first is not None  # noqa: S101 - without it there are no variants
+    note = f"a step of the rank that takes longest, on a virtual clock, {counted(first.conditions.steps, 'step')}"
+    return render_bars(f"What if: {first.plan.program.name}", [[one.name] for one in variants], panels, note=note)
+
+
+def _slowest(variant: Variant) -> StepTime | None:
+    groups = () if variant.found is None else variant.found.groups
+    return max((one for one in groups if one.steps), key=lambda one: (one.step_ms, one.computing_ms), default=None)
 
 
 def _verdict(found: VirtualRun) -> str:

@@ -38,6 +38,7 @@ class Conditions:
         link_us: The time that the first byte of a message travels.
         link_gbps: What each rank can send, and receive, in a second, in 10^9 bits.
         slow: Ranks that take longer to compute, and how many times as long.
+        slow_link: Ranks whose port is slower, and how many times.
         fold: Whether ranks that do the same run once.
     """
 
@@ -46,7 +47,14 @@ class Conditions:
     link_us: float = 50.0
     link_gbps: float = 10.0
     slow: Mapping[int, float] = field(default_factory=dict)
+    slow_link: Mapping[int, float] = field(default_factory=dict)
     fold: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        by_text = {
+            name: {str(rank): one for rank, one in getattr(self, name).items()} for name in ("slow", "slow_link")
+        }
+        return {**vars(self), **by_text, "gflops": GFLOPS if self.compute_ms is None else None}
 
     def order(self) -> bytes:
         """Return them as the process of the ranks reads them."""
@@ -57,6 +65,7 @@ class Conditions:
             "latency_s": self.link_us / 1e6,
             "bytes_per_s": self.link_gbps * 1e9 / 8,
             "slow": {str(rank): factor for rank, factor in self.slow.items()},
+            "slow_links": {str(rank): factor for rank, factor in self.slow_link.items()},
             "fold": self.fold,
         }
         return json.dumps(content).encode()
@@ -113,9 +122,8 @@ class VirtualRun:
     not_folded: str | None
 
     def as_json(self) -> dict[str, Any]:
-        known = {**vars(self.conditions), "slow": {str(rank): one for rank, one in self.conditions.slow.items()}}
         return {
-            "conditions": {**known, "gflops": GFLOPS if self.conditions.compute_ms is None else None},
+            "conditions": self.conditions.as_json(),
             "step_ms": self.step_ms,
             "groups": [one.as_json() for one in self.groups],
             "edges": list(self.edges),
@@ -133,10 +141,13 @@ def check_conditions(conditions: Conditions, *, world_size: int) -> None:
     Raises:
         LaunchError: There is one.
     """
-    for rank, factor in conditions.slow.items():
+    named = [("slow", *one) for one in conditions.slow.items()] + [
+        ("slow-link", *one) for one in conditions.slow_link.items()
+    ]
+    for option, rank, factor in named:
         if rank >= world_size:
             raise usage_error(
-                f"`--slow {rank}={factor:g}` names rank {rank}, but there are only {world_size}",
+                f"`--{option} {rank}={factor:g}` names rank {rank}, but there are only {world_size}",
                 f"a rank from 0 to {world_size - 1}",
             )
 

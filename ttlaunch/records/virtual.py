@@ -21,6 +21,7 @@ class VirtualOrder:
         compute_s: How long the forward and backward pass of one micro-batch through the whole model takes; 0: not given.
         latency_s, bytes_per_s: What a message costs.
         slow: Ranks that take longer, and how many times as long.
+        slow_links: Ranks whose port is slower, and how many times.
         fold: Whether ranks that do the same run once.
     """
 
@@ -30,7 +31,8 @@ class VirtualOrder:
     latency_s: Amount
     bytes_per_s: Amount
     slow: dict[str, Amount]
-    fold: Flag = True
+    slow_links: dict[str, Amount]
+    fold: Flag
 
 
 @record

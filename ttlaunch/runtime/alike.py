@@ -15,18 +15,17 @@ from ttlaunch.runtime.comm.virtual_world import Classes
 from ttlaunch.runtime.world import Rank
 
 
-def first_classes(roles: Sequence[str], slowness: Mapping[Rank, float], shares: Sequence[Hashable]) -> Classes:
+def first_classes(roles: Sequence[str], differences: Sequence[Hashable]) -> Classes:
     """Divide ranks by what is known before they run; the first rank of each role, which often decides for all, is alone.
 
     Args:
         roles: The role of each rank.
-        slowness: How many times as long some ranks take to compute.
-        shares: What else distinguishes each rank.
+        differences: What else distinguishes each rank: how slow it is, and how large its shares of the data are.
     """
     found: dict[Hashable, list[Rank]] = defaultdict(list)
     known = set[str]()
     for rank, role in enumerate(roles):
-        found[role, role in known, slowness.get(Rank(rank), 1.0), shares[rank]].append(Rank(rank))
+        found[role, role in known, differences[rank]].append(Rank(rank))
         known.add(role)
     return _in_order(found.values())
 

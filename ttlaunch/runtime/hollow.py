@@ -84,12 +84,19 @@ class Hollow(TorchDispatchMode):
         self._spend = spend
         self._known: dict[Hashable, Found] = {} if known is None else known
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave out a wrapper around each operation that is for `torch.compile`, which no rank without values uses."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        leaves, tree = tree_flatten((args, dict(kwargs or {})))
+        if func.is_view or func in _READS:
+            return func(*args, **(kwargs or {}))
+        leaves, form_of_arguments = _leaves(args, kwargs or {})
         tensors = [one for one in leaves if isinstance(one, Tensor)]
-        if func.is_view or func in _READS or (tensors and all(map(has_values, tensors))):
+        if tensors and all(map(has_values, tensors)):
             return func(*args, **(kwargs or {}))
         if not func._schema.returns:  # noqa: SLF001  it would only change values of its arguments
             if self._spend is not None:
@@ -97,10 +104,11 @@ class Hollow(TorchDispatchMode):
             return None
         if func is _EQUAL:
             return True
-        key = (func, tree, tuple(map(_key, leaves)))
-        if key not in self._known:
-            self._known[key] = self._run(func, leaves, tree)
-        shapes, form = self._known[key]
+        key = (func, form_of_arguments, tuple(map(_key, leaves)))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._run(func, *tree_flatten((args, dict(kwargs or {}))))
+        shapes, form = known
         if not tensors and all(one.dtype not in _WITHOUT_VALUES for one in shapes if isinstance(one, _Shape)):
             return func(*args, **(kwargs or {}))  # such as `arange`
         made = tree_unflatten([one.made(leaves) if isinstance(one, _Shape) else one for one in shapes], form)
@@ -124,6 +132,20 @@ class Hollow(TorchDispatchMode):
             args, kwargs = tree_unflatten(given, tree)
             found, form = tree_flatten(func(*args, **kwargs))
         return [_shape(one, given, places) if isinstance(one, Tensor) else one for one in found], form
+
+
+def _leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Hashable]:
+    """Return what `tree_flatten` returns, in the same order, for arguments of torch's operations, where lists have no lists in them: much faster."""
+    leaves: list[Any] = []
+    lengths: list[int] = []
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, list | tuple):
+            leaves += one
+            lengths.append(len(one))
+        else:
+            leaves.append(one)
+            lengths.append(-1)
+    return leaves, (tuple(lengths), tuple(kwargs))
 
 
 def _key(leaf: Any) -> Hashable:

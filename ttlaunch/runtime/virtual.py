@@ -91,24 +91,35 @@ def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
     if order.compute_s:
         flops_per_s = _flops_of_micro_batch(cfg, world, corpus) / order.compute_s
     slowness = {Rank(int(rank)): factor for rank, factor in order.slow.items()}
-    play = _Play(world, cfg, corpus, trainer, Link(order.latency_s, order.bytes_per_s), slowness, flops_per_s)
-    alone: Classes = tuple((Rank(rank),) for rank in range(world.size))
-    reason = None
-    if order.fold:
-        classes = first_classes(world.roles, slowness, _blocks(cfg, corpus, world.roles))
-        while len(classes) < world.size:
-            try:
-                return play.run(classes) | {"flops_per_s": flops_per_s, "not_folded": None}
-            except NotAlikeError as error:
-                reason = error.reason
-                finer = divided(classes, error.classes, play.seen)
-            if len(finer) in range(len(classes) + 1, _MOST_CLASSES + 1):
-                classes = finer
-            else:
-                break
-        if reason is not None and world.size > _MOST_RANKS:
-            raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated that are not alike: {reason}")
-    return play.run(alone) | {"flops_per_s": flops_per_s, "not_folded": reason}
+    slow_links = {Rank(int(rank)): factor for rank, factor in order.slow_links.items()}
+    link = Link(order.latency_s, order.bytes_per_s, slow_links)
+    play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s)
+    blocks = _blocks(cfg, corpus, world.roles)
+    ranks = [Rank(rank) for rank in range(world.size)]
+    differences = [(slowness.get(rank), slow_links.get(rank), blocks[rank]) for rank in ranks]
+    classes = first_classes(world.roles, differences) if order.fold else tuple((rank,) for rank in ranks)
+    return _run_folded(play, classes) | {"flops_per_s": flops_per_s}
+
+
+def _run_folded(play: "_Play", classes: Classes) -> dict[str, Any]:
+    """Run one rank of each class, and divide classes until all of their ranks are alike, or let every rank run.
+
+    Raises:
+        ValueError: There are too many ranks for each to run.
+    """
+    reason, size = None, play.world.size
+    while len(classes) < size:
+        try:
+            return play.run(classes) | {"not_folded": None}
+        except NotAlikeError as error:
+            reason = error.reason
+            finer = divided(classes, error.classes, play.seen)
+        if not len(classes) < len(finer) <= _MOST_CLASSES:
+            break
+        classes = finer
+    if reason is not None and size > _MOST_RANKS:
+        raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated that are not alike: {reason}")
+    return play.run(tuple((Rank(rank),) for rank in range(size))) | {"not_folded": reason}
 
 
 @dataclass

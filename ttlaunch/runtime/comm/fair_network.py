@@ -1,4 +1,4 @@
-"""How long messages take that share ports and links: a fluid model with max-min fair rates.
+"""How long messages take that share ports: a fluid model with max-min fair rates.
 
 Every message that is under way has a rate. Rates are max-min fair: none can grow without another one, which is no faster, becoming slower. They
 change only when a message begins or has passed. Equal messages between equal ports are one `Flow` with a count for each port, so thousands
@@ -8,21 +8,26 @@ Source: D. Bertsekas, R. Gallager, "Data Networks", 2nd edition, Prentice Hall 1
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from ttlaunch.runtime.world import Rank
+
+Port = tuple[str, Rank]
+"""What messages share: what leaves a rank (`out`), or enters it (`in`)."""
 
 
 @dataclass(eq=False)
 class Flow:
-    """Messages of one size that begin at the same time and share all ports and links in the same way.
+    """Messages of one size that begin at the same time and share all ports in the same way.
 
     Attributes:
-        loads: How many of them pass through each port or link. Of equal ports, one is named.
+        loads: How many of them pass through each port. Of equal ports, one is named.
         left: The bytes of each that had not passed at the time `since_s`, when it got its rate.
         version: Changes with the rate.
     """
 
-    loads: Mapping[Hashable, int]
+    loads: Mapping[Port, int]
     left: float
     passed: Callable[[float], object] = field(repr=False)
     rate: float = 0.0
@@ -33,11 +38,11 @@ class Flow:
 class FairNetwork:
     """The messages under way."""
 
-    def __init__(self, capacity: Callable[[Hashable], float]) -> None:
+    def __init__(self, capacity: Callable[[Port], float]) -> None:
         """Begin without messages.
 
         Args:
-            capacity: Returns the bytes per second of a port or link.
+            capacity: Returns the bytes per second of a port.
         """
         self._capacity = capacity
         self._flows: dict[Flow, None] = {}  # in the order in which they began
@@ -67,7 +72,7 @@ class FairNetwork:
         return changed
 
 
-def fair_rates(flows: Iterable[Flow], capacity: Callable[[Hashable], float]) -> dict[Flow, float]:
+def fair_rates(flows: Iterable[Flow], capacity: Callable[[Port], float]) -> dict[Flow, float]:
     """Return the max-min fair rate of each of some flows.
 
     All ports with the smallest share are settled together, and each is charged once with the product of rate and count: so the result has
@@ -76,7 +81,7 @@ def fair_rates(flows: Iterable[Flow], capacity: Callable[[Hashable], float]) -> 
     Cost: for each different rate, one pass through the flows that are left.
     """
     rates: dict[Flow, float] = {}
-    crossing: Counter[Hashable] = Counter()
+    crossing: Counter[Port] = Counter()
     for flow in flows:
         for place, count in flow.loads.items():
             crossing[place] += count
@@ -86,7 +91,7 @@ def fair_rates(flows: Iterable[Flow], capacity: Callable[[Hashable], float]) -> 
         # Shares only grow from round to round; where rounding says otherwise, a rate of 0 would never end.
         least = max(least, min(free[place] / count for place, count in crossing.items()))
         tight = {place for place, count in crossing.items() if free[place] / count <= least}
-        settled: Counter[Hashable] = Counter()
+        settled: Counter[Port] = Counter()
         still_open = []
         for flow in open_flows:
             if tight.isdisjoint(flow.loads):

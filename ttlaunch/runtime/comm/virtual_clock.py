@@ -19,10 +19,16 @@ class Link:
     Attributes:
         latency_s: The time that its first byte travels.
         bytes_per_s: What each rank can send, and receive, in a second; messages at the same time share it.
+        slowness: How many times slower the ports of some ranks are.
     """
 
     latency_s: float
     bytes_per_s: float
+    slowness: Mapping[Rank, float] = field(default_factory=dict)
+
+    def port(self, rank: Rank) -> float:
+        """Return the bytes that a rank can send, and receive, in a second."""
+        return self.bytes_per_s / self.slowness.get(rank, 1.0)
 
 
 @dataclass

@@ -12,7 +12,7 @@ are messages.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -95,7 +95,7 @@ class VirtualWorld:
                 self._class_of[rank] = place
         self._first = [ranks[0] for ranks in self._classes]
         self._turns = Turns(self._first, when_stuck=self._go_on)
-        self._network = FairNetwork(lambda _: link.bytes_per_s)
+        self._network = FairNetwork(lambda port: link.port(port[1]))
         self._is_shared = True  # whether all messages under way have their rates
         self._waiting: dict[Rank, _Wait] = {}
         self._open: dict[tuple[int, int, int, bool], list[_Batch]] = {}  # of the newest time
@@ -247,7 +247,8 @@ class VirtualWorld:
             self._leave(sends, receives, None, at_s)
             return
         # Every rank of a class has ports of its own with the same load, so those of the representative stand for all.
-        loads: dict[Hashable, int] = {("out", source): len(sends.peers), ("in", dest): len(receives.peers)}
+        ports = ("out", self._first[source]), ("in", self._first[dest])
+        loads = dict(zip(ports, (len(sends.peers), len(receives.peers)), strict=True))
         flow = Flow(loads, float(sends.size), lambda _: None)
         flow.passed = partial(self._leave, sends, receives, flow)
         self._network.begin(flow, now_s=at_s)

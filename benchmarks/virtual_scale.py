@@ -1,0 +1,176 @@
+"""The virtual clock with thousands of ranks: folded exactly as unfolded, 1,024 and 10,000 ranks, and where recipes stop scaling.
+
+    python benchmarks/virtual_scale.py [--most 10000] [--no-curves] [--write docs/explanation]
+
+Folded: `data_parallel` on 8, 32 and 64 ranks, with and without a slow rank. The times of each step of each rank have to be the same floats as
+those of ranks that all run their own code.
+
+Size: 3 steps of 1,024 ranks within 60 s and 2 GB, of 10,000 within 120 s, both in processor time; with 1,024, the bytes of each pair of
+ranks have to be those of the recipe's formula.
+
+Curves: each worker has the same work whatever their number, 20 GFLOP a step at 50 GFLOP/s, with 10 Gbit/s and 50 µs between any two ranks. A recipe
+stops scaling where less than half of the slowest rank's step is computing. `--write` keeps the table and the picture for the documentation.
+"""
+
+import argparse
+import json
+import math
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import LaunchError
+from ttlaunch.draw.curves import Chart, Curve, render_charts_svg
+from ttlaunch.lab.simulate import plan_simulation
+from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun, run_virtually
+
+LIMITS_S = {1024: 60.0, 10_000: 120.0}
+MOST_BYTES = 2e9
+SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 1024, 10_000)
+FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp")
+ALL_RUN = ("zero", "hierarchical_parallel", "sync_ps", "tensor_parallel", "pipeline_parallel")
+MOST_THAT_ALL_RUN = 32
+MODEL = (
+    "transformer_config={num_blocks: 4, num_heads: 4, embedding_dim: 256, max_sequence_length: 128}",
+    "checkpoint_config={interval: null}",
+    "training_config.micro_batch_size=2",
+    "training_config.validation_sequences=2",
+    "training_config.validation_interval=1000",
+)
+KEYS = {
+    "classic_dp": ["classic_dp_config.staleness_bound=0"],
+    "local_sgd": ["local_sgd_config.every=1"],
+    "diloco": ["diloco_config.every=1"],
+    "tensor_parallel": ["tensor_parallel_config.ranks=2"],
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A point of a curve: how much of the slowest rank's step is computing, exposed communication and waiting."""
+
+    workers: int
+    ranks: int
+    step_ms: float
+    computing: float
+    exposed: float
+    waiting: float
+    role: str
+
+
+def main() -> int:
+    """Print the tables; status 1 if a limit is missed."""
+    parser = argparse.ArgumentParser(description="Measure simulations on a virtual clock.")
+    parser.add_argument("--most", type=int, default=10_000, help="no more ranks than these")
+    parser.add_argument("--no-curves", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write scaling.json and scaling.svg there")
+    options = parser.parse_args()
+    is_met = [_folds(ranks, slow) for ranks in (8, 32, 64) for slow in ({}, {ranks // 3: 1.5})]
+    is_met += [_is_in_time(ranks) for ranks in LIMITS_S if ranks <= options.most]
+    if not options.no_curves:
+        curves = {name: _curve(name, most=options.most) for name in FOLDS}
+        curves |= {name: _curve(name, most=min(options.most, MOST_THAT_ALL_RUN)) for name in ALL_RUN}
+        if options.write is not None:
+            _write(curves, options.write)
+    print("all met" if all(is_met) else "MISSED")
+    return 0 if all(is_met) else 1
+
+
+def _simulate(name: str, workers: int, conditions: Conditions, *, work: int = 4) -> VirtualRun:
+    """Simulate workers, each with so many micro-batches of two sequences."""
+    values = [*MODEL, *KEYS.get(name, ()), f"training_config.batch_size={2 * work * workers}"]
+    if name == "tensor_parallel":
+        values += [f"tensor_parallel_config.replicas={workers // 2}"]
+    elif name == "pipeline_parallel":
+        values += [
+            "multihost_config.num_workers=2",
+            f"multihost_config.pipeline_parallel_config.replicas={workers // 2}",
+        ]
+    else:
+        values += [f"multihost_config.num_workers={workers}"]
+    return run_virtually(plan_simulation(RunSpec(name, overrides=values), Unattended()), conditions)
+
+
+def _times(found: VirtualRun) -> dict[int, StepTime]:
+    return {rank: one for one in found.groups for rank in one.members}
+
+
+def _folds(ranks: int, slow: dict[int, float]) -> bool:
+    folded, every = (
+        _simulate("data_parallel", ranks, Conditions(slow=slow, fold=fold), work=1) for fold in (True, False)
+    )
+    one, other = _times(folded), _times(every)
+    parts = ("step_ms", "computing_ms", "exposed_ms", "waiting_ms", "each_ms")
+    same = all(getattr(one[rank], part) == getattr(other[rank], part) for rank in range(ranks) for part in parts)
+    is_met = same and len(every.groups) == ranks and not folded.differing and folded.no_formula is None
+    print(
+        f"{ranks:6} ranks {'one slow' if slow else 'all alike':10} {len(folded.groups)} groups, {'equal' if is_met else 'DIFFERENT'}",
+        flush=True,
+    )
+    return is_met
+
+
+def _is_in_time(ranks: int) -> bool:
+    before = _spent_s()
+    found = _simulate("data_parallel", ranks, Conditions(), work=1)
+    took_s, most = _spent_s() - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    is_exact = found.differing == 0 and (ranks > min(LIMITS_S) or found.no_formula is None)
+    is_met = took_s <= LIMITS_S[ranks] and most <= MOST_BYTES and is_exact
+    bytes_of = "not compared" if found.no_formula else f"{found.pairs:,} pairs, {found.differing} differ"
+    print(
+        f"{ranks:6} ranks {len(found.groups)} groups, {took_s:.1f} s, {most / 1e6:.0f} MB, bytes: {bytes_of}{'' if is_met else '  MISSED'}",
+        flush=True,
+    )
+    return is_met
+
+
+def _spent_s() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in usages)
+
+
+def _curve(name: str, *, most: int) -> list[Place]:
+    found: list[Place] = []
+    for workers in SIZES:
+        if workers > most:
+            break
+        try:
+            run = _simulate(name, workers, Conditions(steps=2))
+        except LaunchError as error:
+            print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}", flush=True)
+            break
+        slowest = max((one for one in run.groups if one.steps), key=lambda one: (one.step_ms, one.exposed_ms))
+        parts = (slowest.computing_ms, slowest.exposed_ms, slowest.waiting_ms)
+        place = Place(
+            workers, run.plan.world_size, slowest.step_ms, *(part / slowest.step_ms for part in parts), slowest.role
+        )
+        print(
+            f"{name:22} {workers:6} workers {place.ranks:6} ranks {place.step_ms:10.2f} ms: {place.computing:6.1%} computing, "
+            f"{place.exposed:6.1%} communication, {place.waiting:6.1%} waiting, of {place.role}",
+            flush=True,
+        )
+        found.append(place)
+    return found
+
+
+def _write(curves: dict[str, list[Place]], folder: Path) -> None:
+    content = {name: [vars(one) for one in places] for name, places in curves.items()}
+    (folder / "scaling.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    charts = [_chart("ranks that fold", curves, FOLDS), _chart("each rank runs", curves, ALL_RUN)]
+    note = "the share of a step that the slowest rank computes, %; to the right, workers as powers of two"
+    (folder / "scaling.svg").write_text(
+        render_charts_svg("Weak scaling on a virtual clock", charts, note=note), encoding="utf-8"
+    )
+
+
+def _chart(title: str, curves: dict[str, list[Place]], names: Sequence[str]) -> Chart:
+    points = {name: tuple((math.log2(one.workers), 100 * one.computing) for one in curves[name]) for name in names}
+    return Chart(title, tuple(Curve(name, found) for name, found in points.items() if found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

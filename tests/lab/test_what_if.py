@@ -1,0 +1,65 @@
+"""`simulate --virtual --what-if`: which runs are simulated, and how their times are shown. The simulation itself has its own tests."""
+
+import pytest
+
+from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.cli.virtual_view import draw_variants, render_variants
+from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun
+from ttlaunch.lab.what_if import what_if
+
+BATCH = ("training_config.batch_size=8", "training_config.micro_batch_size=1", "multihost_config.num_workers=4")
+
+
+def simulated(plan, conditions):
+    """A made-up result: 8 ms of work that all ranks share, and 1 ms for messages at 10 Gbit/s."""
+    workers, batch = plan.world_size, plan.as_json()["config"]["training_config"]["batch_size"]
+    exposed_ms = 10 / conditions.link_gbps * max(conditions.slow_link.values(), default=1.0)
+    computing_ms = batch / workers
+    step_ms = computing_ms + exposed_ms
+    one = StepTime(((0, workers - 1),), "worker", 3, step_ms, computing_ms, exposed_ms, 0.0, (step_ms,) * 3)
+    return VirtualRun(plan, conditions, (one,), step_ms, (), 0, 0, 0, None, None)
+
+
+@pytest.fixture
+def variants():
+    spec = RunSpec("data_parallel", ranks=4, overrides=BATCH)
+    return what_if(spec, Conditions(slow={3: 2.0}), Unattended(), run=simulated)
+
+
+def test_one_thing_differs_at_a_time(variants):
+    assert [
+        ("as described", 4, 10.0, {}, {3: 2.0}, 8 / 3e-3),
+        ("rank 3's link at half speed", 4, 10.0, {3: 2.0}, {3: 2.0}, 8 / 4e-3),
+        ("all links at half speed", 4, 5.0, {}, {3: 2.0}, 8 / 4e-3),
+        ("one worker less", 3, 10.0, {}, {}, 8 / (1e-3 + 8e-3 / 3)),
+        ("twice the workers", 8, 10.0, {}, {3: 2.0}, 8 / 2e-3),
+        ("twice the workers, twice the batch", 8, 10.0, {}, {3: 2.0}, 16 / 3e-3),
+    ] == [
+        (
+            one.name,
+            found.plan.world_size,
+            under.link_gbps,
+            under.slow_link,
+            under.slow,
+            pytest.approx(one.sequences_per_s),
+        )
+        for one in variants
+        for found, under in [(one.found, one.found.conditions)]
+    ]
+
+
+def test_the_table_shows_what_each_change_gains(variants):
+    lines = render_variants(variants)
+    assert ["as", "described", "4", "3.000", "2.000", "1.000", "0.000", "2,666.7"] == lines[2].split()
+    assert lines[6].endswith("4,000.0  +50.0%")
+    assert "twice the workers, twice the batch" in draw_variants(variants)
+
+
+def test_a_change_that_is_not_possible_says_why():
+    """Eight workers would need eight micro-batches."""
+    few = ("training_config.batch_size=4", *BATCH[1:])
+    found = what_if(RunSpec("data_parallel", ranks=4, overrides=few), Conditions(), Unattended(), run=simulated)
+    reasons = {one.name: one.reason for one in found}
+    assert reasons.pop("twice the workers").startswith("8 workers share 4 micro-batches")
+    assert {None} == set(reasons.values())
