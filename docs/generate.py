@@ -334,6 +334,7 @@ def _exit_statuses() -> str:
         contract.STATUS_HOST_LOST: "a host was lost",
         contract.STATUS_NO_PROGRESS: "restarts made no progress (`--max-restarts`, or a job that is requeued)",
         contract.STATUS_TIME_LIMIT: "the time limit of a batch system was near (SIGUSR1): ranks have saved their step",
+        contract.STATUS_AUDIT: "an audit found a rank that computed wrong (`--audit`)",
         contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",
         contract.STATUS_TERMINATED: "ended by SIGTERM",
     }

@@ -31,6 +31,7 @@ from ttlaunch.spec.recipe.compression import compressed_mean_traffic as compress
 from ttlaunch.spec.recipe.compression import compression_makes_sense as compression_makes_sense
 from ttlaunch.spec.recipe.compression import payload_bytes as payload_bytes
 from ttlaunch.spec.recipe.compression import pushes_are_compressed as pushes_are_compressed
+from ttlaunch.spec.recipe.declare import Audited as Audited
 from ttlaunch.spec.recipe.declare import Elastic as Elastic
 from ttlaunch.spec.recipe.declare import Flow as Flow
 from ttlaunch.spec.recipe.declare import Layout as Layout

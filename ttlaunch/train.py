@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.comm.reduction import mean_per_token as mean_per_token
     from ttlaunch.runtime.comm.torch_group import process_group as process_group
     from ttlaunch.runtime.context import RankContext as RankContext
+    from ttlaunch.runtime.data.batches import MicroBatch as MicroBatch
     from ttlaunch.runtime.data.batches import micro_batches as micro_batches
     from ttlaunch.runtime.data.batches import validation_micro_batches as validation_micro_batches
     from ttlaunch.runtime.model.losses import count_tokens as count_tokens
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.tiers.local_ranks import send_validation as send_validation
     from ttlaunch.runtime.parallel.tiers.local_ranks import worker_groups as worker_groups
     from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer as RemoteOptimizer
+    from ttlaunch.runtime.parallel.zero.audited import audited as audited
     from ttlaunch.runtime.parallel.zero.elastic import ElasticShards as ElasticShards
     from ttlaunch.runtime.parallel.zero.gradients import ScatteredGradients as ScatteredGradients
     from ttlaunch.runtime.parallel.zero.layout import ShardLayout as ShardLayout
@@ -139,6 +141,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.training.optimizers import learning_rate as learning_rate
     from ttlaunch.runtime.training.optimizers import norms_of_layers as norms_of_layers
     from ttlaunch.runtime.training.passes import differentiate as differentiate
+    from ttlaunch.runtime.training.passes import differentiated as differentiated
     from ttlaunch.runtime.training.passes import in_step as in_step
     from ttlaunch.runtime.training.passes import mean_gradient as mean_gradient
     from ttlaunch.runtime.training.rank_model import build_model as build_model

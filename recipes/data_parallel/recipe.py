@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    Audited,
     CompressionConfig,
     Elastic,
     Layout,
@@ -62,4 +63,5 @@ RECIPE = Recipe(
         kept_bytes=4,  # the mean gradient, beside the gradients that the next step overwrites
         traffic=traffic,
     ),
+    audited=Audited("worker", only={"data_parallel_config.reduction": "canonical", "compression_config.kind": "none"}),
 )

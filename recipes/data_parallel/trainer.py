@@ -4,23 +4,20 @@
     worker 0 <-- finished shards ------------> worker 1 <-- ... --> worker W-1      and gets the other shards
 
 An all-reduce moves 2(W - 1)/W of the weights' size S in and out of every worker, whatever W is, so no worker is a bottleneck.
-The price is memory: every worker keeps weights, gradients and optimizer state (16 bytes a parameter with AdamW), and makes the
-same update.
+The price is memory: every worker has weights, gradients and optimizer state, 16 bytes a parameter with AdamW.
 
-With `reduction: canonical` workers add gradients along one tree over the micro-batches, so any number of workers trains to the
-bits of one process. A worker whose micro-batches are several nodes of the tree sends its shards once for each node. With
-`reduction: fast` torch's DistributedDataParallel adds them while the backward pass still runs, in an order that depends on W.
+With `reduction: canonical` workers add gradients along one tree over the micro-batches, an order of our own, so any number of them
+trains to the bits of one process. A worker with several nodes of the tree sends its shards once for each. With `reduction: fast`
+torch's DistributedDataParallel adds gradients while the backward pass still runs, in an order that depends on W.
 
     ttlaunch run data_parallel
     ttlaunch run data_parallel --on 5loudboxes -c train.yaml
 
-Shapes: N = values of all parameters in one flat vector, B = sequences in a micro-batch, T = tokens in a sequence,
-V = micro-batches of a validation.
-Source: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, for the idea
-and for `fast`; the order of sums in `canonical` is our own.
+Shapes: N = values of all parameters in one flat vector, B = sequences in a micro-batch, T = tokens in a sequence.
+Source: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, for `fast`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 
@@ -31,6 +28,7 @@ from ttlaunch.train import (
     CompressedExchange,
     ElasticExchange,
     GradientExchange,
+    MicroBatch,
     Model,
     RankContext,
     TrainingLoop,
@@ -39,6 +37,7 @@ from ttlaunch.train import (
     build_optimizer,
     contiguous_blocks,
     differentiate,
+    differentiated,
     global_norm,
     mean_per_token,
     micro_batches,
@@ -103,10 +102,13 @@ def _exchange(cfg: Config, ctx: RankContext, model: Model) -> Exchange:
 def _mean_gradient(cfg: Config, ctx: RankContext, step: int, *, model: Model, exchange: Exchange) -> tuple[float, int]:
     """Leave the gradient of the mean loss in `grads_N`; buckets travel while the last micro-batch is differentiated."""
 
+    def compute(batch: MicroBatch, before: Callable[..., None] | None) -> tuple[float, int]:
+        index, x_BT, y_BT = batch
+        return differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=before)
+
     def enter(indices: Iterable[int]) -> None:
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, indices=indices):
-            expect = partial(exchange.expect, index)
-            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+        passes = differentiated(cfg, ctx, step, model, compute, indices=indices, expect=exchange.expect)
+        for index, loss, tokens in passes:
             exchange.accumulate(index, tokens=tokens, loss=loss)
 
     return exchange.mean(step, enter)

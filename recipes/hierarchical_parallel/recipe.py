@@ -1,6 +1,7 @@
 """What the hierarchical recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
 from ttlaunch.recipe import (
+    Audited,
     Elastic,
     Layout,
     Naive,
@@ -51,4 +52,5 @@ RECIPE = Recipe(
         shadow_bytes=shadow_bytes,
         traffic=members_traffic,
     ),
+    audited=Audited("worker", only={"device_config.enable_ddp": False, "device_config.enable_tp": False}),
 )

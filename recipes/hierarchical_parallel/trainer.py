@@ -27,10 +27,9 @@ from ttlaunch.train import (
     build_aggregator,
     build_model,
     build_optimizer,
-    differentiate,
+    differentiated,
     learning_rate,
     mean_per_token,
-    micro_batches,
     own_group,
     ranks_of_share,
     receive_validation,
@@ -64,9 +63,10 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     for step in loop.steps():
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ranks_of_share(cfg, ctx)):
-            expect = partial(optimizer.expect, index)  # in the last backward pass gradients leave as they get ready
-            loss, count = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+        among = ranks_of_share(cfg, ctx)
+        # In the last backward pass gradients leave as they get ready.
+        passes = differentiated(cfg, ctx, step, model, among=among, expect=optimizer.expect)
+        for index, loss, count in passes:
             optimizer.accumulate(index, tokens=count, loss=loss)
             losses, tokens = losses + loss, tokens + count
         optimizer.step()  # weights come in; each layer's next forward pass waits for its own

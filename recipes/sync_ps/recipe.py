@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ttlaunch.recipe import (
+    Audited,
     Bits,
     CompressionConfig,
     Elastic,
@@ -78,4 +79,5 @@ RECIPE = Recipe(
         shadow_bytes=shadow_bytes,
         traffic=members_traffic,
     ),
+    audited=Audited("worker", only={"sync_ps_config.straggler": ("wait", "fail")}),
 )

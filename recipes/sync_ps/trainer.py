@@ -30,11 +30,10 @@ from ttlaunch.train import (
     build_optimizer,
     build_shard,
     contiguous_blocks,
-    differentiate,
+    differentiated,
     global_norm,
     mean_gradient,
     mean_per_token,
-    micro_batches,
     restore_averaged,
     shared_norm,
     slowed,
@@ -82,8 +81,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             break
         losses, tokens = 0.0, 0
         with slowed(cfg.sync_ps_config.slow_workers, place):
-            for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
-                loss, count = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
+            for index, loss, count in differentiated(cfg, ctx, step, model, among=workers):
                 sums.add(index, model.take_gradients(), tokens=count, loss=loss)
                 model.zero_grad()
                 losses, tokens = losses + loss, tokens + count

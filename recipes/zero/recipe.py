@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    Audited,
     Elastic,
     Layout,
     Naive,
@@ -47,4 +48,5 @@ RECIPE = Recipe(
     ),
     # Each worker owns a part of the state and shadows that of another one; at stage 0 all have all of it.
     elastic=Elastic("zero", slots=0, shadow_bytes=shadow_bytes, kept_bytes=kept_bytes, traffic=members_traffic),
+    audited=Audited("worker", only={"zero_config.stage": (2, 1, 0)}),  # at stage 3 nobody has a whole model
 )

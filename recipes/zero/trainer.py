@@ -37,6 +37,7 @@ from ttlaunch.train import (
     ShardLayout,
     SharedNorms,
     TrainingLoop,
+    audited,
     build_model,
     build_optimizer,
     global_norm,
@@ -98,7 +99,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     for step in loop.steps():
         weights.begin(step - 1)
         passes = LayerPasses(model, list(micro_batches(cfg, ctx, step, among=workers)), step=step)
-        loss, tokens = _mean_gradient(passes, weights, gradients)
+        with audited(cfg, ctx, step, model=model, weights=weights, gradients=gradients):
+            loss, tokens = _mean_gradient(passes, weights, gradients)
         norm = global_norm(list(norms.squares().values()))
         rate = optimizer.step(step, norm=norm)  # of the shards that this worker owns
         weights.publish(step)

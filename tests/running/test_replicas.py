@@ -7,7 +7,7 @@ import pytest
 from tests.running.test_checkpoints import PLAN, Planned, write_shard
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.records.ranks import Digests
+from ttlaunch.records.audits import Digests
 from ttlaunch.running import replicas as module
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, complete_checkpoints
 from ttlaunch.running.checkpoints.resume import find_checkpoint

@@ -48,6 +48,7 @@ class ClusterOptions(TypedDict, total=False):
         engine: What starts the ranks: `agents` or `openmpi`; unless given, the program decides.
         args: Arguments of a script.
         elastic: The least and the most workers of a recipe, as `MIN:MAX`, while workers come and go.
+        audit: The share of steps in which ranks check each other's gradients, such as `1/50`.
         naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
         independent: Whether each rank of a script is meant to train a model of its own.
         env: Variables for all ranks, such as `{"OMP_NUM_THREADS": "1"}`; or texts `NAME=VALUE`, and `NAME` for the value of
@@ -68,6 +69,7 @@ class ClusterOptions(TypedDict, total=False):
     engine: str | None
     args: Sequence[str]
     elastic: str
+    audit: str
     naive: bool
     independent: bool
     env: Mapping[str, str] | Sequence[str]

@@ -19,14 +19,14 @@ _LEAST = {"grace": 0, "lease": 2, "hang_timeout": 1}
 """The smallest value of each option that is a number, the same as on the command line."""
 
 _PATHS = ("on", "config", "hostfile", "rank_bindings", "runs_dir", "resume", "keep")
-_TEXTS = ("mpi_args", "engine", "profile_steps", "share_with", "coordinator")
+_TEXTS = ("audit", "mpi_args", "engine", "profile_steps", "share_with", "coordinator")
 _LISTS = ("args", "sinks")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 _PLAIN = re.compile(r"[A-Za-z_./~-][A-Za-z0-9_./~-]*")
 """Texts that YAML reads unchanged, unless it takes them for a number, a truth value or null."""
 
 
-_PASSED_ON = ("ranks", "mpi_args", "engine", "resume", "trace_steps", "profile_steps", "elastic")
+_PASSED_ON = ("ranks", "mpi_args", "engine", "resume", "trace_steps", "profile_steps", "elastic", "audit")
 """Options that a specification has under the same name."""
 
 

@@ -330,6 +330,7 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
             ("--set", request.overrides),
             ("--naive", request.naive),
             ("--elastic", request.elastic),
+            ("--audit", request.audit),
         )
         if value
     ]
@@ -433,6 +434,7 @@ def _configure(
 ) -> "LoadedConfig":
     """Read the recipe's configuration, and apply what `--set`, `--ranks` and `--naive` change."""
     from ttlaunch.app.initial_weights import take_sizes
+    from ttlaunch.planning.audits import with_audits
     from ttlaunch.planning.given_ranks import set_ranks
     from ttlaunch.spec.recipe.config import load_config, naive_config, unused_by_naive
 
@@ -441,6 +443,7 @@ def _configure(
     loaded = load_config(
         recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame
     )
+    loaded = with_audits(recipe, loaded, request.audit)
     result.diagnostics += _other_kind(loaded) or loaded.diagnostics
     if not request.naive:
         loaded, mistakes = take_sizes(recipe, loaded, working_folder, is_own_file=request.config_file is None)

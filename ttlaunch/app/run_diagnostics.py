@@ -94,7 +94,10 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     hints = [failure.next_step] if failure.next_step else []
     if is_hung and folder.file(contract.STACKS_DIR).is_dir():
         hints.append(f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/")
-    if failure.kind is Cause.DIFFERS:  # what the rank did last, and its log, show nothing about its tensors
+    if failure.kind in {
+        Cause.DIFFERS,
+        Cause.AUDITED,
+    }:  # what the rank did last, and its log, show nothing about its tensors
         hints += _resume_hint(report, folder)
     elif failure.rank is not None:
         last = next((one for one in report.ranks if one["rank"] == failure.rank), {}).get("last_operation")

@@ -50,6 +50,7 @@ class RunSpec:
         warm: Whether the ranks of a Python program are forked from one process on each host, which has imported torch.
         first: How many ranks of a program start at first; the others can be added to the run. None: all.
         elastic: The least and the most workers of a recipe, as `MIN:MAX`, while workers come and go; None for a fixed number.
+        audit: The share of steps in which ranks check each other's gradients, as `1/K`; None: as the configuration says.
     """
 
     target: str | None
@@ -86,6 +87,7 @@ class RunSpec:
     warm: bool = False
     first: int | None = None
     elastic: str | None = None
+    audit: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, for another process of this version."""

@@ -50,7 +50,7 @@ EXAMPLES = """\
 _FILE = "@"
 
 
-@asks_for("target", "arguments", *CLUSTER, "elastic", "naive", "env", "runs_dir", "resume", *TORCHRUN, "warm")
+@asks_for("target", "arguments", *CLUSTER, "elastic", "audit", "naive", "env", "runs_dir", "resume", *TORCHRUN, "warm")
 def chaos(
     *,
     faults: Annotated[

@@ -118,6 +118,14 @@ Elastic = Annotated[
         help="Let workers come and go: each step is made by MIN to MAX of them. The parameters are those of an undisturbed run.",
     ),
 ]
+Audit = Annotated[
+    str | None,
+    typer.Option(
+        "--audit",
+        metavar="1/K",
+        help="In every K-th step, each worker also computes the micro-batches of another one; a host that computes wrong is named.",
+    ),
+]
 NprocPerNode = Annotated[
     str | None,
     typer.Option(
@@ -291,6 +299,7 @@ _OF_A_RUN: dict[str, tuple[Any, Any]] = {
     "overrides": (Overrides, None),
     "ranks": (Ranks, None),
     "elastic": (Elastic, None),
+    "audit": (Audit, None),
     "naive": (Naive, False),
     "independent": (Independent, False),
     "env": (Env, None),
@@ -333,6 +342,7 @@ RUN = (
         "arguments",
         *CLUSTER,
         "elastic",
+        "audit",
         "naive",
         "independent",
         "env",

@@ -39,7 +39,7 @@ EXAMPLES = """\
 """
 
 
-@asks_for("target", "arguments", *CLUSTER, "elastic", "naive", "independent", "env", *TORCHRUN, *SLURM, "warm")
+@asks_for("target", "arguments", *CLUSTER, "elastic", "audit", "naive", "independent", "env", *TORCHRUN, *SLURM, "warm")
 def plan(
     *,
     spec: RunSpec,
@@ -190,6 +190,7 @@ def show_plan(
             ),
             *(f"link  mesh {a} — mesh {b}, {counted(channels, 'channel')}" for a, b, channels in plan.links),
             *_elastic(plan),
+            *_audits(plan),
             *(f"note  {remark}" for remark in remarks),
             f"plan  {plan.hash[:16]}",
         ]
@@ -224,6 +225,14 @@ def _elastic(plan: "LaunchPlan") -> list[str]:
             f"elastic  {limits.first} workers start: {spares} without work until one of the others ends or leaves"
         )
     return lines
+
+
+def _audits(plan: "LaunchPlan") -> list[str]:
+    from ttlaunch.planning.audits import cost_of_audits
+
+    training = getattr(plan.program, "config", {}).get("training_config") or {}
+    interval = training.get("audit_interval")
+    return [] if interval is None else [f"audits  {cost_of_audits(interval)}"]
 
 
 def _cells(row: "RankRow") -> tuple[str, ...]:

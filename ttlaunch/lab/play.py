@@ -21,6 +21,7 @@ from ttlaunch.running.bad_records import BadLine, report_bad_records
 from ttlaunch.running.checkpoints.complete import LostCheckpoints, complete_checkpoints, remove_old
 from ttlaunch.running.conclude import compared_replicas, different_parameters, folder_failure
 from ttlaunch.running.failures.attribution import first_failure
+from ttlaunch.running.failures.audited import audited_failure
 from ttlaunch.running.failures.divergence import divergence, with_first_micro_batch
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
@@ -201,7 +202,8 @@ def _failure(
     returncode: int,
 ) -> Failure | None:
     """Find the first rank that failed by itself, or another reason why the simulation failed."""
-    failure = first_failure(watch.ranks, lost_shims={}, stopped=False) or broken
+    audited = audited_failure(plan, watch.audits)
+    failure = audited or first_failure(watch.ranks, lost_shims={}, stopped=False) or broken
     if failure is None and not findings and returncode != 0:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
         failure = Failure(code="R003", cause=f"the process of all ranks {how}", time=time.time())

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Span, did_you_mean, listed, shown
-from ttlaunch.planning.faults import ELASTIC, AtStep, Fault, Kind, Verb
+from ttlaunch.planning.faults import ELASTIC, FLIPS, AtStep, Fault, Kind, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
 
 
@@ -74,9 +74,11 @@ def _check_target(fault: Fault, scope: FaultScope) -> Diagnostic | None:
         what = f"`{shown(fault.verb)}` needs a run whose workers come and go"
         label = "the ranks of this run stay the same"
         return _refused("P037", what, fault.target_span, label=label, hints=("`--elastic MIN:MAX` lets them",))
-    if fault.verb is Verb.FLIP and scope.is_elastic:
+    if fault.verb in FLIPS and scope.is_elastic:
         label = "the workers of this run come and go"
-        return _refused("P037", "`flip` needs ranks that stay the same", fault.target_span, label=label, hints=())
+        return _refused(
+            "P037", f"`{fault.verb}` needs ranks that stay the same", fault.target_span, label=label, hints=()
+        )
     if kind in {Kind.RANK, Kind.SHIM} and value not in {row.rank for row in scope.ranks}:
         last = len(scope.ranks) - 1
         return _missing(fault, f"the run has ranks 0 to {last}" if last else "the run has rank 0 alone")
@@ -98,15 +100,18 @@ def _missing(fault: Fault, has: str, known: Sequence[str] = ()) -> Diagnostic:
 
 
 def _check_moment(fault: Fault, scope: FaultScope) -> Diagnostic | None:
-    if fault.verb is Verb.FLIP and not (isinstance(fault.moment, AtStep) and scope.takes_steps):
+    if fault.verb in FLIPS and not (isinstance(fault.moment, AtStep) and scope.takes_steps):
         label = "expected a step, such as `step=5`" if scope.takes_steps else "only ranks of recipes have steps"
         return _refused("P038", "a bit flips after a step of a recipe", fault.moment_span, label=label, hints=())
     if not isinstance(fault.moment, AtStep):
         return None
     step, hints = fault.moment.step, ("a moment in seconds after the start is written `10s`",)
     message = f"`{fault.moment}` never comes"
+    in_the_next = fault.verb in FLIPS - {Verb.FLIP}
     if not scope.takes_steps:
         text = "only ranks of recipes report steps"
+    elif in_the_next and step == scope.last_step:
+        text, hints = "no step follows in which the bit could flip", (f"`step={step - 1}` flips it in the last step",)
     elif scope.last_step is not None and step > scope.last_step:
         text, hints = f"the run ends after step {scope.last_step}", (f"`step={scope.last_step}` is the last",)
     elif scope.first_step is not None and step < scope.first_step:

@@ -19,6 +19,8 @@ class Verb(StrEnum):
     CUT = "cut"  # as if the network cable of a host were cut
     JOIN = "join"  # another worker starts, in an elastic run
     FLIP = "flip"  # a bit of a parameter flips, as in failing memory
+    FLIP_GRADIENT = "flip-gradient"  # a bit of a gradient flips in the step that follows
+    FLIP_ACTIVATION = "flip-activation"  # a bit of what a layer hands on flips there
     LEAVE = "leave"  # a worker of an elastic run is asked to leave
 
 
@@ -38,9 +40,11 @@ class Kind(StrEnum):
 NUMBERED = (Kind.RANK, Kind.SHIM)
 NAMED = (Kind.ROLE, Kind.HOST, Kind.AGENT)
 ALONE = (Kind.ENGINE, Kind.LAUNCHER)
+FLIPS = frozenset({Verb.FLIP, Verb.FLIP_GRADIENT, Verb.FLIP_ACTIVATION})
+"""The verbs for which the rank itself flips a bit: only it knows where its tensors are."""
 _SIGNALS = frozenset({Verb.KILL, Verb.STOP, Verb.CONTINUE, Verb.TERM, Verb.SEGV})
 VERBS_FOR = {
-    Kind.RANK: _SIGNALS | {Verb.FLIP, Verb.LEAVE},
+    Kind.RANK: _SIGNALS | FLIPS | {Verb.LEAVE},
     Kind.ROLE: _SIGNALS,
     Kind.HOST: _SIGNALS | {Verb.CUT},
     Kind.SHIM: frozenset({Verb.KILL}),

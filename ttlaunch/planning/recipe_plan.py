@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch.diagnostics import Diagnostic, has_errors
+from ttlaunch.planning.audits import check_audits
 from ttlaunch.planning.devices import check_devices
 from ttlaunch.planning.fabric import check_fabric
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
@@ -53,6 +54,7 @@ def check_recipe(
     found += [
         *check_fabric(choice.loaded, topology, layout),
         *check_devices(choice.loaded, topology, layout.layout, recipe=choice.recipe),
+        *check_audits(choice.name, choice.recipe, choice.loaded, layout=layout),
     ]
     return (None if has_errors(found) else layout), found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ttlaunch import contract
+from ttlaunch.records.audits import AUDITS, AuditClaim, AuditVote, Digests
 from ttlaunch.records.endings import RankError
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.parser import (
@@ -166,16 +167,6 @@ class Parameters:
 
 
 @record
-class Digests:
-    """The digests of the tensors that the rank holds after a step, without gaps; without `names`, those of the record before."""
-
-    time: Time
-    step: Step
-    digests: Text
-    names: tuple[Word, ...] | None = None
-
-
-@record
 class Result:
     """The recipe's own results for the summary, by name."""
 
@@ -253,6 +244,8 @@ if TYPE_CHECKING:
         Update,
         LayerNorms,
         NotFinite,
+        AuditClaim,
+        AuditVote,
         LostCheckpoint,
         Stopping,
         Note,
@@ -279,6 +272,7 @@ _PROGRESS = {
     contract.KIND_UPDATE: Update,
     contract.KIND_LAYER_NORMS: LayerNorms,
     contract.KIND_NOT_FINITE: NotFinite,
+    **AUDITS,
     contract.KIND_LOST_CHECKPOINT: LostCheckpoint,
     contract.KIND_STOPPING: Stopping,
     contract.KIND_NOTE: Note,

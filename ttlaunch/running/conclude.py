@@ -17,6 +17,7 @@ from ttlaunch.records.endings import RankExit, read_output_note
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import moved_back
 from ttlaunch.running.failures.attribution import EXIT_TAKES_S, Witnesses, first_failure
+from ttlaunch.running.failures.audited import audited_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.difference import replica_failure
 from ttlaunch.running.failures.divergence import divergence, with_first_micro_batch
@@ -173,8 +174,8 @@ def find_failure(
     if ending.failure is not None and ending.failure.kind is Cause.HUNG:
         return ending.failure
     # Whatever happened after replicas began to differ may be a consequence.
-    if differ := compared_replicas(plan, watch.replicas):
-        return differ
+    if wrong := compared_replicas(plan, watch.replicas) or audited_failure(plan, watch.audits):
+        return wrong
     ordered = ending.signal_number is not None
     _note_aborts(folder, watch.ranks, plan, before=min(ending.lost_shims.values(), default=math.inf))
     lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.fatal_shims

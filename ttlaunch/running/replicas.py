@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Mapping
 from threading import Lock
 
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.records.ranks import Digests
+from ttlaunch.records.audits import Digests
 
 _DIGITS = 16
 _MOST_STEPS = 128

@@ -14,11 +14,11 @@ from typing import Protocol, TypeVar, cast
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.audits import AuditClaim, AuditVote, Digests
 from ttlaunch.records.endings import ErrorInFlight, RankError, RankExit
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import (
     AnyProgress,
-    Digests,
     Done,
     JoinedGroup,
     LayerNorms,
@@ -39,6 +39,7 @@ from ttlaunch.records.ranks import (
 )
 from ttlaunch.records.regular_files import read_tail
 from ttlaunch.records.updates import NotFinite
+from ttlaunch.running.audits import AuditWatch
 from ttlaunch.running.bad_records import BadLine, BadRecords, good_records
 from ttlaunch.running.loss_spikes import LossSpikes
 from ttlaunch.running.replicas import ReplicaWatch
@@ -224,6 +225,7 @@ class Watch:
     Attributes:
         bad: Records that could not be used; the supervisor reports them.
         replicas: What the digests of the ranks say about tensors that several ranks hold.
+        audits: What ranks have found when they computed each other's micro-batches.
     """
 
     def __init__(self, plan: HasRanks, folder: RunFolder, *, begin: Mapping[int, int] | None = None) -> None:
@@ -237,6 +239,7 @@ class Watch:
         self.ranks = [RankState(row, Phase.ABSENT if row.later else Phase.WAITING) for row in plan.ranks]
         self.bad = BadRecords()
         self.replicas = ReplicaWatch()
+        self.audits = AuditWatch()
         self._folder = folder
         self._tails = [
             Tail(folder.file(contract.progress_file(state.row.rank)), begin=(begin or {}).get(state.row.rank, 0))
@@ -288,6 +291,8 @@ class Watch:
                 fold(state, record)
                 if is_ordered and isinstance(record, Digests):
                     self.replicas.take(state.row.rank, record)
+                elif isinstance(record, AuditClaim | AuditVote):
+                    self.audits.take(state.row.rank, record)
             yield from some
         is_asked_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
         for state in self.ranks:

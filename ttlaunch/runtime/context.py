@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ttlaunch import contract
 from ttlaunch.membership.messages import Share
+from ttlaunch.runtime.audit.auditor import Auditor
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState, HeldSlots, held_tensors
 from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
 from ttlaunch.runtime.comm.counting import CountingCommunicator
@@ -52,6 +53,7 @@ class RankContext:
         early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
         traffic: What this rank has sent and how long it has waited; the verbs below enter it.
+        auditor: Takes part in audits, in which ranks check each other's gradients.
         elastic: What this rank does as a worker of an elastic run, whose ranks change with the members; None in any other run.
     """
 
@@ -71,23 +73,21 @@ class RankContext:
         traffic: TrafficCounter | None = None,
         elastic: ElasticMember | None = None,
     ) -> None:
-        self.rank = rank
-        self.world_size = world.size
+        self.rank, self.world_size = rank, world.size
         self.role = world.roles[rank]
         self.host, self.replay = world.hosts[rank], world.replay
         self.updates, self.epochs = world.updates, world.epochs
         self.device = device
         self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
-        self._world = world
+        self._world, self._counts_steps = world, False
         self.traffic = traffic or TrafficCounter()
         self._communicator = CountingCommunicator(communicator, self.traffic)
         self._records, self._corpus = records, corpus
         self._data: TrainingData | None = None
-        self._checkpoints = checkpoints
-        self._digests = digests
+        self._checkpoints, self._digests = checkpoints, digests
         self.early_stop = early_stop or EarlyStop(None)
         self._stop_order = stop_order or StopOrder(steps_done=self.steps_done)
-        self._counts_steps = False
+        self.auditor = Auditor(self, world=world, device=device, write=records.write)
         self.elastic = elastic
         if elastic is not None:
             self._take_place(0, numbers=[rank])

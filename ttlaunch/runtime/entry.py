@@ -267,14 +267,14 @@ class _RankRun:
 
 
 def _context_class(environment: Mapping[str, str]) -> "Callable[..., RankContext]":
-    """Return what makes the context of a rank: under `ttlaunch chaos`, one may flip a bit of a parameter."""
+    """Return what makes the context of a rank: under `ttlaunch chaos`, one may flip a bit."""
     from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
 
-    if contract.ENV_FLIP_AFTER not in environment:
+    if contract.ENV_FLIP not in environment:
         return RankContext
-    from ttlaunch.runtime.flipped_bit import FlippedBitContext  # noqa: PLC0415  no other run needs it
+    from ttlaunch.runtime.flipped_bit import context_that_flips  # noqa: PLC0415  no other run needs it
 
-    return partial(FlippedBitContext, int(environment[contract.ENV_FLIP_AFTER]))
+    return context_that_flips(environment[contract.ENV_FLIP])
 
 
 def read_config(recipe: Recipe, values: Mapping[str, Any]) -> ConfigFile:

@@ -18,7 +18,7 @@ from ttlaunch.lab.chaos.audit import Leftovers, audit
 from ttlaunch.lab.chaos.inject import Injector
 from ttlaunch.planning.fault_checks import FaultScope, check_faults, scope_of
 from ttlaunch.planning.fault_parser import parse_faults
-from ttlaunch.planning.faults import AtSecond, AtStep, Fault, Kind, Target, Verb
+from ttlaunch.planning.faults import FLIPS, AtSecond, AtStep, Fault, Kind, Target, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -114,18 +114,16 @@ def break_run(
 
 
 def with_flips(prepared: PreparedRun, faults: Sequence[Fault]) -> PreparedRun:
-    """Order ranks to flip a bit of a parameter after a step, by a variable: only a rank itself knows where its parameters are."""
+    """Order ranks to flip a bit after a step, by a variable: only a rank itself knows where its tensors are."""
     flips = {
-        fault.target.value: str(fault.moment.step)
+        fault.target.value: f"{fault.verb} {fault.moment.step}"
         for fault in faults
-        if fault.verb is Verb.FLIP and isinstance(fault.moment, AtStep)
+        if fault.verb in FLIPS and isinstance(fault.moment, AtStep)
     }
     if not flips:
         return prepared
     rows = [
-        replace(row, environment={**row.environment, contract.ENV_FLIP_AFTER: flips[row.rank]})
-        if row.rank in flips
-        else row
+        replace(row, environment={**row.environment, contract.ENV_FLIP: flips[row.rank]}) if row.rank in flips else row
         for row in prepared.plan.ranks
     ]
     return replace(prepared, plan=replace(prepared.plan, ranks=tuple(rows)))

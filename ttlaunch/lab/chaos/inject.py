@@ -20,8 +20,9 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.fault_checks import targets_of
-from ttlaunch.planning.faults import NUMBERED, AtStep, Fault, Kind, Verb
-from ttlaunch.records.ranks import AnyProgress
+from ttlaunch.planning.faults import FLIPS, NUMBERED, AtStep, Fault, Kind, Verb
+from ttlaunch.records.audits import FLIPPED
+from ttlaunch.records.ranks import AnyProgress, Note
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
@@ -85,7 +86,17 @@ class Injector:
         self._view.output(stream, line)
 
     def record(self, state: RankState, record: AnyProgress) -> None:
+        if isinstance(record, Note) and record.text.startswith(FLIPPED):
+            self._note_flip(state)
         self._view.record(state, record)
+
+    def _note_flip(self, state: RankState) -> None:
+        """Enter the flip that a rank has made itself into the run's history."""
+        rank = state.row.rank
+        made = [one for one in self._pending if one[1].verb in FLIPS and one[1].target.value == rank]
+        for index, fault in made[:1]:
+            self._pending.remove((index, fault))
+            append_event(self._folder, FAULT, index=index, fault=str(fault), step=state.step or None, ranks=[rank])
 
     def tick(self, ranks: list[RankState]) -> None:
         """Inject the faults whose moment has come, unless the run has ended."""
@@ -100,6 +111,8 @@ class Injector:
 
     def _is_due(self, fault: Fault, ranks: Sequence[RankState], elapsed_s: float) -> bool:
         """Whether a fault's moment has come, and the processes that it hits have started."""
+        if fault.verb in FLIPS:
+            return False  # the rank does it itself, and says so
         hit = _hit(fault, ranks)
         if any(not state.started and state.exit is None for state in hit):
             return False
@@ -121,8 +134,6 @@ class Injector:
             return
         # This precedes the action: a fault that kills this very process must be in the history too.
         append_event(self._folder, FAULT, **known, ranks=[state.row.rank for state in alive])
-        if fault.verb is Verb.FLIP:
-            return  # the rank has done it itself, see `with_flips`
         try:
             self._act(fault, alive, ranks)
         except _NotPossibleError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.lab.chaos.inject import FAULT, MISSED
-from ttlaunch.planning.faults import ELASTIC, Fault, Kind, Verb
+from ttlaunch.planning.faults import ELASTIC, FLIPS, Fault, Kind, Verb
 from ttlaunch.running.failures.causes import Cause
 
 _SAME_MOMENT_S = 0.1
@@ -239,8 +239,9 @@ def _is_named(fault: Fault, ranks: frozenset[int], report: Mapping[str, Any], *,
         return False
     if kind is Kind.ENGINE:
         return engine_failed
-    if verb is Verb.FLIP:  # without a majority, the report names all sides and blames no rank
-        return bool(failure["class"] == Cause.DIFFERS and (failure["rank"] is None or failure["rank"] in ranks))
+    if verb in FLIPS:  # without a majority, the report names all sides and blames no rank
+        found = {Cause.DIFFERS, Cause.AUDITED}
+        return bool(failure["class"] in found and (failure["rank"] is None or failure["rank"] in ranks))
     if kind is Kind.AGENT or verb is Verb.CUT:
         return bool(failure["class"] == Cause.HOST_LOST and failure["host"] == fault.target.value)
     causes = {Cause.SHIM_LOST} if kind is Kind.SHIM else _CAUSES.get(verb, set())

@@ -40,6 +40,7 @@ class Cause(StrEnum):
     HUNG = "hung"  # no rank made progress
     DIFFERS = "replicas_differ"  # ranks hold the same tensor with different bits
     DIVERGED = "diverged"  # the loss, or the norm of the gradient, is NaN or infinite
+    AUDITED = "audited"  # an audit found gradients that another rank contradicts
     OTHER = "other"  # the run failed, not a rank: its folder, the engine
     LOST_PEER = "lost_peer"  # ended because another rank had gone
     FENCED = "fenced"  # its host was cut off, so the agent there ended it
@@ -56,7 +57,11 @@ class Cause(StrEnum):
         return _EXIT_STATUSES.get(self, contract.STATUS_RANK_FAILED)
 
 
-_EXIT_STATUSES = {Cause.HOST_LOST: contract.STATUS_HOST_LOST, Cause.HUNG: contract.STATUS_HUNG}
+_EXIT_STATUSES = {
+    Cause.HOST_LOST: contract.STATUS_HOST_LOST,
+    Cause.HUNG: contract.STATUS_HUNG,
+    Cause.AUDITED: contract.STATUS_AUDIT,
+}
 
 
 _CONNECTION_TYPES = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
@@ -121,6 +126,8 @@ def classify_exception(
         return Cause.CHECKPOINT
     if kind == "NotFiniteError":
         return Cause.DIVERGED
+    if kind == "AuditError":
+        return Cause.AUDITED
     if kind == "NoMpiError":
         return Cause.NO_MPI
     if _is_port_taken(kind, message):

@@ -99,6 +99,11 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
         code, cause = ("R030", "could not keep a checkpoint") if is_write else ("R031", "could not begin")
         cause = f"{cause}: {first_line}"
         return rank_failure(state.row, code=code, kind=kind, cause=cause, time=error.began, comes_again=not is_write)
+    if kind is Cause.AUDITED:  # only where the records of the audit are lost; else the launcher decides who is wrong
+        cause = f"stopped, because an audit failed: {first_line}"
+        return rank_failure(
+            state.row, code="R089", kind=kind, cause=cause, time=error.began, step=error.step, comes_again=True
+        )
     if kind is Cause.DIVERGED:
         cause = f"stopped, because {first_line}: training has diverged"
         return rank_failure(

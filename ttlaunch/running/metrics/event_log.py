@@ -22,7 +22,8 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.records.ranks import AnyProgress, Digests, Parameters, StepDone, kind_of, measured_values, step_of
+from ttlaunch.records.audits import Digests
+from ttlaunch.records.ranks import AnyProgress, Parameters, StepDone, kind_of, measured_values, step_of
 from ttlaunch.records.telemetry import Stretch
 from ttlaunch.records.updates import Update
 from ttlaunch.running.metrics.log_place import LogPlace, restore_state, state_as_json

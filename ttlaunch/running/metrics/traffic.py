@@ -192,7 +192,9 @@ def _edges(
     for one in formula or ():
         key = (one.operation, one.source, one.dest)
         expected[key] += (
-            one.once + _times(steps, one.every, is_done=is_done) * one.per_step + validations * one.per_validation
+            one.once
+            + _times(steps, one.every, is_done=is_done and one.at_last) * one.per_step
+            + validations * one.per_validation
         )
         expected[key] += (one.in_first_step if steps else 0) + (one.at_end if is_done else 0)
         slack[key] += one.slack
@@ -260,7 +262,7 @@ def _formula(
     if plan.get("naive"):
         return None, f"the naive form of {plan['recipe']['name']} has no formula", False
     from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
-    from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - as above
+    from ttlaunch.spec.recipe.traffic import Ranks, audit_traffic  # noqa: PLC0415 - as above
 
     name = plan["recipe"]["name"]
     if folder is None:
@@ -272,7 +274,10 @@ def _formula(
         if recipe.traffic is None:
             return None, f"{name} declares no `traffic`", False
         config = recipe.config.model_validate_json(json.dumps(plan["config"]))  # keys of JSON are always text
-        formula = recipe.traffic(config, Ranks(roles, facts))
+        ranks = Ranks(roles, facts)
+        formula = recipe.traffic(config, ranks)
+        if formula is not None and recipe.audited is not None:
+            formula = [*formula, *audit_traffic(config, ranks.of(recipe.audited.role))]
         undecided = f"with this configuration {name} moves what it measures to be quickest"
         return (None, undecided, False) if formula is None else (list(formula), None, False)
     except LookupError as error:

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.records.ranks import Digests, StepDone
+from ttlaunch.records.audits import Digests
+from ttlaunch.records.ranks import StepDone
 from ttlaunch.running.bad_records import progress_of
 
 _DIGITS = 16

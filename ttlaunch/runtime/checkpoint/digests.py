@@ -40,7 +40,7 @@ class ReplicaDigests:
         self._write = write
         self._names: list[str] = []
         self._last_step = -1
-        self._factors: dict[torch.device, Tensor] = {}
+        self._digests = TensorDigests()
 
     def report(self, step: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Write the digests of tensors as they are after a step, unless this was already done for the step.
@@ -53,14 +53,22 @@ class ReplicaDigests:
         if not tensors:
             return
         self._last_step = step
-        names, digests = list(tensors), self._digests(tensors.values())
+        names, digests = list(tensors), self._digests.of(tensors.values())
         changed = {} if names == self._names else {"names": names}
         self._names = names
         self._write(step=step, digests="".join(f"{digest % 2**64:016x}" for digest in digests), **changed)
 
+
+class TensorDigests:
+    """Computes digests of tensors on their devices."""
+
+    def __init__(self) -> None:
+        """Compute the factors when they are first needed."""
+        self._factors: dict[torch.device, Tensor] = {}
+
     @torch.no_grad()
-    def _digests(self, tensors: Iterable[Tensor]) -> list[int]:
-        """Return all digests after a single wait for the device."""
+    def of(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return the digest of each tensor, a signed whole number of 64 bits, after a single wait for each device."""
         sums = [digest(words := as_words(tensor), self._factors_for(words)) for tensor in tensors]
         by_device: dict[torch.device, list[Tensor]] = {}
         for one in sums:

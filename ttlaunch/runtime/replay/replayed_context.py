@@ -40,6 +40,7 @@ class ReplayedContext(RankContext):
         stop_order = StopOrder(steps_done=steps_done)
         stop_order.decide(order.step)
         super().__init__(corpus=corpus, traffic=traffic, stop_order=stop_order, **known)
+        self.auditor.is_on = False
         if isinstance(traffic, WatchedTraffic):
             traffic.follow(begin=self._begin_step, update=self._begin_update)
 

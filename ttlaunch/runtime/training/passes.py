@@ -3,18 +3,21 @@
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ttlaunch.runtime.audit.auditor import Audit, BlockDigest
 from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import MicroBatch, micro_batches
 from ttlaunch.runtime.model.dropout import Masks
 from ttlaunch.runtime.model.losses import IGNORED, count_tokens, summed_loss
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 
@@ -46,6 +49,84 @@ def differentiate(
         before_backward(tokens=tokens, loss=summed)
     loss.backward(whole.loss_scaler.seed(loss))
     return summed, tokens
+
+
+class Expect(Protocol):
+    """Called before the backward pass of a micro-batch, with its index, the number of tokens, and their summed loss."""
+
+    def __call__(self, index: int, *, tokens: int, loss: float) -> None: ...
+
+
+Compute = Callable[[MicroBatch, BeforeBackward | None], tuple[float, int]]
+"""Differentiates a micro-batch and calls something before its backward pass; returns what `differentiate` returns."""
+
+
+def differentiated(  # noqa: PLR0917  users' trainers call it so
+    cfg: TrainingFile,
+    ctx: RankContext,
+    step: int,
+    model: Model,
+    compute: Compute | None = None,
+    *,
+    among: Sequence[Rank] = (),
+    indices: Iterable[int] | None = None,
+    expect: Expect | None = None,
+) -> Iterator[tuple[int, float, int]]:
+    """Differentiate this rank's micro-batches of a step one after the other, and audit the step if that is due.
+
+    Whoever iterates takes the gradients out of the model, and zeroes them, before asking for the next micro-batch.
+
+    Args:
+        cfg, ctx, step: As for `micro_batches`, which also says what `among` and `indices` are.
+        model: All of it; its gradients are zero.
+        compute: Differentiates one micro-batch, for the training and for audits; None: `differentiate` with the model's masks.
+        expect: Called before each backward pass, whose gradients may then leave while it runs; not in an audited step.
+
+    Yields:
+        Index, summed loss and tokens of each micro-batch; its gradients are in the model then.
+
+    Raises:
+        AuditError: In an audited step, two ranks computed different gradients of the same micro-batches.
+
+    Cost: no message; in an audited step the passes of another rank's block, and the messages of `Audit.settle`.
+    """
+
+    def differentiate_one(batch: MicroBatch, before: BeforeBackward | None) -> tuple[float, int]:
+        index, x_BT, y_BT = batch
+        return differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=before)
+
+    compute, audit = compute or differentiate_one, ctx.auditor.begin(cfg, step)
+    batches = micro_batches(cfg, ctx, step, among=among, indices=indices)
+    if audit is not None:
+        yield from _audited(cfg, ctx, audit, batches=batches, compute=compute, model=model)
+        return
+    for batch in batches:
+        yield batch[0], *compute(batch, None if expect is None else partial(expect, batch[0]))
+
+
+def _audited(
+    cfg: TrainingFile, ctx: RankContext, audit: Audit, *, batches: Iterable[MicroBatch], compute: Compute, model: Model
+) -> Iterator[tuple[int, float, int]]:
+    """Differentiate another rank's micro-batches for an audit, then this rank's own; compare before the last ones are used."""
+
+    def rehearse(block: range) -> BlockDigest:
+        found = audit.digest()
+        model.zero_grad()
+        with audit.computing(model):
+            for batch in micro_batches(cfg, ctx, audit.step, indices=block):
+                loss, tokens = compute(batch, None)
+                found.add([model.take_gradients()], loss=loss, tokens=tokens)
+                model.zero_grad()
+        return found
+
+    audit.found = rehearse(audit.block)
+    own = list(batches)
+    for batch in own:
+        loss, tokens = compute(batch, None)
+        audit.own.add([model.take_gradients()], loss=loss, tokens=tokens)
+        if batch is own[-1]:  # nothing of this step has changed any weight yet
+            audit.settle(rehearse)
+        yield batch[0], loss, tokens
 
 
 def mean_gradient(

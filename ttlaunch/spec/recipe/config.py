@@ -28,6 +28,7 @@ _NAIVE_ONLY = {
     "training_config.precision": "fp32",
     "training_config.early_stop_patience": None,
     "training_config.log_layer_grad_norms": False,
+    "training_config.audit_interval": None,
     "checkpoint_config.initial_weights": None,
 }
 """The values that every naive form requires: several ranks, no loss scale, no use of validations, no weights from a file."""

@@ -23,6 +23,9 @@ from ttlaunch.spec.located.schema import key_types, section_in
 from ttlaunch.spec.recipe.sections import ConfigFile
 from ttlaunch.spec.recipe.traffic import Formula
 
+_WEIGHT_OF_AUDITS = 1e-6
+"""Of the flow of audits, relative to those of gradients: they move some bytes in some steps, and decide no placement."""
+
 
 @dataclass(frozen=True)
 class Per:
@@ -267,6 +270,19 @@ class Elastic:
 
 
 @dataclass(frozen=True)
+class Audited:
+    """How ranks of a recipe check each other's gradients, with `training_config.audit_interval`.
+
+    Attributes:
+        role: The role whose ranks differentiate, each with the whole model.
+        only: Dotted keys, each with the only value that allows it, or a tuple of such values.
+    """
+
+    role: str
+    only: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A recipe's declaration.
 
@@ -290,6 +306,7 @@ class Recipe:
         elastic: How it trains with `--elastic`, or a clause that says why its ranks have to stay the same; None: they have to.
         only_weights: Whether its ranks train nothing and use the weights of the checkpoint that `--resume` names, of any recipe;
             without one it cannot run. Text and position of that training do not matter then, only the model.
+        audited: How its ranks check each other's gradients; None: they cannot.
     """
 
     summary: str
@@ -306,6 +323,7 @@ class Recipe:
     naive: Naive | None = None
     elastic: Elastic | str | None = None
     only_weights: bool = False
+    audited: Audited | None = None
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -343,7 +361,11 @@ class Recipe:
         flows = tuple(flow for flow in self._flows if flow.source in roles and flow.target in roles)
         if config is None:
             return flows
-        return tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))
+        found = tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))
+        audited = self.audited.role if self.audited is not None and audit_interval(config) else None
+        if audited is None or audited not in roles or all_pairs(audited) in found:
+            return found
+        return (*found, Flow(audited, audited, weight=_WEIGHT_OF_AUDITS))
 
     def in_elastic_form(self) -> "Recipe":
         """Return the declaration with nothing but the layout in which workers come and go; as it is if there is none."""
@@ -361,7 +383,18 @@ class Recipe:
         flows = naive.flows
         if flows is None:
             flows = [flow for flow in self._flows if {flow.source, flow.target} <= roles]
-        return replace(self, layouts=naive.layouts, flows=flows, traffic=None, needs_processes=(), elastic=None)
+        return replace(
+            self, layouts=naive.layouts, flows=flows, traffic=None, needs_processes=(), elastic=None, audited=None
+        )
+
+
+_FORMS = (Naive, Elastic, Audited)
+
+
+def audit_interval(config: Any) -> int | None:
+    """Return the steps between audits; None if there are none, or if the configuration trains nothing."""
+    interval: int | None = getattr(getattr(config, "training_config", None), "audit_interval", None)
+    return interval
 
 
 def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
@@ -378,7 +411,7 @@ def _check_keys(recipe: Recipe, flows: Sequence[Flow]) -> None:
     pers = [key for count in counts if isinstance(count, Per) for key in count.keys]
     named = [("unread", key) for key in recipe.unread] + [("same_on_resume", key) for key in recipe.same_on_resume]
     named += [("needs_processes", need.key) for need in recipe.needs_processes]
-    forms = [form for form in (recipe.naive, recipe.elastic) if isinstance(form, Naive | Elastic)]
+    forms = [form for form in (recipe.naive, recipe.elastic, recipe.audited) if isinstance(form, _FORMS)]
     named += [("only", key) for form in forms for key in form.only]
     named += [("per", key) for key in pers if not _is_property(recipe.config, key)]
     for place, key in named:

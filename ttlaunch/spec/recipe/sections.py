@@ -81,6 +81,11 @@ class TrainingConfig(Section):
         description="steps between comparisons of the digests of tensors that several ranks hold; also at every checkpoint; "
         "null: only there",
     )
+    audit_interval: Annotated[Positive | None, Bits.FREE] = Field(
+        None,
+        description="steps between audits, in which each worker also computes the micro-batches of another one and both compare "
+        "digests; null: no audits; `--audit 1/K` sets it to K",
+    )
     early_stop_patience: Annotated[Positive | None, Bits.FREE] = Field(
         None,
         description="validations in a row without improvement after which training ends; null: it never ends early",

@@ -41,6 +41,7 @@ class Traffic:
         slack: How many more bytes are correct too, because the run decides the number of some messages.
         late: Bytes that are sent only after the step to which they belong; a run that is cut short may not have sent them.
         every: `per_step` applies only to steps divisible by this number, and to the last step of a complete training.
+        at_last: Whether it applies to that last step, too, if the number does not divide it.
         is_measured: False for bytes that another library sends, such as torch's own collectives: no traffic counter sees
             them.
     """
@@ -56,6 +57,7 @@ class Traffic:
     slack: int = 0
     late: int = 0
     every: int = 1
+    at_last: bool = True
     is_measured: bool = True
 
 
@@ -139,6 +141,23 @@ Formula = Callable[[Any, Ranks], Sequence[Traffic] | None]
 
 Raises `LookupError` if a rank has not reported a number that the formula needs.
 """
+
+
+AUDIT_BYTES = 72
+"""What a worker sends to each other one in an audit: two digests of 32 bytes, and one of how it computes."""
+
+
+def audit_traffic(config: TrainingFile, workers: Sequence[int]) -> list[Traffic]:
+    """Return the traffic of audits between workers: `AUDIT_BYTES` in each audited step; none if there are no audits."""
+    interval = config.training_config.audit_interval
+    if interval is None:
+        return []
+    return [
+        Traffic("audit", one, other, per_step=AUDIT_BYTES, every=interval, at_last=False)
+        for one in workers
+        for other in workers
+        if one != other
+    ]
 
 
 def agreed_buckets(source: int, dest: int) -> Traffic:

@@ -5,7 +5,7 @@ Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes o
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -92,6 +92,35 @@ class ScatteredGradients:
         self._gathering: list[Pending] = []
         self._counts: CountsExchange | None = None
         self._tokens, self._loss = 0, 0.0
+        self._show: Callable[[Sequence[Tensor]], object] | None = None
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """The sums of the layer that has been differentiated, one for each node of the tree, until `reduce` sends them."""
+        return [sum_N for _, sum_N in self._sums]
+
+    @contextmanager
+    def shown_to(self, show: Callable[[Sequence[Tensor]], object]) -> Iterator[None]:
+        """Show the sums of each layer that is reduced in this block before they are sent."""
+        self._show = show
+        try:
+            yield
+        finally:
+            self._show = None
+
+    @contextmanager
+    def rehearsing(self, block: range) -> Iterator[None]:
+        """Add up the gradients of other micro-batches than this rank's in this block; `drop_sums` follows each layer, not `reduce`."""
+        own, self._block = self._block, block
+        try:
+            yield
+        finally:
+            self._block = own
+
+    def drop_sums(self) -> None:
+        """Give up the sums of the layer that has been differentiated."""
+        self._give_back(self.sums)
+        self._sums = []
 
     @contextmanager
     def of(self, layer: Layer, index: int) -> Iterator[None]:
@@ -132,7 +161,9 @@ class ScatteredGradients:
         # Nothing is under way: this is the step's first layer. The counts travel once, with it.
         if self._counts is None and not self._scattering:
             self._counts = self._exchange(counts)
-        sums, self._sums = [sum_N for _, sum_N in self._sums], []
+        sums, self._sums = self.sums, []
+        if self._show is not None:
+            self._show(sums)
         mine = layer.shards[self._owned.place]
         parts = [sum_N[layer.within(mine)] for sum_N in sums]
         with operation(self._ctx, "gradients", bucket=layer.index):

@@ -1,0 +1,1 @@
+"""Audits: ranks compute each other's micro-batches, and compare 32 bytes."""
