@@ -1,8 +1,9 @@
-"""Take the pictures of the dashboard anew: `python docs/pictures.py RUNS_DIR`, a folder with runs of which the newest has failed.
+"""Take the pictures of the dashboard anew: `python docs/pictures.py RUNS_DIR`.
 
-Each view in light and in dark, 1300 pixels wide, from Debian's Chromium; needs playwright.
+The folder has a run of `hierarchical_parallel` that is done, one that has failed, an elastic one that a worker has left, and a serving one. Each view in light and in dark, 1300 pixels wide, from Debian's Chromium; needs playwright.
 """
 
+import json
 import shutil
 import sys
 import threading
@@ -19,14 +20,15 @@ DRAWN_MS = 1200
 
 def main(runs: Path) -> None:
     """Write `images/dashboard-VIEW-SCHEME.png`."""
-    names = sorted(path.name for path in runs.iterdir() if (path / "plan.json").is_file())
-    done, failed = (f"#/run/{name}" for name in (names[0], names[-1]))
+    done, failed, elastic, serving = (f"#/run/{name}" for name in find_runs(runs))
     views = {
         "runs": "#/",
         "launch": "#/launch",
         "failed": failed,
         **{view: f"{done}/{view}" for view in ("metrics", "topology", "steps", "configuration", "checkpoints")},
         "logs": f"{failed}/logs",
+        "members": f"{elastic}/topology",
+        "streams": f"{serving}/streams",
     }
     opened = open_dashboard(runs, port=0, may_act=True)
     threading.Thread(target=opened.serve, daemon=True).start()
@@ -40,6 +42,16 @@ def main(runs: Path) -> None:
                 page.wait_for_timeout(DRAWN_MS)
                 page.screenshot(path=IMAGES / f"dashboard-{name}-{scheme}.png")
         browser.close()
+
+
+def find_runs(runs: Path) -> tuple[str, str, str, str]:
+    """Return the ids of a run that is done, of one that failed, of an elastic and of a serving one."""
+    found = {}
+    for path in sorted(path for path in runs.iterdir() if (path / "report.json").is_file()):
+        status = json.loads((path / "report.json").read_text())["status"]
+        is_elastic, is_serving = (path / "members.jsonl").is_file(), (path / "door.json").is_file()
+        found["elastic" if is_elastic else "serving" if is_serving else status] = path.name
+    return found["done"], found["failed"], found["elastic"], found["serving"]
 
 
 if __name__ == "__main__":

@@ -122,7 +122,6 @@ RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
 STACKS_SIGNAL = 62  # has a rank of a Python program write its stacks; SIGUSR2 may have a meaning in the script itself
 FLIGHT_RECORDER_DIR = "blackbox"  # in the run folder only after a bad end
-DOOR_FILE = "door.json"  # of a serving run: the addresses of its chat page and its API, without the key
 COORDINATOR_FILE = "coordinator.json"  # where the run's coordinator listens for the user's own processes
 ENDING_FILE = "ending.json"  # the launcher's order to end, on every host: `after_step`, None for a program
 

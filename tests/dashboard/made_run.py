@@ -8,7 +8,7 @@ from ttlaunch import contract
 from ttlaunch.flight_recorder import RECV
 from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.running.logs.merge import MERGED_FILE
-from ttlaunch.running.runs.facts import MEMBERS_FILE
+from ttlaunch.running.runs.facts import DOOR_FILE, MEMBERS_FILE
 from ttlaunch.running.runs.launcher import write_launcher
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
@@ -145,5 +145,5 @@ def serving_run(path):
     write_launcher(path)  # this process
     run.answers(3, 120)
     run.answers(5, 210, open_texts=2)
-    (path / contract.DOOR_FILE).write_text(json.dumps(DOOR))
+    (path / DOOR_FILE).write_text(json.dumps(DOOR))
     return run

@@ -9,6 +9,7 @@ from ttlaunch import contract
 from ttlaunch.dashboard.reading import Reading
 from ttlaunch.running.metrics.served import served_work
 from ttlaunch.running.metrics.telemetry import read_telemetry
+from ttlaunch.running.runs.facts import DOOR_FILE
 
 
 @pytest.fixture
@@ -59,5 +60,5 @@ def test_the_chat_is_a_link_only_while_the_run_is_active(run):
 )
 @pytest.mark.parametrize("name", ["page", "api"])
 def test_a_folder_of_a_stranger_cannot_send_the_reader_to_another_page(run, name, address):
-    (run.path / contract.DOOR_FILE).write_text(json.dumps({**DOOR, name: address}))
+    (run.path / DOOR_FILE).write_text(json.dumps({**DOOR, name: address}))
     assert serving(run)["chat"] is None

@@ -18,12 +18,12 @@ import openai
 import pytest
 
 from tests.mpi.typed import command, how_in, train, words_of
-from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.app.door import KEY_VARIABLE
 from ttlaunch.app.serve import ServeOptions, find_served
 from ttlaunch.app.served_memory import predict_memory, refuse_too_large
 from ttlaunch.diagnostics import LaunchError
+from ttlaunch.running.runs.facts import DOOR_FILE
 
 pytestmark = pytest.mark.mpi
 
@@ -313,7 +313,7 @@ def test_a_run_in_the_background_asks_for_a_key_which_no_rank_gets_and_tells_a_s
     assert not [one for one in theirs if KEY.encode() in one]
     files = [path for path in (trained / "runs" / detached.run_id).rglob("*") if path.is_file()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
-    door = json.loads((trained / "runs" / detached.run_id / contract.DOOR_FILE).read_text())
+    door = json.loads((trained / "runs" / detached.run_id / DOOR_FILE).read_text())
     assert (httpx.URL(detached.api).port, True) == (httpx.URL(door["api"]).port, door["needs_key"])
     with detached.http.stream("POST", "/v1/completions", json={"model": model(detached), **LONG}) as response:
         lines = response.iter_lines()

@@ -210,10 +210,12 @@ class Door:
 
     def _note_addresses(self, folder: "RunFolder") -> None:
         """Write where clients can ask into the run's folder, for views; the key stays with who was given it."""
+        from ttlaunch.running.runs.facts import DOOR_FILE
+
         page, api = self._urls
         content = {"page": page, "api": api, "needs_key": self._ports.key is not None}
         with contextlib.suppress(OSError):  # views do without
-            folder.file(contract.DOOR_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+            folder.file(DOOR_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     def _end_run_with(self, process: subprocess.Popen[bytes], folder: "RunFolder") -> None:
         """End the run, as Ctrl-C does, when the process ends by itself: nobody could ask the ranks any more."""

@@ -3,6 +3,8 @@
 A supervisor does this in a process of its own (`app/supervisor_process.py`). It shows nothing; views read the run's folder.
 """
 
+import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -303,7 +305,23 @@ def _make_folder(
                 release=ready.release,
                 given=variables_named(prepared.request.env),
             )
+            _keep_picture(prepared, folder)
         dialogue.warn(found)
     except RunFolderError as error:
         raise LaunchError([Diagnostic("H008", str(error), hints=(_ELSEWHERE,), blame=Blame.HOSTS)]) from error
     return folder
+
+
+def _keep_picture(prepared: "PreparedRun", folder: "RunFolder") -> None:
+    """Write what `ttlaunch show` would draw of the cluster with this run's ranks; a single host needs no picture, and views do without one."""
+    topology = prepared.topology
+    if len(topology.hosts) + len(topology.meshes) <= 1:
+        return
+    from dataclasses import asdict
+
+    from ttlaunch.draw.scene import make_scene
+    from ttlaunch.running.runs.facts import CLUSTER_FILE
+
+    scene = make_scene(topology, prepared.description.layout, recipe=prepared.description.name)
+    with contextlib.suppress(OSError):
+        folder.file(CLUSTER_FILE).write_text(json.dumps(asdict(scene)) + "\n", encoding="utf-8")

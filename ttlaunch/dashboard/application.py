@@ -78,6 +78,7 @@ class Answers:
             (f"{run}/series", self._in_thread(self._series)),
             (f"{run}/steps", self._in_thread(self._steps)),
             (f"{run}/waits", self._in_thread(lambda request: self._reading.waits(_run(request)))),
+            (f"{run}/cluster", self._in_thread(lambda request: self._reading.picture(_run(request)))),
             (f"{run}/serving", self._in_thread(lambda request: self._reading.serving(_run(request)))),
             (f"{run}/logs", self._in_thread(self._logs)),
             (f"{run}/differences", self._in_thread(self._differences)),

@@ -73,6 +73,7 @@ def _answers(path: Path) -> dict[str, Any]:
         "/numbers": names,
         "/series": {name: live.series(name, first=None, last=None, most=MOST_POINTS) for name in names["names"]},
         "/steps": reading.steps(run, most=_MOST_STEPS),
+        "/cluster": reading.picture(run),
         "/serving": reading.serving(run),
         "/logs": lines,
     }

@@ -10,6 +10,7 @@ from ttlaunch.dashboard.cache import Cache
 from ttlaunch.dashboard.catalogue import Catalogue
 from ttlaunch.dashboard.facts import differences_as_json, run_as_json
 from ttlaunch.dashboard.live import LiveRun
+from ttlaunch.dashboard.picture import picture_as_json
 from ttlaunch.dashboard.serving import serving_as_json
 from ttlaunch.dashboard.steps import steps_as_json
 from ttlaunch.diagnostics.terminal_text import clean
@@ -64,6 +65,10 @@ class Reading:
         path, live = self.path_of(run), self.live(run)
         known = waits_now(path, live.states, is_recipe=read_facts(path).is_recipe) if is_running(path) else []
         return {"waits": [one.as_json() for one in known]}
+
+    def picture(self, run: str) -> dict[str, Any]:
+        """Return the picture of a run's cluster, None if it has none."""
+        return {"picture": picture_as_json(self.path_of(run))}
 
     def serving(self, run: str) -> dict[str, Any]:
         """Return what a serving run answers, and where."""

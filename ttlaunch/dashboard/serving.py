@@ -20,6 +20,7 @@ from ttlaunch.records.regular_files import read_tail
 from ttlaunch.records.telemetry import read_stretch
 from ttlaunch.running.metrics.served import served_work
 from ttlaunch.running.metrics.telemetry import RankTelemetry
+from ttlaunch.running.runs.facts import DOOR_FILE
 from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.launcher import is_running
 
@@ -64,7 +65,7 @@ def _last_of(path: Path, rank: int, *, world_size: int) -> RankTelemetry:
 
 def _chat(path: Path) -> dict[str, Any] | None:
     """Return the addresses that a run has written; None unless both are of this machine, which no file of a stranger can change."""
-    data = read_file(path / contract.DOOR_FILE)
+    data = read_file(path / DOOR_FILE)
     door = read(_Door, data) if data is not None else None
     if not isinstance(door, _Door) or not (_is_of_this_machine(door.page) and _is_of_this_machine(door.api)):
         return None

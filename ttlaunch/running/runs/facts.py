@@ -15,6 +15,10 @@ from ttlaunch.running.runs.files import Tail, read_object
 LATEST = "latest"
 MEMBERS_FILE = "members.jsonl"
 """The journal of an elastic run: every change of its workers, an entry a line."""
+DOOR_FILE = "door.json"
+"""Of a serving run: the addresses of its chat page and its API, without the key."""
+CLUSTER_FILE = "cluster.json"
+"""The picture of the cluster with the ranks on it, where it has more than one host or mesh."""
 JOINED = "joined"
 """What the journal of an elastic run says of a worker that has joined from another machine."""
 _JOURNAL_BYTES = 64 * 1024 * 1024

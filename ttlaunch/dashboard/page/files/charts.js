@@ -124,7 +124,7 @@ function joined(known) {
 /** A small curve without axes, for a list: `[[step, value], …]`. */
 export function spark(points, { width = 120, height = 28, svg, name = "loss" }) {
   const known = points.filter(([, value]) => typeof value === "number");
-  if (known.length < 2) return svg("svg", { width, height, "aria-hidden": "true" });
+  if (known.length < 2) return svg("svg", { width, height, class: "spark", "aria-hidden": "true" });
   const [first, end] = [known[0][0], known.at(-1)[0]];
   const values = known.map(([, value]) => value);
   const [least, most] = [Math.min(...values), Math.max(...values)];

@@ -19,8 +19,8 @@ export async function showLogs(place, run, ranks, { at } = {}) {
   let busy = Promise.resolve();
   let turn = 0;
 
-  const choice = (name, label, options) => [h("label", { for: `log-${name}` }, label), h("select", { id: `log-${name}`, onchange: (event) => change(name, event.target.value) },
-    options.map(([value, text]) => h("option", { value }, text)))];
+  const choice = (name, label, options) => h("span", { class: "pair" }, h("label", { for: `log-${name}` }, label), h("select", { id: `log-${name}`, onchange: (event) => change(name, event.target.value) },
+    options.map(([value, text]) => h("option", { value }, text))));
   let typing = 0;
   const text = h("input", { type: "search", id: "log-text", placeholder: "contains …", oninput: (event) => {
     clearTimeout(typing);
@@ -34,7 +34,7 @@ export async function showLogs(place, run, ranks, { at } = {}) {
       hosts.length > 1 && choice("host", "Host", [["", "all"], ...hosts.map((host) => [host, host])]),
       choice("level", "Level", [["debug", "all"], ["info", "info and above"], ["warning", "warnings and above"], ["error", "errors"]]),
       choice("stream", "Stream", [["", "both"], ["stdout", "stdout"], ["stderr", "stderr"]]),
-      h("label", { for: "log-text" }, "Text"), text, h("label", { class: "check" }, fold, "fold equal lines")),
+      h("span", { class: "pair" }, h("label", { for: "log-text" }, "Text"), text), h("label", { class: "check" }, fold, "fold equal lines")),
     more, list, newer, note));
 
   function change(name, value) {

@@ -27,7 +27,7 @@ export async function showRuns(place, signal) {
       return;
     }
     fill(body, h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Runs" }, h("table", { class: "runs" },
-      h("thead", {}, h("tr", {}, ["", "state", "recipe", "step", "loss", "", "ranks", "started", "took", "run"].map((text, at) =>
+      h("thead", {}, h("tr", {}, ["", "state", "run", "step", "loss", "", "ranks", "started", "took"].map((text, at) =>
         h("th", { scope: "col", class: [3, 4, 6, 8].includes(at) ? "number" : null }, text || h("span", { class: "unseen" }, at ? "loss over the steps" : "compare"))))),
       h("tbody", {}, rows.slice(0, 500).map(row)))));
   }
@@ -38,12 +38,11 @@ export async function showRuns(place, signal) {
     const end = run.is_over ? run.ended : Date.now() / 1000;
     return h("tr", {},
       h("td", {}, box), h("td", {}, badge(run.state)),
-      h("td", {}, h("a", { href: linkTo(run.run_id) }, run.name)),
+      h("td", {}, h("a", { href: linkTo(run.run_id) }, run.name), h("span", { class: "id" }, run.run_id)),
       h("td", { class: "number" }, run.total_steps ? `${run.step}/${run.total_steps}` : run.step || "–"),
       h("td", { class: "number" }, numeral(run.loss)), h("td", {}, spark(run.curve, { svg: s })),
       h("td", { class: "number" }, run.ranks), h("td", {}, clock(run.started)),
-      h("td", { class: "number" }, run.started && end ? seconds(Math.max(0, end - run.started)) : "–"),
-      h("td", { class: "id" }, h("a", { href: linkTo(run.run_id) }, run.run_id)));
+      h("td", { class: "number" }, run.started && end ? seconds(Math.max(0, end - run.started)) : "–"));
   }
 
   function choose(id, is) {

@@ -5,7 +5,7 @@ import { empty, fill, h, s, seconds, section, table } from "./dom.js";
 const ORDER = ["forward", "backward", "exchange", "update"];
 const ROW = 34;
 const LEFT = 130;
-const LEAST_WIDTH = 740;
+const LEAST_WIDTH = 640;
 
 /** Show the timeline; `update` reads it again. */
 export async function showSteps(place, run) {

@@ -13,6 +13,7 @@ export function showTopology(place, run) {
   const states = new Map(run.rank_states.map((one) => [one.rank, one]));
   const picture = h("div", {});
   const now = h("div", {});
+  const cluster = h("div", {});
   const { links, perStep } = linksOf(run);
   const isLive = !run.is_over && !saved;
   let waits = isLive ? [] : waitsOf(run);
@@ -28,6 +29,7 @@ export function showTopology(place, run) {
     links.length > 0 && h("li", {}, "thicker lines carry more bytes"),
     (isLive || waits.length > 0) && h("li", {}, h("span", { class: "swatch p-bad" }), isLive ? "waits for half a second or longer" : "waited when the run ended"))),
   now,
+  cluster,
   membersSection(run, { isWhole: true }),
   waitSection(run),
   section("Bytes between ranks", links.length ? [h("p", { class: "soft" }, perStep),
@@ -37,6 +39,11 @@ export function showTopology(place, run) {
       ratio(edge), rateOf(run, edge.bytes ?? edge.formula_bytes)]), { right: [3, 4, 5, 6, 7], label: "Bytes between ranks" })]
     : empty("No bytes to show", run.no_telemetry ?? "No rank has sent anything yet.")),
   costs(run));
+
+  async function showCluster() {
+    const found = await ask(pathOf(run.run_id, "cluster")).catch(() => null);
+    if (!ended && found?.picture) fill(cluster, section("Cluster", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Picture of the cluster" }, drawn(found.picture))));
+  }
 
   async function look() {
     while (!ended) {
@@ -55,6 +62,7 @@ export function showTopology(place, run) {
       one.seen_s ? `${one.state} (as it was ${seconds(one.seen_s)} ago)` : one.state, one.for_s === null ? "–" : seconds(one.for_s), one.place ? `${one.operation}, at ${one.place}` : one.operation || "–"]), { right: [2], label: "Who waits for whom now" })) : null);
     draw();
   }
+  showCluster();
   if (isLive) look();
   return {
     update(newer) {
@@ -65,6 +73,15 @@ export function showTopology(place, run) {
       ended = true;
     },
   };
+}
+
+const MAY_BE_DRAWN = new Set(["svg", "title", "g", "rect", "text", "path"]);
+
+/** The elements of a picture that the server has laid out; nothing else can come of it. */
+function drawn([name, properties, ...inner]) {
+  const classes = name === "svg" ? "cluster" : properties.class;
+  const { id, ["aria-labelledby"]: label, ...rest } = properties;
+  return s(MAY_BE_DRAWN.has(name) ? name : "g", { ...rest, class: classes, "aria-label": name === "svg" ? "The cluster with its ranks" : null }, inner.map((one) => (Array.isArray(one) ? drawn(one) : one)));
 }
 
 function roles(run) {
