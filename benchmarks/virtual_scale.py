@@ -1,6 +1,6 @@
 """The virtual clock with thousands of ranks: folded exactly as unfolded, 1,024 and 10,000 ranks, and where recipes stop scaling.
 
-    python benchmarks/virtual_scale.py [--most 10000] [--no-curves] [--write docs/explanation]
+    python benchmarks/virtual_scale.py [--most 10000] [--no-limits] [--no-curves] [--recipe NAME ...] [--write docs/explanation]
 
 Folded: `data_parallel` on 8, 32 and 64 ranks, with and without a slow rank. The times of each step of each rank have to be the same floats as
 those of ranks that all run their own code.
@@ -9,7 +9,8 @@ Size: 3 steps of 1,024 ranks within 60 s and 2 GB, of 10,000 within 120 s, both 
 ranks have to be those of the recipe's formula.
 
 Curves: each worker has the same work whatever their number, 20 GFLOP a step at 50 GFLOP/s, with 10 Gbit/s and 50 µs between any two ranks. A recipe
-stops scaling where less than half of the slowest rank's step is computing. `--write` keeps the table and the picture for the documentation.
+stops scaling where less than half of the slowest rank's step is computing. `--write` writes the numbers, the picture and the page of the
+documentation; with `--recipe`, it adds those of some recipes to what is there.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun, run_virtually
 
 LIMITS_S = {1024: 60.0, 10_000: 120.0}
 MOST_BYTES = 2e9
-SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 1024, 10_000)
+SIZES = (2, 8, 32, 1024, 10_000)
 FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp")
 ALL_RUN = ("zero", "hierarchical_parallel", "sync_ps", "tensor_parallel", "pipeline_parallel")
 MOST_THAT_ALL_RUN = 32
@@ -41,6 +42,35 @@ MODEL = (
     "training_config.validation_sequences=2",
     "training_config.validation_interval=1000",
 )
+HALF = 0.5
+WHY = {
+    "data_parallel": ", because each rank sends and receives twice the model, whatever their number",
+    "classic_dp": ", because each rank sends and receives twice the model around a ring, one message after the other",
+    "local_sgd": ", because each average moves twice the model in and out of each rank, here after every step",
+    "diloco": ", because each outer step moves twice the model in and out of each rank, here after every step",
+    "hierarchical_parallel": ", because every gradient passes through the one port of the aggregator",
+    "sync_ps": ", because every gradient passes through the one port of the server",
+    "zero": ", because layers are gathered again in each pass, with messages that become more and smaller",
+    "tensor_parallel": ", because only the replicas grow in number, and these average their gradients as `data_parallel` does",
+    "pipeline_parallel": ", because only the replicas grow in number, and the bubble stays what it is",
+}
+PAGE = """# Where recipes stop scaling
+
+The [virtual clock](what-a-prediction-knows.md#time-on-a-virtual-clock) runs each recipe with more and more workers. Each worker has the same work whatever their number: 4 micro-batches of 2 sequences, about 20 GFLOP a
+step, on 50 GFLOP/s, with 10 Gbit/s and 50 µs between any two ranks. The model has 3.3 million values, so a gradient is 13 MB. The table shows which share of its step the slowest rank of the role that computes spends computing. A recipe stops
+scaling where that is less than half: from there on, more workers add less than half of their work.
+
+{table}
+
+{reasons}
+
+![Shares of computing over the number of workers](scaling.svg)
+
+Recipes whose ranks do the same are simulated to {most:,} workers, because one rank stands for many; others to {most_all} workers. Other machines move these points: twice the bandwidth moves them to the right, faster processors to the left. `ttlaunch simulate
+RECIPE --virtual --what-if` shows where yours are.
+
+`benchmarks/virtual_scale.py --write docs/explanation` has written this page and its picture.
+"""
 KEYS = {
     "classic_dp": ["classic_dp_config.staleness_bound=0"],
     "local_sgd": ["local_sgd_config.every=1"],
@@ -66,16 +96,21 @@ def main() -> int:
     """Print the tables; status 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description="Measure simulations on a virtual clock.")
     parser.add_argument("--most", type=int, default=10_000, help="no more ranks than these")
+    parser.add_argument("--no-limits", action="store_true")
     parser.add_argument("--no-curves", action="store_true")
+    parser.add_argument("--recipe", action="append", help="curves of these alone; repeatable")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write scaling.json and scaling.svg there")
     options = parser.parse_args()
-    is_met = [_folds(ranks, slow) for ranks in (8, 32, 64) for slow in ({}, {ranks // 3: 1.5})]
-    is_met += [_is_in_time(ranks) for ranks in LIMITS_S if ranks <= options.most]
+    is_met: list[bool] = []
+    if not options.no_limits:
+        is_met += [_folds(ranks, slow) for ranks in (8, 32, 64) for slow in ({}, {ranks // 3: 1.5})]
+        is_met += [_is_in_time(ranks) for ranks in LIMITS_S if ranks <= options.most]
     if not options.no_curves:
-        curves = {name: _curve(name, most=options.most) for name in FOLDS}
-        curves |= {name: _curve(name, most=min(options.most, MOST_THAT_ALL_RUN)) for name in ALL_RUN}
-        if options.write is not None:
-            _write(curves, options.write)
+        names = options.recipe or [*FOLDS, *ALL_RUN]
+        for name in names:
+            curve = _curve(name, most=options.most if name in FOLDS else min(options.most, MOST_THAT_ALL_RUN))
+            if options.write is not None:
+                _write({name: curve}, options.write)
     print("all met" if all(is_met) else "MISSED")
     return 0 if all(is_met) else 1
 
@@ -143,7 +178,9 @@ def _curve(name: str, *, most: int) -> list[Place]:
         except LaunchError as error:
             print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}", flush=True)
             break
-        slowest = max((one for one in run.groups if one.steps), key=lambda one: (one.step_ms, one.exposed_ms))
+        computing = max(one.computing_ms for one in run.groups)
+        ranks = [one for one in run.groups if one.steps and one.computing_ms > computing / 2]  # no servers
+        slowest = max(ranks, key=lambda one: (one.step_ms, one.exposed_ms))
         parts = (slowest.computing_ms, slowest.exposed_ms, slowest.waiting_ms)
         place = Place(
             workers, run.plan.world_size, slowest.step_ms, *(part / slowest.step_ms for part in parts), slowest.role
@@ -158,17 +195,46 @@ def _curve(name: str, *, most: int) -> list[Place]:
 
 
 def _write(curves: dict[str, list[Place]], folder: Path) -> None:
-    content = {name: [vars(one) for one in places] for name, places in curves.items()}
-    (folder / "scaling.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    numbers = folder / "scaling.json"
+    known = json.loads(numbers.read_text(encoding="utf-8")) if numbers.exists() else {}
+    content = known | {name: [vars(one) for one in places] for name, places in curves.items()}
+    numbers.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    curves = {name: [Place(**one) for one in places] for name, places in content.items()}
     charts = [_chart("ranks that fold", curves, FOLDS), _chart("each rank runs", curves, ALL_RUN)]
     note = "the share of a step that the slowest rank computes, %; to the right, workers as powers of two"
     (folder / "scaling.svg").write_text(
         render_charts_svg("Weak scaling on a virtual clock", charts, note=note), encoding="utf-8"
     )
+    (folder / "where-recipes-stop-scaling.md").write_text(_page(curves), encoding="utf-8")
+
+
+def _page(curves: dict[str, list[Place]]) -> str:
+    sizes = sorted({one.workers for places in curves.values() for one in places})
+    names = [name for name in (*FOLDS, *ALL_RUN) if curves.get(name)]
+    table = [f"| recipe | {' | '.join(f'{size:,} workers' for size in sizes)} |", "|---|" + "---:|" * len(sizes)]
+    for name in names:
+        shares = {one.workers: f"{one.computing:.0%}" for one in curves[name]}
+        table.append(f"| `{name}` | {' | '.join(shares.get(size, '') for size in sizes)} |")
+    most = max((one.workers for name in FOLDS for one in curves.get(name, ())), default=0)
+    reasons = "\n".join(f"- {_reason(name, curves[name])}" for name in names)
+    return PAGE.format(table="\n".join(table), reasons=reasons, most=most, most_all=MOST_THAT_ALL_RUN)
+
+
+def _reason(name: str, places: list[Place]) -> str:
+    """Say where a recipe stops scaling, and what the slowest worker does then in place of computing."""
+    ends = next((one for one in places if one.computing < HALF), None)
+    shown = places[-1] if ends is None else ends
+    rest = f"communication takes {shown.exposed:.0%} of a step and waiting for other ranks {shown.waiting:.0%}"
+    where = (
+        f"does not stop up to {shown.workers:,} workers" if ends is None else f"stops before {shown.workers:,} workers"
+    )
+    return f"`{name}` {where}: there, {rest}{WHY.get(name, '')}."
 
 
 def _chart(title: str, curves: dict[str, list[Place]], names: Sequence[str]) -> Chart:
-    points = {name: tuple((math.log2(one.workers), 100 * one.computing) for one in curves[name]) for name in names}
+    points = {
+        name: tuple((math.log2(one.workers), 100 * one.computing) for one in curves.get(name, ())) for name in names
+    }
     return Chart(title, tuple(Curve(name, found) for name, found in points.items() if found))
 
 
