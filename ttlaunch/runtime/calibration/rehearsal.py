@@ -41,7 +41,7 @@ _MOST_STEPS = 2000
 
 
 def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[str, Any]:
-    """Run every role with values until the time is over, and return what each step of each rank has taken.
+    """Run every role with values until the time is over, and return what each step of each rank has taken; or raise what a role raises.
 
     Args:
         world: The plan.
@@ -51,9 +51,6 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
 
     Returns:
         The fields of a `RehearsalEnd`, without its link.
-
-    Raises:
-        Exception: Whatever a role raises.
     """
     recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
     cfg, corpus = read_config(recipe, world.config), read_checked_corpus(recipe, world)
