@@ -38,15 +38,22 @@ def test_a_plan_that_fits_needs_no_change():
     prediction = Prediction(250 * MB, ranks, (), None)
 
     needed = needed_bytes(prediction)
-    assert 350 * MB < needed < 500 * MB  # a reserve beside tensors and libraries
+    assert 350 * MB < needed < 480 * MB  # a reserve beside tensors and libraries
     assert Fit(needed, needed, (), needed) == find_fit(RunSpec("nonesuch"), {}, prediction, limit=needed)
     assert Fit(needed - 1, needed, None, needed) == find_fit(RunSpec("nonesuch"), {}, prediction, limit=needed - 1)
+
+
+def test_ranks_of_a_host_divide_the_pages_of_libraries():
+    ranks = (PredictedRank(0, "worker", {}, 100 * MB, {}, {}, 0),) * 2
+    alone, shared = (Prediction(250 * MB, ranks, (), None, size, 2) for size in (0, 100 * MB))
+
+    assert 50 * MB <= needed_bytes(alone) - needed_bytes(shared) <= 60 * MB
 
 
 def test_the_nearest_change_is_one_that_keeps_the_bits(ttlaunch):
     """Activations of 128 sequences are most of it, so computing them again is enough."""
     large = "--set training_config.batch_size=256 --set training_config.micro_batch_size=128"
-    answer = ttlaunch(f"plan data_parallel {large} --fits 440MB --format json")
+    answer = ttlaunch(f"plan data_parallel {large} --fits 420MB --format json")
 
     fit = json.loads(answer.stdout)["fits"]
     assert ["training_config.activation_checkpointing=true"] == fit["change"]

@@ -11,14 +11,12 @@ from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import LaunchError, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.metrics.prediction import Prediction
+from ttlaunch.running.metrics.prediction import Prediction, process_bytes
 
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kKMGT])(i?)B")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-_FRAGMENTS = 1.1
-"""How much memory tensors take, as a multiple of their bytes: freed memory has holes in which the next tensor has no room."""
-_RUNNING_BYTES = 96 * 1024 * 1024
-"""What a process takes besides tensors and what its libraries take after their import; ranks of built-in recipes: about 55 MB."""
+_RESERVE, _RESERVE_BYTES = 1.05, 48_000_000
+"""How much more than predicted a rank may need: freed memory has holes in which the next tensor has no room."""
 _LAST_STAGE = 3
 
 
@@ -82,9 +80,10 @@ def find_fit(spec: RunSpec, config: Mapping[str, Any], prediction: Prediction, *
 
 
 def needed_bytes(prediction: Prediction) -> int:
-    """Return what the process of the largest rank takes, on the safe side."""
-    most = max((one.peak or 0 for one in prediction.ranks), default=0)
-    return prediction.library_bytes + _RUNNING_BYTES + int(_FRAGMENTS * most)
+    """Return what the process of the largest rank takes, on the safe side; ranks of a host divide the pages of libraries among them."""
+    most = max((process_bytes(prediction, one) for one in prediction.ranks), default=prediction.library_bytes)
+    divided = prediction.shared_bytes * (1 - 1 / prediction.most_on_host)
+    return int(_RESERVE * (most - divided)) + _RESERVE_BYTES
 
 
 def _changes(config: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -28,7 +28,12 @@ class RankPrediction:
 
 @record
 class PredictionEnd:
-    """All ranks, and what a process with torch and the transport takes before it has any tensor."""
+    """All ranks, and what a process with torch and the transport takes before it has any tensor.
+
+    Attributes:
+        library_shared_bytes: Those of `library_bytes` that are pages of files, of which all ranks of a host have the same.
+    """
 
     library_bytes: Size
     ranks: tuple[RankPrediction, ...]
+    library_shared_bytes: Size = 0

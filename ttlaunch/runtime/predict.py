@@ -9,7 +9,7 @@ import faulthandler
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 
 from ttlaunch import contract
 from ttlaunch.records.prediction import PREDICTION_FILE
+from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.early_stop import make_early_stop
@@ -60,14 +61,14 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
     cfg = read_config(recipe, _shortened(world.config) if recipe.is_asynchronous else world.config)
     corpus = read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
-    library_bytes = _import_transport(world)
+    library_bytes, shared_bytes = _import_transport(world)
     in_process = InProcessWorld(world.roles, carries=has_values)
     unfinished = {Rank(rank) for rank in range(world.size)}
     facts = {"micro_batches": cfg.training_config.micro_batches} if isinstance(cfg, TrainingFile) else {}
     measured = {rank: _Measured(rank, unfinished, end=in_process.end, facts=facts) for rank in unfinished}
 
     def live(rank: Rank) -> None:
-        ctx = RankContext(
+        ctx = _NotedContext(
             world=world,
             rank=rank,
             communicator=in_process.communicator(rank),
@@ -85,7 +86,8 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
         raise error
     if outcome.findings:
         raise RuntimeError(outcome.findings[0].message)
-    return {"library_bytes": library_bytes, "ranks": [one.as_json() for _, one in sorted(measured.items())]}
+    ranks = [one.as_json() for _, one in sorted(measured.items())]
+    return {"library_bytes": library_bytes, "library_shared_bytes": shared_bytes, "ranks": ranks}
 
 
 def _shortened(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,8 +96,8 @@ def _shortened(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "training_config": {**training, "steps": min(training["steps"], _STEP + 1)}}
 
 
-def _import_transport(world: World) -> int:
-    """Import what ranks exchange messages with, and return the bytes that this process has in memory then."""
+def _import_transport(world: World) -> tuple[int, int]:
+    """Import what ranks exchange messages with; return the bytes that this process has in memory then, and those of them in files."""
     if world.uses_mpi:
         import mpi4py  # noqa: PLC0415
 
@@ -103,8 +105,21 @@ def _import_transport(world: World) -> int:
         from mpi4py import MPI  # noqa: F401, PLC0415
     else:
         from ttlaunch.runtime.comm.grpc import communicator  # noqa: F401, PLC0415
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
+    return resident * os.sysconf("SC_PAGE_SIZE"), shared * os.sysconf("SC_PAGE_SIZE")
+
+
+class _NotedContext(RankContext):
+    """A rank that notes whether it saves checkpoints, for which it keeps a copy of what it saves."""
+
+    saves = False
+
+    def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> bool:
+        """Save nothing."""
+        if self.rank in (owners or self.ranks(self.role)) and not self.saves:
+            self.saves = True
+            self.traffic.note(saves=1)
+        return super().checkpoint(step, model, optimizer, owners=owners)
 
 
 class _CountedPasses(TrafficCounter):

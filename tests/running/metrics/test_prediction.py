@@ -11,6 +11,7 @@ from ttlaunch.running.metrics.prediction import (
     Verdict,
     judge,
     judge_time,
+    process_bytes,
     read_prediction,
 )
 from ttlaunch.running.metrics.telemetry import RankMemory, RankTelemetry
@@ -22,7 +23,7 @@ SIZES = {"parameters": 10 * MB, "gradients": 10 * MB, "optimizer": 20 * MB, "buf
 PLAN = {
     "recipe": {"name": "own", "folder": "/nonesuch"},
     "config": {"training_config": {"optimizer": "adamw"}},
-    "ranks": [{"rank": 0, "role": "worker"}],
+    "ranks": [{"rank": 0, "role": "worker", "host": "localhost"}],
 }
 
 
@@ -98,6 +99,14 @@ def test_a_process_is_compared_with_libraries_and_tensors_together():
         process.missed,
     )
     assert ["the process of rank 0 was predicted 24% too low, mostly its tensors"] == found.notes()
+
+
+def test_a_rank_that_saves_checkpoints_keeps_a_copy_of_weights_and_state():
+    saves = {"facts": {"values": 2_500_000, "tensors": 3, "micro_batches": 8, "saves": 1}}
+    plain, saving = (read_prediction(data, PLAN, runs_recipe=False) for data in (written(), written(**saves)))
+
+    assert (0, 30 * MB) == (plain.ranks[0].saved, saving.ranks[0].saved)
+    assert 30 * MB == process_bytes(saving, saving.ranks[0]) - process_bytes(plain, plain.ranks[0])
 
 
 def telemetry(step_us, **phases):

@@ -1,5 +1,6 @@
 """What a plan was predicted to hold and to send, rank by rank, and how far a run was from it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ class PredictedRank:
         formula: The same by closed formulas.
         sums_at_most: By the formula, the most that partial sums of gradients take; they are among the buffers.
         makes_passes: Whether it runs the model in a step.
+        saved: The bytes of the copy that it keeps for its checkpoints: weights and optimizer state; 0 if it saves none.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class PredictedRank:
     formula: dict[str, int]
     sums_at_most: int
     makes_passes: bool = True
+    saved: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -63,12 +66,16 @@ class Prediction:
         library_bytes: What a process with torch and the transport takes before it has any tensor.
         flows: What goes from rank to rank, by operation; None if the bytes cannot be known beforehand.
         no_flows: Why not, as a clause.
+        shared_bytes: Those of `library_bytes` of which the ranks of a host have only one copy together.
+        most_on_host: How many ranks a host has at most.
     """
 
     library_bytes: int
     ranks: "tuple[PredictedRank, ...]"
     flows: "tuple[Traffic, ...] | None"
     no_flows: str | None
+    shared_bytes: int = 0
+    most_on_host: int = 1
 
     @property
     def step_bytes(self) -> int:
@@ -78,6 +85,7 @@ class Prediction:
     def as_json(self) -> dict[str, Any]:
         return {
             "library_bytes": self.library_bytes,
+            "library_shared_bytes": self.shared_bytes,
             "ranks": [one.as_json() for one in self.ranks],
             "flows": None if self.flows is None else [dict(vars(one)) for one in self.flows],
             "no_flows": self.no_flows,
@@ -110,7 +118,9 @@ def read_prediction(data: bytes, plan: Mapping[str, Any], *, runs_recipe: bool) 
         _rank(rank, role, one, config=plan["config"], workers=roles.count(role) if role == "worker" else 1)
         for rank, (role, one) in enumerate(zip(roles, found.ranks, strict=True))
     )
-    return Prediction(found.library_bytes, ranks, None if flows is None else tuple(flows), reason)
+    most = Counter(str(row.get("host")) for row in rows).most_common(1)[0][1]
+    sent = None if flows is None else tuple(flows)
+    return Prediction(found.library_bytes, ranks, sent, reason, found.library_shared_bytes, most)
 
 
 def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any], workers: int) -> PredictedRank:
@@ -126,6 +136,7 @@ def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any
         formula,
         _sums_at_most(one.facts, workers=workers),
         one.facts.get("passes") != 0,
+        one.held.get("parameters", 0) + one.held.get("optimizer", 0) if one.facts.get("saves") else 0,
     )
 
 
@@ -316,14 +327,15 @@ def _judge_memory(said: PredictedRank, one: RankMemory) -> MemoryVerdict:
 
 
 def process_bytes(prediction: Prediction, one: PredictedRank) -> int:
-    """Return what a rank's process has in memory at its largest: libraries, what runs beside them, and tensors."""
-    return prediction.library_bytes + RUNNING_BYTES + COMPUTING_BYTES * one.makes_passes + (one.peak or 0)
+    """Return what a rank's process has in memory at its largest: libraries, what runs beside them, tensors, and the copy for checkpoints."""
+    running = RUNNING_BYTES + COMPUTING_BYTES * one.makes_passes
+    return prediction.library_bytes + running + (one.peak or 0) + one.saved
 
 
 def _judge_process(prediction: Prediction, said: PredictedRank, size: int) -> MemoryVerdict:
     predicted = process_bytes(prediction, said)
     error = (predicted - size) / max(1, size)
-    largest = "tensors" if (said.peak or 0) > predicted / 2 else "libraries"
+    largest = "tensors" if (said.peak or 0) + said.saved > predicted / 2 else "libraries"
     return MemoryVerdict(said.rank, "process", predicted, size, error, largest if error else None)
 
 

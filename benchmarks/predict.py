@@ -1,0 +1,323 @@
+"""How far predictions are from real runs: the time of a step, the memory of tensors and of processes, and `--fits`.
+
+    PYTHONPATH=. python benchmarks/predict.py [--minutes 5] [--kept FILE]     more trials, added to those that are kept
+    PYTHONPATH=. python benchmarks/predict.py --minutes 0                     only the figures of those that are kept
+    PYTHONPATH=. python benchmarks/predict.py --minutes 0 --plot docs/explanation/predicted.svg
+
+A trial takes one of four recipes, 1 or 2 ranks, and one of ten models. It makes a run, calibrates, and makes a second run. The measured
+time is the mean of the two runs' medians. A trial of time counts if the two are within 4 % of each other: else the machine was
+too restless to say what was true. The first run measures its tensors, the second one its processes, which torch's profiler would make larger.
+
+A trial of `--fits` takes a random model and a limit within 7 % of what the prediction needs, and samples the memory of the ranks 50
+times a second (PSS: pages that ranks share are divided among them).
+
+All trials are in one file, a line each; the next call goes on where it ends.
+"""
+
+# ruff: noqa: S311 - chance here guards nothing
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+import ttlaunch
+from ttlaunch.app.calibrate import predict_time
+from ttlaunch.app.fits import needed_bytes
+from ttlaunch.app.predict import NotPredicted, predict
+from ttlaunch.diagnostics import LaunchError
+from ttlaunch.running.metrics.prediction import judge, judge_time
+from ttlaunch.running.metrics.telemetry import memory_of_ranks
+from ttlaunch.running.readers.recorded import read_run
+
+RECIPES = ("data_parallel", "zero", "hierarchical_parallel", "pipeline_parallel")
+MODELS = (
+    {"embedding_dim": 64, "max_sequence_length": 64},
+    {"embedding_dim": 128, "max_sequence_length": 64},
+    {"embedding_dim": 192, "max_sequence_length": 64},
+    {"embedding_dim": 256, "max_sequence_length": 32},
+    {"embedding_dim": 96, "max_sequence_length": 128},
+    {"embedding_dim": 128, "max_sequence_length": 128},
+    {"embedding_dim": 320, "max_sequence_length": 32},
+    {"embedding_dim": 64, "max_sequence_length": 128, "num_heads": 8},
+    {"embedding_dim": 160, "max_sequence_length": 96},
+    {"embedding_dim": 256, "max_sequence_length": 64, "num_heads": 8},
+)
+STEPS = 40
+HALVES, COUNTED = 0.04, 0.7
+TIME_MEAN, TIME_WORST, PEAK_MEAN, PEAK_WORST, PROCESS_WORST = 0.05, 0.10, 0.01, 0.03, 0.05
+FITS, NEAR, WRONGLY_REFUSED = 30, 0.07, 0.1
+_TICK_S = 0.02
+
+
+def main() -> int:
+    """Make trials until the time is over, then print all figures with their limits; status 1 if one is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--kept", type=Path, default=Path("predict-trials.jsonl"))
+    parser.add_argument("--plot", type=Path)
+    order = parser.parse_args()
+    kept = read_kept(order.kept)
+    until = time.monotonic() + order.minutes * 60
+    for name, trial in missing(kept):
+        if time.monotonic() >= until:
+            break
+        row = {"trial": name, **trial()}
+        kept.append(row)
+        with order.kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+    if order.plot is not None:
+        order.plot.write_text(draw(kept), encoding="utf-8")
+    return judge_all(kept)
+
+
+def read_kept(path: Path) -> list[dict[str, Any]]:
+    """Read the trials of earlier calls."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def missing(kept: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the trials that are not kept, those of time and of `--fits` in turns."""
+    done = {row["trial"] for row in kept}
+    places = [(recipe, ranks, model) for model in range(len(MODELS)) for ranks in (1, 2) for recipe in RECIPES]
+    for place, (recipe, ranks, model) in enumerate(places):
+        name = f"{recipe} n={ranks} model={model}"
+        if name not in done:
+            yield name, lambda of=(recipe, ranks, model): time_trial(*of)
+        if place < FITS and f"fits {place}" not in done:
+            yield f"fits {place}", lambda of=place: fits_trial(of)
+
+
+def settings(recipe: str, model: dict[str, int], *, steps: int) -> dict[str, Any]:
+    """Return the values that are set: little validation, no checkpoints while steps are timed."""
+    values = {
+        "training_config.steps": steps,
+        "training_config.validation_interval": 10_000,
+        "training_config.validation_sequences": 2,
+        "checkpoint_config.interval": 10_000,
+        "scheduler_config.warmup_steps": 1,
+        **{f"transformer_config.{key}": value for key, value in model.items()},
+    }
+    if recipe == "pipeline_parallel":
+        values["multihost_config.pipeline_parallel_config.schedule"] = "1f1b"
+    else:
+        values["transformer_config.num_blocks"] = 2
+    return values
+
+
+def time_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
+    """Run, calibrate, run; return what was predicted and what was measured."""
+    values = settings(recipe, MODELS[model], steps=STEPS)
+    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
+        options = {"ranks": ranks, "set": values, "runs_dir": folder}
+        plan = ttlaunch.plan(recipe, ranks=ranks, set=values)
+        first = read_run(ttlaunch.run(recipe, profile_steps="1", **options).folder)
+        try:
+            said = predict_time(plan, anew=True)
+        except LaunchError as error:
+            return {"kind": "time", "refused": error.diagnostics[0].message}
+        second = read_run(ttlaunch.run(recipe, **options).folder)
+        held = predict(plan)
+    if isinstance(said, NotPredicted) or isinstance(held, NotPredicted):
+        return {"kind": "time", "refused": "not predicted"}
+    times = [judge_time(said, run.telemetry or ()) for run in (first, second)]
+    peaks = {row["rank"]: row["peak_memory_bytes"] for row in (second.report or {})["ranks"]}
+    tensors = judge(None, held, memory_of_ranks(first.telemetry or ())).memory
+    processes = judge(None, held, [], processes=peaks).memory
+    return {
+        "kind": "time",
+        "predicted_s": said.step.median,
+        "interval_s": [said.step.low, said.step.high],
+        "measured_s": [one.measured for one in times if one is not None],
+        "missed": [one.missed for one in times if one is not None],
+        "busy": said.kept.busy,
+        "tensors": [(one.predicted, one.measured) for one in tensors],
+        "processes": [(one.predicted, one.measured) for one in processes],
+        "held": [(sum(one.held.values()), sum(one.formula.values())) for one in held.ranks if one.held],
+    }
+
+
+def fits_trial(number: int) -> dict[str, Any]:
+    """Ask whether a random model fits into a limit near what it needs, and measure what it takes."""
+    chance = random.Random(number)
+    recipe = RECIPES[number % len(RECIPES)]
+    model = {
+        "embedding_dim": 64 * chance.randint(2, 12),
+        "num_blocks": 4 if recipe == "pipeline_parallel" else chance.randint(2, 6),
+        "max_sequence_length": chance.choice((64, 128, 256)),
+    }
+    values = {**settings(recipe, {}, steps=3), **{f"transformer_config.{key}": one for key, one in model.items()}}
+    ranks = chance.choice((1, 2))
+    found = predict(ttlaunch.plan(recipe, ranks=ranks, set=values))
+    if isinstance(found, NotPredicted):
+        return {"kind": "fits", "refused": found.reason}
+    needed = needed_bytes(found)
+    limit = int(needed * chance.uniform(1 - NEAR, 1 + NEAR))
+    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder, Sampled() as sampled:
+        ttlaunch.run(recipe, ranks=ranks, set=values, runs_dir=folder)
+    most = max(sampled.peaks.values(), default=0)
+    return {
+        "kind": "fits",
+        "needed": needed,
+        "limit": limit,
+        "measured": most,
+        "said": needed <= limit,
+        "fits": most <= limit,
+    }
+
+
+class Sampled:
+    """Samples the memory of all ranks that this process has started while it is entered.
+
+    Attributes:
+        peaks: By process id, the most bytes (PSS).
+    """
+
+    def __init__(self) -> None:
+        self.peaks: dict[int, int] = {}
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        ranks: list[int] = []
+        looked = 0.0
+        while not self._ends.wait(_TICK_S):
+            if time.monotonic() - looked > 0.5:  # walking the tree takes longer than a look
+                ranks, looked = [*_ranks()], time.monotonic()
+            for pid in ranks:
+                self.peaks[pid] = max(self.peaks.get(pid, 0), _pss(pid))
+
+
+def _ranks() -> Iterator[int]:
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            if process.cmdline()[1:3] == ["-m", "ttlaunch.runtime"]:
+                yield process.pid
+        except (psutil.Error, OSError):  # it has ended
+            continue
+
+
+def _pss(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def judge_all(kept: list[dict[str, Any]]) -> int:
+    """Print each figure beside its limit; return 1 if one is missed."""
+    times = [row for row in kept if row["kind"] == "time" and "refused" not in row]
+    counted = [row for row in times if apart(row) <= HALVES]
+    errors = [abs(error_of(row)) for row in counted]
+    tensors = [abs(said / real - 1) for row in times for said, real in row["tensors"]]
+    processes = [abs(said / real - 1) for row in times for said, real in row["processes"]]
+    exact = [said == real for row in times for said, real in row["held"]]
+    fits = [row for row in kept if row["kind"] == "fits" and "refused" not in row]
+    no = [row for row in fits if not row["said"]]
+    refused = sum(row["kind"] == "time" and "refused" in row for row in kept)
+    print(f"{len(times)} trials of time, {refused} more whose calibration was refused; {len(fits)} of --fits")
+    figures = [
+        ("time: trials that count", len(counted) / max(1, len(times)), ">=", COUNTED),
+        ("time: mean error of those", mean(errors), "<=", TIME_MEAN),
+        ("time: largest error of those", max(errors, default=math.nan), "<=", TIME_WORST),
+        ("tensors held ÷ formula is 1 (zero has more)", sum(exact) / max(1, len(exact)), "=", None),
+        ("tensors at their peak: mean error", mean(tensors), "<=", PEAK_MEAN),
+        ("tensors at their peak: largest error", max(tensors, default=math.nan), "<=", PEAK_WORST),
+        ("processes: largest error", max(processes, default=math.nan), "<=", PROCESS_WORST),
+        ("--fits: said to fit, and does not", sum(row["said"] and not row["fits"] for row in fits), "<=", 0),
+        ("--fits: part of refused that fit", sum(row["fits"] for row in no) / max(1, len(no)), "<=", WRONGLY_REFUSED),
+    ]
+    missed = 0
+    for name, value, sign, limit in figures:
+        is_met = limit is None or (value >= limit if sign == ">=" else value <= limit)
+        missed += not is_met
+        said = "no limit" if limit is None else f"{sign} {limit:g}: {'met' if is_met else 'MISSED'}"
+        print(f"  {name:46} {value:8.4f}   {said}")
+    return int(missed > 0)
+
+
+def apart(row: dict[str, Any]) -> float:
+    """By how much the two halves of a measurement differ."""
+    first, second = row["measured_s"]
+    return abs(first - second) / statistics.mean((first, second))
+
+
+def error_of(row: dict[str, Any]) -> float:
+    """By how much the predicted time was wrong."""
+    real = statistics.mean(row["measured_s"])
+    return (row["predicted_s"] - real) / real
+
+
+def mean(values: list[float]) -> float:
+    """The mean; NaN if there are none."""
+    return statistics.mean(values) if values else math.nan
+
+
+def draw(kept: list[dict[str, Any]]) -> str:
+    """Draw predicted against measured, times and memory side by side, on logarithmic axes."""
+    times = [row for row in kept if row["kind"] == "time" and "refused" not in row]
+    steps = [
+        (statistics.mean(row["measured_s"]) * 1e3, row["predicted_s"] * 1e3, apart(row) <= HALVES) for row in times
+    ]
+    tensors = [(real / 1e6, said / 1e6, True) for row in times for said, real in row["tensors"]]
+    panels = [panel("time of a step, ms", steps, left=60), panel("tensors at their peak, MB", tensors, left=420)]
+    style = (
+        "text{font:11px system-ui,sans-serif;fill:#1f2328}.axis{stroke:#c9d1d9}.same{stroke:#768390;stroke-dasharray:4 3}"
+        ".dot{fill:#0969da;fill-opacity:.6}.open{fill:none;stroke:#0969da}"
+        "@media(prefers-color-scheme:dark){text{fill:#f0f6fc}.dot{fill:#58a6ff}.open{stroke:#58a6ff}}"
+    )
+    title = "Predicted against measured"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 340" role="img"><title>{title}</title>'
+        f"<style>{style}</style>{''.join(panels)}</svg>\n"
+    )
+
+
+def panel(title: str, points: list[tuple[float, float, bool]], *, left: int) -> str:
+    """Draw one square: a dot for each trial, an empty one if its halves did not agree, and the line on which both are equal."""
+    values = [value for real, said, _ in points for value in (real, said)] or [1.0, 10.0]
+    low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
+
+    def at(value: float) -> float:
+        return 260 * (math.log10(value) - low) / (high - low)
+
+    parts = [
+        f'<text x="{left}" y="20">{title}: measured across, predicted up</text>',
+        f'<path class="axis" fill="none" d="M{left} 40v260h260"/>',
+        f'<path class="same" d="M{left} 300L{left + 260} 40"/>',
+    ]
+    for exponent in range(math.floor(low), math.ceil(high) + 1):
+        for digit in (1, 2, 5):
+            tick = digit * 10.0**exponent
+            if low <= math.log10(tick) <= high:
+                parts.append(f'<text x="{left + at(tick):.0f}" y="316" text-anchor="middle">{tick:g}</text>')
+                parts.append(f'<text x="{left - 6}" y="{304 - at(tick):.0f}" text-anchor="end">{tick:g}</text>')
+    parts += [
+        f'<circle class="{"dot" if counts else "open"}" r="3.5" cx="{left + at(real):.1f}" cy="{300 - at(said):.1f}"/>'
+        for real, said, counts in points
+    ]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
