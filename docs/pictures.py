@@ -9,8 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
 from ttlaunch.dashboard.opening import open_dashboard
 
 IMAGES = Path(__file__).with_name("images")
@@ -20,16 +18,9 @@ DRAWN_MS = 1200
 
 def main(runs: Path) -> None:
     """Write `images/dashboard-VIEW-SCHEME.png`."""
-    done, failed, elastic, serving = (f"#/run/{name}" for name in find_runs(runs))
-    views = {
-        "runs": "#/",
-        "launch": "#/launch",
-        "failed": failed,
-        **{view: f"{done}/{view}" for view in ("metrics", "topology", "steps", "configuration", "checkpoints")},
-        "logs": f"{failed}/logs",
-        "members": f"{elastic}/topology",
-        "streams": f"{serving}/streams",
-    }
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - the names of the views need no browser
+
+    views = views_of(**{kind: f"#/run/{name}" for kind, name in find_runs(runs).items()})
     opened = open_dashboard(runs, port=0, may_act=True)
     threading.Thread(target=opened.serve, daemon=True).start()
     with sync_playwright() as driver:
@@ -44,14 +35,27 @@ def main(runs: Path) -> None:
         browser.close()
 
 
-def find_runs(runs: Path) -> tuple[str, str, str, str]:
+def views_of(*, done: str, failed: str, elastic: str, serving: str) -> dict[str, str]:
+    """Return the address of each view by its name; arguments are those of runs."""
+    return {
+        "runs": "#/",
+        "launch": "#/launch",
+        "failed": failed,
+        **{view: f"{done}/{view}" for view in ("metrics", "topology", "steps", "configuration", "checkpoints")},
+        "logs": f"{failed}/logs",
+        "members": f"{elastic}/topology",
+        "streams": f"{serving}/streams",
+    }
+
+
+def find_runs(runs: Path) -> dict[str, str]:
     """Return the ids of a run that is done, of one that failed, of an elastic and of a serving one."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(path for path in runs.iterdir() if (path / "report.json").is_file()):
         status = json.loads((path / "report.json").read_text())["status"]
         is_elastic, is_serving = (path / "members.jsonl").is_file(), (path / "door.json").is_file()
         found["elastic" if is_elastic else "serving" if is_serving else status] = path.name
-    return found["done"], found["failed"], found["elastic"], found["serving"]
+    return {kind: found[kind] for kind in ("done", "failed", "elastic", "serving")}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,15 @@
 
 import hashlib
 import re
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
 
+import ttlaunch
 from ttlaunch.dashboard.page import FILES, SCRIPTS, page_files
+from ttlaunch.serving import page as chat
+
+ROOT = Path(ttlaunch.__file__).parent.parent
 
 UPLOT = {
     "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -32,6 +39,18 @@ def test_every_module_is_offered_and_imports_only_those_before_it():
     for at, name in enumerate(SCRIPTS):
         imported = re.findall(r"from \"\./(\w+)\.js\"", (FILES / f"{name}.js").read_text())
         assert set(imported) <= set(SCRIPTS[:at]), name
+
+
+def test_a_built_wheel_has_every_file_of_both_pages_with_its_bytes(tmp_path, skip_or_fail):
+    if find_spec("hatchling") is None:
+        skip_or_fail("no hatchling on this machine, which builds wheels")
+    from hatchling.builders.wheel import WheelBuilder  # noqa: PLC0415 - so that its absence is a skip
+
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as packed:
+        for folder in (FILES, Path(chat.__file__).with_name("files")):
+            for path in folder.iterdir():
+                assert path.read_bytes() == packed.read(str(path.relative_to(ROOT))), path.name
 
 
 def test_no_text_ever_becomes_html():
