@@ -94,11 +94,10 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     hints = [failure.next_step] if failure.next_step else []
     if is_hung and folder.file(contract.STACKS_DIR).is_dir():
         hints.append(f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/")
-    if failure.kind in {
-        Cause.DIFFERS,
-        Cause.AUDITED,
-    }:  # what the rank did last, and its log, show nothing about its tensors
-        hints += _resume_hint(report, folder)
+    if failure.kind is Cause.AUDITED:
+        hints += _resume_hint(report, folder, whose="the newest checkpoint that the last clean audit covers")
+    elif failure.kind is Cause.DIFFERS:  # what the rank did last, and its log, show nothing about its tensors
+        hints += _resume_hint(report, folder, whose="the last checkpoint whose digests agreed")
     elif failure.rank is not None:
         last = next((one for one in report.ranks if one["rank"] == failure.rank), {}).get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
@@ -111,11 +110,11 @@ def failure_diagnostic(report: Report, folder: RunFolder, *, programs: Sequence[
     return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
 
 
-def _resume_hint(report: Report, folder: RunFolder) -> list[str]:
+def _resume_hint(report: Report, folder: RunFolder, *, whose: str) -> list[str]:
     newest = newest_step(folder.path)
     if newest is None:
         return []
-    return [f"`--resume {report.run_id}` continues from step {newest}, the last checkpoint whose digests agreed"]
+    return [f"`--resume {report.run_id}` continues from step {newest}, {whose}"]
 
 
 def _source_label(place: str | None, evidence: Sequence[str], *, programs: Sequence[Path]) -> Label | None:

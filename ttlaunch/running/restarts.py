@@ -17,6 +17,7 @@ from ttlaunch import contract
 from ttlaunch.diagnostics import listed, render_duration
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.checkpoints.complete import newest_step
+from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.files import read_object_if_any, write_whole
 
@@ -24,7 +25,12 @@ _FOLLOW_UP = "restart.json"
 MOST_FRUITLESS = 2
 """The number of successive restarts without progress after which there is no further restart."""
 
-_STATUSES = {contract.STATUS_RANK_FAILED, contract.STATUS_HUNG, contract.STATUS_HOST_LOST}
+_STATUSES = {
+    contract.STATUS_RANK_FAILED,
+    contract.STATUS_HUNG,
+    contract.STATUS_HOST_LOST,
+    contract.STATUS_AUDIT,
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Attempt:
         comes_again: Whether the same failure would occur after a restart.
         steps: The last finished step, counted from the beginning of training; None for a program without steps.
         lost: Lost hosts, with the time of the last frame from each, seconds since the epoch.
+        wrong: The host that an audit has found to compute wrong; None if there is none.
     """
 
     folder: Path
@@ -42,6 +49,7 @@ class Attempt:
     comes_again: bool
     steps: int | None
     lost: Mapping[str, float] = field(default_factory=dict)
+    wrong: str | None = None
 
     @property
     def has_checkpoint(self) -> bool:
@@ -54,7 +62,7 @@ class Restart:
 
     Attributes:
         resume: The run from whose newest checkpoint the next attempt continues; None to begin as the first attempt did.
-        excluded: Hosts that the last attempt lost and the next attempt does not use.
+        excluded: Hosts that the next attempt does not use: the last one has lost them, or an audit of any has found that they compute wrong.
         not_before: When all ranks of the lost hosts have ended for certain, seconds since the epoch; 0 without lost hosts.
         most_s: The longest time to wait for `not_before`, in case the clock is set back meanwhile.
     """
@@ -80,7 +88,9 @@ def attempt_of(report: Report, folder: Path) -> Attempt:
     """Return what the decision about a restart needs to know about a start that has ended."""
     comes_again = report.failure is not None and report.failure.comes_again
     steps = None if report.layout is None else report.steps
-    return Attempt(folder, report.exit_status, comes_again, steps, report.lost_hosts)
+    failure = report.failure
+    wrong = failure.host if failure is not None and failure.kind is Cause.AUDITED else None
+    return Attempt(folder, report.exit_status, comes_again, steps, report.lost_hosts, wrong)
 
 
 def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = contract.LEASE_S) -> Restart | GiveUp:
@@ -100,10 +110,11 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = con
     if len(attempts) > most:
         return GiveUp()
     resume = next((one.folder for one in reversed(attempts) if one.has_checkpoint), None)
+    wrong = {one.wrong for one in attempts if one.wrong is not None}
     if not last.lost:
-        return Restart(resume)
+        return Restart(resume, tuple(sorted(wrong)))
     fenced_s = lease_s + contract.AFTER_LEASE_S
-    return Restart(resume, tuple(sorted(last.lost)), max(last.lost.values()) + fenced_s, fenced_s)
+    return Restart(resume, tuple(sorted({*last.lost, *wrong})), max(last.lost.values()) + fenced_s, fenced_s)
 
 
 def wait_for_lease(decision: Restart, *, report: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
-from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints, newest_step
+from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints, mark_later_checkpoints, newest_step
 from ttlaunch.running.conclude import Ending, compared_replicas, conclude
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
@@ -259,7 +259,12 @@ class _Supervision:
     def _keeper(self) -> CheckpointKeeper:
         watch = self.watch
         return CheckpointKeeper(
-            self.plan, self.folder, ranks=watch.ranks, replicas=watch.replicas, complain=watch.bad.add
+            self.plan,
+            self.folder,
+            ranks=watch.ranks,
+            replicas=watch.replicas,
+            audits=watch.audits,
+            complain=watch.bad.add,
         )
 
     def _refuse_connections(self, process: EngineProcess) -> None:
@@ -292,6 +297,7 @@ class _Supervision:
             self._pass_on(checkpoints)  # a checkpoint counts if ranks on other hosts have come as far
             self.watch.replicas.settle({})  # no rank reports any more digests
             checkpoints.finish()
+            mark_later_checkpoints(self.folder, self.watch.audits)
             if self._elastic is not None and self._elastic.has_saved and keeps_checkpoints(self.plan):
                 from ttlaunch.running.checkpoints.last_states import (  # noqa: PLC0415 - few runs have any
                     take_in_last_state,

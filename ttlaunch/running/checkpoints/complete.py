@@ -22,7 +22,9 @@ from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.endings import ShardRecord
 from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.running.audits import AuditWatch
 from ttlaunch.running.bad_records import BadLine, Complain, pass_over
+from ttlaunch.running.checkpoints.suspect import is_suspect, mark_suspect
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.replicas import ReplicaWatch
 from ttlaunch.running.runs.files import open_unlinked, read_file
@@ -51,6 +53,7 @@ class CheckpointKeeper:
         *,
         ranks: Sequence[RankState] = (),
         replicas: ReplicaWatch | None = None,
+        audits: AuditWatch | None = None,
         complain: Complain = pass_over,
     ) -> None:
         """Prepare the thread, which starts when this object is entered.
@@ -60,9 +63,11 @@ class CheckpointKeeper:
             folder: The run's folder.
             ranks: The states of the ranks, which `Watch` keeps up to date.
             replicas: Has the digests of the ranks, which `Watch` keeps up to date, too.
+            audits: Knows the last clean audit; None: there are none.
             complain: Called with each shard's record that cannot be used.
         """
         self._folder, self._complain, self._ranks = folder, complain, ranks
+        self._audits = audits
         self._plan = plan.as_json()
         # Ranks that cannot have the same tensors report no digests.
         self._replicas = replicas if self._plan["world_size"] > 1 else None
@@ -132,7 +137,9 @@ class CheckpointKeeper:
             replicas=self._replicas,
         ):
             append_event(self._folder, "checkpoint", step=step)
-            remove_old(self._folder.path, keep=self._config["keep"], keep_every=self._config["keep_every"])
+            proven = self._audits.clean if self._audits is not None else None
+            keep, keep_every = self._config["keep"], self._config["keep_every"]
+            remove_old(self._folder.path, keep=keep, keep_every=keep_every, proven=proven)
 
 
 def complete_checkpoints(
@@ -228,8 +235,21 @@ def is_reached(step: int, owners: Collection[int], *, ranks: Sequence[RankState]
 
 
 def newest_step(run_folder: Path) -> int | None:
-    """Return the step of the newest checkpoint of a run; None if it has none."""
-    return max((step for step, _ in _folders(run_folder, "")), default=None)
+    """Return the step of the newest checkpoint of a run that is not suspect; None if it has none."""
+    return max((step for step, folder in _folders(run_folder, "") if not is_suspect(folder)), default=None)
+
+
+def mark_later_checkpoints(folder: RunFolder, audits: AuditWatch) -> None:
+    """Mark the checkpoints after the last clean audit as suspect, if an audit has failed.
+
+    Raises:
+        OSError: A mark cannot be written.
+    """
+    if audits.disputed is None:
+        return
+    both = [*_folders(folder.path, ""), *_folders(folder.path, contract.UNFINISHED_SUFFIX)]
+    steps = mark_suspect(both, failed=audits.disputed.step, clean=audits.clean, run_id=folder.run_id)
+    append_event(folder, "checkpoints_suspect", steps=list(steps), clean=audits.clean)
 
 
 def remove_unfinished(run_folder: Path, *, steps: Collection[int]) -> None:
@@ -239,11 +259,16 @@ def remove_unfinished(run_folder: Path, *, steps: Collection[int]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_old(run_folder: Path, *, keep: int, keep_every: int | None) -> None:
-    """Remove all checkpoints but the newest `keep`, and those whose step `keep_every` divides."""
+def remove_old(run_folder: Path, *, keep: int, keep_every: int | None, proven: int | None = None) -> None:
+    """Remove all checkpoints but the newest `keep`, and those whose step `keep_every` divides.
+
+    `proven` is the step of the last clean audit: the newest checkpoint up to it stays, too, because a run whose next audit fails goes
+    back to it.
+    """
     steps = sorted(step for step, _ in _folders(run_folder, ""))
+    spared = max((step for step in steps if proven is not None and step <= proven), default=None)
     for step in steps[:-keep]:
-        if keep_every is None or step % keep_every:
+        if step != spared and (keep_every is None or step % keep_every):
             folder = run_folder / contract.checkpoint_dir(step)
             # Renamed first, so that a half-removed folder is never taken for a checkpoint.
             folder.rename(folder.with_name(folder.name + _REMOVED_SUFFIX))

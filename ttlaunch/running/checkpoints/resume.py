@@ -36,6 +36,7 @@ from ttlaunch.records.parser import (
 from ttlaunch.records.regular_files import open_regular, read_regular
 from ttlaunch.running.checkpoints.complete import complete_checkpoints, manifest_digest, missing_shards
 from ttlaunch.running.checkpoints.last_states import take_in_last_state
+from ttlaunch.running.checkpoints.suspect import suspicion
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.files import read_object
@@ -166,6 +167,8 @@ def verify(path: Path) -> Checkpoint | str:
     if path.name.endswith(contract.UNFINISHED_SUFFIX):
         ranks = ", ".join(str(rank) for rank in missing_shards(path))
         return f"it was not finished: no shard of rank {ranks}" if ranks else "it was not finished"
+    if (why := suspicion(path)) is not None:
+        return why
     try:
         manifest = _read_manifest(path)
         if isinstance(manifest, BadRecord):

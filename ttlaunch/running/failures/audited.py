@@ -28,7 +28,7 @@ def audited_failure(plan: LaunchPlan, audits: AuditWatch) -> Failure | None:
         step=step,
         time=time.time(),
         evidence=tuple(_evidence(judgement, hosts, clean=audits.clean)),
-        comes_again=True,
+        comes_again=len(judgement.wrong) != 1 or len(set(hosts.values())) == 1,  # else it goes on without that host
     )
     if len(judgement.wrong) == 1:
         row = rows[judgement.wrong[0]]
