@@ -5,6 +5,8 @@ import pytest
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.virtual_view import draw_variants, render_variants
+from ttlaunch.diagnostics import LaunchError
+from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun
 from ttlaunch.lab.what_if import what_if
 
@@ -25,6 +27,13 @@ def simulated(plan, conditions):
 def variants():
     spec = RunSpec("data_parallel", ranks=4, overrides=BATCH)
     return what_if(spec, Conditions(slow={3: 2.0}), Unattended(), run=simulated)
+
+
+def test_a_virtual_run_has_as_many_ranks_as_wanted_where_no_cluster_is_named():
+    asked = RunSpec("data_parallel", ranks=100, overrides=("training_config.batch_size=200",))
+    assert 100 == plan_simulation(asked, Unattended(), has_room=True).world_size
+    with pytest.raises(LaunchError, match="100 ranks"):
+        plan_simulation(asked, Unattended())
 
 
 def test_one_thing_differs_at_a_time(variants):

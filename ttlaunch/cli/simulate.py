@@ -24,7 +24,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch simulate hierarchical_parallel --ranks 5 --set multihost_config.num_workers=3[/bold]   three tiers
 
-[bold]ttlaunch simulate data_parallel --virtual --ranks 64 --slow 3=1.5[/bold]   the time of a step, with a slow rank
+[bold]ttlaunch simulate data_parallel --virtual --ranks 64 --slow 3=1.5 --set training_config.batch_size=128[/bold]   a step
 
 [bold]ttlaunch simulate data_parallel --virtual --what-if --out what-if.svg[/bold]   and what would change it
 
@@ -166,7 +166,7 @@ def _simulate_virtually(
         given[name] = parse_slow(given.get(name, ()), option="--" + name.replace("_", "-"))
     conditions, dialogue = Conditions(**given), TerminalDialogue(form, verbose=verbose)
     if not asks:
-        found = run_virtually(plan_simulation(spec, dialogue), conditions)
+        found = run_virtually(plan_simulation(spec, dialogue, has_room=True), conditions)
         if form is Format.JSON:
             print_json(found.as_json(), schema="simulate-virtual")
         else:

@@ -17,8 +17,8 @@ from ttlaunch.app.library import ClusterOptions
 from ttlaunch.app.order import checked_options, no_target, refuse_strangers, spec_of
 from ttlaunch.app.resolve import is_script, resolve
 from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, line_label, traffic_diagnostics
-from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error, render, usage_error
+from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.diagnostics import Diagnostic, LaunchError, Source, file_error, render, usage_error
 from ttlaunch.diagnostics.html import facts_html, text_html
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.lab.play import Played, play_ranks
@@ -30,6 +30,8 @@ from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.preflight import check_packages
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.spec.recipe.config import check_one_process
+
+_ROOM = Source("what a simulation has room for", "localhost slots=65536")
 
 MakesView = Callable[[LaunchPlan, RunFolder], AbstractContextManager[View]]
 """Makes a view of a simulation from its plan and its folder."""
@@ -104,6 +106,7 @@ def plan_simulation(
     *,
     working_folder: Path | None = None,
     environment: Mapping[str, str] = os.environ,
+    has_room: bool = False,
 ) -> LaunchPlan:
     """Plan a simulation of a run on the specified hosts, without connecting to them: all ranks run here, without MPI.
 
@@ -112,6 +115,7 @@ def plan_simulation(
         dialogue: Gets warnings.
         working_folder: The folder to which relative paths are relative; None for the current folder.
         environment: The variables of the shell, of which the ranks get some.
+        has_room: Whether this machine, where no cluster is named, takes any number of ranks.
 
     Raises:
         LaunchError: A diagnostic is an error, or the target is no recipe.
@@ -120,7 +124,8 @@ def plan_simulation(
     if is_script(str(spec.target), working_folder):
         message = f"`simulate` takes a recipe; {spec.target} is a program"
         raise usage_error(message, f"`ttlaunch run {spec.target}`")
-    resolved = resolve(spec, working_folder=working_folder, dialogue=dialogue)
+    room = _ROOM if has_room and spec.on == LOCAL and spec.hostfile is None else None
+    resolved = resolve(spec, working_folder=working_folder, dialogue=dialogue, hosts=room)
     choice, layout, topology = resolved.choice, resolved.layout, resolved.topology
     if choice is not None and layout is not None:
         resolved.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)

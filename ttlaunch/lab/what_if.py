@@ -62,14 +62,14 @@ def what_if(
     Raises:
         LaunchError: It cannot be simulated as it is described, or nothing in it says how many ranks share the work.
     """
-    plan = plan_simulation(spec, dialogue)
+    plan = plan_simulation(spec, dialogue, has_room=True)
     first = run(plan, conditions)
     key, count = _counted(plan)
     last = plan.world_size - 1
 
     def variant(name: str, *, changed: RunSpec = spec, under: Conditions = conditions) -> Variant:
         try:
-            return Variant(name, run(plan_simulation(changed, dialogue), under))
+            return Variant(name, run(plan_simulation(changed, dialogue, has_room=True), under))
         except LaunchError as error:
             return Variant(name, None, error.diagnostics[0].message)
 
