@@ -127,7 +127,7 @@ def _simulate(name: str, workers: int, conditions: Conditions, *, work: int = 4)
         ]
     else:
         values += [f"multihost_config.num_workers={workers}"]
-    return run_virtually(plan_simulation(RunSpec(name, overrides=values), Unattended()), conditions)
+    return run_virtually(plan_simulation(RunSpec(name, overrides=values), Unattended(), has_room=True), conditions)
 
 
 def _times(found: VirtualRun) -> dict[int, StepTime]:

@@ -72,3 +72,9 @@ def test_a_change_that_is_not_possible_says_why():
     reasons = {one.name: one.reason for one in found}
     assert reasons.pop("twice the workers").startswith("8 workers share 4 micro-batches")
     assert {None} == set(reasons.values())
+
+
+def test_more_ranks_than_this_machine_has_slots_for_are_simulated_too():
+    many = ("training_config.batch_size=80", "training_config.micro_batch_size=1", "multihost_config.num_workers=40")
+    found = what_if(RunSpec("data_parallel", ranks=40, overrides=many), Conditions(), Unattended(), run=simulated)
+    assert [40, 40, 40, 39, 80, 80] == [one.found and one.found.plan.world_size for one in found]
