@@ -35,12 +35,20 @@ TINY = {
 }
 
 
-def record_run(target, runs_dir, *, ranks=None, changed=None, during=None, resume=None):
-    """Train in this process, and return the folder that a run would have left; `during` is a context in which ranks run."""
+def record_run(target, runs_dir, *, ranks=None, changed=None, during=None, resume=None, order=()):
+    """Train in this process, and return the folder that a run would have left; `during` is a context in which ranks run.
+
+    `order`: the rank whose gradient makes each update of an asynchronous recipe.
+    """
     values = {**TINY, **(changed or {})}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
     spec = RunSpec(
-        target=str(target), overrides=overrides, ranks=ranks, resume=resume and str(resume), runs_dir=runs_dir
+        target=str(target),
+        overrides=overrides,
+        ranks=ranks,
+        resume=resume and str(resume),
+        replay=order,
+        runs_dir=runs_dir,
     )
     plan = plan_simulation(spec, Unattended())
     folder = create_run_folder(runs_dir)

@@ -61,6 +61,32 @@ def test_a_step_computed_again_has_the_digests_of_the_run(layout, runs_dir):
     assert set(range(micro_batches)) == {index for rank in found.ranks for index in rank.batches}
 
 
+def test_updates_of_an_asynchronous_server_are_made_again_in_the_order_in_which_gradients_arrived(runs_dir):
+    order = (0, 0, 1, 1, 0, 1, 0)  # another one than that of a simulation without a recorded order
+    run = record_run("elastic_dp", runs_dir, order=order)
+    assert order == read_origin_of(run).arrivals
+
+    found = library.replay(run, step=6)
+
+    assert (0, "equal", ()) == (found.began, found.verdict, found.agreement.mismatches)
+    assert found.agreement.tensors[6] > 0
+
+
+@pytest.mark.parametrize(("bound", "workers"), [(1, 2), (2, 3)])
+def test_updates_from_old_gradients_are_made_again_from_the_versions_of_the_weights_that_the_run_recorded(
+    bound, workers, runs_dir
+):
+    changed = {"classic_dp_config.staleness_bound": bound, "multihost_config.num_workers": workers}
+    run = record_run("classic_dp", runs_dir, changed=changed)
+    assert any(version != step - 1 for step, one in read_origin_of(run).updates.items() for _, _, version in one.parts)
+
+    found = library.replay(run, step=6)
+
+    assert (0, "equal", ()) == (found.began, found.verdict, found.agreement.mismatches)
+    assert found.agreement.tensors[6] > 0
+    assert 1 == len(found.ranks)  # one process has the weights and makes all updates
+
+
 @pytest.fixture(scope="module")
 def run(runs_dir):
     """A run of `data_parallel` that has come to its end."""

@@ -156,6 +156,8 @@ def prepare_replay(origin: Origin, dialogue: Dialogue, *, env: Sequence[str] = (
     if last_step == 0:
         raise _refused(origin, "it has not begun a step")
     spec = _spec_of(origin, env)
+    if spec.updates:  # its workers reported in each step what they knew by then, which no update has
+        recorded = StepDigests(recorded.tables, {})
     can_start_late = not spec.updates and not spec.epochs and not spec.replay
     return Prepared(origin, last_step, failed_step, recorded, package, spec.ranks or 1, spec, can_start_late)
 

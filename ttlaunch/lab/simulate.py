@@ -134,7 +134,15 @@ def plan_simulation(
     surroundings = Surroundings(
         working_folder, dict(environment), sys.executable, str(SHIM), ENGINES[0].never_started()
     )
-    plan = plan_recipe(choice, layout, topology, surroundings=surroundings)
+    plan = plan_recipe(
+        choice,
+        layout,
+        topology,
+        surroundings=surroundings,
+        replay=spec.replay,
+        updates=spec.updates,
+        epochs=spec.epochs,
+    )
     assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
     missing = check_packages(plan.program, without=["mpi4py", "grpcio"])
     stop_on_errors([*resolved.diagnostics, *missing], dialogue)
