@@ -255,7 +255,9 @@ def test_a_checkpoint_without_an_average_has_none_to_export(trained, refused):
 
 def test_weights_are_named_with_types_and_shapes(trained, ttlaunch):
     trained("a", 10)
-    expected = "a  U8    (3,)\nb  U8    (2,)\n2 tensors, 5 values\nno provenance: an older ttlaunch made this checkpoint\n"
+    expected = (
+        "a  U8    (3,)\nb  U8    (2,)\n2 tensors, 5 values\nno provenance: an older ttlaunch made this checkpoint\n"
+    )
     answer = ttlaunch("weights show latest")
     assert (0, expected, "") == (answer.status, answer.stdout, answer.stderr)
     ttlaunch("weights export latest w.safetensors")

@@ -228,11 +228,13 @@ def _elastic(plan: "LaunchPlan") -> list[str]:
 
 
 def _audits(plan: "LaunchPlan") -> list[str]:
-    from ttlaunch.planning.audits import cost_of_audits
-
     training = getattr(plan.program, "config", {}).get("training_config") or {}
     interval = training.get("audit_interval")
-    return [] if interval is None else [f"audits  {cost_of_audits(interval)}"]
+    if interval is None:
+        return []
+    from ttlaunch.planning.audits import cost_of_audits
+
+    return [f"audits  {cost_of_audits(interval)}"]
 
 
 def _cells(row: "RankRow") -> tuple[str, ...]:

@@ -8,7 +8,6 @@ pair of ranks and the memory used. With `--checkpoints` it also writes the shard
 import faulthandler
 import json
 import os
-import resource
 import sys
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
 from ttlaunch.runtime.replay.replayed_context import ReplayedContext, WatchedTraffic, is_left
 from ttlaunch.runtime.replay.result import read_order, write_shown
+from ttlaunch.runtime.resident import peak_resident_bytes
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank, World, read_world
@@ -175,9 +175,8 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
         {"source": source, "dest": dest, "messages": count, "bytes": outcome.message_bytes[source, dest]}
         for (source, dest), count in sorted(outcome.messages.items())
     ]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     findings = [finding.as_json() for finding in outcome.findings]
-    return {"findings": findings, "edges": edges, "peak_memory_bytes": peak}
+    return {"findings": findings, "edges": edges, "peak_memory_bytes": peak_resident_bytes()}
 
 
 if __name__ == "__main__":

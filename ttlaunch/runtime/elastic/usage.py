@@ -1,15 +1,13 @@
 """Reports what a worker of an elastic run uses of its host, every few seconds, so that others see it wherever the worker runs."""
 
 import contextlib
-import os
-import resource
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from ttlaunch.runtime.resident import resident_bytes
 
 _EVERY_S, _LATER_EVERY_S, _SOON = 2.0, 10.0, 60  # seconds between two records, and between those after the first ones
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class UsageReports:
@@ -34,11 +32,3 @@ class UsageReports:
             before, records = now, records + 1
             with contextlib.suppress(OSError):  # a full disk, which others report
                 self._write(cpu_percent=percent, memory_bytes=resident_bytes(), count=1)
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process; its peak where the kernel does not say more."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
