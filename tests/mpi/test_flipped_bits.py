@@ -77,7 +77,7 @@ ttlaunch() {
 
 
 def test_the_demonstration_of_the_readme_names_the_rank_with_the_flipped_bit_and_the_line_that_was_changed(here):
-    """As it is typed there, but for a smaller model and fewer steps."""
+    """The README's commands are run as they are typed there, with a smaller model and fewer steps."""
     text = (RECIPES.parent / "README.md").read_text(encoding="utf-8")
     typed = text.partition("<!-- proof-commands -->")[2].split("```")[1].removeprefix("sh\n")
     *commands, bisect = typed.splitlines()

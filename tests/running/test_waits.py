@@ -1,4 +1,4 @@
-"""Who waits for whom in an active run: what a report of a hang would say, read without asking the run."""
+"""The list of the ranks that wait for each other in an active run: what a report of a hang would say, read without asking the run."""
 
 import json
 import os

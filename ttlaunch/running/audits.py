@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Who computed wrong.
+    """What an audit whose ranks disagree has shown about who computed wrong.
 
     Attributes:
         block: What was judged.

@@ -1,4 +1,4 @@
-"""Who audits whom: everybody once, nobody themselves, and on other hosts where there are any."""
+"""The schedule of audits: everybody once, nobody themselves, and on other hosts where there are any."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who waits for whom in a run that is active, as a report of a hang would tell it, from the ranks' flight recorders.
+"""Find the ranks of an active run that wait for each other, as a report of a hang would tell it, from the ranks' flight recorders.
 
 Recorders of ranks on this machine are read in shared memory, so what they say is of this moment. Those of other hosts are copies in the
 run's folder, a few seconds old. Nothing is asked of the run.

@@ -5,7 +5,7 @@ Standard library only: the launching machine's half of `ttlaunch simulate` reads
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,11 @@ def calling_place() -> Place:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_RUNTIME):
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def unfinished_side(sides: Sequence[Side], finished: Collection[Rank]) -> Side:
+    """Return which of the transfers that a rank waits for is to be reported: one whose peer has not ended, if there is one."""
+    return next((side for side in sides if side.peer not in finished), sides[0])
 
 
 def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finished: frozenset[Rank]) -> Finding:

@@ -22,8 +22,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ttlaunch.runtime.comm.fair_network import FairNetwork, Flow
-from ttlaunch.runtime.comm.findings import Finding, Place, Side, calling_place, find_deadlock, find_unmatched
-from ttlaunch.runtime.comm.protocol import CommunicationError, Pending, check_sendable, described, same_bytes
+from ttlaunch.runtime.comm.findings import (
+    Finding,
+    Place,
+    Side,
+    calling_place,
+    find_deadlock,
+    find_unmatched,
+    unfinished_side,
+)
+from ttlaunch.runtime.comm.posted import PostedCommunicator
+from ttlaunch.runtime.comm.protocol import CommunicationError, check_sendable, described, same_bytes
 from ttlaunch.runtime.comm.turns import Turns
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.world import Rank
@@ -390,31 +399,11 @@ class _Wait:
 
     def side(self, finished: Collection[Rank]) -> Side:
         """Return the transfer to report if the wait never ends: one whose peer has not ended, if possible."""
-        sides = [transfer.batch.side for transfer in self.transfers]
-        return next((side for side in sides if side.peer not in finished), sides[0])
+        return unfinished_side([transfer.batch.side for transfer in self.transfers], finished)
 
 
-class VirtualCommunicator:
-    """One representative's end of the messages of a `VirtualWorld`; see `Communicator`."""
+class VirtualCommunicator(PostedCommunicator["VirtualTransfer"]):
+    """One representative's end of the messages of a `VirtualWorld`; see `Communicator`.
 
-    def __init__(self, world: VirtualWorld, rank: Rank) -> None:
-        self.rank = rank
-        self._world = world
-
-    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
-        """Send, and return when the last byte has left."""
-        self.isend(tensor, dest=dest, tag=tag).wait()
-
-    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
-        self.irecv(tensor, source=source, tag=tag).wait()
-
-    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
-        return self._world.post(tensor, rank=self.rank, peer=dest, tag=tag, is_send=True)
-
-    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
-        return self._world.post(tensor, rank=self.rank, peer=source, tag=tag, is_send=False)
-
-    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """Return the index of a complete transfer; None after the timeout, on the rank's own clock."""
-        transfers = [transfer for transfer in pending if isinstance(transfer, VirtualTransfer)]
-        return self._world.wait_any(transfers, timeout_s=timeout_s)
+    A send returns when the last byte has left, and a timeout passes on the rank's own clock.
+    """

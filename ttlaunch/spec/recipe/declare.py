@@ -24,7 +24,7 @@ from ttlaunch.spec.recipe.sections import ConfigFile
 from ttlaunch.spec.recipe.traffic import Formula
 
 _WEIGHT_OF_AUDITS = 1e-6
-"""Of the flow of audits, relative to those of gradients: they move some bytes in some steps, and decide no placement."""
+"""The weight of the flow of audits, relative to that of gradients: audits move some bytes in some steps, and decide no placement."""
 
 
 @dataclass(frozen=True)
