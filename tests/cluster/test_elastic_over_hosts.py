@@ -35,6 +35,7 @@ def sha256_of_one_process(folder, steps=STEPS):
 
 def give_recipe(cluster, host, folder):
     """Copy a recipe's folder to the home of a host, whose own copy of the built-in one has all files but the trainer."""
+    cluster.run(host, ["rm", "-rf", f"/root/{folder.name}"])
     cluster.run(host, ["cp", "-r", str(ROOT / "recipes/data_parallel"), f"/root/{folder.name}"])
     write = ["sh", "-c", f"cat > /root/{folder.name}/trainer.py"]
     cluster.run(host, write, input=(folder / "trainer.py").read_text())
@@ -70,6 +71,9 @@ def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_ch
 ):
     lab("".join(f"{host} slots=2\n" for host in cluster4.hosts[:hosts]))
     slow_recipe(tmp_path, until=QUICK)
+    involved = {*cluster4.hosts[:hosts], "node2"}
+    for host in involved:
+        cluster4.run(host, ["rm", "-f", QUICK])  # of an earlier test on the same hosts
     ttlaunch, place = ttlaunch_on(cluster4), f"{cluster4.ip('launcher')}:0"
     process = ttlaunch.start(
         f"run mine --on lab -n 2 --elastic 1:3 --coordinator {place} {FEW_STEPS} --format json", stdout=subprocess.PIPE
@@ -102,7 +106,7 @@ def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_ch
         return any(found and len(found) == 3 for found in members())
 
     wait_until(three_take_part, what="three take part", timeout_s=200)
-    for host in {*cluster4.hosts[:hosts], "node2"}:
+    for host in involved:
         cluster4.run(host, ["touch", QUICK])
     joined, said = joining.communicate(timeout=200)
     stdout, stderr = process.communicate(timeout=200)
