@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from weakref import ref
 
 from torch import nn
 
@@ -24,8 +25,10 @@ class GradientWatch:
         self._bucket_of: list[int] = []
         self._missing: list[int] = []
         self._next = 0
+        # Weak: torch holds hooks where Python's garbage collector does not look, and the parameters with them for ever.
+        watch = ref(self)
         for place, parameter in enumerate(flat.parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._has_gradient, place))
+            parameter.register_post_accumulate_grad_hook(partial(_note_gradient, watch, place))
 
     def begin(self, buckets: Sequence[Bucket], ready: _Ready) -> None:
         """Call `ready` for each bucket, in their order, when this bucket and all before it are complete in `grads_N`.
@@ -56,7 +59,8 @@ class GradientWatch:
                 self._flat.attach_gradient(place)
             ready(bucket)
 
-    def _has_gradient(self, place: int, _parameter: nn.Parameter) -> None:
+    def note_gradient(self, place: int) -> None:
+        """Note that the gradient of a parameter is complete."""
         if self._ready is None:
             return
         self._flat.attach_gradient(place)
@@ -64,3 +68,8 @@ class GradientWatch:
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._next += 1
             self._ready(self._buckets[self._next - 1])
+
+
+def _note_gradient(watch: "ref[GradientWatch]", place: int, _parameter: nn.Parameter) -> None:
+    if (found := watch()) is not None:
+        found.note_gradient(place)
