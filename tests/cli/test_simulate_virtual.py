@@ -11,6 +11,7 @@ import pytest
         ("--virtual --slow 1=0", "error[P009]: `--slow 1=0` names no rank and factor"),
         ("--virtual --slow 1=2 --slow 1=3", "error[P009]: `--slow` names rank 1 twice"),
         ("--virtual --slow 7=2", "error[P009]: `--slow 7=2` names rank 7, but there are only 2"),
+        ("--virtual --what-if --out x.png", "error[P009]: `--out x.png`: pictures are SVG, not PNG"),
         ("--virtual --out kept", "error[P009]: `--out` was given with `--virtual`, which has no values to keep"),
     ],
 )

@@ -170,11 +170,11 @@ def discarding_unwritable(stream: TextIO) -> Iterator[None]:
             print_lines([text], to=sys.stderr)
 
 
-def write_picture(path: Path, svg: str) -> None:
-    """Write a picture that a user has named.
+def check_picture(path: Path) -> None:
+    """Refuse a name that promises another kind of picture than SVG, before the work that the picture shows.
 
     Raises:
-        LaunchError: The name promises another kind of picture than SVG, or the file cannot be written.
+        LaunchError: It does.
     """
     if path.suffix.lower() in _NO_SVG:
         raise LaunchError(
@@ -185,6 +185,15 @@ def write_picture(path: Path, svg: str) -> None:
             ],
             status=STATUS_USAGE,
         )
+
+
+def write_picture(path: Path, svg: str) -> None:
+    """Write a picture that a user has named.
+
+    Raises:
+        LaunchError: The name promises another kind of picture than SVG, or the file cannot be written.
+    """
+    check_picture(path)
     try:
         path.write_text(svg, encoding="utf-8")
     except OSError as error:

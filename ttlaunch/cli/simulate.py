@@ -11,7 +11,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics, write_picture
+from ttlaunch.cli.console import check_picture, exit_with, print_json, print_lines, show_diagnostics, write_picture
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format, counted, usage_error
 
@@ -161,7 +161,10 @@ def _simulate_virtually(
 
     asks = given.pop("what_if", False)
     if keep is not None and not asks:
-        raise usage_error("`--out` was given with `--virtual`, which has no values to keep", "leave one of them out")
+        hint = "leave it out, or draw what would change with `--what-if`"
+        raise usage_error("`--out` was given with `--virtual`, which has no values to keep", hint)
+    if keep is not None:
+        check_picture(keep)
     for name in ("slow", "slow_link"):
         given[name] = parse_slow(given.get(name, ()), option="--" + name.replace("_", "-"))
     conditions, dialogue = Conditions(**given), TerminalDialogue(form, verbose=verbose)
