@@ -249,6 +249,9 @@ def test_stop_of_another_machines_run_names_the_machine(ttlaunch, make_run):
 
 @pytest.mark.mpi
 def test_a_run_goes_on_without_a_home_and_stop_ends_it(here, ttlaunch, monkeypatch):
+    monkeypatch.setenv(
+        "XDG_STATE_HOME", str(here / "state")
+    )  # `ps` shows the runs of other tests at the same time otherwise
     (here / "work.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(120)\n")
     environment = {name: value for name, value in os.environ.items() if name not in {"XDG_STATE_HOME", "HOME"}}
     process = subprocess.Popen(

@@ -36,7 +36,7 @@ def updates_of(run):
         for record in map(contract.read_record, file.read_text().splitlines()):
             if record and record["kind"] == contract.KIND_UPDATE:
                 found[record["step"]].append((record["task"], record["parts"]))
-    assert all(one == others[0] for others in found.values() for one in others)
+    assert {} == {step: others for step, others in found.items() if any(one != others[0] for one in others)}
     return {step: others[0] for step, others in found.items()}
 
 

@@ -148,7 +148,7 @@ def test_a_worker_that_comes_gets_its_slots_and_gives_them_on(begin, expected):
     run = begin(first=2, later=2, faults={(0, "before the step", 3): gate("go"), (1, "before the step", 3): gate("go")})
     run.start_all(2, 3)
     run.open("go")
-    run.until(lambda run: run.applied(2) >= 4)
+    run.until(lambda run: run.applied(2) >= 5)  # after the validation of step 4, which member 0 reports
     run.kill(0)
     run.finish()
     check(run, expected, finished=[1, 2, 3])
