@@ -30,14 +30,15 @@ def options(settings):
 
 
 def updates_of(run):
-    """What was recorded of each update, with the ranks that recorded it; those that have recorded the same one agree."""
-    found = defaultdict(list)
+    """What was recorded of each update, in the latest epoch that made it; those that recorded it then agree."""
+    found = defaultdict(lambda: defaultdict(list))
     for file in sorted(run.folder.glob("records/rank-*.progress.jsonl")):
         for record in map(contract.read_record, file.read_text().splitlines()):
             if record and record["kind"] == contract.KIND_UPDATE:
-                found[record["step"]].append((record["task"], record["parts"]))
-    assert {} == {step: others for step, others in found.items() if any(one != others[0] for one in others)}
-    return {step: others[0] for step, others in found.items()}
+                found[record["step"]][record["epoch"]].append((record["task"], record["parts"]))
+    latest = {step: epochs[max(epochs)] for step, epochs in found.items()}
+    assert {} == {step: others for step, others in latest.items() if any(one != others[0] for one in others)}
+    return {step: others[0] for step, others in latest.items()}
 
 
 def assert_each_task_counts_once(run, *, steps=STEPS, bound=None):

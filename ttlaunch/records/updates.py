@@ -14,12 +14,15 @@ class Update:
         task: The step whose data its gradients were computed from.
         parts: Micro-batches of the task in rows, in the order in which their gradients were added: the first, one past the last, and
             the number of updates in the weights that the gradient was computed with.
+        epoch: The epoch of an elastic run in which it was made, else 0. Of several records of one step that of the latest epoch is
+            true: a worker that was lost may have recorded, and even made, an update that the others then made anew.
     """
 
     time: Time
     step: Step
     task: Step
     parts: tuple[tuple[Count, Count, Count], ...]
+    epoch: Count = 0
 
 
 @record

@@ -442,16 +442,16 @@ class RankContext:
         self.traffic.end_step()
         self._records.write(contract.KIND_STEP, step=step, **values)
 
-    def report_update(self, step: int, *, task: int, parts: Iterable[tuple[int, int, int]]) -> None:
+    def report_update(self, step: int, *, task: int, parts: Iterable[tuple[int, int, int]], epoch: int = 0) -> None:
         """Record what an update is made of, so that `ttlaunch repro` can make it again, in one process, with the same bits.
 
         Args:
             step: The number of the update.
             task: The step whose data its gradients were computed from.
-            parts: Rows of micro-batches, in the order in which their gradients were added: the first, one past the last, and how many
-                updates the weights had seen.
+            parts: Rows of micro-batches in the order in which gradients were added: the first, one past the last, the updates in the weights.
+            epoch: The epoch of an elastic run in which it is made; what a worker made that was then lost is made anew in a later one.
         """
-        self._records.write(contract.KIND_UPDATE, step=step, task=task, parts=[list(part) for part in parts])
+        self._records.write(contract.KIND_UPDATE, step=step, task=task, parts=list(map(list, parts)), epoch=epoch)
 
     def report_validation(
         self, step: int, losses: Iterable[float], *, tokens: int, reporter: Rank | None = None

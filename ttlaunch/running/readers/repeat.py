@@ -141,17 +141,18 @@ def _engine_of(plan: Mapping[str, Any]) -> str | None:
 def _recorded_order(path: Path, *, ranks: Iterable[int]) -> tuple[tuple[int, ...], dict[int, RecordedUpdate]]:
     """Return the ranks whose gradients the server of an asynchronous run has applied, in this order, and what updates were made of.
 
-    Any rank may have recorded an update; those that record the same one agree.
+    Any rank may have recorded an update; those that record the same one in the same epoch agree, and a later epoch made it anew.
     """
     sources: dict[int, int] = {}
-    updates: dict[int, RecordedUpdate] = {}
+    updates: dict[int, Update] = {}
     for rank in ranks:
         for record in progress_of(path, rank):
             if isinstance(record, StepDone) and record.arrived_from is not None:
                 sources[record.step] = record.arrived_from
             elif isinstance(record, Update):
-                updates[record.step] = RecordedUpdate(record.task, record.parts)
-    return tuple(sources[step] for step in sorted(sources)), updates
+                updates[record.step] = max(updates.get(record.step, record), record, key=lambda one: one.epoch)
+    made_of = {step: RecordedUpdate(update.task, update.parts) for step, update in updates.items()}
+    return tuple(sources[step] for step in sorted(sources)), made_of
 
 
 def changed_code(origin: Origin) -> str | None:

@@ -124,7 +124,7 @@ class ElasticBoundedMeans:
                 blocks=[range(first, stop) for first, stop in begin.blocks],
                 bound=self._bound,
                 damping=self._damping,
-                record=self._ctx.report_update,
+                record=partial(self._ctx.report_update, epoch=begin.epoch),
                 staleness=self.staleness,
             )
         return self._means
