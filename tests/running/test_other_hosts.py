@@ -109,7 +109,7 @@ def test_a_whole_record_replaces_what_was_there(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def _concluded(tmp_path, *, returncode, exits, lost=(), noticed=None, outlived=()):
+def _concluded(tmp_path, *, returncode, exits, lost=(), noticed=None, outlived=(), before=()):
     """The failure of a run of two ranks whose mpirun has ended by itself."""
     (tmp_path / "logs").mkdir(exist_ok=True)
     (tmp_path / "logs/mpirun.stderr").write_text("")
@@ -118,7 +118,7 @@ def _concluded(tmp_path, *, returncode, exits, lost=(), noticed=None, outlived=(
     for rank, record in exits.items():
         seen.ranks[rank].exit = RankExit(**record)
     ending = Ending(lost_shims=dict.fromkeys(lost, 5.0), failure=noticed, terminated=7.0 if noticed else None)
-    ending.tolerated = frozenset(outlived)
+    ending.tolerated, ending.lost_before_engine = frozenset(outlived), frozenset(before)
     return find_failure(
         RunFolder("test", tmp_path),
         seen,
@@ -187,6 +187,12 @@ def test_an_engine_that_is_killed_after_a_worker_was_lost_and_replaced_says_whic
     failure = _concluded(tmp_path, returncode=-signal.SIGKILL, exits=exits, outlived=[0])
     cause = "mpirun was killed by SIGKILL; no rank had failed but worker-0000, without which the others went on"
     assert ("R008", cause) == (failure.code, failure.message)
+
+
+def test_a_worker_that_was_lost_before_the_engine_is_named_if_nobody_has_gone_on_without_it(tmp_path):
+    exits = {rank: {"status": None, "signal": signal.SIGKILL, "time": 3.0 - rank} for rank in (0, 1)}
+    failure = _concluded(tmp_path, returncode=-signal.SIGKILL, exits=exits, before=[0])
+    assert ("R004", 0) == (failure.code, failure.rank)
 
 
 def test_an_mpirun_that_takes_all_shims_along_is_named_and_no_rank(tmp_path):

@@ -58,6 +58,7 @@ class Ending:
         failure: A failure that the supervisor itself found: a hang, or an unusable run folder.
         stood_still_s: The longest time for which the supervisor, or the whole machine, did not run.
         tolerated, tolerated_hosts: Ranks whose end, and hosts whose loss, is no failure since other workers go on.
+        lost_before_engine: Workers of an elastic run that were lost while its engine still ran, and without which nobody had gone on.
         unusable: What to report if nothing but the run folder, which could no longer be written or read, had ended the run.
     """
 
@@ -77,6 +78,7 @@ class Ending:
     stood_still_s: float = 0.0
     tolerated: frozenset[int] = frozenset()
     tolerated_hosts: frozenset[str] = frozenset()
+    lost_before_engine: frozenset[int] = frozenset()
     unusable: Failure | None = None
 
     def note_losses(self, losses: Losses) -> None:
@@ -185,7 +187,8 @@ def find_failure(
     stopped = ordered or ending.failure is not None or (returncode < 0 and ending.terminated is None)
     watch.read_exceptions()
     witnesses = _witnesses(folder, ending, watch.ranks, engine=engine)
-    failure = _before_unusable_folder(ranks, ending, witnesses) or first_failure(
+    failure = _before_unusable_folder(ranks, ending, witnesses) or _before_engine(ranks, ending, witnesses)
+    failure = failure or first_failure(
         ranks,
         lost_shims=lost_shims,
         lost_hosts=ending.fatal_lost_hosts,
@@ -218,6 +221,14 @@ def _before_end(failure: Failure | None, noticed: Failure | None) -> Failure | N
         return failure or noticed
     is_later = (failure.time or math.inf) + EXIT_TAKES_S >= (noticed.time or 0.0)
     return noticed if is_later and failure.rank != noticed.rank else failure
+
+
+def _before_engine(ranks: list[RankState], ending: Ending, witnesses: Witnesses) -> Failure | None:
+    """Return the failure of a worker that was seen to be lost before its engine ended, which then ended the others with signals."""
+    if ending.terminated is not None or ending.failure is not None:
+        return None
+    lost = [state for state in ranks if state.row.rank in ending.lost_before_engine]
+    return first_failure(lost, lost_shims={}, stopped=False, witnesses=witnesses) if lost else None
 
 
 def _before_unusable_folder(ranks: list[RankState], ending: Ending, witnesses: Witnesses) -> Failure | None:

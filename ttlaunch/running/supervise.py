@@ -232,6 +232,8 @@ class _Supervision:
         last_time, pace = _now(), Pace()
         with EngineOutput(process, self.folder.file(contract.LOGS_DIR), self.view) as output:
             while process.poll() is None:
+                if self._elastic is not None:
+                    self._elastic.note_engine()
                 last_time = self._notice_standstill(last_time)
                 self.folder.path.stat()  # raises if the folder was removed; writing to open files would not
                 output.read(_CHANGE_S if self._elastic and self._elastic.is_changing else pace.wait_s)
@@ -255,6 +257,7 @@ class _Supervision:
         if self._elastic is not None:
             self._elastic.judge_end()
             self._ending.tolerate(self._elastic.tolerated, self.watch.ranks)
+            self._ending.lost_before_engine = self._elastic.lost_before_engine
 
     def _keeper(self) -> CheckpointKeeper:
         watch = self.watch

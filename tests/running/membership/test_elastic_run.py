@@ -151,7 +151,11 @@ def test_when_the_engine_ends_a_worker_counts_as_failed_until_the_others_go_on_w
     supervised.look()
     assert {1} == supervised.run.tolerated
     supervised.run.judge_end()
-    assert frozenset() == supervised.run.tolerated
+    assert (frozenset(), frozenset()) == (supervised.run.tolerated, supervised.run.lost_before_engine)
+    supervised.look()
+    supervised.run.note_engine()
+    supervised.run.judge_end()
+    assert (frozenset(), {1}) == (supervised.run.tolerated, supervised.run.lost_before_engine)
     supervised.look()
     supervised.report(0, "answered", epoch=2, applied=1)
     supervised.look()

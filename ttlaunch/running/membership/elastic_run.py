@@ -41,6 +41,7 @@ class ElasticRun:
     Attributes:
         membership: Who takes part.
         tolerated: The workers whose end is no failure of the run, since others go on.
+        lost_before_engine: After `judge_end`, the workers that were lost while the engine still ran and without which nobody had gone on.
         failure: Why the run cannot go on although no worker has failed; None as long as it can.
         outside: The workers that join by themselves.
         waits_for_others: Whether workers may come that this run does not start itself.
@@ -63,6 +64,7 @@ class ElasticRun:
         self._name, self._folder, self._view, self._controller = plan.program.name, folder, view, controller
         self.membership = Membership(plan.elastic, self._journal, tell=self._tell)
         self.tolerated: frozenset[int] = frozenset()
+        self.lost_before_engine: frozenset[int] = frozenset()
         self.failure: Failure | None = None
         self.waits_for_others = self.has_saved = False
         self._save_again = 0.0
@@ -78,6 +80,7 @@ class ElasticRun:
         )
         self._is_ending = False
         self._gone: set[int] = set()
+        self._seen_by_engine: frozenset[int] = frozenset()  # those of them that it has outlived
         self._away: set[str] = set()  # lost hosts that the run goes on without
         self._futile: dict[int, int] = {}  # by place
         self._shown = 1  # changes; the first is the start
@@ -186,11 +189,17 @@ class ElasticRun:
             self._replace(ranks, lost, why_lost)
         self._say_what_changed(now)
 
+    def note_engine(self) -> None:
+        """Note that what started the workers still runs, so that all that are lost by now were lost before it."""
+        self._seen_by_engine = frozenset(self._gone)
+
     def judge_end(self) -> None:
         """Tolerate only those without which others have gone on: what started the workers has ended, and the run with it."""
         changes = self.membership.changes
         if changes and not self.is_over and not self._is_ending and self.failure is None:
-            self.tolerated -= frozenset(changes[-1].members)
+            needed = self.tolerated & frozenset(changes[-1].members)
+            self.tolerated -= needed
+            self.lost_before_engine = needed & self._seen_by_engine
 
     def notice_hosts(self, lost: MutableMapping[str, Any], ranks: Sequence[RankState], *, is_ending: bool) -> None:
         """Let the run go on without hosts that are lost, and with those that are back; call it after `notice`.
