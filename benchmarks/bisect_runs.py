@@ -1,4 +1,4 @@
-"""Which causes `bisect` finds: `PYTHONPATH=. python benchmarks/bisect_runs.py [--steps 1000] [--causes 25] [--flips 25] [--folder DIR] [--fresh]`.
+"""Which causes `bisect` finds, and which flipped bits: `PYTHONPATH=. python benchmarks/bisect_runs.py [--steps 1000] [--causes 25] [--flips 25]`.
 
 Each case is a pair of runs of `data_parallel` on two ranks: one good run for all, and one with a random change. All ranks train in this process,
 with the bits of a run.
@@ -9,7 +9,8 @@ cause, the step, and for a line the layer and the micro-batch are right in all, 
 Flips: one bit of a parameter of one rank, after the update of a random step. To be met: all are named as hardware, with the run, the rank, and an interval
 between digests that has the step.
 
-Each case is a line in `FOLDER/bisect_runs.jsonl`; the same command goes on after the last one, `--fresh` begins again.
+Each case is a line in `FOLDER/bisect_runs.jsonl`; the same command goes on after the last one, `--fresh` begins again. With `--for-s S` it ends
+after the case in which S seconds have passed, with status 3 if cases are missing.
 """
 
 import argparse
@@ -30,7 +31,9 @@ from ttlaunch.lab.replay import prepare_replay
 from ttlaunch.lab.repro import read_origin_of
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-LINE = "            expect = partial(exchange.expect, index)\n"
+LINE = "        return differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=before)\n"
+"""The line of the recipe before which a cause in its code is put."""
+MISSING = 3
 TENSORS = (
     "embedding.token.weight",
     "blocks.0.attention_in.weight",
@@ -47,9 +50,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--causes", type=int, default=25)
     parser.add_argument("--flips", type=int, default=25)
+    parser.add_argument("--for-s", type=float, help="end after this time; the next call goes on")
     parser.add_argument("--folder", type=Path, default=Path(".benchmarks/bisect"))
     parser.add_argument("--fresh", action="store_true")
     given = parser.parse_args()
+    last = time.monotonic() + (given.for_s or float("inf"))
     if given.fresh:
         shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -60,9 +65,9 @@ def main() -> None:
     pairs = Pairs(given.folder.resolve(), given.steps)
     for kind, count in (("cause", given.causes), ("flip", given.flips)):
         for case in range(count):
-            if (kind, case) in done:
-                continue
             began = time.monotonic()
+            if (kind, case) in done or began > last:
+                continue
             found = pairs.cause(case) if kind == "cause" else pairs.flip(case)
             row = {"kind": kind, "case": case, "seconds": round(time.monotonic() - began, 1), **found}
             known.append(row)
@@ -71,8 +76,12 @@ def main() -> None:
             print(json.dumps(row), flush=True)
     for kind in ("cause", "flip"):
         rows = [one for one in known if one["kind"] == kind]
-        print(f"{kind}s: {sum(one['right'] for one in rows)} of {len(rows)} right")
-    sys.exit(0 if all(one["right"] for one in known) else 1)
+        passes = max((one["passes"] for one in rows), default=0)
+        print(
+            f"{kind}s: {sum(one['right'] for one in rows)} of {len(rows)} right, with at most {passes} passes over each run"
+        )
+    is_over = len(known) >= given.causes + given.flips
+    sys.exit(1 if not all(one["right"] for one in known) else 0 if is_over else MISSING)
 
 
 class Pairs:
@@ -91,8 +100,22 @@ class Pairs:
         if not self._recipe.is_dir():
             shutil.copytree(RECIPES / "data_parallel", self._recipe, ignore=shutil.ignore_patterns("__pycache__"))
         self._text = (RECIPES / "data_parallel/trainer.py").read_text(encoding="utf-8")
+        if self._text.count(LINE) != 1:
+            raise SystemExit(
+                f"recipes/data_parallel/trainer.py has not one line `{LINE.strip()}`: no cause can be put before it"
+            )
         self._write(self._text)
-        self._good = self._record()
+        self._good = self._good_run()
+
+    def _good_run(self) -> Path:
+        """Return the run that an earlier call made, or make it; runs that an interrupted case has left are removed."""
+        note = self._folder / f"good-{self._steps}.txt"
+        good = self._runs / note.read_text(encoding="utf-8") if note.exists() else self._record()
+        note.write_text(good.name, encoding="utf-8")
+        for other in self._runs.iterdir():
+            if other.is_dir() and not other.is_symlink() and other != good:
+                shutil.rmtree(other)
+        return good
 
     def _write(self, text: str) -> None:
         (self._recipe / "trainer.py").write_text(text, encoding="utf-8")
@@ -115,7 +138,7 @@ class Pairs:
         step, micro_batch = draw.randrange(1, self._steps + 1), draw.randrange(MICRO_BATCHES)
         wanted: tuple[Any, ...]
         if kind == "code":
-            change = f"            x_BT = x_BT.flip(1) if (step, index) == ({step}, {micro_batch}) else x_BT\n"
+            change = f"        x_BT = x_BT.flip(1) if (step, index) == ({step}, {micro_batch}) else x_BT\n"
             self._write(self._text.replace(LINE, change + LINE))
             other = self._record()
             self._write(self._text)

@@ -59,16 +59,17 @@ class FlippedBitContext(RankContext):
 class FlippedPassContext(RankContext):
     """The context of a rank in which a bit of a gradient or of an activation flips."""
 
-    def __init__(self, flip_after: int, *, of_gradient: bool, **known: Any) -> None:
+    def __init__(self, flip_after: int, *, of_gradient: bool, draw: random.Random | None = None, **known: Any) -> None:
         """Make the context; further arguments are those of `RankContext`.
 
         Args:
             flip_after: The step before that in which the bit flips.
             of_gradient: Whether it is a bit of a gradient, or of what a layer hands on.
+            draw: Decides which bit; None: it follows from the step and the rank.
         """
         super().__init__(**known)
         self._flip_after, self._of_gradient = flip_after, of_gradient
-        self._draw = random.Random(f"flip {flip_after} {self.rank}")  # noqa: S311 - no secret
+        self._draw = draw or random.Random(f"flip {flip_after} {self.rank}")  # noqa: S311 - no secret
         self._is_done = False
 
     def watch(self, model: nn.Module, *, values: int) -> TrafficCounter:
