@@ -67,6 +67,7 @@ def shards(cfg: Config, ctx: RankContext, gradient: Gradient) -> None:
     for step in loop.steps():
         made = state.make(step, mean_gradient)
         loop.end_step(step, loss=made.loss, tokens=made.tokens, grad_norm=made.norm, learning_rate=state.rate())
+        ctx.compare(step, partial(state.held, step))
         ctx.checkpoint(step, state.own.owned, state.own.optimizer, owners=ctx.ranks("worker"))
 
 

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import subprocess
+from itertools import permutations
 
 import pytest
 
 from tests.running.test_elastic_runs import COMMAND, MOST_S, SET, running
+from ttlaunch import contract
 from ttlaunch.membership.slots import divide_slots
 from ttlaunch.running.checkpoints.complete import newest_step
 
@@ -22,6 +24,20 @@ def trained_alone(here):
     return json.loads(done.stdout)["parameters_sha256"]
 
 
+def holders(folder, step, *, ranks=4):
+    """The ranks that have reported a digest of each tensor of optimizer state after a step."""
+    found = {}
+    for rank in range(ranks):
+        records = map(contract.read_record, (folder / contract.progress_file(rank)).read_bytes().splitlines())
+        names = []
+        for record in (one for one in records if one and one["kind"] == contract.KIND_DIGESTS):
+            names = record.get("names", names)
+            for name in names if record["step"] == step else ():
+                if name.startswith(f"{contract.OPTIMIZER_PREFIX}mean."):
+                    found.setdefault(name, set()).add(rank)
+    return found
+
+
 def test_an_owner_killed_with_its_shadow_ends_the_run_by_name_and_another_number_of_workers_resumes_it(here):
     expected = trained_alone(here)
     shadow = divide_slots(["localhost"] * 4).shadows[1]
@@ -31,6 +47,11 @@ def test_an_owner_killed_with_its_shadow_ends_the_run_by_name_and_another_number
             os.kill(run.pid(victim), signal.SIGKILL)
         report = run.report()
         folder = run.folder
+    compared = holders(folder, 4)  # by the launcher, which ends a run whose copies differ
+    assert {2} == {len(ranks) for ranks in compared.values()}
+    assert {(rank, divide_slots(["localhost"] * 4).shadows[rank]) for rank in range(4)} <= {
+        pair for ranks in compared.values() for pair in permutations(ranks)
+    }
     assert ("failed", "R075") == (report["status"], report["failure"]["code"])
     assert "the worker that owned it and its shadow" in report["failure"]["cause"]
     assert "--resume" in report["failure"]["next_step"]

@@ -10,6 +10,7 @@ import pytest
 from ttlaunch.running.checkpoints.complete import newest_step
 
 from .test_elastic_runs import COMMAND, MOST_S, SET, STEPS, kill_the_supervisor, running
+from .test_elastic_shards import holders
 
 pytestmark = pytest.mark.mpi
 TIERS = "hierarchical_parallel"
@@ -58,6 +59,8 @@ def test_without_the_optimizer_and_its_shadow_the_run_ends_and_goes_on_from_its_
 ):
     with running(here, "--set", "checkpoint_config.interval=4", recipe=TIERS, ranks=4, elastic="3:4") as run:
         run.until(lambda: newest_step(run.folder) is not None)
+        compared = holders(run.folder, 4).values()  # by the launcher, which ends a run whose copies differ
+        assert [{OPTIMIZER, AGGREGATOR}] * len(compared) == list(compared) != []
         kill(run, OPTIMIZER, AGGREGATOR, after=5)
         failure = run.report()["failure"]
     assert ("R075", True) == (failure["code"], "the worker that owned it and its shadow" in failure["cause"])

@@ -1,6 +1,7 @@
 """Checkpoints after the last clean audit are marked and never used again, and what a run goes back to stays (E23)."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +41,56 @@ def test_what_was_saved_after_the_last_clean_audit_is_never_resumed_from(tmp_pat
     assert [("step-5", said)] == [(one.path.name, one.reason) for one in found.passed_over]
     by_path = find_checkpoint(str(run / "checkpoints/step-5"), runs_folder=tmp_path, working_folder=tmp_path)
     assert (None, said) == (by_path.checkpoint, by_path.passed_over[0].reason)
+
+
+def newest_usable(run):
+    found = find_checkpoint(str(run), runs_folder=run.parent, working_folder=run.parent)
+    return found.checkpoint and found.checkpoint.step, {one.path.name: one.reason for one in found.passed_over}
+
+
+def every_step_saved(runs_dir, during=None):
+    """Audits in steps 2, 4 and 6, and a checkpoint of each step; the launcher is killed before it writes a report."""
+    recipe, changed = LAYOUTS["data_parallel"]
+    keys = {
+        "training_config.audit_interval": 2,
+        "multihost_config.num_workers": 3,
+        "checkpoint_config.interval": 1,
+        "checkpoint_config.keep": 9,
+    }
+    run = record_run(recipe, runs_dir, changed=changed | keys, during=during)
+    (run / contract.REPORT_FILE).unlink()
+    return run
+
+
+def test_a_launcher_that_is_killed_before_it_marks_leaves_nothing_suspect_to_resume_from(tmp_path):
+    run = every_step_saved(tmp_path / "runs", during=defective(1, steps={6}, audits=False, times=1))
+
+    step, passed_over = newest_usable(run)
+
+    assert (4, ["step-5"]) == (step, list(passed_over))
+    assert passed_over["step-5"].startswith("it is suspect: the audit of step 6 found a rank that computes wrong")
+    by_path = find_checkpoint(str(run / "checkpoints/step-5"), runs_folder=tmp_path, working_folder=tmp_path)
+    assert (None, True) == (by_path.checkpoint, (run / "checkpoints/step-5/suspect.json").exists())
+
+
+def test_what_was_saved_before_an_audit_that_the_launcher_did_not_live_to_see_is_in_doubt(tmp_path):
+    run = every_step_saved(tmp_path / "runs")
+    assert (7, {}) == newest_usable(run)  # all steps are done
+    for step in (6, 7):
+        shutil.rmtree(run / f"checkpoints/step-{step}")
+    for rank in range(3):  # rank 0 has said what it found in step 6, and the others have come as far as step 5
+        path = run / contract.progress_file(rank)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        (audited,) = [at for at, line in enumerate(lines) if '"kind": "audit"' in line and '"step": 6' in line]
+        path.write_text("".join(lines[: audited + (rank == 0)]), encoding="utf-8")
+
+    step, passed_over = newest_usable(run)
+
+    said = "it is in doubt: the audit of step 6 was under way when the launcher was killed, and the last clean one was that of step 4"
+    assert (4, {"step-5": said}) == (step, passed_over)
+    assert not (run / "checkpoints/step-5/suspect.json").exists()
+    (run / contract.REPORT_FILE).write_text("{}", encoding="utf-8")  # no launcher was killed
+    assert (5, {}) == newest_usable(run)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[", '{"failed": -1, "clean": 2, "run": "x"}', "x" * 100_000])

@@ -144,6 +144,11 @@ class AuditWatch:
         while len(self._claims) > _MOST_STEPS:
             self._claims.pop(min(self._claims))
 
+    @property
+    def unsettled(self) -> int | None:
+        """The last step in which some ranks have said what they found, and others have not yet; None if there is none."""
+        return max((step for step in self._claims if step > (self.clean or 0)), default=None)
+
     def judge(self, hosts: Mapping[int, str]) -> Judgement | None:
         """Decide who computed wrong, from the votes that have arrived; None if no two ranks disagree."""
         block = self.disputed

@@ -81,11 +81,15 @@ class FlippedPassContext(RankContext):
             )
         else:
             layers = [one for one in model.named_modules() if not list(one[1].children()) and list(one[1].parameters())]
-            name, layer = self._draw.choice(layers)
-            layer.register_forward_hook(
-                lambda *known: self._flip(known[-1], f"the output of {name}") if torch.is_grad_enabled() else None
-            )
+            # Some only hold a tensor and are never called, such as an embedding of positions: then the bit flips in the next one that is.
+            # The last layer may be such a one, so it is not drawn.
+            for name, layer in layers[self._draw.randrange(max(1, len(layers) - 1)) :]:
+                layer.register_forward_hook(partial(self._flip_output, name))
         return super().watch(model, values=values)
+
+    def _flip_output(self, name: str, _layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self._flip(output, f"the output of {name}")
 
     def _flip(self, tensor: Tensor, name: str) -> None:
         if self._is_done or self.auditor.is_computing or self.step != self._flip_after + 1:

@@ -34,9 +34,14 @@ from ttlaunch.records.parser import (
     shown,
 )
 from ttlaunch.records.regular_files import open_regular, read_regular
-from ttlaunch.running.checkpoints.complete import complete_checkpoints, manifest_digest, missing_shards
+from ttlaunch.running.checkpoints.complete import (
+    complete_checkpoints,
+    manifest_digest,
+    mark_later_checkpoints,
+    missing_shards,
+)
 from ttlaunch.running.checkpoints.last_states import take_in_last_state
-from ttlaunch.running.checkpoints.suspect import suspicion
+from ttlaunch.running.checkpoints.suspect import last_clean, suspicion
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.files import read_object
@@ -118,6 +123,25 @@ class PassedOver:
     reason: str
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """An audit whose result the launcher of a run did not live to act upon.
+
+    Attributes:
+        step: The audited step.
+        clean: The last step before it whose audit was clean; None: there was none.
+        has_failed: Whether two ranks disagreed; if not, it is not known whether they did.
+    """
+
+    step: int
+    clean: int | None
+    has_failed: bool = False
+
+    def __str__(self) -> str:
+        what = "found a rank that computes wrong" if self.has_failed else "was under way when the launcher was killed"
+        return f"the audit of step {self.step} {what}, and {last_clean(self.clean)}"
+
+
 @dataclass
 class Search:
     """The result of a search for a checkpoint.
@@ -151,12 +175,14 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
         if place is not None and (
             place.parent.name == contract.CHECKPOINTS_DIR or os.path.lexists(place / contract.CHECKPOINT_MANIFEST)
         ):
-            _try(search, places[0])
+            doubt = _doubt_about(place.parent.parent) if place.parent.name == contract.CHECKPOINTS_DIR else None
+            _try(search, places[0], doubt=doubt)
             return search
         search.runs = [place.parent] if place and place.name == contract.CHECKPOINTS_DIR else places[:1]
     for run in search.runs:
+        doubt = _doubt_about(run)
         for path in _newest_first(run, search):
-            _try(search, path, step=_step(path))
+            _try(search, path, step=_step(path), doubt=doubt)
             if search.checkpoint is not None:
                 return search
     return search
@@ -234,9 +260,11 @@ def _check_shard(path: Path, *, size: int) -> None:
             raise TensorFileError(f"{path.name}: {error}") from error
 
 
-def _try(search: Search, path: Path, *, step: int | None = None) -> None:
+def _try(search: Search, path: Path, *, step: int | None = None, doubt: Doubt | None = None) -> None:
     """Verify a checkpoint and add the result to the search; if `step` is given, the manifest must have this step."""
     answer = verify(path)
+    if isinstance(answer, Checkpoint) and doubt is not None and answer.step > (doubt.clean or 0):
+        answer = f"it is in doubt: {doubt}"
     if isinstance(answer, Checkpoint) and step not in {None, answer.step}:
         answer = f"its {contract.CHECKPOINT_MANIFEST} is that of step {answer.step}"
     if isinstance(answer, Checkpoint):
@@ -262,11 +290,43 @@ def _complete_abandoned(run: Path) -> None:
         OSError, ValueError, KeyError, TypeError, AttributeError: The folder is not that of a run.
     """
     plan = read_object(run / contract.PLAN_FILE)
-    rows = tuple(RankRow(rank, "", rank, "") for rank in range(plan["world_size"]))  # digests need no more of them
-    watch = Watch(RunFacts(run.name, "", rows, is_recipe=True), RunFolder(run.name, run))
-    watch.read_all()
+    watch = _read_records(run, plan)
     watch.replicas.settle({})
     complete_checkpoints(run, plan, run_id=run.name, replicas=watch.replicas)
+
+
+def _doubt_about(run: Path) -> Doubt | None:
+    """Return why checkpoints of a run may be wrong that nobody has marked, because its launcher was killed; None if they are not.
+
+    If the records have an audit that failed, later checkpoints get their marks now.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if os.path.lexists(run / contract.REPORT_FILE):
+            return None  # the launcher has marked them before it wrote this
+        plan = read_object(run / contract.PLAN_FILE)
+        interval = plan["config"]["training_config"]["audit_interval"]
+        if not isinstance(interval, int) or interval < 1:
+            return None
+        watch = _read_records(run, plan)
+        audits, done = watch.audits, max((state.step for state in watch.ranks), default=0)
+        if audits.disputed is not None:
+            with contextlib.suppress(OSError):  # where no mark can be written, the doubt is enough
+                mark_later_checkpoints(RunFolder(run.name, run), audits)
+            return Doubt(audits.disputed.step, audits.clean, has_failed=True)
+        # All ranks compare before any of them ends the step, so a step that one has ended had a clean audit.
+        if audits.unsettled is not None and audits.unsettled > done:
+            return Doubt(audits.unsettled, audits.clean)
+        is_over = done >= max((state.total_steps or 0 for state in watch.ranks), default=0)
+        if (done + 1) % interval == 0 and not is_over and (audits.clean or 0) <= done:
+            return Doubt(done + 1, audits.clean)
+    return None
+
+
+def _read_records(run: Path, plan: Mapping[str, Any]) -> Watch:
+    rows = tuple(RankRow(rank, "", rank, "") for rank in range(plan["world_size"]))  # nothing here needs more of them
+    watch = Watch(RunFacts(run.name, "", rows, is_recipe=True), RunFolder(run.name, run))
+    watch.read_all()
+    return watch
 
 
 def _step(path: Path) -> int | None:

@@ -63,5 +63,9 @@ def suspicion(folder: Path) -> str | None:
         found = content if isinstance(content, BadRecord) else parse(_Mark, content)
     if not isinstance(found, _Mark):
         return f"it is marked as suspect by its {_MARK}"
-    since = "no audit before was clean" if found.clean is None else f"the last clean one was that of step {found.clean}"
-    return f"it is suspect: the audit of step {found.failed} found a rank that computes wrong, and {since}"
+    return f"it is suspect: the audit of step {found.failed} found a rank that computes wrong, and {last_clean(found.clean)}"
+
+
+def last_clean(step: int | None) -> str:
+    """Return as a clause which audit was the last clean one; None: none was."""
+    return "no audit before was clean" if step is None else f"the last clean one was that of step {step}"

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from ttlaunch.runtime.checkpoint.checkpoints import HasState
+from torch import Tensor
+
+from ttlaunch.runtime.checkpoint.checkpoints import HasState, held_tensors
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.model.model import Model
@@ -43,7 +45,12 @@ def train_with_shadows(
     Order: that of `ShadowedUpdate`: the bits of one process.
     """
     ctx.save_if_abandoned(model, state, has_all=update.has_state)
-    loop = TrainingLoop(cfg, ctx, validate=validate, held=model.named_parameters)
+
+    def held() -> Iterable[tuple[str, Tensor]]:
+        """Weights are at all members, and the optimizer's state at both keepers, whose copies are compared."""
+        return held_tensors(model, state) if update.has_state(ctx.step) else model.named_parameters()
+
+    loop = TrainingLoop(cfg, ctx, validate=validate, held=held)
     for step in loop.steps():
 
         def enter(indices: Iterable[int], step: int = step) -> None:

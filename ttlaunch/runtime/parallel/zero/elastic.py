@@ -22,7 +22,7 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.membership.messages import Begin
 from ttlaunch.membership.slots import Slots, divide_slots
-from ttlaunch.runtime.checkpoint.checkpoints import HeldSlots
+from ttlaunch.runtime.checkpoint.checkpoints import HeldSlots, held_tensors
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.elastic.ends import LeftError
@@ -301,6 +301,13 @@ class ElasticShards:
 
     def _names(self) -> list[str]:
         return [name for name in self._places if name != HEAD or not self._model.is_tied]
+
+    def held(self, step: int) -> dict[str, Tensor]:
+        """Return this member's tensors after a step, by name, for a comparison of owners with shadows; none if it has another step by now."""
+        if self._applied != step:
+            return {}
+        slots = [self.own] if self.shadow is None else [self.own, self.shadow]
+        return {name: one for slot in slots for name, one in held_tensors(slot.owned, slot.optimizer)}
 
     def _update(self, made: MadeStep) -> None:
         """Update the slots with their mean gradients."""
