@@ -45,11 +45,7 @@ def train_with_shadows(
     Order: that of `ShadowedUpdate`: the bits of one process.
     """
     ctx.save_if_abandoned(model, state, has_all=update.has_state)
-
-    def held() -> Iterable[tuple[str, Tensor]]:
-        """Weights are at all members, and the optimizer's state at both keepers, whose copies are compared."""
-        return held_tensors(model, state) if update.has_state(ctx.step) else model.named_parameters()
-
+    held = partial(_held, ctx, update, model=model, state=state)
     loop = TrainingLoop(cfg, ctx, validate=validate, held=held)
     for step in loop.steps():
 
@@ -70,3 +66,8 @@ def train_with_shadows(
         if update.is_keeper:
             ctx.checkpoint(step, model, state, owners=ctx.ranks("member")[:1])
     ctx.report_parameters(model.named_parameters())
+
+
+def _held(ctx: RankContext, update: ShadowedUpdate, *, model: Model, state: HasState) -> Iterable[tuple[str, Tensor]]:
+    """Return what is compared: the weights of all members, and the optimizer's state of both that keep it."""
+    return held_tensors(model, state) if update.has_state(ctx.step) else model.named_parameters()
