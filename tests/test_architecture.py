@@ -3,6 +3,8 @@
 import ast
 import re
 from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -32,8 +34,84 @@ SPEAKS = {"print", "exit", "quit", "input", "breakpoint"}
 SPEAKS_AT = {"sys.exit", "sys.stdout.write", "sys.stderr.write", "os._exit"}
 
 
-def layer(path):
-    return path.relative_to(PACKAGE).parts[0]
+@dataclass(frozen=True)
+class Module:
+    """A module of the package, parsed once for all rules that look at it."""
+
+    path: Path
+
+    @property
+    def name(self):
+        return name(self.path)
+
+    @property
+    def layer(self):
+        return self.path.relative_to(PACKAGE).parts[0]
+
+    @cached_property
+    def text(self):
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self):
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self):
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def calls(self):
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
+
+    @cached_property
+    def methods(self):
+        """The calls of an attribute of something."""
+        return [call for call in self.calls if isinstance(call.func, ast.Attribute)]
+
+    @cached_property
+    def dotted(self):
+        """All `a.b.c` in it, each with its line."""
+        return [(found, node.lineno) for node in self.nodes if (found := dotted(node))]
+
+    def uses(self, names):
+        return sorted({f"{found} in line {line}" for found, line in self.dotted if found in names})
+
+
+RULES = {}
+"""By name, what each rule finds wrong with a module: a list, empty where all is well."""
+
+
+def rule(finds):
+    RULES[finds.__name__] = finds
+    return finds
+
+
+@pytest.fixture(scope="module")
+def read():
+    """Of each rule the modules that break it, and how; and of each module what it imports: read once for all tests."""
+    broken, arrows = {one: {} for one in RULES}, {}
+    for path in MODULES:
+        module = Module(path)
+        arrows[dotted_name(path)] = imported(module)
+        for one, finds in RULES.items():
+            if found := finds(module):
+                broken[one][module.name] = found
+    # But for `ttlaunch/__init__.py`: the library's names are the front of the house, and `ttlaunch.spec` needs none of them.
+    known = set(arrows) - {PACKAGE.name}
+    return broken, {module: found & known - {module} for module, found in arrows.items()}
+
+
+@pytest.fixture
+def broken(read):
+    """`broken["a rule"]`: how each module breaks it that does."""
+    return read[0]
+
+
+@pytest.fixture
+def arrows(read):
+    """Every module with those of the package that it imports, at its top, in a function or for type checkers only."""
+    return read[1]
 
 
 def dotted(node):
@@ -45,74 +123,71 @@ def dotted(node):
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
-def uses(path, names):
-    tree = ast.parse(path.read_text())
-    return sorted({f"{found} in line {node.lineno}" for node in ast.walk(tree) if (found := dotted(node)) in names})
-
-
 def name(path):
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if layer(path) in PURE], ids=name)
-def test_reading_and_planning_ask_the_machine_nothing(path):
-    assert uses(path, IMPURE) == []
+@rule
+def asks_the_machine(module):
+    return module.layer in PURE and module.uses(IMPURE)
+
+
+def test_reading_and_planning_ask_the_machine_nothing(broken):
+    assert {} == broken["asks_the_machine"]
 
 
 SPEAKING = {"cli", "agent", "at_start", "runtime", "torch_hooks", "__main__.py"}
+ENDS_WHAT_EXITS = {"discovery.py", "watch.py"}
+"""A recipe that exits is caught in the first, and the second notes that a rank does."""
 
 
-SILENT = [path for path in MODULES if layer(path) not in SPEAKING and path.name != "__main__.py"]
+@rule
+def prints_or_exits(module):
+    if module.layer in SPEAKING or module.path.name == "__main__.py":
+        return []
+    spoken = [found for call in module.calls if (found := dotted(call.func)) in SPEAKS | SPEAKS_AT]
+    return spoken + ([] if module.path.name in ENDS_WHAT_EXITS else module.uses({"SystemExit"}))
 
 
-@pytest.mark.parametrize("path", SILENT, ids=name)
-def test_only_the_command_line_prints_or_exits(path):
-    tree = ast.parse(path.read_text())
-    called = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    spoken = [dotted(call.func) for call in called if dotted(call.func) in SPEAKS | SPEAKS_AT]
-    assert spoken == []
-    # A recipe that exits is caught in the first, and the second notes that a rank does.
-    assert uses(path, {"SystemExit"}) == [] or path.name in {"discovery.py", "watch.py"}
+def test_only_the_command_line_prints_or_exits(broken):
+    assert {} == broken["prints_or_exits"]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_every_module_says_what_it_is_for(path):
-    text = path.read_text()
-    assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= LONGEST_MODULE
+@rule
+def has_no_docstring_or_is_long(module):
+    lines = len(module.text.splitlines())
+    return ["no docstring"] * (not ast.get_docstring(module.tree)) + [f"{lines} lines"] * (lines > LONGEST_MODULE)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_a_function_fits_on_a_screen(path):
-    tree = ast.parse(path.read_text())
-    long = [
+def test_every_module_says_what_it_is_for(broken):
+    assert {} == broken["has_no_docstring_or_is_long"]
+
+
+@rule
+def has_a_long_function(module):
+    return [
         f"{node.name}: {body} lines"
-        for node in ast.walk(tree)
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef)
         and (body := node.end_lineno - node.body[0].lineno + 1) > LONGEST_FUNCTION
         and not any("app.command" in ast.unparse(decorator) for decorator in node.decorator_list)
     ]
-    assert long == []
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if layer(path) in PURE], ids=name)
-def test_reading_and_planning_write_no_file(path):
-    tree = ast.parse(path.read_text())
-    writing = {
-        "write_text",
-        "write_bytes",
-        "mkdir",
-        "unlink",
-        "rename",
-        "replace_file",
-        "touch",
-        "symlink_to",
-        "rmtree",
-    }
-    called = {
-        node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    }
-    assert called & writing == set()
+def test_a_function_fits_on_a_screen(broken):
+    assert {} == broken["has_a_long_function"]
+
+
+WRITING = {"write_text", "write_bytes", "mkdir", "unlink", "rename", "replace_file", "touch", "symlink_to", "rmtree"}
+
+
+@rule
+def writes_a_file(module):
+    return module.layer in PURE and sorted({call.func.attr for call in module.methods} & WRITING)
+
+
+def test_reading_and_planning_write_no_file(broken):
+    assert {} == broken["writes_a_file"]
 
 
 CODE = re.compile(r"[CHPRST][0-9]{3}")
@@ -182,11 +257,15 @@ def decides_by_code(node):
     return False
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not name(path).startswith(CODES_ARE_SHOWN)], ids=name)
-def test_no_branch_depends_on_the_code_of_a_diagnostic(path):
+@rule
+def decides_by_a_code(module):
+    nodes = [] if module.name.startswith(CODES_ARE_SHOWN) else module.nodes
+    return [ast.unparse(node) for node in nodes if decides_by_code(node)]
+
+
+def test_no_branch_depends_on_the_code_of_a_diagnostic(broken):
     """Codes are for people. What decides is data of the diagnostic or the failure, given where it is made."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if decides_by_code(node)]
-    assert [] == [ast.unparse(node) for node in nodes]
+    assert {} == broken["decides_by_a_code"]
 
 
 @pytest.mark.parametrize(
@@ -209,38 +288,51 @@ def test_a_decision_by_code_would_be_seen(text):
     assert any(decides_by_code(node) for node in ast.walk(ast.parse(text)))
 
 
-def test_nobody_kills_by_name():
+@rule
+def kills_by_name(module):
+    return [word for word in ("pkill", "killall") if word in module.text]
+
+
+def test_nobody_kills_by_name(broken):
     """Escaped processes are found by the run's id in their environment, never by what they are called."""
-    for path in MODULES:
-        text = path.read_text()
-        assert "pkill" not in text
-        assert "killall" not in text
+    assert {} == broken["kills_by_name"]
 
 
-def test_no_shell_reads_what_we_put_together():
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and "subprocess" in dotted(node.func):
-                assert not any(
-                    keyword.arg == "shell" and ast.unparse(keyword.value) == "True" for keyword in node.keywords
-                )
+@rule
+def has_a_shell_read_it(module):
+    return [
+        ast.unparse(call)
+        for call in module.calls
+        if "subprocess" in dotted(call.func)
+        and any(keyword.arg == "shell" and ast.unparse(keyword.value) == "True" for keyword in call.keywords)
+    ]
 
 
-def test_every_file_is_opened_with_its_encoding():
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in {"read_text", "write_text"}
-            ):
-                assert any(keyword.arg == "encoding" for keyword in node.keywords), f"{name(path)}:{node.lineno}"
+def test_no_shell_reads_what_we_put_together(broken):
+    assert {} == broken["has_a_shell_read_it"]
 
 
-def test_a_lost_host_takes_part_in_six_modules():
+@rule
+def opens_without_an_encoding(module):
+    return [
+        f"line {call.lineno}"
+        for call in module.methods
+        if call.func.attr in {"read_text", "write_text"} and all(keyword.arg != "encoding" for keyword in call.keywords)
+    ]
+
+
+def test_every_file_is_opened_with_its_encoding(broken):
+    assert {} == broken["opens_without_an_encoding"]
+
+
+@rule
+def names_a_lost_host(module):
+    return LOST_HOST.findall(module.text)
+
+
+def test_a_lost_host_takes_part_in_six_modules(broken):
     """Whoever looks for what happens to one finds it; a module that only hands it on holds no words and no decision."""
-    found = {name(path) for path in MODULES if LOST_HOST.search(path.read_text(encoding="utf-8"))}
-    assert DECIDES_ON_LOST_HOSTS | KEEPS_LOST_HOSTS | TAKES_LOST_HOSTS_ALONG == found
+    assert DECIDES_ON_LOST_HOSTS | KEEPS_LOST_HOSTS | TAKES_LOST_HOSTS_ALONG == set(broken["names_a_lost_host"])
     assert len(DECIDES_ON_LOST_HOSTS) == 6
 
 
@@ -265,22 +357,13 @@ def dotted_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def arrows():
-    """Every module with those of the package that it imports, at its top, in a function or for type checkers only.
-
-    But for `ttlaunch/__init__.py`: the library's names are the front of the house, and `ttlaunch.spec` needs none of them.
-    """
-    known = {dotted_name(path) for path in MODULES} - {PACKAGE.name}
-    return {dotted_name(path): imported(path) & known - {dotted_name(path)} for path in MODULES}
-
-
-def imported(path):
+def imported(module):
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name(path)}:{node.lineno}: a relative import, which no contract here sees"
+            assert not node.level, f"{module.name}:{node.lineno}: a relative import, which no contract here sees"
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
@@ -313,17 +396,16 @@ def level(package, modules):
     return graph
 
 
-def test_nothing_imports_in_a_circle_at_any_level():
+def test_nothing_imports_in_a_circle_at_any_level(arrows):
     """Between modules that lie side by side, and between folders that do: each can be understood without what uses it."""
-    modules = arrows()
     packages = sorted({dotted_name(path) for path in MODULES if path.name == "__init__.py"})
-    circles = {package: circle_in(level(package, modules)) for package in packages}
+    circles = {package: circle_in(level(package, arrows)) for package in packages}
     assert {} == {package: found for package, found in circles.items() if found}
 
 
-def test_no_module_imports_itself_through_others():
+def test_no_module_imports_itself_through_others(arrows):
     """Also not through the `__init__.py` of its own folder."""
-    assert set() == circle_in(arrows())
+    assert set() == circle_in(arrows)
 
 
 def test_a_circle_is_found():
@@ -331,7 +413,7 @@ def test_a_circle_is_found():
     assert {"x": {"y"}, "y": {"x"}} == level("p", {"p.x.one": {"p.y"}, "p.x.two": {"p.x.one"}, "p.y": {"p.x.two", "q"}})
 
 
-def test_nobody_imports_what_stands_further_down_in_the_map():
+def test_nobody_imports_what_stands_further_down_in_the_map(arrows):
     """The order of the table is the order of the layers, as the sentence above it says."""
     text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = text[text.index("## Code map") : text.index("`recipes/NAME/`")]
@@ -346,7 +428,7 @@ def test_nobody_imports_what_stands_further_down_in_the_map():
 
     wrong = [
         f"{importer} -> {imported}"
-        for importer, found in arrows().items()
+        for importer, found in arrows.items()
         for imported in found
         if (one := room_of(importer)) and (other := room_of(imported)) and place[other] > place[one]
         if not other.startswith(f"{one}.")  # a package's own parts
@@ -368,14 +450,40 @@ def test_a_matrix_that_is_cut_names_a_test_that_is_there():
     assert [] == missing
 
 
-def test_only_the_console_module_of_the_command_line_writes_to_a_stream():
+@rule
+def writes_to_a_stream(module):
+    if module.layer != "cli" or module.path.name == "console.py":
+        return []
+    called = [(call.lineno, ast.unparse(call.func)) for call in module.calls]
+    return [f"line {line}: {function}" for line, function in called if WRITES_TO_A_STREAM.search(function)]
+
+
+WRITES_TO_A_STREAM = re.compile(r"(^|\.)(std(out|err)|stream|buffer)\.write|^print$|^(rich\.console\.)?Console$")
+
+
+def test_only_the_console_module_of_the_command_line_writes_to_a_stream(broken):
     """`cli/console.py` cleans what it writes; a module that writes itself could let a host steer the terminal."""
-    wrong = []
-    for path in sorted((PACKAGE / "cli").glob("*.py")):
-        if path.name == "console.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if re.search(r"(^|\.)(std(out|err)|stream|buffer)\.write|^print$|^(rich\.console\.)?Console$", called):
-                wrong.append(f"{path.name}:{node.lineno}: {called}")
-    assert [] == wrong
+    assert {} == broken["writes_to_a_stream"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text"),
+    [
+        ("asks_the_machine", "planning/one.py", "here = os.getcwd()"),
+        ("prints_or_exits", "planning/one.py", "print(1)"),
+        ("prints_or_exits", "planning/one.py", "raise SystemExit"),
+        ("has_no_docstring_or_is_long", "one.py", "pass"),
+        ("has_no_docstring_or_is_long", "one.py", '"Long."' + "\n" * LONGEST_MODULE + "pass"),
+        ("has_a_long_function", "one.py", "def one():" + "\n    pass" * (LONGEST_FUNCTION + 1)),
+        ("writes_a_file", "spec/one.py", "path.mkdir()"),
+        ("decides_by_a_code", "one.py", "failure.code == 'R012'"),
+        ("kills_by_name", "one.py", "command = 'pkill python'"),
+        ("has_a_shell_read_it", "one.py", "subprocess.run('ls', shell=True)"),
+        ("opens_without_an_encoding", "one.py", "path.read_text()"),
+        ("writes_to_a_stream", "cli/one.py", "sys.stdout.write('')"),
+    ],
+)
+def test_what_breaks_a_rule_is_seen(rule, path, text):
+    module = Module(PACKAGE / path)
+    module.__dict__["text"] = text
+    assert RULES[rule](module)
