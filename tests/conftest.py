@@ -1,6 +1,7 @@
 """What all tests share: an empty folder to work in, the real command line, golden files, and skips that may not pass."""
 
 import fcntl
+import gc
 import os
 import re
 import shlex
@@ -40,6 +41,21 @@ def pytest_addoption(parser):
 def pytest_configure():
     """A hang-up ends what tests start, also where the tests themselves were told to ignore it (`nohup pytest`)."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the byte code of test modules, also where nothing else keeps any: rewriting asserts takes half of a collection.
+
+    What has been collected stays to the end, and no collection of garbage looks at it again.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
