@@ -5,6 +5,7 @@ ProcessReport for in the syntax tree: string constants and identifiers. Comments
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "ttlaunch"
@@ -55,8 +56,13 @@ def names_and_texts(tree):
 
 def spelled(source):
     """The names of engines and of what is theirs in a module's code, in lower case."""
-    tree = ast.parse(source)
-    return {found.lower() for text in names_and_texts(tree) for found in OF_AN_ENGINE.findall(text)}
+    return {found for text in set(names_and_texts(ast.parse(source))) for found in of_an_engine(text)}
+
+
+@cache
+def of_an_engine(text):
+    """The same of one name or text: most of them stand in many modules."""
+    return [found.lower() for found in OF_AN_ENGINE.findall(text)]
 
 
 def test_what_is_looked_for_is_found():
