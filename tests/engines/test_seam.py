@@ -1,6 +1,6 @@
 """Nobody outside `ttlaunch/engines/` names an engine, or spells its variables, its settings or its daemons.
 
-ProcessReport for in the syntax tree: string constants and identifiers. Comments and docstrings may say what they like.
+Looked for in the syntax tree: string constants and identifiers. Comments and docstrings may say what they like.
 """
 
 import ast
