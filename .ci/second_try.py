@@ -1,4 +1,4 @@
-"""Give a failed test of real ranks or hosts one more try by itself, so that a false alarm stops nobody and never hides.
+"""Give a failed test one more try by itself, so that a false alarm stops nobody and never hides.
 
 As a pytest plugin (`-p second_try`, this folder on PYTHONPATH, `SECOND_TRY_FILE` set) it keeps what every failed test
 printed. As a program it then runs each of them again, alone, and prints both outputs of those that pass now:
