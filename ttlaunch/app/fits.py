@@ -1,7 +1,7 @@
 """Whether a plan fits into so much memory for each rank, and the nearest change of its configuration that does."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +84,21 @@ def needed_bytes(prediction: Prediction) -> int:
     most = max((process_bytes(prediction, one) for one in prediction.ranks), default=prediction.library_bytes)
     divided = prediction.shared_bytes * (1 - 1 / prediction.most_on_host)
     return int(_RESERVE * (most - divided)) + _RESERVE_BYTES
+
+
+def needed_by_host(prediction: Prediction, hosts: Sequence[str]) -> dict[str, int]:
+    """Return what the processes on each host take together, on the safe side.
+
+    Args:
+        prediction: The prediction.
+        hosts: The host of each rank.
+    """
+    found: dict[str, int] = {}
+    for one, host in zip(prediction.ranks, hosts, strict=True):
+        # The pages of libraries are there once, with the first rank of a host.
+        again = prediction.shared_bytes if host in found else 0
+        found[host] = found.get(host, 0) + int(_RESERVE * (process_bytes(prediction, one) - again)) + _RESERVE_BYTES
+    return found
 
 
 def _changes(config: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

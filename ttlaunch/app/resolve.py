@@ -436,13 +436,9 @@ def _configure(
     from ttlaunch.app.initial_weights import take_sizes
     from ttlaunch.planning.audits import with_audits
     from ttlaunch.planning.given_ranks import set_ranks
-    from ttlaunch.spec.recipe.config import load_config, naive_config, unused_by_naive
+    from ttlaunch.spec.recipe.config import naive_config, unused_by_naive
 
-    path, name, standard_input = _config_source(request, found.train_file, working_folder)
-    blame = Blame.DESCRIPTION if request.config_file is None else Blame.COMMAND_LINE
-    loaded = load_config(
-        recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame
-    )
+    loaded = read_training(request, recipe, found, working_folder=working_folder)
     loaded = with_audits(recipe, loaded, request.audit)
     result.diagnostics += _other_kind(loaded) or loaded.diagnostics
     if not request.naive:
@@ -465,6 +461,19 @@ def _configure(
         loaded, mistakes = naive_config(found.name, recipe, loaded)
         result.diagnostics += mistakes
     return loaded
+
+
+def read_training(
+    request: RunSpec, recipe: "Recipe", found: "NamedFolder", *, working_folder: Path | None = None
+) -> "LoadedConfig":
+    """Read the training file that a specification names, or the recipe's own, with the values of `--set`."""
+    from ttlaunch.spec.recipe.config import load_config
+
+    path, name, standard_input = _config_source(request, found.train_file, working_folder or Path.cwd())
+    blame = Blame.DESCRIPTION if request.config_file is None else Blame.COMMAND_LINE
+    return load_config(
+        recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame
+    )
 
 
 def _other_kind(loaded: "LoadedConfig") -> list[Diagnostic]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 JSON_SCHEMAS = {
+    "advise": 1,
     "bisect": 1,
     "chaos": 1,
     "compare": 1,

@@ -98,7 +98,7 @@ _PANELS = {
         *("init", "hosts", "export", "validate", "show", "place", "configs", "recipes"),
         *("data", "weights", "convert", "schema"),
     ),
-    "Lab": ("simulate", "parity", "compare", "chaos"),
+    "Lab": ("advise", "simulate", "parity", "compare", "chaos"),
 }
 """By panel of the help text, the commands; each is a module of this package."""
 _PASS_ON_A_COMMAND = ("run", "submit", "plan", "chaos", "export")

@@ -106,8 +106,7 @@ def draw_variants(variants: Sequence[Variant]) -> str:
 
 
 def _slowest(variant: Variant) -> StepTime | None:
-    groups = () if variant.found is None else variant.found.groups
-    return max((one for one in groups if one.steps), key=lambda one: (one.step_ms, one.computing_ms), default=None)
+    return None if variant.found is None else variant.found.slowest
 
 
 def _verdict(found: VirtualRun) -> str:

@@ -1,9 +1,13 @@
 """Run all ranks of a recipe on a virtual clock, in one process: what a step would take, and where its time would go."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +16,19 @@ from ttlaunch import contract
 from ttlaunch.app.predict import NotPredicted, run_hollow
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
+from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualClass, VirtualEnd
+from ttlaunch.records.virtual import VIRTUAL_ERROR_FILE, VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualClass, VirtualEnd
 from ttlaunch.running.metrics.traffic import expected_traffic
+from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import write_plan
 
 GFLOPS = 50.0
 """How many 10^9 floating-point operations a rank computes in a second, unless the time of a micro-batch is given: a few cores of a CPU."""
 
-_MODULE = "ttlaunch.runtime.virtual"
+_MODULE, _MODULE_OF_MANY = "ttlaunch.runtime.virtual", "ttlaunch.runtime.virtual_plans"
+_LOOK_S = 0.2
 
 _MOST_COMPARED = 1024
 """Up to so many ranks, a formula's bytes of each pair of them are made and compared."""
@@ -121,6 +128,12 @@ class VirtualRun:
     no_formula: str | None
     not_folded: str | None
 
+    @property
+    def slowest(self) -> StepTime | None:
+        """Return the ranks whose steps take longest, of equal ones those that compute most; None if no rank counts steps."""
+        steps = (one for one in self.groups if one.steps)
+        return max(steps, key=lambda one: (one.step_ms, one.computing_ms), default=None)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "conditions": self.conditions.as_json(),
@@ -159,7 +172,6 @@ def run_virtually(plan: LaunchPlan, conditions: Conditions) -> VirtualRun:
         LaunchError: A rank fails, the messages of the ranks do not match, or a slow rank does not exist.
     """
     check_conditions(conditions, world_size=plan.world_size)
-    content = plan.as_json()
     with tempfile.TemporaryDirectory(prefix="ttl-plan-") as folder:
         write_plan(plan, Path(folder))
         found = run_hollow(
@@ -172,6 +184,71 @@ def run_virtually(plan: LaunchPlan, conditions: Conditions) -> VirtualRun:
         )
     if isinstance(found, NotPredicted):
         raise _failed(found.reason)
+    return _result(plan, conditions, found)
+
+
+def run_each_virtually(
+    orders: Sequence[tuple[LaunchPlan, Conditions]], *, done: Callable[[int], None] = lambda _: None
+) -> list[VirtualRun | LaunchError]:
+    """Run several plans on virtual clocks, one after the other in one child process, which imports torch once.
+
+    Args:
+        orders: The plans of recipes, which share a working folder, and the conditions of each.
+        done: Is called now and then with the number of plans that are done.
+
+    Returns:
+        For each plan the result, or why there is none.
+    """
+    if not orders:
+        return []
+    first = orders[0][0]
+    with tempfile.TemporaryDirectory(prefix="ttl-plans-") as place:
+        folders = [Path(place) / str(number) for number in range(len(orders))]
+        for folder, (plan, conditions) in zip(folders, orders, strict=True):
+            write_plan(plan, folder)
+            (folder / VIRTUAL_ORDER_FILE).write_bytes(conditions.order())
+        given = {
+            contract.ENV_RUN_DIR: place,
+            contract.ENV_PLAN: str(folders[0] / contract.PLAN_FILE),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        environment = {**os.environ, **first.environment, **first.secrets, **given}
+        command = [sys.executable, "-m", _MODULE_OF_MANY, str(len(orders))]
+        try:
+            process = start_process(command, folder=Path(first.working_folder), environment=environment)
+        except OSError as error:
+            raise _failed(f"no process can be started in {first.working_folder}: {error.strerror}") from error
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=_LOOK_S)
+                    break
+                done(sum((folder / name).exists() for folder in folders for name in (VIRTUAL_FILE, VIRTUAL_ERROR_FILE)))
+        finally:
+            end_process(process, patience_s=1.0)
+        return [_kept_result(*order, folder) for order, folder in zip(orders, folders, strict=True)]
+
+
+def _kept_result(plan: LaunchPlan, conditions: Conditions, folder: Path) -> VirtualRun | LaunchError:
+    """Return what the process of several plans has written about one of them."""
+    found, error = (read_file(folder / name) for name in (VIRTUAL_FILE, VIRTUAL_ERROR_FILE))
+    if found is None:
+        reason = "their process ended before it came to them" if error is None else error.decode(errors="replace")
+        return _failed(reason)
+    try:
+        check_conditions(conditions, world_size=plan.world_size)
+        return _result(plan, conditions, found)
+    except LaunchError as refused:
+        return refused
+
+
+def _result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> VirtualRun:
+    """Return what the process of all ranks has written.
+
+    Raises:
+        LaunchError: It wrote nothing that can be used, or the messages of the ranks do not match.
+    """
+    content = plan.as_json()
     end = read(VirtualEnd, found)
     if isinstance(end, BadRecord) or not _has_all_ranks(end, plan.world_size):
         raise _failed("the process of all ranks wrote nothing that can be used")

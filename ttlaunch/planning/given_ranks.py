@@ -66,6 +66,12 @@ def worlds_of(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]:
     return [one for one in _resized_to(recipe, loaded, ranks) if _is_allowed(recipe, loaded, world=one)]
 
 
+def worlds_with(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]:
+    """List all ways in which a recipe can have this number of ranks, as it is and with one key changed, also those that a rule forbids."""
+    fitting = [one for one in recipe.layouts if sum(one.counts(loaded.checked, world_size=ranks).values()) == ranks]
+    return [*(World(ranks, (), one.name) for one in fitting), *_resized_to(recipe, loaded, ranks)]
+
+
 def _resized_to(recipe: Recipe, loaded: LoadedConfig, ranks: int) -> list[World]:
     """List the values of one key with which a layout has this number of ranks, whether or not a rule allows them."""
     if not loaded.checked.multihost_config.enabled:

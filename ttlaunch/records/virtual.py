@@ -9,6 +9,7 @@ from ttlaunch.records.parser import Amount, Count, Flag, Rank, Size, Text, recor
 
 VIRTUAL_ORDER_FILE = "virtual-order.json"
 VIRTUAL_FILE = "virtual.json"
+VIRTUAL_ERROR_FILE = "virtual-error.txt"
 
 
 @record

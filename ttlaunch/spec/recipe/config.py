@@ -310,6 +310,11 @@ def _entries(
             yield f"{indent}{key}: {_as_yaml(value, bare=bare)}", dotted, False
 
 
+def in_yaml(value: Any) -> str:
+    """Write a value as `--set KEY=VALUE` takes it, on one line."""
+    return _as_yaml(value, bare=True)
+
+
 def _as_yaml(value: Any, *, bare: bool) -> str:
     """Write a value on one line.
 

@@ -1,0 +1,116 @@
+"""`ttlaunch advise`: which recipe and layout would train fastest on a cluster, within its memory, and why."""
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.cli.console import print_json, print_lines, print_progress, tabbed
+from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
+from ttlaunch.diagnostics import Format
+
+EXAMPLES = """\
+[bold]ttlaunch advise --on lab -c train.yaml[/bold]   every recipe that trains this, the quickest first, and why
+
+[bold]ttlaunch advise --on lab -c train.yaml --fits 24GB --link-gbps 1[/bold]   on hosts with 24 GB and slow links
+
+[bold]ttlaunch advise zero --top 3[/bold]   the training of a recipe's own file, on this machine
+"""
+
+
+@asks_for("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings")
+def advise(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="The recipe that the training file is written for. Default: the first one that knows its sections.",
+            autocompletion=complete_recipes,
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    spec: RunSpec,
+    top: Annotated[int, typer.Option("--top", min=1, max=1000, metavar="N", help="How many to show.")] = 5,
+    fits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fits",
+            metavar="[HOST=]SIZE",
+            help="The memory of each host, or of one, such as 24GB; ranks of a host share it. Repeatable.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="Measure here how long a micro-batch takes, for up to 10 s, unless it is kept."),
+    ] = False,
+    compute_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--compute-ms",
+            min=1e-6,
+            max=1e9,
+            help="The time of the forward and backward pass of a micro-batch through the whole model. Default: 50 GFLOP/s.",
+        ),
+    ] = None,
+    link_us: Annotated[
+        float, typer.Option("--link-us", min=0, max=1e9, help="How long a message travels.")
+    ] = 50.0,
+    link_gbps: Annotated[
+        float,
+        typer.Option("--link-gbps", min=1e-6, max=1e9, help="What each rank can send, and receive, in Gbit/s."),
+    ] = 10.0,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option("--slow", metavar="RANK=FACTOR", help="A rank that computes slower. Repeatable."),
+    ] = None,
+    slow_link: Annotated[
+        list[str] | None,
+        typer.Option("--slow-link", metavar="RANK=FACTOR", help="A rank whose port is slower. Repeatable."),
+    ] = None,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Rank all recipes and layouts that train the same on a cluster by the predicted time of a step, and say why.
+
+    Every form is simulated on a virtual clock, as by `simulate --virtual`; nothing is started on the cluster.
+    """
+    from ttlaunch.cli.advice_view import advice_line, parse_fits, render_ranking
+    from ttlaunch.cli.dialogue import TerminalDialogue
+    from ttlaunch.cli.virtual_view import parse_slow
+    from ttlaunch.lab.advise import advise as rank_forms
+    from ttlaunch.lab.advise import measured_ms
+    from ttlaunch.lab.virtual import Conditions
+    from ttlaunch.diagnostics import usage_error
+
+    if calibrate and compute_ms is not None:
+        raise usage_error("`--compute-ms` and `--calibrate` were given together", "leave one of them out")
+    limits = parse_fits(fits or ())
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    spec = replace(spec, target=target)
+    conditions = Conditions(
+        compute_ms=measured_ms(spec, dialogue) if calibrate else compute_ms,
+        link_us=link_us,
+        link_gbps=link_gbps,
+        slow=parse_slow(slow or (), option="--slow"),
+        slow_link=parse_slow(slow_link or (), option="--slow-link"),
+    )
+    try:
+        found = rank_forms(
+            spec,
+            conditions,
+            dialogue,
+            top=top,
+            limits=limits or None,
+            done=lambda what, count, of: print_progress(f"{what} {count} of {of}"),
+        )
+    finally:
+        print_progress("")
+    if form is Format.JSON:
+        print_json({**found.as_json(), "diagnostics": dialogue.warnings_as_json()}, schema="advise")
+    elif form is Format.CONCISE:
+        print_lines(tabbed(advice_line(place, one)) for place, one in enumerate(found.ranked[:top], start=1))
+    else:
+        print_lines(render_ranking(found, top=top), to=sys.stdout)
