@@ -13,6 +13,7 @@ COMMANDS = {
     "plan data_parallel": {"-c": "c.yaml", "--on": "x", "--hostfile": "h", "--rank-bindings": "b.yaml"},
     "chaos data_parallel --random 1": {"-c": "c.yaml", "--on": "x", "--resume": "latest", "--hostfile": "h"},
     "simulate data_parallel": {"-c": "c.yaml", "--on": "x"},
+    "advise": {"-c": "c.yaml", "--on": "x", "--hostfile": "h", "--rank-bindings": "b.yaml"},
     "place data_parallel": {"-c": "c.yaml", "--on": "x", "--hostfile": "h"},
     "show --recipe data_parallel": {"-c": "c.yaml", "--hostfile": "h"},
     "validate --recipe data_parallel": {"-c": "c.yaml", "--hostfile": "h", "--rank-bindings": "b.yaml"},
@@ -50,7 +51,16 @@ ARGUMENTS = [
         "recipes copy nope",
         "schema train --recipe nope",
     ),
-    *("explain X999", "simulate nope", "chaos nope --random 1", "place nope", "compare nope", "report nope", "nope"),
+    *(
+        "explain X999",
+        "simulate nope",
+        "advise nope",
+        "chaos nope --random 1",
+        "place nope",
+        "compare nope",
+        "report nope",
+        "nope",
+    ),
     "submit nope --on slurm:gpu",
 ]
 

@@ -471,9 +471,7 @@ def read_training(
 
     path, name, standard_input = _config_source(request, found.train_file, working_folder or Path.cwd())
     blame = Blame.DESCRIPTION if request.config_file is None else Blame.COMMAND_LINE
-    return load_config(
-        recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame
-    )
+    return load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame)
 
 
 def _other_kind(loaded: "LoadedConfig") -> list[Diagnostic]:

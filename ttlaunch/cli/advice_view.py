@@ -11,7 +11,19 @@ from ttlaunch.lab.advise import Advice, Ranking
 from ttlaunch.lab.virtual import GFLOPS
 
 _NAMED = re.compile(r"([^=\s]{1,255})=(.+)")
-_HEADING = ("", "recipe (layout)", "ranks", "form", "step", "computing", "communication", "waiting", "bits", "memory", "why")
+_HEADING = (
+    "",
+    "recipe (layout)",
+    "ranks",
+    "form",
+    "step",
+    "computing",
+    "communication",
+    "waiting",
+    "bits",
+    "memory",
+    "why",
+)
 
 
 def parse_fits(texts: Iterable[str]) -> dict[str, int]:
@@ -33,10 +45,9 @@ def parse_fits(texts: Iterable[str]) -> dict[str, int]:
 
 def render_ranking(found: Ranking, *, top: int) -> list[str]:
     """Render the first forms as a table, then their commands, and what is not in the table."""
-    shown_ones = found.ranked[:top]
-    quicker = [one for one in found.ranked if one.fits is False and one not in shown_ones]
-    best = min((one.slowest.step_ms for one in shown_ones), default=0.0)
-    quicker = [one for one in quicker if one.slowest.step_ms < best]
+    shown_ones = [one for one in found.ranked if one.fits is not False][:top]
+    best = min((one.slowest.step_ms for one in shown_ones), default=float("inf"))
+    quicker = [one for one in found.ranked if one.fits is False and one.slowest.step_ms < best]
     conditions = found.conditions
     speed = f"{GFLOPS:g} GFLOP/s" if conditions.compute_ms is None else f"{conditions.compute_ms:g} ms a micro-batch"
     batch = counted(found.ranked[0].batch, "sequence")
@@ -53,6 +64,7 @@ def render_ranking(found: Ranking, *, top: int) -> list[str]:
     ]
     more, refused = len(found.ranked) - len(shown_ones) - len(quicker[:top]), len(found.refused)
     notes = [f"note  {counted(more, 'form')} more with `--top {len(found.ranked)}`"] if more else []
+    notes += [] if shown_ones else ["note  no form fits into the memory of these hosts"]
     notes += [f"note  {counted(refused, 'form')} cannot run here; `--format json` says why"] if refused else []
     if not any(one.needed or one.not_predicted for one in found.ranked):
         notes.append("note  memory was not considered; `--fits 24GB` gives that of each host")

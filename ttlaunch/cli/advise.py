@@ -42,9 +42,14 @@ def advise(
             help="The memory of each host, or of one, such as 24GB; ranks of a host share it. Repeatable.",
         ),
     ] = None,
+    same_bits: Annotated[
+        bool, typer.Option("--same-bits", help="Only forms that end with the bits of the training as it is.")
+    ] = False,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Measure here how long a micro-batch takes, for up to 10 s, unless it is kept."),
+        typer.Option(
+            "--calibrate", help="Measure here how long a micro-batch takes, for up to 10 s, unless it is kept."
+        ),
     ] = False,
     compute_ms: Annotated[
         float | None,
@@ -55,9 +60,7 @@ def advise(
             help="The time of the forward and backward pass of a micro-batch through the whole model. Default: 50 GFLOP/s.",
         ),
     ] = None,
-    link_us: Annotated[
-        float, typer.Option("--link-us", min=0, max=1e9, help="How long a message travels.")
-    ] = 50.0,
+    link_us: Annotated[float, typer.Option("--link-us", min=0, max=1e9, help="How long a message travels.")] = 50.0,
     link_gbps: Annotated[
         float,
         typer.Option("--link-gbps", min=1e-6, max=1e9, help="What each rank can send, and receive, in Gbit/s."),
@@ -80,10 +83,10 @@ def advise(
     from ttlaunch.cli.advice_view import advice_line, parse_fits, render_ranking
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.virtual_view import parse_slow
+    from ttlaunch.diagnostics import usage_error
     from ttlaunch.lab.advise import advise as rank_forms
     from ttlaunch.lab.advise import measured_ms
     from ttlaunch.lab.virtual import Conditions
-    from ttlaunch.diagnostics import usage_error
 
     if calibrate and compute_ms is not None:
         raise usage_error("`--compute-ms` and `--calibrate` were given together", "leave one of them out")
@@ -104,6 +107,7 @@ def advise(
             dialogue,
             top=top,
             limits=limits or None,
+            only_same_bits=same_bits,
             done=lambda what, count, of: print_progress(f"{what} {count} of {of}"),
         )
     finally:

@@ -176,6 +176,7 @@ def advise(
     *,
     top: int = 5,
     limits: Mapping[str, int] | None = None,
+    only_same_bits: bool = False,
     simulate: Simulates = run_each_virtually,
     foresee: Predicts = predict,
     done: Done = lambda _what, _count, _of: None,
@@ -188,6 +189,7 @@ def advise(
         dialogue: Gets warnings.
         top: For how many forms that fit memory is predicted.
         limits: The bytes of each host; the key `""` is for hosts that are not named. None: memory is not considered.
+        only_same_bits: Whether forms with other bits than the training's are refused.
         simulate: Runs plans on virtual clocks.
         foresee: Predicts the memory of a plan.
         done: Is called with what is done, how many of it, and of how many.
@@ -199,17 +201,24 @@ def advise(
     _check_hosts(topology, limits or {})
     base, recipe, training = _training(spec, dialogue)
     planned, refused = _plans(spec, base, training, topology=topology, conditions=conditions, dialogue=dialogue)
+    has_bits = same_bits(recipe, training)
+
+    def bits_of(one: _Planned) -> bool:
+        is_now = one.form.recipe == base.name and one.config.model_dump() == training.model_dump()
+        return is_now or (one.has_bits_of_one and has_bits)
+
+    if only_same_bits:
+        refused += [_refused(one, "its bits are not those of the training") for one in planned if not bits_of(one)]
+        planned = [one for one in planned if bits_of(one)]
     runs = simulate([(one.plan, one.conditions) for one in planned], done=lambda n: done("simulated", n, len(planned)))
     found: list[Advice] = []
     for one, run in zip(planned, runs, strict=True):
         slowest = None if isinstance(run, LaunchError) else run.slowest
         if isinstance(run, LaunchError) or slowest is None:
             reason = run.diagnostics[0].message if isinstance(run, LaunchError) else "no rank counts steps"
-            refused.append(Refused(one.form.recipe, one.form.ranks, one.form.values, reason))
+            refused.append(_refused(one, reason))
             continue
-        is_now = one.form.recipe == base.name and one.config.model_dump() == training.model_dump()
-        bits = is_now or (one.has_bits_of_one and same_bits(recipe, training))
-        found.append(Advice(one.form, one.layout, one.command, run, slowest, bits))
+        found.append(Advice(one.form, one.layout, one.command, run, slowest, bits_of(one)))
     if not found:
         raise _nothing_runs(refused)
     found.sort(key=lambda one: (one.slowest.step_ms, one.form.ranks))
@@ -227,6 +236,10 @@ class _Planned:
     conditions: Conditions
     config: ConfigFile
     has_bits_of_one: bool
+
+
+def _refused(one: _Planned, reason: str) -> Refused:
+    return Refused(one.form.recipe, one.form.ranks, one.form.values, reason)
 
 
 def _topology(spec: RunSpec, dialogue: Dialogue) -> Topology:
@@ -293,7 +306,7 @@ def _plans(
             refused.append(Refused(folder.name, None, (), why or ""))
             continue
         for form in forms_of(folder.name, recipe, training, sizes=sizes, slots=max(slots, *sizes), alone=place == 0):
-            one = _plan(spec, folder, recipe, training, form=form, conditions=conditions)
+            one = _plan(spec, training, folder=folder, recipe=recipe, form=form, conditions=conditions)
             if isinstance(one, str):
                 refused.append(Refused(form.recipe, form.ranks, form.values, one))
             else:
@@ -302,7 +315,7 @@ def _plans(
 
 
 def _plan(
-    spec: RunSpec, folder: NamedFolder, recipe: Recipe, training: ConfigFile, *, form: Form, conditions: Conditions
+    spec: RunSpec, training: ConfigFile, *, folder: NamedFolder, recipe: Recipe, form: Form, conditions: Conditions
 ) -> _Planned | str:
     """Plan a form; return why it cannot be planned, as a clause."""
     wanted = shared(recipe, training, form.values)
@@ -392,7 +405,7 @@ def measured_ms(spec: RunSpec, dialogue: Dialogue) -> float:
     base, recipe, training = _training(spec, dialogue)
     form = Form(base.name, 1, ())
     alone = replace(spec, on=LOCAL, hostfile=None, rank_bindings=None)
-    one = _plan(alone, base, recipe, training, form=form, conditions=Conditions())
+    one = _plan(alone, training, folder=base, recipe=recipe, form=form, conditions=Conditions())
     found = NotPredicted(one) if isinstance(one, str) else predict_time(one.plan, anew=False)
     if isinstance(found, NotPredicted):
         raise usage_error(f"`--calibrate` was given, and the time of a micro-batch cannot be measured: {found.reason}")

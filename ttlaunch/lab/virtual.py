@@ -184,7 +184,7 @@ def run_virtually(plan: LaunchPlan, conditions: Conditions) -> VirtualRun:
         )
     if isinstance(found, NotPredicted):
         raise _failed(found.reason)
-    return _result(plan, conditions, found)
+    return read_result(plan, conditions, found)
 
 
 def run_each_virtually(
@@ -237,12 +237,12 @@ def _kept_result(plan: LaunchPlan, conditions: Conditions, folder: Path) -> Virt
         return _failed(reason)
     try:
         check_conditions(conditions, world_size=plan.world_size)
-        return _result(plan, conditions, found)
+        return read_result(plan, conditions, found)
     except LaunchError as refused:
         return refused
 
 
-def _result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> VirtualRun:
+def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> VirtualRun:
     """Return what the process of all ranks has written.
 
     Raises:

@@ -144,7 +144,8 @@ def as_options(wanted: ConfigFile, base: ConfigFile, *, unread: Sequence[str]) -
         base: The one that the recipe's own file gives.
         unread: Keys that the recipe never reads, and that nobody may set.
     """
-    pairs = _pairs(*(one.model_dump(mode="json", by_alias=True) for one in (wanted, base)))
+    contents = [one.model_dump(mode="json", by_alias=True) for one in (wanted, base)]
+    pairs = _pairs(contents[0], contents[1])
     return tuple(f"{key}={in_yaml(value)}" for key, value, before in pairs if value != before and key not in unread)
 
 
@@ -152,7 +153,9 @@ def same_bits(recipe: Recipe, config: ConfigFile) -> bool:
     """Whether a form has the bits of one process on the whole batch."""
     depends = recipe.is_asynchronous or any(key.startswith("multihost_config") for key in recipe.same_on_resume)
     rounds = any((value_at(config, key) or 1) > 1 for key in _ROUNDING) or config.device_config.enable_tp
-    coded = value_at(config, _KIND) not in (None, "none") or value_at(config, "data_parallel_config.reduction") == "fast"
+    coded = (
+        value_at(config, _KIND) not in (None, "none") or value_at(config, "data_parallel_config.reduction") == "fast"
+    )
     late = (value_at(config, "classic_dp_config.staleness_bound") or 0) > 0
     drops = value_at(config, "sync_ps_config.straggler") == "drop"
     return not (depends or rounds or coded or late or drops)
@@ -175,7 +178,7 @@ def _variations(recipe: Recipe, training: ConfigFile) -> Iterator[tuple[str, ...
     """Yield the combinations of values of the keys that decide a recipe's form, apart from its number of ranks."""
     known = key_types(recipe.config)
     keys = [key for key in _VALUES if key in known]
-    tried = [[(f"{key}={value}",) for value in _VALUES[key]] for key in keys]
+    tried: list[list[tuple[str, ...]]] = [[(f"{key}={value}",) for value in _VALUES[key]] for key in keys]
     if _has_stages(recipe):
         blocks = value_at(training, "transformer_config.num_blocks") or 1
         halves, _ = divided([blocks], min(2, blocks))
