@@ -15,10 +15,9 @@ from ttlaunch.app.asked_engine import asked_engine, refuse_recipe, warn_of_early
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.python_program import PythonProgram, look_at_python
 from ttlaunch.app.resolve_cluster import names_slurm, resolve_cluster
-from ttlaunch.app.run_spec import RunSpec, path_in, short_name
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.torchrun_options import ranks_of
 from ttlaunch.diagnostics import (
-    Blame,
     Diagnostic,
     Label,
     Severity,
@@ -434,6 +433,7 @@ def _configure(
 ) -> "LoadedConfig":
     """Read the recipe's configuration, and apply what `--set`, `--ranks` and `--naive` change."""
     from ttlaunch.app.initial_weights import take_sizes
+    from ttlaunch.app.training_file import read_training
     from ttlaunch.planning.audits import with_audits
     from ttlaunch.planning.given_ranks import set_ranks
     from ttlaunch.spec.recipe.config import naive_config, unused_by_naive
@@ -463,17 +463,6 @@ def _configure(
     return loaded
 
 
-def read_training(
-    request: RunSpec, recipe: "Recipe", found: "NamedFolder", *, working_folder: Path | None = None
-) -> "LoadedConfig":
-    """Read the training file that a specification names, or the recipe's own, with the values of `--set`."""
-    from ttlaunch.spec.recipe.config import load_config
-
-    path, name, standard_input = _config_source(request, found.train_file, working_folder or Path.cwd())
-    blame = Blame.DESCRIPTION if request.config_file is None else Blame.COMMAND_LINE
-    return load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides, blame=blame)
-
-
 def _other_kind(loaded: "LoadedConfig") -> list[Diagnostic]:
     """Return the one mistake if a file of a cluster was given as the training file; nothing for a training file."""
     from ttlaunch.spec.topology.recognise import Kind, OtherKind, explain_other_kinds, kind_of_content
@@ -495,13 +484,3 @@ def undefined_references(loaded: "LoadedConfig") -> list[Diagnostic]:
             message = f"`{key}` is `{value}`, and this shell has no variable `{name}`"
             found.append(Diagnostic("C029", message, Label(span) if span else None, hints=(f"`export {name}=…`",)))
     return found
-
-
-def _config_source(
-    request: RunSpec, default: Path, working_folder: Path
-) -> tuple[Path | None, str | None, bytes | None]:
-    if request.config_file == "-":
-        return None, "standard input", sys.stdin.buffer.read()
-    if request.config_file is not None:
-        return path_in(request.config_file, working_folder), request.config_file, None
-    return (default, short_name(default, working_folder), None) if default.is_file() else (None, None, None)

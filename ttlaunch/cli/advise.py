@@ -1,8 +1,8 @@
 """`ttlaunch advise`: which recipe and layout would train fastest on a cluster, within its memory, and why."""
 
-import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import print_json, print_lines, print_progress, tabbed
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from ttlaunch.lab.advise import Ranking
 
 EXAMPLES = """\
 [bold]ttlaunch advise --on lab -c train.yaml[/bold]   every recipe that trains this, the quickest first, and why
@@ -80,7 +83,7 @@ def advise(
 
     Every form is simulated on a virtual clock, as by `simulate --virtual`; nothing is started on the cluster.
     """
-    from ttlaunch.cli.advice_view import advice_line, parse_fits, render_ranking
+    from ttlaunch.cli.advice_view import parse_fits
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.virtual_view import parse_slow
     from ttlaunch.diagnostics import usage_error
@@ -112,9 +115,15 @@ def advise(
         )
     finally:
         print_progress("")
+    _show(found, form, top=top, diagnostics=dialogue.warnings_as_json())
+
+
+def _show(found: "Ranking", form: Format, *, top: int, diagnostics: Sequence[Mapping[str, Any]]) -> None:
+    from ttlaunch.cli.advice_view import advice_line, render_ranking
+
     if form is Format.JSON:
-        print_json({**found.as_json(), "diagnostics": dialogue.warnings_as_json()}, schema="advise")
+        print_json({**found.as_json(), "diagnostics": list(diagnostics)}, schema="advise")
     elif form is Format.CONCISE:
         print_lines(tabbed(advice_line(place, one)) for place, one in enumerate(found.ranked[:top], start=1))
     else:
-        print_lines(render_ranking(found, top=top), to=sys.stdout)
+        print_lines(render_ranking(found, top=top))

@@ -14,8 +14,9 @@ from ttlaunch.app.calibrate import predict_time
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.fits import needed_by_host
 from ttlaunch.app.predict import NotPredicted, predict
-from ttlaunch.app.resolve import read_training, resolve
+from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.app.training_file import read_training
 from ttlaunch.diagnostics import Diagnostic, LaunchError, has_errors, usage_error
 from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun, run_each_virtually
@@ -211,14 +212,8 @@ def advise(
         refused += [_refused(one, "its bits are not those of the training") for one in planned if not bits_of(one)]
         planned = [one for one in planned if bits_of(one)]
     runs = simulate([(one.plan, one.conditions) for one in planned], done=lambda n: done("simulated", n, len(planned)))
-    found: list[Advice] = []
-    for one, run in zip(planned, runs, strict=True):
-        slowest = None if isinstance(run, LaunchError) else run.slowest
-        if isinstance(run, LaunchError) or slowest is None:
-            reason = run.diagnostics[0].message if isinstance(run, LaunchError) else "no rank counts steps"
-            refused.append(_refused(one, reason))
-            continue
-        found.append(Advice(one.form, one.layout, one.command, run, slowest, bits_of(one)))
+    found, failed = _advice(planned, runs, bits_of)
+    refused += failed
     if not found:
         raise _nothing_runs(refused)
     found.sort(key=lambda one: (one.slowest.step_ms, one.form.ranks))
@@ -236,6 +231,21 @@ class _Planned:
     conditions: Conditions
     config: ConfigFile
     has_bits_of_one: bool
+
+
+def _advice(
+    planned: Sequence[_Planned], runs: Sequence[VirtualRun | LaunchError], bits_of: Callable[[_Planned], bool]
+) -> tuple[list[Advice], list[Refused]]:
+    found: list[Advice] = []
+    refused: list[Refused] = []
+    for one, run in zip(planned, runs, strict=True):
+        slowest = None if isinstance(run, LaunchError) else run.slowest
+        if isinstance(run, LaunchError) or slowest is None:
+            reason = run.diagnostics[0].message if isinstance(run, LaunchError) else "no rank counts steps"
+            refused.append(_refused(one, reason))
+            continue
+        found.append(Advice(one.form, one.layout, one.command, run, slowest, bits_of(one)))
+    return found, refused
 
 
 def _refused(one: _Planned, reason: str) -> Refused:
