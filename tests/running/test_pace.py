@@ -1,6 +1,6 @@
 """How often a run is polled."""
 
-from ttlaunch.running.watch import Pace
+from ttlaunch.running.pace import Pace
 
 
 def test_the_first_waits_are_short_so_that_a_quick_rank_s_line_is_shown_at_once():

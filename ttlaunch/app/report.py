@@ -8,7 +8,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, render
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.watch import render_speed
+from ttlaunch.running.speed import render_speed
 
 DONE = "done"
 

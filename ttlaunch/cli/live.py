@@ -23,7 +23,8 @@ from ttlaunch.running.logs.fold import ShownOutput, name_of, render_ranks
 from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder, read_events, start_time
-from ttlaunch.running.watch import Phase, RankState, render_speed, start_up_end, steps_done
+from ttlaunch.running.speed import render_speed
+from ttlaunch.running.watch import Phase, RankState, start_up_end, steps_done
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -130,7 +130,7 @@ def _heading(recorded: "Recorded") -> list[str]:
     """Render the lines with the run's name and how it ended."""
     from ttlaunch.app.measured import ended_by
     from ttlaunch.app.run_spec import short_name
-    from ttlaunch.running.watch import render_speed
+    from ttlaunch.running.speed import render_speed
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
     steps = max((state.step for state in recorded.ranks), default=0)

@@ -17,7 +17,7 @@ from ttlaunch.profiling import profile_file
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import render_speed
+from ttlaunch.running.speed import render_speed
 
 _EXACT_S = 60.0
 

@@ -21,13 +21,13 @@ from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagno
 from ttlaunch.cli.live import make_view
 from ttlaunch.cli.summary import print_result
 from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.running.pace import Pace
 from ttlaunch.running.readers.follow import FollowedRun
 from ttlaunch.running.report import Report, read_report
 from ttlaunch.running.restarts import read_follow_up
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import Pace
 
 _TICK_S = 0.1
 _HUNG_UP = 129

@@ -172,10 +172,13 @@ def _start(path: Path, place: Path) -> "subprocess.Popen[bytes]":
     """Start the process that reads a run; it ends with this one."""
     write_json(place / PROGRESS_FILE, {"share": 0.0})
     words = [sys.executable, "-m", "ttlaunch.dashboard.make_index", str(path), str(place), str(os.getpid())]
-    return subprocess.Popen(
+    child = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    with contextlib.suppress(OSError):  # from here and not by itself, so that its imports do not delay the page either
+        os.setpriority(os.PRIO_PROCESS, child.pid, 19)
+    return child

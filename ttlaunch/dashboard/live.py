@@ -121,8 +121,9 @@ class LiveRun:
         with self._lock:
             before = self._last
             self._note("reading", {"share": self._share()})
-            points = self._numbers.add(self._log.unordered())
-            if points and before:
+            if not before:  # nobody has to be told of single points yet
+                self._numbers.add_columns(self._log.unordered_in_columns())
+            elif points := self._numbers.add(self._log.unordered()):
                 self._note_points(points)
             self._note("ranks", {"ranks": [rank_as_json(state) for state in self._log.states]})
             self._note("log", {"end": str(end_of(self.path))})

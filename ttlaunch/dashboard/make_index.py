@@ -28,16 +28,19 @@ from ttlaunch.dashboard.cache import (
 )
 from ttlaunch.dashboard.numbers import finite
 from ttlaunch.dashboard.stored import PointsWriter
+from ttlaunch.records.telemetry import Stretch
 from ttlaunch.running.metrics.event_log import Column, EventLog, read_logged_run
 from ttlaunch.running.metrics.log_place import LogPlace
+from ttlaunch.running.metrics.telemetry import RankTelemetry, add_stretch
 from ttlaunch.running.readers.recorded import read_run
+from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.watch import RankState
 
 MEASURED = ("traffic", "communication", "memory", "times", "served", "start_times")
 """What only all telemetry of a run tells, by its names in the report."""
 
-_LOOK = 2000
-_SHARE_OF_POINTS = 0.7
+_LOOK = 200
+_SHARE_OF_POINTS = 0.9
 _MOST_PROCESSES: Final = 4
 _BEHIND_EVERYTHING: Final = 2**62
 """Where a file begins of which nothing is read."""
@@ -64,7 +67,7 @@ def make_index(path: Path, place: Path, *, parent: int) -> None:
     write_json(
         place / INDEX_FILE, {"format": FORMAT, "points": folder, "blocks": blocks, "place": place_behind.as_json()}
     )
-    recorded = read_run(path, ranks=states)
+    recorded = read_run(path, ranks=states, telemetry=_joined_telemetry(parts, planned=len(read_facts(path).ranks)))
     report = report_as_json(recorded)
     peak = resource.getrusage(resource.RUSAGE_SELF)
     used = {"peak_bytes": peak.ru_maxrss * 1024, "processor_s": peak.ru_utime + peak.ru_stime}
@@ -82,6 +85,7 @@ class _Part:
     blocks: list[list[Any]]
     place: LogPlace
     states: list[RankState]
+    telemetry: dict[int, RankTelemetry]
 
 
 def _read_parts(path: Path, folder: Path, *, share_file: Path, parent: int) -> list[_Part]:
@@ -122,7 +126,13 @@ def _read_part(
     skipped_bytes = 2 * len(skipped) * _BEHIND_EVERYTHING
     size = size_of_records(path, tuple(row for row in rows if row.rank in ranks)) or 1
     writer = PointsWriter(folder / f"points-{min(ranks, default=0)}")
-    for number, found in enumerate(log.unordered_in_columns()):
+    telemetry = {rank: RankTelemetry(rank) for rank in ranks}
+
+    def note(rank: int, stretch: Stretch) -> None:
+        if rank in ranks:
+            add_stretch(telemetry[rank], stretch, world_size=len(rows))
+
+    for number, found in enumerate(log.unordered_in_columns(note)):
         if number % _LOOK == 0:
             if os.getppid() != parent:
                 raise InterruptedError("the process that wanted the index is gone")
@@ -135,7 +145,7 @@ def _read_part(
             writer.add_column(found)
         else:
             writer.add(found)
-    return _Part(ranks, writer.path.name, writer.finish(), log.place, log.states)
+    return _Part(ranks, writer.path.name, writer.finish(), log.place, log.states, telemetry)
 
 
 def _joined(parts: Sequence[_Part]) -> tuple[LogPlace, list[RankState]]:
@@ -153,9 +163,15 @@ def _joined(parts: Sequence[_Part]) -> tuple[LogPlace, list[RankState]]:
     return LogPlace(**{name: each(name) for name in names}, exited=exited), [states[rank] for rank in sorted(states)]
 
 
+def _joined_telemetry(parts: Sequence[_Part], *, planned: int) -> list[RankTelemetry] | None:
+    """Return the telemetry of all ranks; None if one has written none, and where workers have joined, whom other readers do not count."""
+    found = {rank: entry for part in parts for rank, entry in part.telemetry.items() if entry.is_written}
+    is_whole = len(found) == planned == sum(len(part.ranks) for part in parts)
+    return [found[rank] for rank in sorted(found)] if is_whole else None
+
+
 def main(path: str, place: str, parent: str) -> None:
     """Do what the module is for; a run that cannot be read leaves no index, and the page goes on without."""
-    os.nice(19)
     with contextlib.suppress(OSError, ValueError):
         make_index(Path(path), Path(place), parent=int(parent))
 

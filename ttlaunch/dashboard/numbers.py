@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from ttlaunch.running.metrics.event_log import Event
+from ttlaunch.running.metrics.event_log import Column, Event
 from ttlaunch.running.metrics.names import metrics_of
 
 MOST_POINTS: Final = 2000
@@ -36,8 +36,8 @@ class Series:
         self.times.append(point.time)
         self.values.append(point.value)
 
-    def extend(self, newer: "Series") -> None:
-        """Add the points of another series."""
+    def extend(self, newer: "Series | Column") -> None:
+        """Add the points of another series, or of a column."""
         self.steps.extend(newer.steps)
         self.times.extend(newer.times)
         self.values.extend(newer.values)
@@ -80,6 +80,15 @@ class Numbers:
             if point.name in self._series or len(self._series) < MOST_NAMES:
                 self._series.setdefault(point.name, {}).setdefault(point.rank, Series()).add(point)
         return found
+
+    def add_columns(self, found: Iterable[Event | Column]) -> None:
+        """Add the numbers of some events and columns of ranks, for which a fifth of the time is needed."""
+        for one in found:
+            if not isinstance(one, Column):
+                self.add([one])
+            elif one.name in self._series or len(self._series) < MOST_NAMES:
+                series = self._series.setdefault(one.name, {}).setdefault(one.rank, Series())
+                series.extend(one)
 
     def of(self, name: str, *, first: int | None = None, last: int | None = None) -> Iterator[tuple[int, Series]]:
         """Yield a number's series by rank, with all points between two steps at least; one at a time is in memory."""

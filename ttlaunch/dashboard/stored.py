@@ -70,9 +70,7 @@ class PointsWriter:
                 return
             self._names.add(column.name)
             series = held[column.name] = Series()
-        series.steps.extend(column.steps)
-        series.times.extend(column.times)
-        series.values.extend(column.values)
+        series.extend(column)
         self._count += len(column.steps)
         if self._count >= _HELD_POINTS:
             self._flush()

@@ -270,9 +270,17 @@ def _row_of(checks: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 
 
 def _mapping_of(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    bounds = getattr(check, "bounds", None)
+
     def checked_mapping(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise _WrongError(value, "an object")
+        # Telemetry is made of large mappings of whole numbers. Those without a mistake, which are almost all, are checked as a whole, in a
+        # tenth of the time; of any other one, the loop below names the mistake.
+        if bounds and value and _are_plain(value) and set(map(type, value.values())) == {int}:
+            least, most = bounds
+            if least <= min(value.values()) and max(value.values()) <= most:
+                return dict(value)
         found = {}
         for name, one in value.items():
             try:
@@ -286,12 +294,18 @@ def _mapping_of(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return checked_mapping
 
 
+def _are_plain(names: dict[str, Any]) -> bool:
+    """Whether all names are short and ASCII."""
+    return set(map(type, names)) == {str} and max(map(len, names)) <= _LONGEST_WORD and "".join(names).isascii()
+
+
 def _whole(least: int, most: int, expected: str) -> Callable[[Any], Any]:
     def checked_whole(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
             raise _WrongError(value, expected)
         return value
 
+    checked_whole.bounds = (least, most)  # type: ignore[attr-defined]
     return checked_whole
 
 

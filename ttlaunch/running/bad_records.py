@@ -4,7 +4,7 @@ Of a file with `MOST_BAD_LINES` such records, readers skip the rest, and that is
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import AnyProgress, read_progress
+from ttlaunch.records.steps import Steps, read_together
 from ttlaunch.running.runs.files import Tail
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
@@ -68,8 +69,17 @@ def good_records(
         complain: Called for every line that is no usable record, and once more if the rest of the file is skipped.
         most: How many bytes to read now at most; None: all that is new.
     """
-    for line in tail.read(most=most):
-        found = read(line)
+    return _good(map(read, tail.read(most=most)), tail, rank=rank, file=file, complain=complain)
+
+
+def good_progress(tail: Tail, *, rank: int, file: str, complain: Complain = pass_over) -> Iterator[Steps | AnyProgress]:
+    """Read a rank's progress as `good_records` does, but steps that have the same numbers together."""
+    return _good(read_together(tail.read()), tail, rank=rank, file=file, complain=complain)
+
+
+def _good(records: Iterable[_T | BadRecord], tail: Tail, *, rank: int, file: str, complain: Complain) -> Iterator[_T]:
+    """Yield the usable ones of the records of a tail's lines, which are read one after the other."""
+    for found in records:
         if not isinstance(found, BadRecord):
             yield found
             continue

@@ -47,12 +47,13 @@ from ttlaunch.running.lost_folders import FolderWatch
 from ttlaunch.running.lost_hosts import SilenceWatch
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
+from ttlaunch.running.pace import Pace
 from ttlaunch.running.rank_controller import RankController, engine_variables
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.single_trainings import SingleTrainingWatch
-from ttlaunch.running.watch import Pace, Phase, RankState, Watch
+from ttlaunch.running.watch import Phase, RankState, Watch
 
 if TYPE_CHECKING:  # other runs start sooner without it
     from ttlaunch.running.membership.elastic_run import ElasticRun

@@ -10,11 +10,11 @@ import math
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from heapq import merge
 from itertools import islice, pairwise
-from operator import itemgetter
+from operator import itemgetter, lt
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -24,6 +24,7 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.audits import Digests
 from ttlaunch.records.ranks import AnyProgress, Parameters, StepDone, kind_of, measured_values, step_of
+from ttlaunch.records.steps import Steps
 from ttlaunch.records.telemetry import Stretch
 from ttlaunch.records.updates import Update
 from ttlaunch.running.metrics.log_place import LogPlace, restore_state, state_as_json
@@ -37,6 +38,9 @@ EVENT_LOG_FORMAT = 1
 """The version of the format; increase it when a change could make existing readers misread a log."""
 
 _COUNTED = tuple(prefix + name for prefix in ("", contract.OWN) for name in contract.COUNTED)
+_DERIVED = frozenset({"step_time_s", *(f"{name}_per_s" for name in _COUNTED)})
+"""What the event of a step has besides the rank's own numbers."""
+_WITHOUT_EVENT = (Parameters, Digests, Update)
 _HELD_EVENTS = 10_000
 _HELD_STEPS = 65_536
 _KEPT_STEPS = 4096
@@ -221,11 +225,21 @@ class EventLog:
         """Yield the new events of ranks, those of each rank and kind in order, without the time that sorting all of them takes."""
         return (event for event in self._new_events() if event.rank is not None)
 
-    def unordered_in_columns(self) -> Iterator[Event | Column]:
-        """Yield what `unordered` does, but a line of telemetry as columns, for which a fifth of the time is needed."""
-        yield from self._new_records(is_ordered=False)
+    def unordered_in_columns(self, note: Callable[[int, Stretch], None] | None = None) -> Iterator[Event | Column]:
+        """Yield what `unordered` does, but steps and telemetry as columns, for which a fifth of the time is needed.
+
+        Args:
+            note: Called with each rank and line of telemetry, for those who want to know more of it.
+        """
+        for state, found in self._watch.unordered():
+            if isinstance(found, Steps):
+                yield from self._columns_of_steps(state, found)
+            elif not isinstance(found, _WITHOUT_EVENT):
+                yield self._of_record(state, found)
         for row in self.run.ranks:
             for stretch in self._telemetry[row.rank].stretches():
+                if note is not None:
+                    note(row.rank, stretch)
                 yield from self._columns_of(row.rank, stretch)
         yield from self._of_exits()
 
@@ -255,9 +269,9 @@ class EventLog:
         yield from self._of_launcher()
         yield from self._of_exits()
 
-    def _new_records(self, *, is_ordered: bool = True) -> Iterator[Event]:
-        for state, record in self._watch.records(is_ordered=is_ordered):
-            if not isinstance(record, Parameters | Digests | Update):
+    def _new_records(self) -> Iterator[Event]:
+        for state, record in self._watch.records():
+            if not isinstance(record, _WITHOUT_EVENT):
                 yield self._of_record(state, record)
 
     def _begin(self, time: float) -> Event:
@@ -284,6 +298,41 @@ class EventLog:
                 counted = [name for name in _COUNTED if step_time_s and name in record.values]
                 values |= {f"{name}_per_s": record.values[name] / step_time_s for name in counted}
         return Event(time, kind_of(record), rank, step_of(record), values)
+
+    def _columns_of_steps(self, state: RankState, found: Steps) -> Iterator[Event | Column]:
+        """Yield the numbers of some steps, the same as in their events."""
+        if not _DERIVED.isdisjoint(found.values):  # a script's own names, which a step's event replaces here and there
+            yield from (self._of_record(state, record) for record in found.records())
+            return
+        rank = state.row.rank
+        self._first_times.setdefault(rank, found.times[0])
+        step, time = self._step_times.get(rank, (found.steps[0], found.times[0]))
+        self._step_times[rank] = found.steps[-1], found.times[-1]
+        self._reported[rank].add_all(found.steps, found.times)
+        numbers: dict[str, Sequence[float | None]] = dict(found.values)
+        numbers["step_time_s"] = [
+            round((now - then) / (at - before), 9) if before < at and then < now else None
+            for at, now, before, then in zip(
+                found.steps, found.times, [step, *found.steps], [time, *found.times], strict=False
+            )
+        ]
+        for name in _COUNTED:
+            if name in found.values:
+                pairs = zip(found.values[name], numbers["step_time_s"], strict=True)
+                numbers[f"{name}_per_s"] = [
+                    number / step_time_s if step_time_s else None for number, step_time_s in pairs
+                ]
+        steps, times = array("q", found.steps), array("d", found.times)
+        for name, values in numbers.items():
+            known = [place for place, value in enumerate(values) if value is not None]
+            is_whole = len(known) == len(values)
+            yield Column(
+                rank,
+                f"train/{name}",
+                steps if is_whole else array("q", map(steps.__getitem__, known)),
+                times if is_whole else array("d", map(times.__getitem__, known)),
+                array("d", [value for value in values if value is not None]),
+            )
 
     def _of_telemetry(self, rank: int) -> Iterator[Event]:
         for one in self._telemetry[rank].steps():
@@ -356,6 +405,15 @@ class _ReportTimes:
         if not self._steps or step > self._steps[-1]:
             self._steps.append(step)
             self._times.append(time)
+
+    def add_all(self, steps: Sequence[int], times: Sequence[float]) -> None:
+        """Note the times of some steps."""
+        if all(map(lt, [self._steps[-1] if self._steps else -1, *steps], steps)):
+            self._steps.extend(steps)
+            self._times.extend(times)
+            return
+        for step, time in zip(steps, times, strict=True):
+            self.add(step, time)
 
     def last(self, most: int) -> list[tuple[int, float]]:
         """Return the last steps that were not popped, with their times."""

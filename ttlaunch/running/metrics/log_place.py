@@ -1,5 +1,6 @@
 """Where a reader of a run's events stands: it can be kept in a file, and another reader can go on from there."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
@@ -105,7 +106,7 @@ def _begin_of_last(path: Path, *, lines: int, most: int) -> int:
     except OSError:
         return 0
     begin = size - len(data)
-    ends = [at for at, byte in enumerate(data) if byte == ord("\n")]
+    ends = [found.start() for found in re.finditer(b"\n", data)]
     starts = [*([] if begin else [-1]), *ends[:-1]] or [len(data) - 1]
     return max(0, begin + next(islice(reversed(starts), lines - 1, None), starts[0]) + 1)
 

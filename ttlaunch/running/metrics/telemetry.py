@@ -140,16 +140,20 @@ def read_rank(
     """Read the telemetry that one rank has written so far; arguments are those of `read_telemetry`."""
     config = read_object_if_any(folder / contract.PLAN_FILE).get("config")
     last_step = last_step_of(config, world_size=world_size)
-    most = max(_FEWEST_STEPS, _MOST_TIMES // max(1, world_size))
     entry = RankTelemetry(rank)
     stretches = TelemetryReader(folder, rank, world_size=world_size, last_step=last_step, complain=complain)
     for stretch in stretches.stretches():
-        entry.facts |= stretch.facts
-        entry.is_written, entry.last = True, stretch.last
-        _add_sent(entry.sent, stretch.sent)
-        if with_times:
-            _add_times(entry, stretch, most=most)
+        add_stretch(entry, stretch, world_size=world_size, with_times=with_times)
     return entry
+
+
+def add_stretch(entry: RankTelemetry, stretch: Stretch, *, world_size: int, with_times: bool = True) -> None:
+    """Add a line of a rank's telemetry to what is known of the rank."""
+    entry.facts |= stretch.facts
+    entry.is_written, entry.last = True, stretch.last
+    _add_sent(entry.sent, stretch.sent)
+    if with_times:
+        _add_times(entry, stretch, most=max(_FEWEST_STEPS, _MOST_TIMES // max(1, world_size)))
 
 
 def measured(telemetry: Sequence[RankTelemetry], *, until: int) -> dict[tuple[str, int, int], tuple[int, int]]:

@@ -53,25 +53,31 @@ class Recorded:
         return facts_in(self.plan).name
 
 
-def read_run(path: Path, *, ranks: Sequence[RankState] | None = None, with_telemetry: bool = True) -> Recorded:
+def read_run(
+    path: Path,
+    *,
+    ranks: Sequence[RankState] | None = None,
+    telemetry: list[RankTelemetry] | None = None,
+    with_telemetry: bool = True,
+) -> Recorded:
     """Read everything that a run's folder contains so far.
 
     Args:
         path: The run's folder.
         ranks: The states of its ranks; None to read their records.
+        telemetry: The telemetry of all planned ranks, each of which has written some; None to read it.
         with_telemetry: Whether to read the telemetry, and so the traffic; its size grows with that of the run.
 
     Raises:
-        OSError: The folder cannot be read.
-        ValueError: The file of the plan or of the report has another content.
+        OSError, ValueError: The file of the plan or of the report cannot be read, or has another content.
     """
     plan = read_object(path / contract.PLAN_FILE)
     facts = facts_in(plan)
+    planned = len(facts.ranks)
     has_ended = (path / contract.REPORT_FILE).is_file()
     report = read_object(path / contract.REPORT_FILE) if has_ended else None
     if report is not None:
         check_parts(report)
-    planned = len(facts.ranks)
     if ranks is None:
         watch = Watch(with_joined(facts, path), RunFolder(path.name, path))
         for clock in filter(None, map(clock_in, read_events(path))):
@@ -79,18 +85,18 @@ def read_run(path: Path, *, ranks: Sequence[RankState] | None = None, with_telem
         watch.read_all()
         ranks = watch.ranks
     is_done = report is not None and report.get("status") == "done"
-    telemetry = read_telemetry(path, world_size=planned) if with_telemetry else None
+    known = read_telemetry(path, world_size=planned) if with_telemetry and telemetry is None else telemetry
     traffic = None
-    if telemetry is not None:
+    if known is not None:
         runs_recipe = was_started_here(path, plan.get("hash"))
-        traffic = settle(path, plan, ranks[:planned], is_done=is_done, runs_recipe=runs_recipe, telemetry=telemetry)
+        traffic = settle(path, plan, ranks[:planned], is_done=is_done, runs_recipe=runs_recipe, telemetry=known)
     return Recorded(
         path=path,
         plan=plan,
         report=report,
         is_running=not has_ended and is_running(path),
         ranks=list(ranks),
-        telemetry=telemetry,
+        telemetry=known,
         traffic=traffic,
         start=read_start_times(path, ranks[:planned], plan) if with_telemetry else None,
     )
