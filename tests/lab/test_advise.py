@@ -71,7 +71,7 @@ def in_this_process(*recipes, tmp_path):
                 found.append(LaunchError([*_untried()]))
                 continue
             write_plan(plan, tmp_path / f"plan-{number}")
-            order = read(VirtualOrder, conditions.order())
+            order = read(VirtualOrder, conditions.order(plan))
             answer = run_virtually(read_world(tmp_path / f"plan-{number}" / "plan.json"), order)
             found.append(read_result(plan, conditions, json.dumps(answer).encode()))
             done(number)

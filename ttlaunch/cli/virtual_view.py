@@ -9,6 +9,7 @@ from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.draw.bars import Measurement, Panel, render_bars
 from ttlaunch.lab.virtual import GFLOPS, StepTime, VirtualRun
 from ttlaunch.lab.what_if import Variant
+from ttlaunch.planning.routes import network_of
 
 _SLOW = re.compile(r"([0-9]{1,7})=([0-9]{1,6}(?:\.[0-9]{1,6})?)")
 _PARTS = ("computing", "exposed communication", "waiting")
@@ -47,10 +48,12 @@ def render_virtual(found: VirtualRun) -> list[str]:
     conditions = found.conditions
     speed = f"{GFLOPS:g} GFLOP/s" if conditions.compute_ms is None else f"{conditions.compute_ms:g} ms a micro-batch"
     step = "no rank counts steps" if found.step_ms is None else f"{found.step_ms:.3f} ms"
+    network = network_of(found.plan, over_links=conditions.over_links)
+    where = "out of and into each rank" if network is None else network.speed
     return [
         f"{counted(found.plan.world_size, 'rank')} on a virtual clock, {counted(conditions.steps, 'step')}",
         f"  computing        {speed}",
-        f"  messages         {conditions.link_us:g} µs, and {conditions.link_gbps:g} Gbit/s out of and into each rank",
+        f"  messages         {conditions.link_us:g} µs, and {conditions.link_gbps:g} Gbit/s {where}",
         f"  ranks            {folded}",
         f"  step             {step}",
         "",

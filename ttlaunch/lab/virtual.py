@@ -18,6 +18,7 @@ from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.routes import Network, network_of
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.virtual import VIRTUAL_ERROR_FILE, VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualClass, VirtualEnd
 from ttlaunch.running.metrics.traffic import expected_traffic
@@ -47,6 +48,7 @@ class Conditions:
         slow: Ranks that take longer to compute, and how many times as long.
         slow_link: Ranks whose port is slower, and how many times.
         fold: Whether ranks that do the same run once.
+        over_links: Whether messages cross the links of the mesh graph; None: if the recipe's sockets do.
     """
 
     steps: int = 3
@@ -56,6 +58,7 @@ class Conditions:
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_link: Mapping[int, float] = field(default_factory=dict)
     fold: bool = True
+    over_links: bool | None = None
 
     def as_json(self) -> dict[str, Any]:
         by_text = {
@@ -63,8 +66,8 @@ class Conditions:
         }
         return {**vars(self), **by_text, "gflops": GFLOPS if self.compute_ms is None else None}
 
-    def order(self) -> bytes:
-        """Return them as the process of the ranks reads them."""
+    def order(self, plan: LaunchPlan) -> bytes:
+        """Return them as the process of a plan's ranks reads them."""
         content = {
             "steps": self.steps,
             "gflops": GFLOPS,
@@ -74,8 +77,27 @@ class Conditions:
             "slow": {str(rank): factor for rank, factor in self.slow.items()},
             "slow_links": {str(rank): factor for rank, factor in self.slow_link.items()},
             "fold": self.fold,
+            "network": self._network(network_of(plan, over_links=self.over_links)),
         }
         return json.dumps(content).encode()
+
+    def _network(self, network: Network | None) -> dict[str, Any] | None:
+        """Return the speed and the latency of each directed link; the slowest of the ranks at one of its ends slows it down."""
+        if network is None:
+            return None
+        slowed = dict.fromkeys(range(2 * len(network.capacities)), 1.0)
+        for rank, factor in self.slow_link.items():
+            place = network.places[rank]
+            ends = [route[0] for (a, _), route in network.routes.items() if a == place]
+            ends += [route[-1] for (_, b), route in network.routes.items() if b == place]
+            slowed |= {link: max(slowed[link], factor) for link in ends}
+        directed = [(link, factor) for link, factor in slowed.items()]
+        return {
+            "places": network.places,
+            "bytes_per_s": [self.link_gbps * 1e9 / 8 * network.capacities[k // 2] / factor for k, factor in directed],
+            "latencies_s": [self.link_us / 1e6 * network.hops[k // 2] for k, _ in directed],
+            "routes": [{"source": a, "dest": b, "links": route} for (a, b), route in network.routes.items()],
+        }
 
 
 @dataclass(frozen=True)
@@ -180,7 +202,7 @@ def run_virtually(plan: LaunchPlan, conditions: Conditions) -> VirtualRun:
             Path(plan.working_folder),
             variables={**plan.environment, **plan.secrets},
             result=VIRTUAL_FILE,
-            order=(VIRTUAL_ORDER_FILE, conditions.order()),
+            order=(VIRTUAL_ORDER_FILE, conditions.order(plan)),
         )
     if isinstance(found, NotPredicted):
         raise _failed(found.reason)
@@ -206,7 +228,7 @@ def run_each_virtually(
         folders = [Path(place) / str(number) for number in range(len(orders))]
         for folder, (plan, conditions) in zip(folders, orders, strict=True):
             write_plan(plan, folder)
-            (folder / VIRTUAL_ORDER_FILE).write_bytes(conditions.order())
+            (folder / VIRTUAL_ORDER_FILE).write_bytes(conditions.order(plan))
         given = {
             contract.ENV_RUN_DIR: place,
             contract.ENV_PLAN: str(folders[0] / contract.PLAN_FILE),

@@ -13,6 +13,30 @@ VIRTUAL_ERROR_FILE = "virtual-error.txt"
 
 
 @record
+class VirtualRoute:
+    """The directed links that a message crosses between two places: 2 k for link k from its first end, 2 k + 1 from its second."""
+
+    source: Count
+    dest: Count
+    links: tuple[Count, ...]
+
+
+@record
+class VirtualNetwork:
+    """Links that ranks share; see `Network` of `planning/routes.py`.
+
+    Attributes:
+        places: The place of each rank.
+        bytes_per_s, latencies_s: What each directed link costs.
+    """
+
+    places: tuple[Count, ...]
+    bytes_per_s: tuple[Amount, ...]
+    latencies_s: tuple[Amount, ...]
+    routes: tuple[VirtualRoute, ...]
+
+
+@record
 class VirtualOrder:
     """What to simulate.
 
@@ -23,7 +47,8 @@ class VirtualOrder:
         latency_s, bytes_per_s: What a message costs.
         slow: Ranks that take longer, and how many times as long.
         slow_links: Ranks whose port is slower, and how many times.
-        fold: Whether ranks that do the same run once.
+        fold: Whether ranks that do the same run once; those that share links never do.
+        network: The links that they share; None: each has a port of its own.
     """
 
     steps: Count
@@ -34,6 +59,7 @@ class VirtualOrder:
     slow: dict[str, Amount]
     slow_links: dict[str, Amount]
     fold: Flag
+    network: VirtualNetwork | None = None
 
 
 @record

@@ -28,6 +28,7 @@ from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualOr
 from ttlaunch.runtime.alike import divided, first_classes, places_by_role, spans, with_witnesses
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.protocol import Communicator
+from ttlaunch.runtime.comm.routes import Routes
 from ttlaunch.runtime.comm.virtual_clock import Link, Spent, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError, VirtualOutcome, VirtualWorld
 from ttlaunch.runtime.context import RankContext, build_data
@@ -92,13 +93,32 @@ def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
         flops_per_s = _flops_of_micro_batch(cfg, world, corpus) / order.compute_s
     slowness = {Rank(int(rank)): factor for rank, factor in order.slow.items()}
     slow_links = {Rank(int(rank)): factor for rank, factor in order.slow_links.items()}
-    link = Link(order.latency_s, order.bytes_per_s, slow_links)
+    link = Link(order.latency_s, order.bytes_per_s, slow_links, _routes(order, world))
     play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s)
     blocks = _blocks(cfg, corpus, world.roles)
     ranks = [Rank(rank) for rank in range(world.size)]
     differences = [(slowness.get(rank), slow_links.get(rank), blocks[rank]) for rank in ranks]
-    classes = first_classes(world.roles, differences) if order.fold else tuple((rank,) for rank in ranks)
+    folds = order.fold and order.network is None
+    classes = first_classes(world.roles, differences) if folds else tuple((rank,) for rank in ranks)
     return _run_folded(play, classes) | {"flops_per_s": flops_per_s}
+
+
+def _routes(order: VirtualOrder, world: World) -> Routes | None:
+    """Return the links that the ranks share.
+
+    Raises:
+        ValueError: They belong to other ranks, or a route names links that are not there.
+    """
+    network = order.network
+    if network is None:
+        return None
+    speeds, latencies = dict(enumerate(network.bytes_per_s)), dict(enumerate(network.latencies_s))
+    named = {link for one in network.routes for link in one.links}
+    if len(network.places) != world.size or not named <= speeds.keys() & latencies.keys():
+        raise ValueError("the links between ranks are those of another plan")
+    if world.size > _MOST_RANKS:
+        raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated that share links or ports")
+    return Routes(network.places, {(one.source, one.dest): one.links for one in network.routes}, speeds, latencies)
 
 
 def _run_folded(play: "_Play", classes: Classes) -> dict[str, Any]:

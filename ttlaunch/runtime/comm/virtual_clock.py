@@ -9,6 +9,8 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ttlaunch.runtime.comm.fair_network import Port
+from ttlaunch.runtime.comm.routes import Routes
 from ttlaunch.runtime.world import Rank
 
 
@@ -20,15 +22,32 @@ class Link:
         latency_s: The time that its first byte travels.
         bytes_per_s: What each rank can send, and receive, in a second; messages at the same time share it.
         slowness: How many times slower the ports of some ranks are.
+        routes: The links that ranks share; None: each rank has its port, and nothing else counts.
     """
 
     latency_s: float
     bytes_per_s: float
     slowness: Mapping[Rank, float] = field(default_factory=dict)
+    routes: Routes | None = None
 
     def port(self, rank: Rank) -> float:
         """Return the bytes that a rank can send, and receive, in a second."""
         return self.bytes_per_s / self.slowness.get(rank, 1.0)
+
+    def ports(self, source: Rank, dest: Rank) -> tuple[Port, ...]:
+        """Return what a message shares with others that are under way."""
+        found = None if self.routes is None else self.routes.ports(source, dest)
+        return found or (("out", source), ("in", dest))
+
+    def capacity(self, port: Port) -> float:
+        """Return the bytes per second of a port or a link."""
+        found = None if self.routes is None else self.routes.capacity(port)
+        return self.port(port[1]) if found is None else found
+
+    def latency_between(self, source: Rank, dest: Rank) -> float:
+        """Return how long the first byte of a message travels."""
+        found = None if self.routes is None else self.routes.latency_s(source, dest)
+        return self.latency_s if found is None else found
 
 
 @dataclass

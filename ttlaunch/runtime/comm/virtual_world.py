@@ -104,7 +104,7 @@ class VirtualWorld:
                 self._class_of[rank] = place
         self._first = [ranks[0] for ranks in self._classes]
         self._turns = Turns(self._first, when_stuck=self._go_on)
-        self._network = FairNetwork(lambda port: link.port(port[1]))
+        self._network = FairNetwork(link.capacity)
         self._is_shared = True  # whether all messages under way have their rates
         self._waiting: dict[Rank, _Wait] = {}
         self._open: dict[tuple[int, int, int, bool], list[_Batch]] = {}  # of the newest time
@@ -255,9 +255,10 @@ class VirtualWorld:
         if not sends.size:
             self._leave(sends, receives, None, at_s)
             return
-        # Every rank of a class has ports of its own with the same load, so those of the representative stand for all.
-        ports = ("out", self._first[source]), ("in", self._first[dest])
-        loads = dict(zip(ports, (len(sends.peers), len(receives.peers)), strict=True))
+        # Every rank of a class has ports of its own with the same load, so those of the representative stand for all. Ranks that share
+        # links are not folded: each of their batches is one message.
+        ports = self._link.ports(self._first[source], self._first[dest])
+        loads = dict.fromkeys(ports, 1) | {ports[0]: len(sends.peers), ports[-1]: len(receives.peers)}
         flow = Flow(loads, float(sends.size), lambda _: None)
         flow.passed = partial(self._leave, sends, receives, flow)
         self._network.begin(flow, now_s=at_s)
@@ -285,7 +286,8 @@ class VirtualWorld:
         """Free the senders, whose last byte has left; it arrives after the latency."""
         self._clock.end_message(self._first[sends.key[0]], at_s)
         self._finish(sends, at_s)
-        self._clock.at(at_s + self._link.latency_s, partial(self._arrive, receives))
+        ends = self._first[sends.key[0]], self._first[receives.key[1]]
+        self._clock.at(at_s + self._link.latency_between(*ends), partial(self._arrive, receives))
 
     def _arrive(self, receives: "_Batch", at_s: float) -> None:
         self._clock.end_message(self._first[receives.key[1]], at_s)
