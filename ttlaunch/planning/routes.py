@@ -55,8 +55,8 @@ def network_of(plan: LaunchPlan, *, over_links: bool | None = None) -> Network |
         return None
     numbers = range(len(hosts))
     routes = {(a, b): (2 * a, 2 * b + 1) for a in numbers for b in numbers if a != b}
-    places = tuple(hosts.index(row.host) for row in plan.ranks)
-    return Network(places, (1.0,) * len(hosts), (0.5,) * len(hosts), routes, "out of and into each host")
+    of_hosts = tuple(hosts.index(row.host) for row in plan.ranks)
+    return Network(of_hosts, (1.0,) * len(hosts), (0.5,) * len(hosts), routes, "out of and into each host")
 
 
 def routes_between(
