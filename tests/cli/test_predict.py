@@ -4,7 +4,10 @@ import json
 
 
 def test_a_prediction_has_bytes_of_tensors_and_of_messages_and_the_formula(ttlaunch):
-    answer = ttlaunch("plan data_parallel --set training_config.steps=1 --predict --format json")
+    tiny = (
+        "--set training_config.steps=1 --set transformer_config.embedding_dim=16 --set transformer_config.num_heads=2"
+    )
+    answer = ttlaunch(f"plan data_parallel {tiny} --predict --format json")
 
     assert (0, "") == (answer.status, answer.stderr)
     content = json.loads(answer.stdout)

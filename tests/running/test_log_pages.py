@@ -70,8 +70,9 @@ def test_a_page_of_a_long_stretch_reads_a_piece_of_it(make_big, monkeypatch):
     assert sum(read) < 400_000 < (run.path / contract.stdout_file(0)).stat().st_size
 
 
-def test_a_filter_that_matches_nothing_searches_a_bounded_part_and_says_where_to_go_on(make_big):
-    run = make_big(lines=600_000)
+def test_a_filter_that_matches_nothing_searches_a_bounded_part_and_says_where_to_go_on(make_big, monkeypatch):
+    monkeypatch.setattr(pages, "_MOST_BYTES", 1 << 18)
+    run = make_big(lines=70_000)
     page = page_before(run.path, pages.end_of(run.path), Wanted(ranks=(0,), text="nowhere"), most=100)
 
     assert () == page.lines

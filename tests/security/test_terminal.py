@@ -23,10 +23,11 @@ DRIVER = """
 import importlib, json, os, pkgutil, sys
 import rich.console, rich.panel, ttlaunch
 from ttlaunch.__main__ import main
+commands = json.load(open(sys.argv[1]))
 for module in pkgutil.walk_packages(ttlaunch.__path__, "ttlaunch."):  # once here, not in every child
-    if module.name.split(".")[1] in {"app", "cli", "draw", "planning", "running", "spec"} and ".to_" not in module.name:
+    if len(commands) > 1 and module.name.split(".")[1] in {"app", "cli", "draw", "planning", "running", "spec"} and ".to_" not in module.name:
         importlib.import_module(module.name)
-for words in json.load(open(sys.argv[1])):
+for words in commands:
     pid = os.fork()
     if pid == 0:
         sys.argv = ["ttlaunch", *words]

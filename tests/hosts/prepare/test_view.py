@@ -8,8 +8,8 @@ from rich.progress import Progress, TextColumn
 from ttlaunch.cli.prepare_view import BarView
 
 
-def test_everywhere_but_on_a_terminal_each_step_of_a_host_is_a_line(bench):
-    bench.run()
+def test_everywhere_but_on_a_terminal_each_step_of_a_host_is_a_line_and_beside_json_nothing_is_said(bench):
+    assert "" == bench.run("--format json").stderr
     bench.wheels.add("numpy", "2.4.70", {"numpy/__init__.py": ""})
     pins = bench.folder / "constraints.txt"
     pins.write_text(pins.read_text().replace("numpy==2.4.6", "numpy==2.4.70"))
@@ -19,10 +19,6 @@ def test_everywhere_but_on_a_terminal_each_step_of_a_host_is_a_line(bench):
     # A slow machine also says what it fetches, and how far a step is.
     said = [line for line in lines[2:] if " of " not in line and not line.startswith("fetching numpy-")]
     assert [f"localhost: {step}" for step in steps] == said
-
-
-def test_beside_json_nothing_is_said(bench):
-    assert "" == bench.run("--format json").stderr
 
 
 def test_on_a_terminal_a_bar_says_what_its_host_does_and_how_far_it_is():
