@@ -1,6 +1,6 @@
 """The virtual clock with thousands of ranks: folded exactly as unfolded, 1,024 and 10,000 ranks, and where recipes stop scaling.
 
-    python benchmarks/virtual_scale.py [--most 10000] [--no-limits] [--no-curves] [--recipe NAME ...] [--write docs/explanation]
+    python benchmarks/virtual_scale.py [--most 10000] [--no-limits] [--no-curves] [--recipe NAME ...] [--write docs/explanation] [--anew]
 
 Folded: `data_parallel` on 8, 32 and 64 ranks, with and without a slow rank. The times of each step of each rank have to be the same floats as
 those of ranks that all run their own code.
@@ -10,7 +10,7 @@ ranks have to be those of the recipe's formula.
 
 Curves: each worker has the same work whatever their number, 20 GFLOP a step at 50 GFLOP/s, with 10 Gbit/s and 50 µs between any two ranks. A recipe
 stops scaling where less than half of the slowest rank's step is computing. `--write` writes the numbers, the picture and the page of the
-documentation; with `--recipe`, it adds those of some recipes to what is there.
+documentation after each point, and does not measure again what is there (`--anew` does): so it may be interrupted.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import json
 import math
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +31,10 @@ from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun, run_virtually
 
 LIMITS_S = {1024: 60.0, 10_000: 120.0}
 MOST_BYTES = 2e9
-SIZES = (2, 8, 32, 1024, 10_000)
-FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp")
-ALL_RUN = ("zero", "hierarchical_parallel", "sync_ps", "tensor_parallel", "pipeline_parallel")
-MOST_THAT_ALL_RUN = 32
+SIZES = (2, 8, 32, 128, 1024, 10_000)
+FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp", "tensor_parallel", "pipeline_parallel")
+ALL_RUN = ("zero", "hierarchical_parallel", "sync_ps")
+MOST_THAT_ALL_RUN = 128
 MODEL = (
     "transformer_config={num_blocks: 4, num_heads: 4, embedding_dim: 256, max_sequence_length: 128}",
     "checkpoint_config={interval: null}",
@@ -76,6 +76,7 @@ KEYS = {
     "local_sgd": ["local_sgd_config.every=1"],
     "diloco": ["diloco_config.every=1"],
     "tensor_parallel": ["tensor_parallel_config.ranks=2"],
+    "pipeline_parallel": ["multihost_config.pipeline_parallel_config.schedule=1f1b"],
 }
 
 
@@ -100,6 +101,7 @@ def main() -> int:
     parser.add_argument("--no-curves", action="store_true")
     parser.add_argument("--recipe", action="append", help="curves of these alone; repeatable")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write scaling.json and scaling.svg there")
+    parser.add_argument("--anew", action="store_true", help="also measure the points that scaling.json has")
     options = parser.parse_args()
     is_met: list[bool] = []
     if not options.no_limits:
@@ -107,10 +109,12 @@ def main() -> int:
         is_met += [_is_in_time(ranks) for ranks in LIMITS_S if ranks <= options.most]
     if not options.no_curves:
         names = options.recipe or [*FOLDS, *ALL_RUN]
+        known = {} if options.anew or options.write is None else _read(options.write)
         for name in names:
-            curve = _curve(name, most=options.most if name in FOLDS else min(options.most, MOST_THAT_ALL_RUN))
-            if options.write is not None:
-                _write({name: curve}, options.write)
+            most = options.most if name in FOLDS else min(options.most, MOST_THAT_ALL_RUN)
+            for curve in _curve(name, known.get(name, []), most=most):
+                if options.write is not None:
+                    _write({name: curve}, options.write)
     print("all met" if all(is_met) else "MISSED")
     return 0 if all(is_met) else 1
 
@@ -121,10 +125,7 @@ def _simulate(name: str, workers: int, conditions: Conditions, *, work: int = 4)
     if name == "tensor_parallel":
         values += [f"tensor_parallel_config.replicas={workers // 2}"]
     elif name == "pipeline_parallel":
-        values += [
-            "multihost_config.num_workers=2",
-            f"multihost_config.pipeline_parallel_config.replicas={workers // 2}",
-        ]
+        values += [f"multihost_config.pipeline_parallel_config.replicas={workers // 2}"]
     else:
         values += [f"multihost_config.num_workers={workers}"]
     return run_virtually(plan_simulation(RunSpec(name, overrides=values), Unattended(), has_room=True), conditions)
@@ -168,13 +169,16 @@ def _spent_s() -> float:
     return sum(one.ru_utime + one.ru_stime for one in usages)
 
 
-def _curve(name: str, *, most: int) -> list[Place]:
-    found: list[Place] = []
+def _curve(name: str, known: list[Place], *, most: int) -> Iterator[list[Place]]:
+    """Measure a curve, and yield it after each new point."""
+    found = list(known)
     for workers in SIZES:
         if workers > most:
             break
+        if any(one.workers == workers for one in known):
+            continue
         try:
-            run = _simulate(name, workers, Conditions(steps=2))
+            run = _simulate(name, workers, Conditions(steps=2, fold=name in FOLDS))
         except LaunchError as error:
             print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}", flush=True)
             break
@@ -190,16 +194,21 @@ def _curve(name: str, *, most: int) -> list[Place]:
             f"{place.exposed:6.1%} communication, {place.waiting:6.1%} waiting, of {place.role}",
             flush=True,
         )
-        found.append(place)
-    return found
+        found = sorted([*found, place], key=lambda one: one.workers)
+        yield found
 
 
-def _write(curves: dict[str, list[Place]], folder: Path) -> None:
+def _read(folder: Path) -> dict[str, list[Place]]:
     numbers = folder / "scaling.json"
-    known = json.loads(numbers.read_text(encoding="utf-8")) if numbers.exists() else {}
-    content = known | {name: [vars(one) for one in places] for name, places in curves.items()}
-    numbers.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    curves = {name: [Place(**one) for one in places] for name, places in content.items()}
+    content = json.loads(numbers.read_text(encoding="utf-8")) if numbers.exists() else {}
+    return {name: [Place(**one) for one in places] for name, places in content.items()}
+
+
+def _write(new: dict[str, list[Place]], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    curves = _read(folder) | new
+    content = {name: [vars(one) for one in curves[name]] for name in (*FOLDS, *ALL_RUN) if name in curves}
+    (folder / "scaling.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     charts = [_chart("ranks that fold", curves, FOLDS), _chart("each rank runs", curves, ALL_RUN)]
     note = "the share of a step that the slowest rank computes, %; to the right, workers as powers of two"
     (folder / "scaling.svg").write_text(

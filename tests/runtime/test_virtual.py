@@ -8,7 +8,7 @@ import torch
 from ttlaunch.records.virtual import VirtualOrder
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
-from ttlaunch.runtime.virtual import run_virtually
+from ttlaunch.runtime.virtual import _Jitter, run_virtually
 from ttlaunch.runtime.work import UPDATE_S
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.traffic import Ranks
@@ -204,3 +204,14 @@ def test_folded_ranks_have_exactly_the_times_of_ranks_that_all_run():
     assert (8, None) == (len(every["classes"]), alike["not_folded"])
     assert len(alike["classes"]) < 8
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(alike, rank) for rank in range(8)]
+
+
+def test_jitter_is_even_around_the_usual_time_and_the_same_for_the_same_seed(two_workers):
+    """The slowest of two ranks whose times are drawn evenly from 1 - j to 1 + j takes 1 + j/3 on average."""
+    one, other = (workers(2, micro_batches=2, jitter=0.3, seed=5)[1] for _ in range(2))
+    assert one == other
+    usual, first, second = (of_rank(found, 0)["computing_s"] for found in (two_workers[1], one, other))
+    assert 0.7 * usual < first == second < 1.3 * usual != first
+    drawn = _Jitter(0.3, seed=5)
+    slowest = [max(drawn.factor(rank, step) for rank in (0, 1)) for step in range(4000)]
+    assert 1.1 == pytest.approx(sum(slowest) / len(slowest), abs=0.01)

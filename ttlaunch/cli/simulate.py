@@ -12,7 +12,7 @@ from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.signals import interruptible
 from ttlaunch.cli.console import check_picture, exit_with, print_json, print_lines, show_diagnostics, write_picture
-from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
+from ttlaunch.cli.options import HangTimeout, OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format, counted, usage_error
 
 if TYPE_CHECKING:
@@ -28,8 +28,13 @@ EXAMPLES = """\
 
 [bold]ttlaunch simulate data_parallel --virtual --what-if --out what-if.svg[/bold]   and what would change it
 
+[bold]ttlaunch simulate hierarchical_parallel --virtual --plan "kill rank=2 at step=2"[/bold]   what the report of such a run would name
+
 [bold]ttlaunch simulate my_recipe/ --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
 """
+
+
+_USUAL_STEPS, _MOST_STEPS = 3, 1000
 
 
 @asks_for("on", "config_file", "overrides", "ranks", "naive", "env")
@@ -60,7 +65,7 @@ def simulate(
     ] = False,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=1, max=1000, help="With --virtual: how many steps.", show_default="3"),
+        typer.Option("--steps", min=1, max=_MOST_STEPS, help="With --virtual: how many steps.", show_default="3"),
     ] = None,
     compute_ms: Annotated[
         float | None,
@@ -98,6 +103,39 @@ def simulate(
             "--slow-link", metavar="RANK=FACTOR", help="With --virtual: a rank whose port is slower. Repeatable."
         ),
     ] = None,
+    jitter: Annotated[
+        float | None,
+        typer.Option(
+            "--jitter",
+            min=0.001,
+            max=99,
+            metavar="PERCENT",
+            help="With --virtual: how much faster or slower each rank computes in a step, drawn anew for each. At most 256 ranks.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, max=2**53, metavar="N", help="Seed of --jitter.", show_default="0"),
+    ] = None,
+    faults: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FAULTS|@FILE",
+            help='With --virtual: faults as `ttlaunch chaos` takes them, e.g. "kill rank=2 at step=2", and how the run would end.',
+        ),
+    ] = None,
+    hang_timeout: HangTimeout = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            "--lease",
+            min=2,
+            metavar="SECONDS",
+            help="With --plan: how long a host may be silent.",
+            show_default=f"{contract.LEASE_S:g}",
+        ),
+    ] = None,
     what_if: Annotated[
         bool,
         typer.Option("--what-if", help="With --virtual: also with slower links, and with fewer and more ranks."),
@@ -114,8 +152,9 @@ def simulate(
     verbose: Verbose = False,
 ) -> None:
     """Run all ranks of a recipe in one process, with the same bits as a run, and report messages that do not match."""
-    given = {"steps": steps, "compute_ms": compute_ms, "link_us": link_us, "link_gbps": link_gbps, "slow": slow}
-    given |= {"slow_link": slow_link, "fold": fold, "what_if": what_if or None}
+    given: dict[str, Any] = {"steps": steps, "compute_ms": compute_ms, "link_us": link_us, "link_gbps": link_gbps}
+    given |= {"slow": slow, "slow_link": slow_link, "fold": fold, "jitter": jitter, "seed": seed, "plan": faults}
+    given |= {"hang_timeout": hang_timeout, "lease": lease, "what_if": what_if or None}
     conditions = {name: value for name, value in given.items() if value not in (None, [])}
     if virtual:
         kept = replace(spec, target=target)
@@ -160,6 +199,7 @@ def _simulate_virtually(
     from ttlaunch.lab.what_if import what_if
 
     asks = given.pop("what_if", False)
+    given |= _events(given, asks=asks)
     if keep is not None and not asks:
         hint = "leave it out, or draw what would change with `--what-if`"
         raise usage_error("`--out` was given with `--virtual`, which has no values to keep", hint)
@@ -174,6 +214,8 @@ def _simulate_virtually(
             print_json(found.as_json(), schema="simulate-virtual")
         else:
             print_lines(render_virtual(found))
+        if found.verdict is not None and not found.verdict.is_right:
+            exit_with(contract.STATUS_RANK_FAILED)
         return
     variants = what_if(spec, conditions, dialogue)
     if form is Format.JSON:
@@ -182,6 +224,37 @@ def _simulate_virtually(
         print_lines(render_variants(variants))
     if keep is not None:
         write_picture(keep, draw_variants(variants))
+
+
+def _events(given: dict[str, Any], *, asks: bool) -> dict[str, Any]:
+    """Take jitter, faults and how long a run waits out of what was given, and return them as `Conditions` has them."""
+    from ttlaunch.diagnostics import LaunchError, has_errors
+    from ttlaunch.lab.chaos.experiment import fault_source
+    from ttlaunch.lab.virtual_faults import Patience
+    from ttlaunch.planning.fault_parser import parse_faults
+    from ttlaunch.planning.faults import AtStep
+
+    text, waits = given.pop("plan", None), {name: given.pop(name, None) for name in ("hang_timeout", "lease")}
+    for needed, names in (("plan", ("hang_timeout", "lease")), ("jitter", ("seed",))):
+        extra = [name for name in names if (waits | given).get(name) is not None]
+        if extra and (text if needed == "plan" else given.get(needed)) is None:
+            option = "--" + extra[0].replace("_", "-")
+            raise usage_error(f"`{option}` was given without `--{needed}`", f"add `--{needed}`, or leave it out")
+    found: dict[str, Any] = {"jitter": given.pop("jitter", 0.0) / 100}
+    if text is None:
+        return found
+    if asks:
+        raise usage_error("`--plan` was given with `--what-if`, which compares runs that come to their end")
+    source = fault_source(text, None)
+    assert source is not None  # noqa: S101 - there is a text
+    faults, mistakes = parse_faults(source)
+    if has_errors(mistakes):
+        raise LaunchError(mistakes)
+    if "steps" not in given:  # so many that the moments come
+        steps = [one.moment.step + 1 for one in faults if isinstance(one.moment, AtStep)]
+        found["steps"] = min(_MOST_STEPS, max([_USUAL_STEPS, *steps]))
+    lease_s = waits["lease"] or contract.LEASE_S
+    return found | {"faults": tuple(faults), "patience": Patience(lease_s, waits["hang_timeout"])}
 
 
 def _summary(simulation: "Simulation", plan: "LaunchPlan") -> list[str]:

@@ -60,7 +60,30 @@ def render_virtual(found: VirtualRun) -> list[str]:
         "  a step of each rank, ms",
         *render_table([_HEADING, *rows], right=range(2, len(_HEADING)), indent="    "),
         "",
-        f"  sent in steps    {found.step_bytes:,} bytes over {counted(found.pairs, 'pair')} of ranks{_verdict(found)}",
+        f"  sent in steps    {found.step_bytes:,} bytes over {counted(found.pairs, 'pair')} of ranks{_bytes_verdict(found)}",
+        *_render_verdict(found),
+    ]
+
+
+def _render_verdict(found: VirtualRun) -> list[str]:
+    """Render what a run with these faults would end with."""
+    verdict = found.verdict
+    if verdict is None:
+        return []
+    rows = [
+        (one.fault, f"not made: {one.reason}", "", "")
+        if one.at_s is None
+        else (one.fault, str(one.outcome), f"step {one.step}" if one.step else "", f"{one.at_s:.3f} s")
+        for one in verdict.faults
+    ]
+    failure = verdict.failure
+    named = [] if failure is None else [f"  named            {failure.code}: {failure.message}"]
+    return [
+        "",
+        *render_table([("fault", "outcome", "after", "made at"), *rows], indent="  "),
+        "",
+        f"  the run          {verdict.status}, over after {verdict.over_s:.3f} s, exit status {verdict.exit_status}",
+        *named,
     ]
 
 
@@ -112,7 +135,7 @@ def _slowest(variant: Variant) -> StepTime | None:
     return None if variant.found is None else variant.found.slowest
 
 
-def _verdict(found: VirtualRun) -> str:
+def _bytes_verdict(found: VirtualRun) -> str:
     if found.no_formula is not None:
         return f"; no formula, because {found.no_formula}"
     if found.differing:

@@ -17,6 +17,8 @@ from ttlaunch.app.predict import NotPredicted, run_hollow
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.engines.process import end_process, start_process
+from ttlaunch.lab.virtual_faults import Patience, VirtualVerdict, check_virtual_faults, judge_virtually, order_faults
+from ttlaunch.planning.faults import Fault, render_faults
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.routes import Network, network_of
 from ttlaunch.records.parser import BadRecord, read
@@ -49,6 +51,9 @@ class Conditions:
         slow_link: Ranks whose port is slower, and how many times.
         fold: Whether ranks that do the same run once.
         over_links: Whether messages cross the links of the mesh graph; None: if the recipe's sockets do.
+        jitter, seed: In each step each rank computes faster or slower by up to this part, drawn with the seed.
+        faults: What happens to ranks and hosts.
+        patience: How long the run waits before it counts a host as lost, or itself as hanging.
     """
 
     steps: int = 3
@@ -59,12 +64,17 @@ class Conditions:
     slow_link: Mapping[int, float] = field(default_factory=dict)
     fold: bool = True
     over_links: bool | None = None
+    jitter: float = 0.0
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    patience: Patience = field(default_factory=Patience)
 
     def as_json(self) -> dict[str, Any]:
         by_text = {
             name: {str(rank): one for rank, one in getattr(self, name).items()} for name in ("slow", "slow_link")
         }
-        return {**vars(self), **by_text, "gflops": GFLOPS if self.compute_ms is None else None}
+        own = {"faults": render_faults(self.faults), "gflops": GFLOPS if self.compute_ms is None else None}
+        return {**vars(self), **by_text, **own, "patience": vars(self.patience)}
 
     def order(self, plan: LaunchPlan) -> bytes:
         """Return them as the process of a plan's ranks reads them."""
@@ -78,6 +88,9 @@ class Conditions:
             "slow_links": {str(rank): factor for rank, factor in self.slow_link.items()},
             "fold": self.fold,
             "network": self._network(network_of(plan, over_links=self.over_links)),
+            "jitter": self.jitter,
+            "seed": self.seed,
+            "faults": order_faults(self.faults, plan),
         }
         return json.dumps(content).encode()
 
@@ -137,6 +150,7 @@ class VirtualRun:
         differing: How many pairs sent other bytes than the recipe's formula says; 0 without a formula.
         no_formula: Why there is no formula, as a clause.
         not_folded: Why every rank ran although equal ones were to run once, as a clause; None if that is not so.
+        verdict: How the run would end; None if no fault was ordered.
     """
 
     plan: LaunchPlan
@@ -149,6 +163,7 @@ class VirtualRun:
     differing: int
     no_formula: str | None
     not_folded: str | None
+    verdict: VirtualVerdict | None = None
 
     @property
     def slowest(self) -> StepTime | None:
@@ -167,6 +182,7 @@ class VirtualRun:
             "differing_pairs": self.differing,
             "no_formula": self.no_formula,
             "not_folded": self.not_folded,
+            "verdict": None if self.verdict is None else self.verdict.as_json(),
         }
 
 
@@ -191,9 +207,11 @@ def run_virtually(plan: LaunchPlan, conditions: Conditions) -> VirtualRun:
     """Run all ranks of a recipe's plan on a virtual clock, in a child process.
 
     Raises:
-        LaunchError: A rank fails, the messages of the ranks do not match, or a slow rank does not exist.
+        LaunchError: A rank fails although no fault was ordered, the messages of the ranks do not match, or a slow rank or the target
+            of a fault does not exist.
     """
     check_conditions(conditions, world_size=plan.world_size)
+    check_virtual_faults(conditions.faults, plan)
     with tempfile.TemporaryDirectory(prefix="ttl-plan-") as folder:
         write_plan(plan, Path(folder))
         found = run_hollow(
@@ -270,15 +288,14 @@ def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> Virtu
     Raises:
         LaunchError: It wrote nothing that can be used, or the messages of the ranks do not match.
     """
-    content = plan.as_json()
-    end = read(VirtualEnd, found)
-    if isinstance(end, BadRecord) or not _has_all_ranks(end, plan.world_size):
-        raise _failed("the process of all ranks wrote nothing that can be used")
-    if end.findings:
-        raise _failed(end.findings[0], "`ttlaunch simulate` without `--virtual` shows the lines on both sides")
+    end = _parsed(plan, conditions, found)
+    is_broken = bool(conditions.faults or end.errors)
+    verdict = judge_virtually(plan, conditions.faults, end, patience=conditions.patience) if is_broken else None
+    if verdict is not None and verdict.failure is not None and not conditions.faults:
+        raise _failed(verdict.failure.message, *verdict.failure.evidence[:1], code=verdict.failure.code)
     roles = [row.role for row in plan.ranks]
     groups = tuple(_step_time(one, roles[one.members[0].first]) for one in end.classes)
-    formula, reason = _formula(content, roles, end, steps=conditions.steps)
+    formula, reason = _formula(plan.as_json(), roles, end, steps=conditions.steps, is_broken=is_broken)
     counts = [sum(1 for _ in one.members) for one in groups]
     return VirtualRun(
         plan,
@@ -291,7 +308,21 @@ def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> Virtu
         differing=0 if formula is None else _differing(formula, groups, end),
         no_formula=reason,
         not_folded=end.not_folded,
+        verdict=verdict,
     )
+
+
+def _parsed(plan: LaunchPlan, conditions: Conditions, found: bytes) -> VirtualEnd:
+    end = read(VirtualEnd, found)
+    if (
+        isinstance(end, BadRecord)
+        or not _has_all_ranks(end, plan.world_size)
+        or any(one.index >= len(conditions.faults) for one in end.made)
+    ):
+        raise _failed("the process of all ranks wrote nothing that can be used")
+    if end.findings:
+        raise _failed(end.findings[0], "`ttlaunch simulate` without `--virtual` shows the lines on both sides")
+    return end
 
 
 def _has_all_ranks(end: VirtualEnd, world_size: int) -> bool:
@@ -320,8 +351,8 @@ def _differing(formula: Mapping[tuple[int, int], int], groups: Sequence[StepTime
     )
 
 
-def _failed(reason: str, *hints: str) -> LaunchError:
-    mistake = usage_mistake(f"the ranks on the virtual clock failed: {reason}", *hints, code="R003")
+def _failed(reason: str, *hints: str, code: str = "R003") -> LaunchError:
+    mistake = usage_mistake(f"the ranks on the virtual clock failed: {reason}", *hints, code=code)
     return LaunchError([mistake], status=contract.STATUS_RANK_FAILED)
 
 
@@ -340,9 +371,11 @@ def _step_time(one: VirtualClass, role: str) -> StepTime:
 
 
 def _formula(
-    content: dict[str, Any], roles: list[str], end: VirtualEnd, *, steps: int
+    content: dict[str, Any], roles: list[str], end: VirtualEnd, *, steps: int, is_broken: bool
 ) -> tuple[Counter[tuple[int, int]] | None, str | None]:
     """Return the bytes within the steps of each pair of ranks by the recipe's formula; or None, and why there is none."""
+    if is_broken:
+        return None, "the run was broken"
     config = {**content["config"]}
     if "training_config" in config:
         config["training_config"] = {**config["training_config"], "steps": steps}

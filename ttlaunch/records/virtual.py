@@ -5,7 +5,7 @@ Python 3.9 and the standard library only.
 
 from __future__ import annotations
 
-from ttlaunch.records.parser import Amount, Count, Flag, Rank, Size, Text, record
+from ttlaunch.records.parser import Amount, Count, Flag, Rank, Size, Step, Text, Word, record
 
 VIRTUAL_ORDER_FILE = "virtual-order.json"
 VIRTUAL_FILE = "virtual.json"
@@ -37,6 +37,32 @@ class VirtualNetwork:
 
 
 @record
+class Span:
+    """Ranks from the first to the last one."""
+
+    first: Rank
+    last: Rank
+
+
+@record
+class VirtualFault:
+    """What is to happen to ranks; see `FateOrder` of `runtime/comm/virtual_fates.py`.
+
+    Attributes:
+        ranks: All ranks that it hits.
+        step: 0 for a fault at a time.
+    """
+
+    deed: Word
+    ranks: tuple[Span, ...]
+    step: Step
+    at_s: Amount
+
+
+_NO_FAULTS: tuple[VirtualFault, ...] = ()
+
+
+@record
 class VirtualOrder:
     """What to simulate.
 
@@ -49,6 +75,8 @@ class VirtualOrder:
         slow_links: Ranks whose port is slower, and how many times.
         fold: Whether ranks that do the same run once; those that share links never do.
         network: The links that they share; None: each has a port of its own.
+        jitter, seed: In each step each rank computes faster or slower by up to this part, drawn with the seed.
+        faults: What happens to ranks.
     """
 
     steps: Count
@@ -60,14 +88,9 @@ class VirtualOrder:
     slow_links: dict[str, Amount]
     fold: Flag
     network: VirtualNetwork | None = None
-
-
-@record
-class Span:
-    """Ranks from the first to the last one."""
-
-    first: Rank
-    last: Rank
+    jitter: Amount = 0.0
+    seed: Count = 0
+    faults: tuple[VirtualFault, ...] = _NO_FAULTS
 
 
 @record
@@ -80,6 +103,9 @@ class VirtualClass:
         all_s: The time in its steps, or if it counts none its whole time.
         each_s: The time of each of its steps.
         facts: Its numbers for the formula of its traffic.
+        end: How it ended: "done", "ended" by a fault, "stopped" for good, or "waits" for ever.
+        last_step: The last step that it reported.
+        last_s: What its clock showed at last.
     """
 
     members: tuple[Span, ...]
@@ -90,6 +116,9 @@ class VirtualClass:
     waiting_s: Amount
     each_s: tuple[Amount, ...]
     facts: dict[str, Size]
+    end: Word
+    last_step: Count
+    last_s: Amount
 
 
 @record
@@ -111,6 +140,29 @@ class VirtualEdge:
 
 
 @record
+class VirtualMade:
+    """A fault that has happened: which one of the order, when, after which step of its ranks, and to which ranks that had not ended."""
+
+    index: Count
+    at_s: Amount
+    step: Count
+    ranks: tuple[Span, ...]
+
+
+@record
+class VirtualError:
+    """An exception that ended a rank."""
+
+    rank: Rank
+    at_s: Amount
+    type: Word
+    module: Word
+    message: Text
+    file: Word | None
+    line: Count | None
+
+
+@record
 class VirtualEnd:
     """The result.
 
@@ -119,6 +171,8 @@ class VirtualEnd:
         findings: Mistakes in the messages, in words.
         flops_per_s: How many floating-point operations a rank that is not slow computes in a second.
         not_folded: Why every rank ran although equal ones were to run once, as a clause; None if that is not so.
+        made: The faults that have happened, in order.
+        errors: Of ranks that raised one.
     """
 
     classes: tuple[VirtualClass, ...]
@@ -126,3 +180,5 @@ class VirtualEnd:
     findings: tuple[Text, ...]
     flops_per_s: Amount
     not_folded: Text | None
+    made: tuple[VirtualMade, ...]
+    errors: tuple[VirtualError, ...]

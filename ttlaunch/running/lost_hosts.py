@@ -11,7 +11,7 @@ from dataclasses import field
 from ttlaunch import contract
 from ttlaunch.diagnostics.count import render_duration
 from ttlaunch.diagnostics.terminal_text import clean
-from ttlaunch.errors import HostError
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.lost_folders import LostFolder
@@ -43,6 +43,11 @@ class LostHost:
 
     error: HostError
     last_heard: float
+
+
+def cut_off(host: str, *, last_heard: float) -> LostHost:
+    """Return the loss of a host whose connection was cut."""
+    return LostHost(HostError(host, Trouble.LOST, "the connection to it was cut"), last_heard)
 
 
 @dataclass(frozen=True)

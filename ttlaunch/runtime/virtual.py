@@ -9,6 +9,7 @@ itself. It is in `virtual.json` in the folder that the environment names.
 import faulthandler
 import json
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -23,13 +24,15 @@ import torch
 from torch import Tensor
 
 from ttlaunch import contract
+from ttlaunch.rank_exceptions.describe import describe
 from ttlaunch.records.parser import BadRecord, read
-from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualOrder
+from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualFault, VirtualOrder
 from ttlaunch.runtime.alike import divided, first_classes, places_by_role, spans, with_witnesses
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.routes import Routes
 from ttlaunch.runtime.comm.virtual_clock import Link, Spent, VirtualClock
+from ttlaunch.runtime.comm.virtual_fates import Deed, FateOrder, Fates, RankEndedError
 from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError, VirtualOutcome, VirtualWorld
 from ttlaunch.runtime.context import RankContext, build_data
 from ttlaunch.runtime.data.batches import micro_batches
@@ -80,7 +83,6 @@ def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
     Raises:
         ValueError: The time of a micro-batch was given for a recipe that trains no model; or ranks are too many for each to run, and
             they are not alike.
-        BaseException: Whatever a role raises.
 
     Cost: about 30 µs for each operation of torch and each message, of all ranks together that run: one or two of each class.
     """
@@ -94,11 +96,21 @@ def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
     slowness = {Rank(int(rank)): factor for rank, factor in order.slow.items()}
     slow_links = {Rank(int(rank)): factor for rank, factor in order.slow_links.items()}
     link = Link(order.latency_s, order.bytes_per_s, slow_links, _routes(order, world))
-    play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s)
+    faults = [_fate_order(index, one) for index, one in enumerate(order.faults)]
+    jitter = _Jitter(order.jitter, order.seed)
+    play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s, faults=faults, jitter=jitter)
+    if jitter.part and world.size > _MOST_RANKS:
+        raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated with jitter, which makes each one differ")
     blocks = _blocks(cfg, corpus, world.roles)
     ranks = [Rank(rank) for rank in range(world.size)]
-    differences = [(slowness.get(rank), slow_links.get(rank), blocks[rank]) for rank in ranks]
-    folds = order.fold and order.network is None
+    hits: dict[Rank, list[int]] = {}
+    for fault in faults:
+        for rank in fault.ranks:
+            hits.setdefault(rank, []).append(fault.index)
+    differences = [
+        (slowness.get(rank), slow_links.get(rank), tuple(hits.get(rank, ())), blocks[rank]) for rank in ranks
+    ]
+    folds = order.fold and order.network is None and not jitter.part
     classes = first_classes(world.roles, differences) if folds else tuple((rank,) for rank in ranks)
     return _run_folded(play, classes) | {"flops_per_s": flops_per_s}
 
@@ -142,6 +154,28 @@ def _run_folded(play: "_Play", classes: Classes) -> dict[str, Any]:
     return play.run(tuple((Rank(rank),) for rank in range(size))) | {"not_folded": reason}
 
 
+def _fate_order(index: int, fault: VirtualFault) -> FateOrder:
+    ranks = frozenset(Rank(rank) for span in fault.ranks for rank in range(span.first, span.last + 1))
+    return FateOrder(index, Deed(fault.deed), ranks, step=fault.step, at_s=fault.at_s)
+
+
+@dataclass(frozen=True)
+class _Jitter:
+    """By how much the speed of a rank differs from step to step.
+
+    Attributes:
+        part: The most by which a step's computing differs from the usual time, as a part of it; 0: none.
+    """
+
+    part: float
+    seed: int
+
+    def factor(self, rank: Rank, step: int) -> float:
+        """Return how many times as long a rank computes in a step, drawn evenly around 1."""
+        drawn = random.Random(f"jitter {self.seed} {rank} {step}").random()  # noqa: S311 - nothing secret
+        return 1.0 + self.part * (2.0 * drawn - 1.0)
+
+
 @dataclass
 class _Play:
     """All that the simulation of a plan needs.
@@ -157,6 +191,8 @@ class _Play:
     link: Link
     slowness: Mapping[Rank, float]
     flops_per_s: float
+    faults: Sequence[FateOrder]
+    jitter: _Jitter
     known: dict[Hashable, Found] = field(default_factory=dict)
     seen: Mapping[tuple[Rank, Rank], int] = field(default_factory=dict)
 
@@ -169,22 +205,21 @@ class _Play:
         divided_ones = with_witnesses(classes)
         first = [ranks[0] for ranks in divided_ones]
         clock = VirtualClock(first, slowness=self.slowness)
-        virtual = VirtualWorld(self.world.roles, clock, self.link, classes=divided_ones, carries=has_values)
+        fates = Fates(self.faults, first, clock)
+        virtual = VirtualWorld(
+            self.world.roles, clock, self.link, classes=divided_ones, carries=has_values, fates=fates
+        )
         self.seen = virtual.seen
         training = self.cfg.training_config if isinstance(self.cfg, TrainingFile) else None
         facts = {} if training is None else {"micro_batches": training.micro_batches}
-        timed = {rank: _TimedSteps(rank, clock=clock, virtual=virtual, facts=facts) for rank in first}
-
-        def live(rank: Rank) -> None:
-            communicator, traffic = virtual.communicator(rank), timed[rank].traffic
-            ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=traffic)
-            spend = spending(partial(clock.compute, rank), flops_per_s=self.flops_per_s)
-            with Hollow(known=self.known, spend=spend):
-                getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
-
-        outcome = virtual.run({rank: partial(live, rank) for rank in first})
+        timed = {
+            rank: _TimedSteps(rank, clock=clock, virtual=virtual, facts=facts, fates=fates, jitter=self.jitter)
+            for rank in first
+        }
+        outcome = virtual.run({rank: partial(self._live, rank, virtual, timed[rank]) for rank in first})
         for error in outcome.errors.values():
-            raise error if len(first) == self.world.size else NotAlikeError(f"{type(error).__name__}: {error}")
+            if len(first) < self.world.size:
+                raise NotAlikeError(f"{type(error).__name__}: {error}")
         ranks = [timed[ranks[0]].as_json() for ranks in classes]
         for place, members in enumerate(classes):
             if len(members) > 1 and timed[members[-1]].as_json() != ranks[place]:
@@ -193,7 +228,35 @@ class _Play:
             "classes": [{"members": spans(members), **one} for members, one in zip(classes, ranks, strict=True)],
             "edges": _edges(outcome, classes),
             "findings": [finding.message for finding in outcome.findings],
+            "made": [{**vars(one), "ranks": _members(one.ranks, divided_ones)} for one in fates.made],
+            "errors": [
+                _described(rank, error, at_s=clock.now_s(rank), folder=self.world.recipe_folder)
+                for rank, error in outcome.errors.items()
+            ],
         }
+
+    def _live(self, rank: Rank, virtual: VirtualWorld, timed: "_TimedSteps") -> None:
+        """Run the role of a rank to its end, or until the rank is ended."""
+        communicator = virtual.communicator(rank)
+        ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=timed.traffic)
+        spend = spending(partial(virtual.compute, rank), flops_per_s=self.flops_per_s)
+        try:
+            with Hollow(known=self.known, spend=spend):
+                getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
+            timed.end = "done"
+        except RankEndedError:
+            timed.end = "ended"
+
+
+def _members(ranks: Sequence[Rank], classes: Classes) -> list[dict[str, int]]:
+    """Return all ranks for which some representatives stand."""
+    found = sorted(rank for members in classes if members[0] in ranks for rank in members)
+    return spans(found) if found else []
+
+
+def _described(rank: Rank, error: BaseException, *, at_s: float, folder: Path) -> dict[str, Any]:
+    found = describe(error, folder=str(folder))
+    return {"rank": rank, "at_s": at_s, **{name: found[name] for name in ("type", "module", "message", "file", "line")}}
 
 
 def _edges(outcome: VirtualOutcome, classes: Classes) -> list[dict[str, int]]:
@@ -301,20 +364,33 @@ class _TimedSteps:
 
     is_active = False
 
-    def __init__(self, rank: Rank, *, clock: VirtualClock, virtual: VirtualWorld, facts: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        *,
+        clock: VirtualClock,
+        virtual: VirtualWorld,
+        facts: Mapping[str, int],
+        fates: Fates,
+        jitter: _Jitter,
+    ) -> None:
         self.owners = TensorOwners()
+        self.end = "waits"
         self.traffic = TrafficCounter(profile=self)
         self.traffic.note(**facts)
         self._rank, self._clock, self._world = rank, clock, virtual
+        self._fates, self._jitter = fates, jitter
         self._before = Spent()
         self._each_s: list[float] = []
         self._in_steps = Spent()
 
-    def begin_step(self, _step: int) -> None:
+    def begin_step(self, step: int) -> None:
+        if self._jitter.part:
+            self._clock.set_jitter(self._rank, self._jitter.factor(self._rank, step))
         self._before = self._clock.spent(self._rank)
         self._world.enter_step(self._rank, is_step=True)
 
-    def end_step(self, _step: int) -> dict[str, int]:
+    def end_step(self, step: int) -> dict[str, int]:
         spent = self._clock.spent(self._rank).since(self._before)
         known = self._in_steps
         self._in_steps = Spent(
@@ -324,6 +400,7 @@ class _TimedSteps:
         )
         self._each_s.append(spent.all_s)
         self._world.enter_step(self._rank, is_step=False)
+        self._fates.report(self._rank, step)
         return {}
 
     def mark(self, _name: str) -> AbstractContextManager[Any]:
@@ -340,6 +417,9 @@ class _TimedSteps:
             **vars(spent),
             "each_s": self._each_s,
             "facts": self.traffic.facts,
+            "end": "stopped" if self._rank in self._fates.halted else self.end,
+            "last_step": self._fates.last_step(self._rank),
+            "last_s": self._clock.now_s(self._rank),
         }
 
 

@@ -101,6 +101,7 @@ class VirtualClock:
             slowness: How many times as long some ranks take to compute.
         """
         self._slowness = dict(slowness or {})
+        self._jitter: dict[Rank, float] = {}
         self._own = {rank: _Own() for rank in ranks}
         self._events: list[tuple[float, bool, int, Callable[[float], object]]] = []
         self._count = 0
@@ -114,9 +115,13 @@ class VirtualClock:
         known = self._own[rank].spent
         return Spent(known.computing_s, known.exposed_s, known.waiting_s)
 
+    def set_jitter(self, rank: Rank, factor: float) -> None:
+        """Let all that a rank computes from now on take so many times as long."""
+        self._jitter[rank] = factor
+
     def compute(self, rank: Rank, seconds: float) -> None:
         """Let a rank compute what takes so long on a rank that is not slow."""
-        took = seconds * self._slowness.get(rank, 1.0)
+        took = seconds * self._slowness.get(rank, 1.0) * self._jitter.get(rank, 1.0)
         own = self._own[rank]
         own.now_s += took
         own.spent.computing_s += took

@@ -35,6 +35,7 @@ from ttlaunch.runtime.comm.posted import PostedCommunicator
 from ttlaunch.runtime.comm.protocol import CommunicationError, check_sendable, described, same_bytes
 from ttlaunch.runtime.comm.turns import Turns
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
+from ttlaunch.runtime.comm.virtual_fates import Fates, RankEndedError
 from ttlaunch.runtime.world import Rank
 
 Classes = tuple[tuple[Rank, ...], ...]
@@ -86,6 +87,7 @@ class VirtualWorld:
         *,
         classes: Classes | None = None,
         carries: Callable[[Tensor], bool] = lambda _: True,
+        fates: Fates | None = None,
     ) -> None:
         """Create a world with one rank for each role.
 
@@ -95,6 +97,7 @@ class VirtualWorld:
             link: What messages cost.
             classes: The ranks that are alike; None: each one is unlike all others.
             carries: Whether the values of a tensor matter; if they do not, a message with it moves nothing.
+            fates: What happens to representatives.
         """
         self._roles, self._clock, self._link, self._carries = tuple(roles), clock, link, carries
         self._classes = classes or tuple((Rank(rank),) for rank in range(len(roles)))
@@ -106,6 +109,9 @@ class VirtualWorld:
         self._turns = Turns(self._first, when_stuck=self._go_on)
         self._network = FairNetwork(link.capacity)
         self._is_shared = True  # whether all messages under way have their rates
+        self._fates = fates or Fates((), self._first, clock)
+        self._fates.begin(self._wake, lambda rank: rank in self._turns.finished)
+        self._halted: set[Rank] = set()
         self._waiting: dict[Rank, _Wait] = {}
         self._open: dict[tuple[int, int, int, bool], list[_Batch]] = {}  # of the newest time
         self._unpaired: dict[tuple[int, int, int, bool], deque[_Batch]] = defaultdict(deque)
@@ -125,6 +131,11 @@ class VirtualWorld:
         """Note whether what a rank sends from now on belongs to a step."""
         self._in_step[rank] = is_step
 
+    def compute(self, rank: Rank, seconds: float) -> None:
+        """Let a representative, whose turn it is, compute what takes so long on a rank that is not slow."""
+        self._clock.compute(rank, seconds)
+        self._let_live(rank, has_work=True)
+
     def run(self, functions: Mapping[Rank, Callable[[], None]]) -> VirtualOutcome:
         """Run a function for every representative until all have ended; call this once.
 
@@ -135,7 +146,11 @@ class VirtualWorld:
         for error in self._outcome.errors.values():
             if isinstance(error, NotAlikeError):
                 raise error
-        if not self._turns.is_over and (left := [one for queue in self._unpaired.values() for one in queue]):
+        if (
+            not self._turns.is_over
+            and not self._fates.is_broken
+            and (left := [one for queue in self._unpaired.values() for one in queue])
+        ):
             self._refuse_folded("messages have no counterpart", *left[0].key[:2])
             self._outcome.findings += find_unmatched([batch.side for batch in left])
         return self._outcome
@@ -154,6 +169,8 @@ class VirtualWorld:
         try:
             while not self._turns.can_go_on:
                 if not self._clock.advance():
+                    if self._fates.is_broken:
+                        return False  # they wait for a rank that has ended or stands still
                     self._refuse_folded("ranks wait for each other")
                     finished = frozenset(self._turns.finished)
                     waiting = {other: wait.side(finished) for other, wait in sorted(self._waiting.items())}
@@ -182,6 +199,7 @@ class VirtualWorld:
 
     def _wait(self, transfers: Sequence["VirtualTransfer"], *, timeout_s: float | None) -> None:
         wait = _Wait(transfers, rank := transfers[0].rank)
+        self._let_live(rank)
         if not any(one.batch.is_done for one in transfers):
             self._waiting[rank] = wait
             for one in transfers:
@@ -191,7 +209,36 @@ class VirtualWorld:
             self._turns.sleep(rank)
             del self._waiting[rank]
             self._clock.resume(rank, wait.ended_s)
+            self._let_live(rank)
         self._turns.check()
+
+    def _let_live(self, rank: Rank, *, has_work: bool = False) -> None:
+        """Let a rank stand still or end, if that was to happen by the time that its clock shows.
+
+        Args:
+            rank: The rank, whose turn it is.
+            has_work: Whether it was computing, and does the rest of that when it is continued.
+        """
+        self._fates.come_to_now(rank)
+        while (since_s := self._fates.halted_s(rank)) is not None:
+            left_s = self._clock.now_s(rank) - since_s if has_work else 0.0
+            self._halted.add(rank)
+            self._turns.sleep(rank)
+            self._halted.discard(rank)
+            if (at_s := self._fates.end_halt(rank)) is None:
+                raise RankEndedError
+            self._clock.resume(rank, at_s)
+            if self._fates.is_ending(rank):
+                break
+            self._clock.resume(rank, at_s + left_s)
+        if self._fates.is_ending(rank):
+            raise RankEndedError
+
+    def _wake(self, rank: Rank, at_s: float) -> None:
+        if rank in self._halted:
+            self._turns.wake(rank)
+        elif rank in self._waiting:
+            self._end_wait(self._waiting[rank], at_s)
 
     def _end_wait(self, wait: "_Wait", at_s: float) -> None:
         if not wait.is_over:
@@ -203,6 +250,7 @@ class VirtualWorld:
         if not 0 <= peer < len(self._roles):
             raise ValueError(f"there is no rank {peer} in a world of {len(self._roles)}")
         check_sendable(tensor)
+        self._let_live(rank)
         now_s, size = self._clock.now_s(rank), tensor.nbytes
         if is_send:
             edge = rank, peer
@@ -245,6 +293,8 @@ class VirtualWorld:
         """Let the messages of two batches begin; by now each representative has entered all of its own."""
         sends.has_begun = receives.has_begun = True
         source, dest, _, _ = sends.key
+        if self._fates.has_ended(self._first[source], at_s) or self._fates.has_ended(self._first[dest], at_s):
+            return
         self._check_alike(sends, receives)
         if (sends.dtype, sends.shape) != (receives.dtype, receives.shape):
             self._report_mismatch(sends, receives)
@@ -284,6 +334,8 @@ class VirtualWorld:
 
     def _leave(self, sends: "_Batch", receives: "_Batch", _flow: Flow | None, at_s: float) -> None:
         """Free the senders, whose last byte has left; it arrives after the latency."""
+        if self._fates.has_ended(self._first[sends.key[0]], at_s):
+            return
         self._clock.end_message(self._first[sends.key[0]], at_s)
         self._finish(sends, at_s)
         ends = self._first[sends.key[0]], self._first[receives.key[1]]
