@@ -336,6 +336,7 @@ def _exit_statuses() -> str:
         contract.STATUS_TIME_LIMIT: "the time limit of a batch system was near (SIGUSR1): ranks have saved their step",
         contract.STATUS_AUDIT: "an audit found a rank that computed wrong (`--audit`)",
         contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",
+        contract.STATUS_CLOSED_PIPE: "who read the output has ended, as `head` does",
         contract.STATUS_TERMINATED: "ended by SIGTERM",
     }
     rows = "".join(f"| {status} | {meaning} |\n" for status, meaning in meanings.items())

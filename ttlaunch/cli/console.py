@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+STANDARD_OUTPUT = "standard output"
+"""What is named as the file where stdout cannot be written."""
+
 JSON_SCHEMAS = {
     "advise": 1,
     "bisect": 1,
@@ -203,7 +206,8 @@ def write_picture(path: Path, svg: str) -> None:
 
 def print_json(content: Mapping[str, Any], *, schema: str) -> None:
     """Print an object to stdout, with the name and version of its schema, which is a key of `JSON_SCHEMAS`."""
-    sys.stdout.write(json.dumps(with_schema(content, schema), indent=2) + "\n")
+    with _naming(sys.stdout):
+        sys.stdout.write(json.dumps(with_schema(content, schema), indent=2) + "\n")
 
 
 def with_schema(content: Mapping[str, Any], schema: str) -> dict[str, Any]:
@@ -221,14 +225,27 @@ def print_lines(lines: Iterable[str], *, to: TextIO | None = None) -> None:
         to: The stream; None for stdout.
     """
     stream = to or sys.stdout
-    stream.writelines("\t".join(map(clean, line.split("\t"))) + "\n" for line in lines)
-    stream.flush()
+    with _naming(stream):
+        stream.writelines("\t".join(map(clean, line.split("\t"))) + "\n" for line in lines)
+        stream.flush()
+
+
+@contextmanager
+def _naming(stream: TextIO) -> Iterator[None]:
+    """Name standard output in an error that would not say which file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if stream is sys.stdout:
+            error.filename = STANDARD_OUTPUT
+        raise
 
 
 def print_piece(text: str) -> None:
     """Write a piece of a text to stdout and flush; control characters but line breaks are made visible."""
-    sys.stdout.write("\n".join(map(clean, text.split("\n"))))
-    sys.stdout.flush()
+    with _naming(sys.stdout):
+        sys.stdout.write("\n".join(map(clean, text.split("\n"))))
+        sys.stdout.flush()
 
 
 def print_text(text: str) -> None:
@@ -260,8 +277,9 @@ def print_output(lines: Iterable[bytes], *, to: TextIO, raw: bool = False) -> No
     if to.isatty() and not raw:
         colour = use_colour(to)
         lines = (clean_output(line, colour=colour) for line in lines)
-    to.buffer.writelines(line + b"\n" for line in lines)
-    to.flush()
+    with _naming(to):
+        to.buffer.writelines(line + b"\n" for line in lines)
+        to.flush()
 
 
 def rich_console(stream: TextIO) -> "Console":

@@ -1,15 +1,31 @@
 """Turn every exception of a command into one line and an exit status; users never see a traceback."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.cli.console import print_lines
+from ttlaunch.cli.console import STANDARD_OUTPUT, print_lines, show_diagnostics
+from ttlaunch.diagnostics import Format, file_error
+
+
+class OutputError(Exception):
+    """What a command prints could not be written; the cause is the `OSError`."""
 
 
 def status_of(work: Callable[[], int]) -> int:
-    """Run a command and return its exit status, whatever exception it raises."""
+    """Run a command and return its exit status, whatever exception it raises, also while the rest of its output is written."""
+    try:
+        status = _status_of(work)
+        sys.stdout.flush()
+    except OSError as error:
+        return _without_output(error)
+    return status
+
+
+def _status_of(work: Callable[[], int]) -> int:
     from ttlaunch.errors import TtlaunchError
 
     try:
@@ -18,13 +34,11 @@ def status_of(work: Callable[[], int]) -> int:
         return left.code if isinstance(left.code, int) else int(left.code is not None)
     except KeyboardInterrupt:
         return contract.STATUS_INTERRUPTED
+    except OutputError as error:
+        return _without_output(error.__cause__)
     except TtlaunchError as error:
         print_lines([f"error: {error}"], to=sys.stderr)
         return error.exit_status
-    except BrokenPipeError:
-        # The reader of the output has ended; keep Python from reporting this once more while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         print_lines([f"error: {(error.strerror or str(error)).lower()}{place}"], to=sys.stderr)
@@ -35,6 +49,34 @@ def status_of(work: Callable[[], int]) -> int:
             return code
         print_lines([f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}", _keep(error)], to=sys.stderr)
         return contract.STATUS_RANK_FAILED
+
+
+def telling_output_apart(act: Callable[[], Any], *, only_prints: bool = False) -> Any:
+    """Return what a command returns; typer and rich would end it with status 1, as that of a difference, when a pipe is closed.
+
+    Raises:
+        OutputError: What it prints could not be written.
+    """
+    try:
+        return act()
+    except OSError as error:
+        if error.errno == errno.EPIPE or error.filename == STANDARD_OUTPUT or (only_prints and error.filename is None):
+            raise OutputError from error
+        raise
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):
+            raise OutputError from left.__context__
+        raise
+
+
+def _without_output(error: BaseException | None) -> int:
+    """Say why output was lost, unless its reader has ended, and keep Python from failing once more while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, OSError) or error.errno == errno.EPIPE:
+        return contract.STATUS_CLOSED_PIPE
+    unwritten = file_error(STANDARD_OUTPUT, error)
+    show_diagnostics(unwritten.diagnostics, form=Format.FULL)
+    return unwritten.exit_status
 
 
 def _keep(error: Exception) -> str:

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from ttlaunch import __version__
 from ttlaunch.cli.completion import completing_in_bash
 from ttlaunch.cli.console import print_lines, reporting_errors, reports_errors
-from ttlaunch.cli.last_resort import status_of
+from ttlaunch.cli.last_resort import status_of, telling_output_apart
 from ttlaunch.cli.mistakes import describe, format_of, is_mistake
 from ttlaunch.cli.words import CommandAfterDashes, QuickCommand, convert_little
 
@@ -33,14 +33,16 @@ class _Commands(TyperGroup):
         args[:] = _renamed(args)
         self._words = list(args)
         with _describing_mistakes(self._words):
-            return super().make_context(info_name, args, *arguments, **options)
+            make = super().make_context  # prints help texts
+            return telling_output_apart(lambda: make(info_name, args, *arguments, **options), only_prints=True)
 
     def get_params(self, ctx: Any) -> Any:
         return convert_little(self, super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         with _describing_mistakes(self._words):
-            return super().invoke(ctx)
+            invoke = super().invoke
+            return telling_output_apart(lambda: invoke(ctx))
 
 
 _FORMERLY_OUT = {
