@@ -1,6 +1,7 @@
 """A run in a notebook is a view that goes on until the run has ended; its texts are text, whoever chose them."""
 
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import ttlaunch
 from tests.dashboard.made_run import HOSTILE, MadeRun
 from ttlaunch.app import notebook
 from ttlaunch.app.notebook import NotebookView, show_while
+from ttlaunch.running.runs.launcher import write_launcher
 
 
 @pytest.fixture
@@ -69,6 +71,22 @@ def test_attach_shows_a_run_by_the_protocol_of_notebooks(run, monkeypatch):
     attached._ipython_display_()
     assert place.shown == [attached._repr_mimebundle_()]
     assert "state done" in place.shown[0]["text/plain"]
+
+
+def test_an_attached_run_that_is_active_is_shown_anew_as_it_goes_on(run, monkeypatch):
+    monkeypatch.setattr(notebook, "EVERY_S", 0.01)
+    write_launcher(run.path)  # this process
+    place = Notebook()
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=place.display))
+    ttlaunch.attach(run.path)._ipython_display_()
+    run.steps(4, 5)
+    until = time.monotonic() + 60
+    while "step 5/9" not in place.shown[-1]["text/plain"]:
+        assert time.monotonic() < until
+    run.end()
+    while "state done" not in place.shown[-1]["text/plain"]:
+        assert time.monotonic() < until
+    assert "step 3/9" in place.shown[0]["text/plain"]
 
 
 def test_without_ipython_a_run_is_text_and_one_whose_folder_is_gone_still_has_a_name(run):

@@ -150,6 +150,19 @@ def test_a_server_that_fails_for_a_while_gets_every_line_once(printed, loki, ans
     assert sorted(line for *_, line in PRINTED) == sorted(line for kept in loki.streams.values() for _, line, _ in kept)
 
 
+def test_after_an_address_where_nobody_listens_another_sending_brings_every_line_once(printed, loki, monkeypatch):
+    monkeypatch.setattr(sending, "_FIRST_PATIENCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    record = export(printed.path, SinkChoice("loki", f"http://127.0.0.1:{port}"), follow=False)
+    assert (SinkState.FAILED, 0) == (record.state, record.lines)
+    assert "refused" in record.error
+
+    record = send(printed, loki)
+    assert (SinkState.DONE, len(PRINTED)) == (record.state, record.lines)
+    assert sorted(line for *_, line in PRINTED) == sorted(line for kept in loki.streams.values() for _, line, _ in kept)
+
+
 def test_a_server_that_asks_for_time_gets_it(printed, loki, monkeypatch):
     loki.answers = [(429, "too many", [("Retry-After", "7")])]
     now = [1000.0]

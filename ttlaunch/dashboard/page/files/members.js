@@ -4,7 +4,7 @@ import { badge, bytes, empty, fold, h, s, seconds, section, short, table } from 
 const BAR = 16;
 const BAR_ROW = 30;
 const NAMES = 110;
-const PICTURE = 900;
+const LEAST_PICTURE = 640;
 const MOST_EPOCHS = 200;
 const MOST_WORKERS = 64;
 
@@ -13,14 +13,14 @@ export function presentRanks(ranks) {
   return ranks.filter((one) => one.state !== "absent");
 }
 
-/** The section of a run's members, null for a run that is not elastic; with `isWhole` also the picture and the workers. */
-export function membersSection(run, { isWhole = false } = {}) {
+/** The section of a run's members, null for a run that is not elastic; with `isWhole` also the workers and their picture, as wide as `width` if it has room for it. */
+export function membersSection(run, { isWhole = false, width = 0 } = {}) {
   const epochs = (run.report.epochs ?? []).slice(-MOST_EPOCHS);
   if (!epochs.length) return run.is_elastic && isWhole ? section("Members that come and go", empty("Nobody takes part yet", "Workers appear here when they have registered with the coordinator.")) : null;
   const workers = workersOf(run, epochs);
   const shown = workers.slice(0, MOST_WORKERS);
   return section("Members that come and go",
-    isWhole && [membersPicture(run, epochs, shown),
+    isWhole && [membersPicture(run, epochs, shown, Math.max(LEAST_PICTURE, width)),
       workers.length > shown.length && h("p", { class: "soft" }, `The picture has the first ${MOST_WORKERS} of ${workers.length} workers.`),
       table(["worker", "host", "state", "took part in steps", "left because"], workers.map((one) => [one.name, one.host ?? "–", one.state ? badge(one.state) : "–",
         one.parts.map(([first, last]) => (first === last ? String(first) : `${first}–${last}`)).join(", ") || "none yet", one.why ?? "–"]), { label: "Workers" }),
@@ -56,10 +56,10 @@ function workersOf(run, epochs) {
   });
 }
 
-function membersPicture(run, epochs, workers) {
+function membersPicture(run, epochs, workers, width) {
   const first = epochs[0].step;
   const last = Math.max(first + 1, run.report.steps, ...epochs.map((one) => one.step));
-  const x = (step) => NAMES + ((step - first) / (last - first)) * (PICTURE - NAMES - 30);
+  const x = (step) => NAMES + ((step - first) / (last - first)) * (width - NAMES - 30);
   const bottom = workers.length * BAR_ROW + 24;
   const marks = epochs.map((one, at) => {
     const reason = one.reasons.join("; ") || "the run began";
@@ -78,5 +78,5 @@ function membersPicture(run, epochs, workers) {
   });
   const steps = [first, Math.round((first + last) / 2), last].map((step, at) => s("text", { x: x(step), y: bottom + 16, class: "tick", "text-anchor": ["start", "middle", "end"][at] }, at ? short(step) : `step ${short(step)}`));
   return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Picture of the members" },
-    s("svg", { viewBox: `0 0 ${PICTURE} ${bottom + 24}`, class: "timeline members", role: "img", "aria-label": "Which worker took part in which steps; the tables below have the numbers" }, marks, rows, steps));
+    s("svg", { viewBox: `0 0 ${width} ${bottom + 24}`, class: "timeline members", role: "img", "aria-label": "Which worker took part in which steps; the tables below have the numbers" }, marks, rows, steps));
 }

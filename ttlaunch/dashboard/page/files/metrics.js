@@ -16,6 +16,7 @@ export async function showMetrics(place, run, { other, runs, choose }) {
   let part = [null, null];
   let isOver = false;
   if (!chosen.size) for (const name of Object.keys(names).slice(0, 4)) chosen.add(name);
+  const offered = [...chosen, ...Object.keys(names).filter((name) => !chosen.has(name))];
   const list = h("div", { class: "names" });
   const filter = h("input", { type: "search", id: "names", placeholder: "communication/…", oninput: () => drawNames() });
   const second = h("select", { id: "second", onchange: (event) => choose(event.target.value) }, h("option", { value: "" }, "no other run"),
@@ -28,18 +29,18 @@ export async function showMetrics(place, run, { other, runs, choose }) {
 
   function drawNames() {
     const word = filter.value.toLowerCase();
-    fill(list, Object.keys(names).filter((name) => name.toLowerCase().includes(word)).map((name) => {
-      const box = h("input", { type: "checkbox", onchange: (event) => toggle(name, event.target.checked) });
+    fill(list, offered.filter((name) => name.toLowerCase().includes(word)).map((name) => {
+      const box = h("input", { type: "checkbox", onchange: (event) => toggle(name, event.target) });
       box.checked = chosen.has(name);
       return h("label", {}, box, h("span", {}, name.split("/").flatMap((part, at) => (at ? ["/", h("wbr", {}), part] : [part]))));
     }));
-    if (!Object.keys(names).length) fill(list, h("p", { class: "soft" }, "Nothing was measured yet."));
+    if (!offered.length) fill(list, h("p", { class: "soft" }, "Nothing was measured yet."));
   }
 
-  async function toggle(name, is) {
-    if (is && chosen.size < MOST_CHARTS) chosen.add(name);
+  async function toggle(name, box) {
+    if (box.checked && chosen.size < MOST_CHARTS) chosen.add(name);
     else chosen.delete(name);
-    drawNames();
+    box.checked = chosen.has(name); // the list stays as it is, and so does the focus
     await draw();
   }
 
@@ -61,7 +62,7 @@ export async function showMetrics(place, run, { other, runs, choose }) {
     for (const name of chosen) {
       if (!shown.has(name)) shown.set(name, { chart: chart(name, { zoom, sync: "steps" }), loaded: null, waiting: [] });
     }
-    fill(body, chosen.size ? [...chosen].map((name) => shown.get(name).chart.element) : empty("No number is chosen", "Choose some on the left."));
+    fill(body, chosen.size ? [...chosen].map((name) => shown.get(name).chart.element) : offered.length ? empty("No number is chosen", "Choose some in the list of numbers.") : empty("Nothing was measured yet", "Numbers appear here when a rank has reported its first step."));
     await Promise.all([...chosen].map((name) => refresh(name)));
   }
 

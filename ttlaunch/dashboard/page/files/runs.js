@@ -38,7 +38,7 @@ export async function showRuns(place, signal) {
     const end = run.is_over ? run.ended : Date.now() / 1000;
     return h("tr", {},
       h("td", {}, box), h("td", {}, badge(run.state)),
-      h("td", {}, h("a", { href: linkTo(run.run_id) }, run.name), h("span", { class: "id" }, run.run_id)),
+      h("td", {}, h("a", { href: linkTo(run.run_id) }, run.name), h("span", { class: "id" }, idParts(run.run_id))),
       h("td", { class: "number" }, run.total_steps ? `${run.step}/${run.total_steps}` : run.step || "–"),
       h("td", { class: "number" }, numeral(run.loss)), h("td", {}, spark(run.curve, { svg: s })),
       h("td", { class: "number" }, run.ranks), h("td", {}, clock(run.started)),
@@ -65,6 +65,12 @@ export async function showRuns(place, signal) {
     before = text;
     await new Promise((resolve) => setTimeout(resolve, found.pending ? 50 : 2000));
   }
+}
+
+/** A run's id, which a narrow column may divide between its day and its time only. */
+function idParts(id) {
+  const found = /^(\d{4}-\d\d-\d\d)(T.*)$/.exec(id);
+  return found ? [h("span", {}, found[1]), h("span", {}, found[2])] : id;
 }
 
 /** The address of a run's view. */

@@ -6,6 +6,7 @@ import { membershipOf, membersSection, presentRanks } from "./members.js";
 const MOST_DRAWN = 48;
 const R = 22;
 const LOOK_MS = 1000;
+const CARD_EDGES = 42; // pixels beside what a card shows
 const SHORTEST_WAIT_S = 0.5;
 
 /** Show the topology; `update(ranks)` of the result shows newer states of the ranks, and `end()` ends what looks at them. */
@@ -30,7 +31,7 @@ export function showTopology(place, run) {
     (isLive || waits.length > 0) && h("li", {}, h("span", { class: "swatch p-bad" }), isLive ? "waits for half a second or longer" : "waited when the run ended"))),
   now,
   cluster,
-  membersSection(run, { isWhole: true }),
+  membersSection(run, { isWhole: true, width: place.clientWidth - CARD_EDGES }),
   waitSection(run),
   section("Bytes between ranks", links.length ? [h("p", { class: "soft" }, perStep),
     table(["from", "to", "operation", "messages", "bytes", "formula", "÷ formula", "bytes/s"], run.report.traffic.edges.map((edge) => [
