@@ -26,7 +26,7 @@ from ttlaunch.quick_dataclass import dataclass
 if TYPE_CHECKING:
     from ttlaunch.running.checkpoints.tensor_file import AnyTensor, FiledTensor
     from ttlaunch.running.pretrained.gguf import GgufModel
-    from ttlaunch.running.pretrained.read_folder import PretrainedFolder
+    from ttlaunch.running.pretrained.read_folder import PretrainedError, PretrainedFolder
     from ttlaunch.untrusted.child import UntrustedError
 
 _KNOWN = ("gpt2", "llama")
@@ -43,6 +43,7 @@ _NOT_OURS = {
 """By the type of a model that is much like a llama, what makes it another one."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _LONGEST = 300
+_PLAIN = "take a model whose `config.json` has one of these types, without parts or code of its own"
 _HINT = "a folder has `config.json` and `model.safetensors`, or shards with `model.safetensors.index.json`"
 
 
@@ -89,7 +90,7 @@ def find_pretrained(where: str) -> Pretrained:
         name = Path(str(error.filename or where)).name
         raise file_error(f"{where}: {name}" if name != Path(where).name else where, error, verb="read") from error
     except PretrainedError as error:
-        raise _refuse(where, list(error.reasons)) from error
+        raise _refuse(where, error) from error
 
 
 def write_pretrained(model: Pretrained, to: Path, *, source: str, wrote: Callable[[int], object]) -> str:
@@ -213,7 +214,7 @@ def pretrained_tensors(folder: str, *, verb: str) -> "Mapping[str, FiledTensor]"
     except OSError as error:
         raise file_error(folder, error, verb="read") from error
     except PretrainedError as error:
-        raise _refuse(folder, list(error.reasons), verb=verb) from error
+        raise _refuse(folder, error, verb=verb) from error
 
 
 def _as_ours(folder: "PretrainedFolder") -> Pretrained:
@@ -226,7 +227,7 @@ def _as_ours(folder: "PretrainedFolder") -> Pretrained:
 
     reasons = list(_other_model(folder.config))
     if reasons:
-        raise PretrainedError(*reasons)
+        raise PretrainedError(*reasons, repair=_PLAIN)
     return (_as_llama if folder.config["model_type"] == "llama" else _as_gpt)(folder)
 
 
@@ -324,9 +325,11 @@ def _second_head(tensors: "Mapping[str, AnyTensor]", tied_to: str) -> Iterator[s
         yield (f"tensor `{_HEAD}` differs from `{tied_to}`, and `tie_word_embeddings` says that both are one matrix")
 
 
-def _refuse(where: str, reasons: list[str], *, verb: str = "imported") -> LaunchError:
-    path = shown(where, longest=_LONGEST)
-    found = [usage_mistake(f"{path} cannot be {verb}: {reason}") for reason in reasons[:_MOST_REASONS]]
-    if len(reasons) > _MOST_REASONS:
-        found.append(usage_mistake(f"{path} cannot be {verb}: {len(reasons) - _MOST_REASONS} reasons more"))
-    return LaunchError(found)
+def _refuse(where: str, error: "PretrainedError", *, verb: str = "imported") -> LaunchError:
+    """Return the error for every reason up to a limit; the repair stands at the last one."""
+    path, reasons = shown(where, longest=_LONGEST), list(error.reasons[:_MOST_REASONS])
+    if more := len(error.reasons) - len(reasons):
+        reasons.append(f"{more} reasons more")
+    *before, last = reasons
+    found = [usage_mistake(f"{path} cannot be {verb}: {reason}") for reason in before]
+    return LaunchError([*found, usage_mistake(f"{path} cannot be {verb}: {last}", error.repair)])

@@ -171,7 +171,7 @@ class GgufModel:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as a GGUF does.
+    """Whether a file begins as a GGUF does, or has the name of one.
 
     Raises:
         OSError: The file cannot be read.
@@ -179,7 +179,7 @@ def is_gguf(path: Path) -> bool:
     if path.is_dir():
         return False
     with open_regular(path, follow=True) as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf"
 
 
 def read_gguf(path: Path) -> GgufModel:
@@ -201,8 +201,10 @@ def read_gguf(path: Path) -> GgufModel:
     if architecture not in _KINDS:
         nearest = closest(architecture, list(_KINDS)) if isinstance(architecture, str) else None
         said = f"; did you mean `{nearest}`?" if nearest else ""
+        known = "missing" if architecture is None else shown(repr(architecture))
         raise PretrainedError(
-            f"{path.name}: `general.architecture` is {shown(repr(architecture))}, and only {listed(_KINDS)} are read{said}"
+            f"{path.name}: `general.architecture` is {known}, and only {listed(_KINDS)} are read{said}",
+            repair=f"take the GGUF file of a model whose architecture is {listed(_KINDS)}",
         )
     stored = {
         name: StoredTensor(place, kind, tuple(shape), start, end, name)

@@ -24,6 +24,10 @@ INDEX = "model.safetensors.index.json"
 _LARGEST_TEXT = 64 * 2**20
 _PIECE = 1 << 16  # a read reserves all that it asks for
 _MOST_SHARDS = 10_000
+_COPY_AGAIN = (
+    "copy `config.json` and all weights again from where they come from: they have to be whole, and of one model"
+)
+_SAVE = "`save_pretrained(DIR, safe_serialization=True)` of transformers writes a folder that can be read"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
 
 
@@ -32,11 +36,12 @@ class PretrainedError(TtlaunchError):
 
     Attributes:
         reasons: Every reason, each a clause that names the file.
+        repair: What to do about it; by default, what helps with files that are damaged or do not belong together.
     """
 
-    def __init__(self, *reasons: str) -> None:
+    def __init__(self, *reasons: str, repair: str = _COPY_AGAIN) -> None:
         super().__init__("; ".join(reasons))
-        self.reasons = reasons
+        self.reasons, self.repair = reasons, repair
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,10 @@ def read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
         return _read_shards(folder)
     pickles = [name for name in _PICKLES if (folder / name).exists()]
     if pickles:
-        raise PretrainedError(f"{pickles[0]} is a pickle, which could run any program; only safetensors files are read")
-    raise PretrainedError(f"the folder has neither {WEIGHTS} nor {INDEX}")
+        raise PretrainedError(
+            f"{pickles[0]} is a pickle, which could run any program; only safetensors files are read", repair=_SAVE
+        )
+    raise PretrainedError(f"the folder has neither {WEIGHTS} nor {INDEX}", repair=_SAVE)
 
 
 def refuse_pickle(path: Path) -> None:
@@ -100,7 +107,9 @@ def refuse_pickle(path: Path) -> None:
     with open_regular(path, follow=True) as file:
         first = file.read(2)
     if first == b"PK" or first[:1] == b"\x80":
-        raise PretrainedError(f"{path.name} is a pickle, which could run any program; only safetensors files are read")
+        raise PretrainedError(
+            f"{path.name} is a pickle, which could run any program; only safetensors files are read", repair=_SAVE
+        )
 
 
 def _read_shard(path: Path) -> dict[str, StoredTensor]:
