@@ -44,7 +44,7 @@ def test_a_key_is_read_from_a_file_of_this_user_alone(tmp_path):
 def test_a_key_that_others_can_read_or_guess_is_refused(tmp_path, text, mode, expected):
     with pytest.raises(KeyRefusedError, match=expected):
         read_key(key_file(tmp_path, text, mode))
-    with pytest.raises(KeyRefusedError, match="No such file"):
+    with pytest.raises(KeyRefusedError, match="no such file"):
         read_key(tmp_path / "nothing")
 
 

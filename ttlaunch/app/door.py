@@ -7,6 +7,7 @@ anything is started: a port that is taken is a mistake of the command line. It e
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ _LEAVING_S = 5.0
 _LOOK_S = 0.5
 _LONGEST_REASON = 1000
 _HIGHEST_PORT = 65535
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,15 @@ class OpenPorts:
         self.page.close()
 
 
+def check_door(options: DoorOptions) -> None:
+    """Refuse what `open_ports` would refuse, but a port that is taken now and may be free when the door is opened.
+
+    Raises:
+        LaunchError: As for `open_ports`.
+    """
+    open_ports(replace(options, api_port=0, page_port=0) if options.api_port != options.page_port else options).close()
+
+
 def open_ports(options: DoorOptions) -> OpenPorts:
     """Listen, and read the clients' key; from then on it is no variable of this process any more, so no rank inherits it.
 
@@ -99,7 +110,25 @@ def open_ports(options: DoorOptions) -> OpenPorts:
     if missing:
         hint = "`pip install 'ttlaunch[serve]'`"
         raise LaunchError([usage_mistake(f"`ttlaunch serve` needs the library `{missing[0]}`", hint)])
-    found: list[Diagnostic] = []
+    key, found = _find_key(options)
+    found += [
+        usage_mistake(f"`--allow-host {shown(name)}` is no name of a host", "`--allow-host NAME`, without a port")
+        for name in options.names
+        if not _NAME.fullmatch(name)
+    ]
+    if options.api_port == options.page_port != 0:
+        message = f"`--port` and `--api-port` are both {options.api_port}: the page and the API have a port each"
+        raise LaunchError([*found, usage_mistake(message, "leave one of them out, or let it be 0 for any free port")])
+    sockets, refused = _listen(options)
+    if found or refused:
+        for one in sockets:
+            one.close()
+        raise LaunchError([*found, *refused])
+    api, page = sockets
+    return OpenPorts(options, api, page, key)
+
+
+def _find_key(options: DoorOptions) -> tuple[str | None, list[Diagnostic]]:
     key = os.environ.pop(KEY_VARIABLE, None)
     try:
         if options.key_file is not None:
@@ -108,28 +137,35 @@ def open_ports(options: DoorOptions) -> OpenPorts:
             check_key(key, f"${KEY_VARIABLE}")
         elif not is_loopback(options.host):
             message = f"others can reach `--host {shown(options.host)}`, so clients need a key"
-            found.append(usage_mistake(message, f"`--key-file FILE` with mode 0600, or ${KEY_VARIABLE}"))
+            return None, [usage_mistake(message, f"`--key-file FILE` with mode 0600, or ${KEY_VARIABLE}")]
     except KeyRefusedError as error:
         option = "`--key-file`: " if options.key_file is not None else ""
-        found.append(usage_mistake(option + shown(str(error), longest=_LONGEST_REASON)))
-    sockets = []
+        return None, [usage_mistake(option + shown(str(error), longest=_LONGEST_REASON))]
+    return key, []
+
+
+def _listen(options: DoorOptions) -> tuple[list[socket.socket], list[Diagnostic]]:
+    """Listen on both ports; return the sockets, and why there are fewer."""
+    sockets: list[socket.socket] = []
+    found: list[Diagnostic] = []
     for option, port in (("--api-port", options.api_port), ("--port", options.page_port)):
         try:
             sockets.append(listen(options.host, port))
         except (OSError, UnicodeError) as error:
             found.append(_cannot_listen(option, port, error, host=options.host))
-    if found:
-        for one in sockets:
-            one.close()
-        raise LaunchError(found)
-    api, page = sockets
-    return OpenPorts(options, api, page, key)
+            if _is_no_address(error):
+                break  # on neither port
+    return sockets, found
+
+
+def _is_no_address(error: OSError | UnicodeError) -> bool:
+    return isinstance(error, socket.gaierror | UnicodeError)
 
 
 def _cannot_listen(option: str, port: int, error: OSError | UnicodeError, *, host: str) -> Diagnostic:
-    if isinstance(error, socket.gaierror | UnicodeError):
+    if _is_no_address(error):
         return usage_mistake(f"`--host {shown(host)}` is no address of this machine", "`--host 127.0.0.1`")
-    reason = (error.strerror or str(error)).lower()
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
     message = f"nothing can listen on port {port} of {shown(host)}: {reason}"
     free = "0" if port == 0 else str(port + 1 if port < _HIGHEST_PORT else port - 1)
     return usage_mistake(message, f"`{option} {free}`, or `{option} 0` for any free port")

@@ -111,7 +111,7 @@ def serve(
     The model computes the same logits as in training, to the bit, alone or beside others, so equal seeds give equal texts with any
     number of ranks.
     """
-    from ttlaunch.app.door import DoorOptions, described, open_ports
+    from ttlaunch.app.door import DoorOptions, check_door, described, open_ports
     from ttlaunch.app.serve import HANG_TIMEOUT_S, ServeOptions
 
     how = ServeOptions(
@@ -131,6 +131,7 @@ def serve(
     if follow and newer is None:
         raise usage_error(f"`--follow` waits for checkpoints of a run, and {shown(run)} is a folder that nobody trains")
     if dry_run:
+        check_door(door)
         _show(prepared, memory, form=form, dialogue=dialogue)
     ports = open_ports(door)
     options = RunOptions(runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks)

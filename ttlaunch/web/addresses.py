@@ -75,7 +75,8 @@ def read_key(path: Path) -> str:
             status = os.fstat(file.fileno())
             text = file.read(1024).decode("ascii", "replace").strip()
     except OSError as error:
-        raise KeyRefusedError(f"{path}: {error.strerror}") from None
+        reason = (error.strerror or str(error)).lower()
+        raise KeyRefusedError(f"{path}: {reason}; a file with mode 0600 has one line, such as `{draw_key()}`") from None
     if status.st_mode & 0o077:
         raise KeyRefusedError(f"{path}: others can read it; `chmod 600` it and choose a new key")
     return check_key(text, str(path))
