@@ -201,6 +201,8 @@ def test_the_command_shows_texts_layers_and_gradients_and_json_has_hashes_of_all
 
     shown = ttlaunch(f"replay {run} --step 6 --rank 1 --micro-batch 3")
     assert "the bits of the run:" in shown.stdout
+    # The process of all ranks alone takes over a second to start.
+    assert f"computing {run.name} again: step " in shown.stderr
     assert "micro-batch 3" in shown.stdout
     assert "rank 0" not in shown.stdout
 

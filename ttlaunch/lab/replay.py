@@ -5,7 +5,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,10 +36,12 @@ from ttlaunch.running.readers.repeat import Origin, restore_package
 from ttlaunch.running.readers.step_digests import Agreement, StepDigests, compare_steps, read_step_digests
 from ttlaunch.running.runs.files import read_file, read_object, read_object_if_any
 from ttlaunch.running.runs.kept_code import KeptCodeError
+from ttlaunch.running.watch import RankState
 
 CODE = "P086"
 _LONGEST = 300
 _MOST_NAMED = 3
+_SAY_AFTER_S, _SAY_AGAIN_S = 1.0, 5.0
 _OBSERVER = Path("ttlaunch/runtime/replay/observer.py")
 """A package without this file is too old to be watched."""
 
@@ -57,6 +59,7 @@ class Prepared:
         program: The folder of the recipe's code that is used.
         ranks: The number of ranks that are simulated: those of the run, or one for a run that one process repeats.
         can_start_late: Whether a replay may begin at a checkpoint of the run, and not only where the run began.
+        report: Called with how far a replay is, after a second and then every few seconds.
     """
 
     origin: Origin
@@ -67,6 +70,7 @@ class Prepared:
     ranks: int
     spec: RunSpec
     can_start_late: bool
+    report: Callable[[str], object]
 
     @property
     def program(self) -> Path:
@@ -159,7 +163,9 @@ def prepare_replay(origin: Origin, dialogue: Dialogue, *, env: Sequence[str] = (
     if spec.updates:  # its workers reported in each step what they knew by then, which no update has
         recorded = StepDigests(recorded.tables, {})
     can_start_late = not spec.updates and not spec.epochs and not spec.replay
-    return Prepared(origin, last_step, failed_step, recorded, package, spec.ranks or 1, spec, can_start_late)
+    return Prepared(
+        origin, last_step, failed_step, recorded, package, spec.ranks or 1, spec, can_start_late, dialogue.waiting
+    )
 
 
 def _spec_of(origin: Origin, env: Sequence[str]) -> RunSpec:
@@ -219,7 +225,7 @@ def replay_steps(
         prepared: The run.
         order: The step, and what to record.
         keep: The folder for records, which must not exist; None keeps nothing.
-        view: Receives what the ranks print; None drops it.
+        view: Receives what the ranks print; None reports how far the replay is.
         not_after: The latest step whose checkpoint may be where it begins; None: the one before the order's.
         saves: Whether the state after the step is saved as a checkpoint below `keep`.
 
@@ -229,7 +235,9 @@ def replay_steps(
     began_at = time.monotonic()
     plan, began, checkpoint = plan_replay(prepared, step=order.step, not_after=not_after)
     with _folder(keep) as path:
-        played = _play(plan, path, prepared, view=view or SilentView(), order=order, saves=saves)
+        if view is None:  # a debugger has the terminal for itself
+            view = SilentView() if order.line is not None else _ProgressView(prepared, began=began, last=order.step)
+        played = _play(plan, path, prepared, view=view, order=order, saves=saves)
         recorded = read_step_digests(path, range(plan.world_size))
         shown_step, not_shown = _read_shown(path) if order.shown else (None, None)
     failure = played.report.failure
@@ -247,6 +255,22 @@ def replay_steps(
         fell_short=failure is not None and order.step != prepared.failed_step,
         duration_s=time.monotonic() - began_at,
     )
+
+
+class _ProgressView(SilentView):
+    """Reports how far a replay is: after a second, and then every few seconds."""
+
+    def __init__(self, prepared: Prepared, *, began: int, last: int) -> None:
+        self._prepared, self._step, self._last = prepared, began, last
+        self._next = time.monotonic() + _SAY_AFTER_S
+
+    def tick(self, ranks: list[RankState]) -> None:
+        """Report the last step that a rank has made, if it is time."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _SAY_AGAIN_S
+        self._step = max(self._step, *(state.step for state in ranks))
+        self._prepared.report(f"computing {self._prepared.origin.run_id} again: step {self._step} of {self._last}")
 
 
 def _play(plan: LaunchPlan, path: Path, prepared: Prepared, *, view: View, order: ReplayOrder, saves: bool) -> Played:
