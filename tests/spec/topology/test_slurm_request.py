@@ -76,6 +76,17 @@ def test_ranks_are_spread_evenly_and_slurm_is_asked_for_room_for_all(nodes, more
             "a partition of `--on slurm:PARTITION` is `--uid=0`; a name such as `gpu` was expected",
         ),
         ({"time_limit": "soon"}, "`--time` is `soon`; minutes, `hours:minutes:seconds` or `days-hours` was expected"),
+        *(
+            (
+                {"time_limit": text},
+                f"`--time` is `{text}`; minutes, `hours:minutes:seconds` or `days-hours` was expected",
+            )
+            for text in ("-5", "1:99:99", "1:60", "99999999999999", "1-2:3:4:5", "1-", ":5")
+        ),
+        *(
+            ({"gres": text}, f"`--gres` is `{text}`; `gpu:2` or `gpu:a100:2` was expected")
+            for text in ("gpu:-1", "gpu:", ",gpu:1", "gpu::2")
+        ),
         ({"gres": "gpu:2;x"}, "`--gres` is `gpu:2;x`; `gpu:2` or `gpu:a100:2` was expected"),
         ({"account": "-x"}, "`--account` is `-x`; a name was expected"),
         ({"qos": "a\nb"}, "`--qos` is `a\\nb`; a name was expected"),

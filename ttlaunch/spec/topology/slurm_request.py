@@ -16,8 +16,9 @@ from ttlaunch.spec.topology.model import Binding, Host, Topology
 PREFIX = "slurm"
 JOB_VARIABLE = "SLURM_JOB_ID"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]*\Z")
-_TIME = re.compile(r"(?:[0-9]+|[0-9]+:[0-9]+|[0-9]+:[0-9]+:[0-9]+|[0-9]+-[0-9]+(?::[0-9]+){0,2})\Z", re.ASCII)
-_GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:*+-]*\Z")
+_TIME = re.compile(r"(?:[0-9]{1,7}(?::[0-5]?[0-9]){0,2}|[0-9]{1,4}-[0-9]{1,2}(?::[0-5]?[0-9]){0,2})\Z", re.ASCII)
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.*+-]*"
+_GRES = re.compile(rf"{_PART}(?::{_PART})*(?:,{_PART}(?::{_PART})*)*\Z")
 _GPUS = re.compile(r"gpu(?::[^,:]+)??(?::([0-9]{1,4}))?\Z")
 _MOST_HOSTS = 65_536
 _PART_OF_JOB = re.compile(r"(?<!\S)Nodes=(\S{1,65536}) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
