@@ -13,14 +13,20 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 import atexit
 import gc
 import signal
+from typing import Any
 
 _COLLECT_AFTER = 100_000
 """New objects after which Python collects cyclic garbage."""
+_AT_ONCE_S = 0.001
+
+
+class _InterruptedError(SystemExit):
+    """Ctrl-C, before any other handler was there."""
 
 
 def main() -> None:
     """Run the command line."""
-    signal.signal(signal.SIGINT, _leave)
+    leave_at_interrupts()
     gc.set_threshold(_COLLECT_AFTER)
     atexit.register(gc.freeze)
     from ttlaunch.cli.main import main as command_line  # noqa: PLC0415 - takes longer than a quick Ctrl-C
@@ -28,9 +34,28 @@ def main() -> None:
     command_line()
 
 
-def _leave(_number: int, _frame: object) -> None:
+def leave_at_interrupts() -> None:
+    """End this process at Ctrl-C, wherever it is."""
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGALRM, _leave_now)
+    sys.unraisablehook = _insist
+
+
+def _leave(number: int, frame: object) -> None:
     sys.stderr.write("\ninterrupted\n")
-    sys.exit(130)
+    _leave_now(number, frame)
+
+
+def _leave_now(_number: int, _frame: object) -> None:
+    raise _InterruptedError(130)
+
+
+def _insist(lost: Any) -> None:
+    """Leave a moment later if Python drops the exception, as it does in callbacks of weak references, of which each import has one."""
+    if isinstance(lost.exc_value, _InterruptedError):
+        signal.setitimer(signal.ITIMER_REAL, _AT_ONCE_S)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 if __name__ == "__main__":
