@@ -2,7 +2,7 @@
 
 The others are left out unless `--every-cell` is given or a cell is named; `benchmarks/matrices.py` runs them all. A claim
 stays in every run with the cells that are likeliest to break it, or where the same code is run in one process:
-`tests/runtime` has all layouts, `ttlaunch parity` all of them over real ranks.
+`tests/runtime` has every layout, `ttlaunch parity` all of them over real ranks.
 """
 
 KEPT = {
@@ -198,6 +198,55 @@ KEPT = {
         "in a backward pass",
         "in a validation",
         "while buckets are under way",
+    ],
+    # Every layout with GPT, and each other model in layouts that divide it differently.
+    "runtime/test_precision.py::test_bf16_has_the_same_bits_in_every_layout": [
+        "False-gpt-two tiers",
+        "False-gpt-three tiers",
+        "False-gpt-data parallel",
+        "False-gpt-pipeline",
+        "False-gpt-workers of two ranks",
+        "False-gpt-two pipelines",
+        "False-gpt-two servers",
+        "True-gpt-two tiers",
+        "True-gpt-pipeline",
+        "True-gpt-two servers",
+        "True-llama-three tiers",
+        "True-llama-workers of two ranks",
+        "True-llama-two pipelines",
+        "False-mlp-data parallel",
+        "False-mlp-pipeline",
+        "False-mlp-two servers",
+    ],
+    # A checkpoint holds whole tensors whoever wrote it: every layout before and after, with four others each.
+    "runtime/test_resume_layouts.py::test_any_layout_goes_on_where_any_other_was_interrupted": [
+        "data parallel-pipeline",
+        "data parallel-single",
+        "data parallel-two pipelines",
+        "pipeline-single",
+        "pipeline-two servers",
+        "pipeline-workers of two ranks",
+        "single-data parallel",
+        "single-pipeline",
+        "single-single",
+        "single-three tiers",
+        "single-two pipelines",
+        "single-two servers",
+        "single-two tiers",
+        "single-workers of two ranks",
+        "three tiers-data parallel",
+        "three tiers-single",
+        "three tiers-workers of two ranks",
+        "two pipelines-single",
+        "two pipelines-two servers",
+        "two pipelines-two tiers",
+        "two servers-single",
+        "two servers-three tiers",
+        "two tiers-pipeline",
+        "two tiers-single",
+        "two tiers-three tiers",
+        "workers of two ranks-single",
+        "workers of two ranks-two pipelines",
     ],
 }
 

@@ -31,13 +31,13 @@ def test_a_total_is_there_exactly_if_its_leaves_are_and_has_each_once(seed):
     rng = random.Random(seed)  # noqa: S311 - no secret
     sums, leaves, known = NodeSums(), rng.choice((1, 3, 5, 8)), set()
     wanted = Key("g", 3, 2, 9, size=leaves)
+    expected = sum(leaf(index, 3) for index in range(leaves))[2:9]
     for _ in range(300):
         key, value = a_node(rng, 3, leaves)
         assert sums.put(key, value) == (key not in known)
         known.add(key)
         parts = sums.total(wanted)
         if parts is not None:
-            expected = sum(leaf(index, 3) for index in range(leaves))[2:9]
             assert torch.equal(expected, torch.cat(parts))
     assert sums.total(wanted) is not None
 
