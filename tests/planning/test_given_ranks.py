@@ -64,6 +64,15 @@ def test_several_numbers_or_none_are_refused_with_all_that_fit(ttlaunch, command
     ]
 
 
+def test_more_ranks_than_slots_are_no_fault_of_the_recipe(ttlaunch, tmp_path):
+    (tmp_path / "hosts.txt").write_text("a slots=2\nb slots=2\n")
+    answer = ttlaunch(f"plan data_parallel --hostfile {tmp_path}/hosts.txt -n 5")
+    assert (3, True) == (
+        answer.status,
+        "error[P002]: `--ranks 5` was given but the hosts offer 4 slots" in answer.stderr,
+    )
+
+
 def test_of_a_number_that_a_rule_forbids_the_rule_says_why(ttlaunch):
     answer = ttlaunch("plan data_parallel -n 9")
     assert (3, True) == (answer.status, "error[C011]: 9 workers share 8 micro-batches" in answer.stderr)

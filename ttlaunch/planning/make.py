@@ -13,6 +13,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.engine import OverHosts, PlansCommands, RanksToStart
 from ttlaunch.planning.environment import plan_environment, plan_rank_environment
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
+from ttlaunch.planning.roles import more_ranks_than_slots
 from ttlaunch.planning.secrets import hide_secrets
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
@@ -71,10 +72,7 @@ def plan_command(
         place = Label(span, f"the last of {counted(world_size, 'bound rank')}")
         return Diagnostic("P004", message, place, blame=Blame.COMMAND_LINE)
     if world_size > len(topology.slots):
-        span = topology.hosts[-1].slots_span
-        offered = counted(len(topology.slots), "slot")
-        message = f"`--ranks {world_size}` was given but the hosts offer {offered}"
-        return Diagnostic("P002", message, Label(span, f"{offered} in all"))
+        return more_ranks_than_slots(topology, world_size)
     return plan_program(
         program, topology, surroundings, command=program.command, roles=("rank",) * world_size, flows=()
     )

@@ -52,6 +52,8 @@ def plan_roles(
         sizes = {layout: size for layout, size in sizes.items() if size == 1}
     # If two layouts have this size, choose the one that the recipe names first, so that equal inputs give equal plans.
     chosen = _choose(sizes, world_size)
+    if chosen is None and ranks is not None and ranks > len(topology.slots):
+        return more_ranks_than_slots(topology, ranks)  # with another value of a key the roles may need as many
     if chosen is None:
         return _wrong_size(recipe, loaded, topology, sizes=sizes, world_size=world_size)
     counts = chosen.counts(loaded.checked, world_size=world_size)
@@ -93,6 +95,14 @@ def _choose(sizes: Mapping[Layout, int], world_size: int | None) -> Layout | Non
     if world_size is None:
         return list(sizes)[-1] if sizes else None
     return next((layout for layout, size in sizes.items() if size == world_size), None)
+
+
+def more_ranks_than_slots(topology: Topology, ranks: int) -> Diagnostic:
+    """Return the diagnostic for `--ranks N` with fewer slots than that."""
+    offered = counted(len(topology.slots), "slot")
+    message = f"`--ranks {ranks}` was given but the hosts offer {offered}"
+    hint = f"`--ranks {len(topology.slots)}`, or more slots: a slot is room for one rank"
+    return Diagnostic("P002", message, Label(topology.hosts[-1].slots_span, f"{offered} in all"), hints=(hint,))
 
 
 def _fixed_by_bindings(topology: Topology, ranks: int) -> Diagnostic:
