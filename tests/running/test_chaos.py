@@ -103,7 +103,9 @@ def test_ctrl_c_pressed_three_times_ends_ranks_that_ignore_it(chaos):
     nothing_left(answer.found)
 
 
-def test_steps_are_waited_for_a_pause_is_endured_and_what_was_lost_is_said(chaos, here):
+def test_steps_are_waited_for_a_pause_is_endured_what_was_lost_is_said_and_a_simulation_gets_the_same_verdict(
+    chaos, here
+):
     (here / "train.yaml").write_text(TINY)
     plan = "stop rank=0 at step=3; continue rank=0 at step=3; kill role=optimizer at step=12; kill rank=0 at step=399"
     answer = chaos(plan, "hierarchical_parallel", "-c", "train.yaml")
@@ -117,6 +119,11 @@ def test_steps_are_waited_for_a_pause_is_endured_and_what_was_lost_is_said(chaos
     assert lost["last_step"] - lost["checkpoint_step"] == lost["steps"]
     assert answer.found["run_id"] == lost["resume"]
     nothing_left(answer.found)
+    words = ["simulate", "hierarchical_parallel", "-c", "train.yaml", "--virtual", "--plan", plan, "--format", "json"]
+    simulated = subprocess.run([sys.executable, "-m", "ttlaunch", *words], cwd=here, capture_output=True, check=True)
+    verdict, failure = json.loads(simulated.stdout)["verdict"], answer.found["report"]["failure"]
+    assert outcomes == [fault["outcome"] for fault in verdict["faults"]]
+    assert (failure["code"], failure["rank"]) == (verdict["failure"]["code"], verdict["failure"]["rank"])
 
 
 def test_a_run_that_ends_before_its_fault_proves_nothing(chaos, here):
