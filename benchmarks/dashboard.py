@@ -5,6 +5,14 @@ list, then that run's metrics and logs, once without anything in the cache and o
 resident size are printed beside their limits; the exit status is 1 if one is larger. Takes about a minute and 1.3 GB of disk.
 
     python benchmarks/dashboard.py [--runs 500] [--steps 100000] [--log-mb 1000]
+
+With `--pages 3`, it measures instead what open pages cost a run that is active. While two ranks of `data_parallel` train, a server is offered,
+and in turns, a few seconds each, nobody reads it or so many readers follow the run: each asks for its facts and first charts, and
+reads its stream of events, as a tab of a browser does; the browser's own work is not counted, it may be on another machine. To be
+met: a step is at most 1 % longer, as the median over turns with their neighbours; and it is in the streams at most 1 s after it was done. At the end, rank 1 is killed: the page
+has to name it at most 2 s later.
+
+    PYTHONPATH=. python benchmarks/dashboard.py --pages 3 [--turns 17] [--turn-s 6]
 """
 
 import argparse
@@ -12,16 +20,21 @@ import http.client
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from trainings import step_ends
 
 from ttlaunch import contract
 from ttlaunch.running.logs.merge import MERGED_FILE
@@ -30,7 +43,9 @@ PAINT_S, INDEX_S, MEMORY_MB = 1.0, 20.0, 200
 RANKS = 4
 VIEWS = ("runs", "metrics", "logs")
 _STEPS_TOGETHER = 500
+_WARM_STEPS, _SETTLE_S = 50, 1.0
 _BLOCK = 64 << 10
+STEP_LIMIT, SHOWN_S, NAMED_S = 1.01, 1.0, 2.0
 BIG = "2026-01-02T00-00-00-b166"
 
 
@@ -116,6 +131,21 @@ class Page:
             assert answer.status == HTTPStatus.OK
             return json.load(answer)
 
+    def follow(self, run: str, until: threading.Event, delays: list[float]) -> None:
+        """Read a run as a tab that shows its metrics does; add how long after each step it came."""
+        for path in ("", "/numbers", *(f"/series?name=train/{name}&points=1500" for name in ("loss", "grad_norm"))):
+            self.ask(f"api/runs/{run}{path}")
+        connection = http.client.HTTPConnection("127.0.0.1", urlsplit(self._url).port, timeout=60)
+        with closing(connection):
+            connection.request("GET", f"/api/runs/{run}/events", headers={"authorization": f"Bearer {self._key}"})
+            answer = connection.getresponse()
+            while not until.is_set():
+                line = answer.readline()
+                if line.startswith(b'data: {"points"'):
+                    now = time.time()
+                    rows = json.loads(line.removeprefix(b"data: "))["points"]
+                    delays += [now - when for name, _, _, when, _ in rows if name == "train/loss"]
+
     def paint(self, view: str) -> float:
         """Return how long what a view asks for takes: all of it one after the other, which a browser does at the same time."""
         began = time.perf_counter()
@@ -165,6 +195,68 @@ def measure(runs: Path, cache: Path) -> list[tuple[str, float, float, str]]:
     return found
 
 
+def measure_pages(scratch: Path, *, pages: int, turns: int, turn_s: float) -> list[tuple[str, float, float, str]]:
+    """Train, and read the run in every second turn; rows as those of `measure`."""
+    runs = scratch / "runs"
+    words = ["-m", "ttlaunch", "run", "data_parallel", "--format", "json"]
+    words += ["--set", "training_config.steps=1000000", "--set", "checkpoint_config.interval=null"]
+    words += ["--set", "training_config.validation_interval=1000000"]
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=scratch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as training:
+        try:
+            while not (begun := [run for run in runs.glob("2*") if len(step_ends(run)) > _WARM_STEPS]):
+                if training.poll() is not None:
+                    raise SystemExit("the training has ended before anybody looked at it")
+                time.sleep(0.5)
+            (run,) = begun
+            page = Page(runs, scratch / "cache")
+            delays: list[float] = []
+            spans = [_turn(page, run.name, pages * (number % 2), turn_s, delays) for number in range(turns)]
+            named_s = _kill(run, page)
+            page.end()
+        finally:
+            training.send_signal(signal.SIGTERM)
+    ends = step_ends(run)
+    steps = [statistics.median(b - a for a, b in pairwise(ends) if begin <= a and b <= end) for begin, end in spans]
+    # Each turn with readers between two without: what else the machine does changes slowly and hits both.
+    ratios = [steps[at] / statistics.mean((steps[at - 1], steps[at + 1])) for at in range(1, turns - 1, 2)]
+    print(f"a step of {1e3 * statistics.median(steps[::2]):.1f} ms; ratios {min(ratios):.3f} to {max(ratios):.3f}")
+    worst = sorted(delays)[int(0.99 * len(delays))]
+    return [
+        (f"step with {pages} open pages / without", statistics.median(ratios), STEP_LIMIT, ""),
+        ("from a step to its event, 99 of 100", worst, SHOWN_S, "s"),
+        ("from the death of a rank to its name", named_s, NAMED_S, "s"),
+    ]
+
+
+def _kill(run: Path, page: Page) -> float:
+    """Kill rank 1, and return how long it took until the page said so, asked as often as its stream is."""
+    records = map(contract.read_record, (run / contract.progress_file(1)).read_bytes().splitlines())
+    pid = next(int(record["pid"]) for record in records if record and record["kind"] == contract.KIND_STARTED)
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    while "rank 1 (worker" not in "".join(one["text"] for one in page.ask(f"api/runs/{run.name}")["diagnostics"][:1]):
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def _turn(page: Page, run: str, readers: int, turn_s: float, delays: list[float]) -> tuple[float, float]:
+    """Have some readers follow a run for a while; the times between which they all did."""
+    until = threading.Event()
+    threads = [threading.Thread(target=page.follow, args=(run, until, delays)) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    time.sleep(_SETTLE_S)
+    begin = time.time()
+    time.sleep(turn_s)
+    end = time.time()
+    until.set()
+    for thread in threads:
+        thread.join()
+    return begin, end
+
+
 def main() -> int:
     """Write the runs, open the page, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,14 +264,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--log-mb", type=int, default=1000)
     parser.add_argument("--folder", type=Path, help="keep the runs here, and use those that are there")
+    parser.add_argument("--pages", type=int, help="measure what so many open pages cost a run")
+    parser.add_argument("--turns", type=int, default=17)
+    parser.add_argument("--turn-s", type=float, default=6.0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         runs = given.folder or Path(scratch) / "runs"
-        if not runs.exists():
-            write_runs(runs, runs=given.runs, steps=given.steps, log_mb=given.log_mb)
-        rows = measure(runs, Path(scratch) / "cache")
+        if given.pages:
+            rows = measure_pages(Path(scratch), pages=given.pages, turns=given.turns, turn_s=given.turn_s)
+        else:
+            if not runs.exists():
+                write_runs(runs, runs=given.runs, steps=given.steps, log_mb=given.log_mb)
+            rows = measure(runs, Path(scratch) / "cache")
     for name, figure, limit, unit in rows:
-        print(f"{name:<48} {figure:8.2f} {unit:<2}  limit {limit:g} {unit}{'' if figure <= limit else '  TOO MUCH'}")
+        print(f"{name:<48} {figure:8.3f} {unit:<2}  limit {limit:g} {unit}{'' if figure <= limit else '  TOO MUCH'}")
     return int(any(figure > limit for _, figure, limit, _ in rows))
 
 

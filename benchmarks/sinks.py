@@ -6,14 +6,14 @@ Two workers with the recipe's own model and batch, one torch thread a rank, on t
 what it computes, the ranks lose. A round trains once without a sink and once with each; W&B writes without a network. Compared
 are the median step, the first 20 left out, which is what goes on costing, and all steps together, in which the seconds are that
 a sink takes to load its library. To be met, for each sink and as the median of the rounds: a step at most 3 % longer, and at most
-2 % with Loki, whose server, in this process, takes everything at once (`loki`), answers after 2 s (`loki-slow`), says 429 or 500
-(`loki-busy`), or is not there (`loki-down`).
+2 % with Loki, whose server, in this process, takes everything at once (`loki`), answers after 2 s (`loki-slow`), says 429, then 500,
+and takes what is sent for the third time (`loki-busy`), or is not there (`loki-down`).
 """
 
 import argparse
 import http.server
+import itertools
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -46,6 +46,8 @@ class Found(NamedTuple):
 class Server(http.server.BaseHTTPRequestHandler):
     """Stands for Loki; the name before its path says how it behaves."""
 
+    busy_answers = itertools.cycle([429, 500, 204])
+
     def log_message(self, *_: object) -> None:
         """Print nothing."""
 
@@ -54,7 +56,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         kind = self.path.split("/")[1]
         if kind == "loki-slow":
             time.sleep(_SLOW_S)
-        self.send_response(random.choice([429, 500, 204]) if kind == "loki-busy" else 204)  # noqa: S311 - no secret
+        self.send_response(next(self.busy_answers) if kind == "loki-busy" else 204)
         self.end_headers()
 
 

@@ -1,6 +1,7 @@
 """Runs are launched, stopped and resumed from a page that may do so, after the checks of the command line; others have no such routes (X6)."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ttlaunch.cli.main import make_app
 from ttlaunch.dashboard.actions import Actions, takes_plain_values
 from ttlaunch.dashboard.application import make_application
 from ttlaunch.dashboard.reading import Reading
-from ttlaunch.running.runs.launcher import write_launcher
+from ttlaunch.running.runs.launcher import read_launcher, write_launcher
 from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 from ttlaunch.spec.recipe.shared import settable_keys
 from ttlaunch.web.addresses import LOOPBACK
@@ -171,6 +172,7 @@ def test_a_run_is_launched_stopped_as_ctrl_c_does_and_resumed_and_its_history_sa
     run = runs / answer.json()["run"]
     state = lambda: client.get(f"/api/runs/{run.name}", headers=BEARER).json()  # noqa: E731 - asked again and again
     assert eventually(lambda: state()["rank_states"][0]["step"] > 0)
+    assert os.getsid(read_launcher(run).pid) != os.getsid(0)  # the end of the page's session is not that of the run
     assert 200 == client.post(f"/api/runs/{run.name}/stop", json={}, headers=BEARER).status_code
     assert eventually((run / "report.json").is_file)
     assert "interrupted" == json.loads((run / "report.json").read_text())["status"]

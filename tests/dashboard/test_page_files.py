@@ -65,3 +65,13 @@ def test_no_name_is_taken_twice_because_a_saved_page_has_all_modules_in_one_scri
     declared = re.compile(r"^(?:export )?(?:async )?(?:const|let|class|function\*?) (\w+)", re.MULTILINE)
     names = [name for module in SCRIPTS for name in declared.findall((FILES / f"{module}.js").read_text())]
     assert [] == sorted(name for name in set(names) if names.count(name) > 1)
+
+
+def test_nothing_moves_for_readers_who_do_not_want_that():
+    style = (FILES / "page.css").read_text()
+    outside = re.sub(r"@media \(prefers-reduced-motion: no-preference\) \{(?:[^{}]*\{[^{}]*\})*\s*\}", "", style)
+    assert "transition" in style
+    assert not re.search(r"transition|animation|@keyframes|scroll-behavior", outside)
+    assert not any(
+        re.search(r"\.animate\(|behavior: ?\"smooth\"", (FILES / f"{name}.js").read_text()) for name in SCRIPTS
+    )

@@ -1,4 +1,4 @@
-"""Steps that are read together are those that the parser reads one by one, whatever a rank has written between them."""
+"""Steps that are read together are those that the parser reads one by one, whatever a rank has written between them (X1, X7)."""
 
 import json
 import random
