@@ -95,3 +95,13 @@ def test_another_type_with_the_same_values_is_said(ttlaunch, here):
     save_file({"w": torch.ones(3).bfloat16()}, here / "b")
     answer = ttlaunch("weights diff a b --format concise")
     assert (1, "w\tdtype F32 → BF16\n") == (answer.status, answer.stdout)
+
+
+def test_a_folder_of_transformers_is_not_compared_with_weights_of_other_names(ttlaunch, files, here):
+    (here / "theirs").mkdir()
+    files("ours", w=[1.0])
+    files("theirs/model.safetensors", h=[1.0])
+    answer = ttlaunch("weights diff ours theirs")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert "hint: `ttlaunch weights import theirs FILE`" in answer.stderr
+    assert 0 == ttlaunch("weights diff theirs theirs").status

@@ -28,6 +28,9 @@ def replace(pattern, content):
     ("content", "said"),
     [
         (b"{", "it is no JSON"),
+        (b"\0\1", "it is no JSON"),
+        (b"\xff\xfe[\0]\0", "it is no JSON"),
+        (b"[" * 200_000, "it is nested too deep"),
         (b"[]", "it has no .model."),
         (b"{}", "it has no .model."),
         (

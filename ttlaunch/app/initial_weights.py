@@ -219,6 +219,8 @@ def _other_vocabulary(choice: "RecipeChoice", folder: Path, vocabulary: int) -> 
     path = shown(folder, longest=_LONGEST)
     message = f"the model in {path} has {vocabulary:,} tokens, and the training data with `tokenizer_type` `{kind}` has {tokens:,}"
     made = f"`ttlaunch data TEXT tokens.txt --tokenizer {path}/tokenizer.json` writes the tokens of a text"
+    if not (folder / "tokenizer.json").exists():
+        made = f"{path} has no `tokenizer.json`: put that of the model there, or its path behind `ttlaunch data TEXT tokens.txt --tokenizer`"
     used = f"`--set {_TOKENS}=ids --set training_config.data_path=tokens.txt` trains on them"
     return Diagnostic("C042", message, choice.loaded.label(_TOKENS) or choice.loaded.label(_KEY), hints=(made, used))
 
@@ -237,6 +239,7 @@ def _tokens_of(choice: "RecipeChoice", config: Mapping[str, Any]) -> int | None:
 
 
 def _from_file(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    from ttlaunch.app.import_weights import is_pretrained
     from ttlaunch.records.regular_files import open_regular
     from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 
@@ -253,6 +256,8 @@ def _from_file(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | Non
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         message = f"{shown(path, longest=_LONGEST)} cannot be used as initial weights: {reason}"
         hints = ("`ttlaunch weights export RUN FILE` writes a file that fits",)
+        if is_pretrained(str(path)):
+            hints = (f"`hf:{shown(path, longest=_LONGEST)}` is a folder of transformers",)
         return None, [Diagnostic("C042", message, Label(span) if span else None, hints=hints)]
     files = [{"path": str(path.resolve()), "sha256": digest, "bytes": size}]
     return {"origin": str(path.resolve()), "step": 0, "files": files}, []

@@ -16,6 +16,8 @@ _MEETING = "leave `{0}` out: ttlaunch starts all hosts, and chooses the address 
 _LOGS = "leave `{0}` out: each rank has its log in the run's folder, and `--only rank=0` chooses what is shown"
 _NONE = "leave `{0}` out: ttlaunch needs nothing in its place"
 _INSTEAD = {
+    "--max-restarts": "`--max-restarts N`, with a dash, as all options here",
+    **dict.fromkeys(("-r", "-t"), _LOGS),
     **dict.fromkeys(("--node-rank", "--master-addr", "--master-port", "--local-addr"), _MEETING),
     **dict.fromkeys(("--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--rdzv-conf"), _MEETING),
     **dict.fromkeys(("--log-dir", "--redirects", "--tee", "--local-ranks-filter", "--logs-specs"), _LOGS),

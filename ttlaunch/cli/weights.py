@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
@@ -338,6 +338,7 @@ def diff(left: Weights, right: Weights, *, runs_dir: RunsDir = Path("runs"), for
     from ttlaunch.running.checkpoints.tensor_difference import compare
 
     one, other = (_weights_of(what, runs_dir=runs_dir, form=form, verb="compared") for what in (left, right))
+    _refuse_other_names((left, right), (one, other))
     only = [sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())]
     both = {name: tensor for name, tensor in one.items() if name in other}
     try:
@@ -431,6 +432,18 @@ def _weights_of(what: str, *, runs_dir: Path, form: Format, verb: str) -> Mappin
         raise file_error(what, error, verb="read") from error
     except TensorFileError as error:
         raise usage_error(f"{what} cannot be {verb}: {error}") from error
+
+
+def _refuse_other_names(whats: Sequence[str], weights: Sequence[Mapping[str, "FiledTensor"]]) -> None:
+    """Refuse a folder of transformers beside weights of ours: no name is in both, and nothing would be compared."""
+    from ttlaunch.app.import_weights import is_pretrained
+
+    theirs = [shown(what, longest=_LONGEST_PATH) for what in whats if is_pretrained(what)]
+    if len(theirs) == 1 and not weights[0].keys() & weights[1].keys():
+        hint = f"`ttlaunch weights import {theirs[0]} FILE` writes them under our names, and FILE can be compared"
+        raise usage_error(
+            f"{theirs[0]} has the names of transformers, and nothing in common with the other weights", hint
+        )
 
 
 def _is_file_of_weights(what: str) -> bool:

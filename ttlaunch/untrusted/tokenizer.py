@@ -100,9 +100,11 @@ def load(data: bytes) -> Any:
         UntrustedError: It is no tokenizer, or one with parts that are not taken.
     """
     try:
-        content = json.loads(data)
+        content = json.loads(str(data, "utf-8"))  # of bytes, the encoding would be guessed, and its codec imported
     except ValueError as error:
         raise UntrustedError(f"it is no JSON: {error}") from error
+    except RecursionError as error:
+        raise UntrustedError("it is nested too deep") from error
     check(content)
     return _made(data)
 
