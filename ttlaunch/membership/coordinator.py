@@ -177,13 +177,15 @@ def _settle(state: Coordinator) -> Result:
 
 def _wanted(state: Coordinator) -> tuple[int, ...]:
     """Choose the members of the next epoch: the present ones, then those that wait; not those that leave, but see below."""
+    members = frozenset(state.members)
     staying = [number for number, worker in state.workers.items() if not worker.leaves]
-    present = sorted(number for number in staying if number in state.members)
-    waiting = sorted(number for number in staying if number not in state.members)
+    present = sorted(number for number in staying if number in members)
+    waiting = sorted(number for number in staying if number not in members)
     ready = [number for number in waiting if not state.workers[number].lacks_state]
+    lacking = [number for number in waiting if state.workers[number].lacks_state]
     chosen = [*present, *ready][: state.terms.maximum]
     # Without the weights they would keep the others waiting; but too few make no step at all.
-    chosen += [number for number in waiting if number not in ready][: max(0, state.minimum - len(chosen))]
+    chosen += lacking[: max(0, state.minimum - len(chosen))]
     giving = sorted(number for number in state.members if number in state.workers and state.workers[number].leaves)
     if giving and not _have_state(state, chosen) and _have_state(state, [*giving, *chosen]):
         # Those who stay do not have the newest state yet, so some of those that leave give it first. The places of an epoch
