@@ -101,6 +101,20 @@ def mpirun_scratch():
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked_simulations():
+    """Of commands that run in this process; see `tests/forked_simulation.py`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ttlaunch.lab.play.start_process", _start_simulation)
+        yield
+
+
+def _start_simulation(*words, **options):
+    from tests.forked_simulation import start  # noqa: PLC0415 - most tests simulate nothing
+
+    return start(*words, **options)
+
+
 @pytest.fixture(scope="session")
 def skip_or_fail():
     """`skip_or_fail(reason)`: skip, or fail where every test must run."""

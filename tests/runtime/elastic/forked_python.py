@@ -32,13 +32,13 @@ class ForkedProcess:
 
     def __init__(self, module, *, cwd, env, output):
         request = {"module": module, "cwd": str(cwd), "env": dict(env), "output": str(output)}
-        self.pid = _ask(request)
+        self.pid = ask(request)
         self._status = None
 
     def poll(self):
         """Return the exit status, negative for a signal, or None while it runs."""
         if self._status is None:
-            self._status = _ask({"status of": self.pid})
+            self._status = ask({"status of": self.pid})
         return self._status
 
     def wait(self):
@@ -54,9 +54,10 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _ask(request):
+def ask(request, descriptors=()):
+    """Let the forker begin a module or say what became of one; `descriptors` are the outputs of one that has no file for them."""
     ours = _start_forker()
-    ours.sendall(json.dumps(request).encode())
+    socket.send_fds(ours, [json.dumps(request).encode()], descriptors)
     return json.loads(ours.recv(_LARGEST))
 
 
@@ -79,15 +80,18 @@ def _start_forker():
 def _fork_on_demand(theirs):
     """Answer requests until the tests have ended; return only in a forked process, with the module that it is to run."""
     children = set()
-    while data := theirs.recv(_LARGEST):
+    while (received := socket.recv_fds(theirs, _LARGEST, 2))[0]:
+        data, outputs, *_ = received
         request = json.loads(data)
         if "module" in request:
             import_ahead(request["env"][contract.ENV_PLAN])
             gc.freeze()
             child = os.fork()
             if child == 0:
-                return _begin(request)
+                return _begin(request, outputs)
             children.add(child)
+            for output in outputs:
+                os.close(output)
             answer = child
         else:
             ended, status = os.waitpid(request["status of"], os.WNOHANG)
@@ -99,21 +103,27 @@ def _fork_on_demand(theirs):
     return None
 
 
-def _begin(request):
+def _begin(request, outputs):
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    return request["module"]
+    if outputs:
+        sys.path[:1] = [request["cwd"], *filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)
+    else:
+        outputs = [os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)] * 2
+    for number, output in enumerate(outputs, start=1):
+        os.dup2(output, number)
+    for output in set(outputs):
+        os.close(output)
+    return [request["module"], *request.get("words", ())]
 
 
 if __name__ == "__main__":
     import_module("torch._dynamo")  # the first optimizer imports it
     with socket.socket(fileno=int(sys.argv[1])) as requests:
-        module = _fork_on_demand(requests)
-    if module:
-        sys.argv = [module]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        words = _fork_on_demand(requests)
+    if words:
+        sys.argv = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,79 @@
+"""Simulations of commands that run in the process of a test, in processes that find torch imported: one has it and forks them.
+
+A simulation plays all its ranks in one process, and a test trains them for a few steps, which takes less than to import torch.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.runtime.elastic.forked_python import ask
+from ttlaunch.engines.process import start_process
+
+MODULE = "ttlaunch.runtime.simulate"
+_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "TORCH")
+"""How the variables begin that an interpreter or a library reads when it starts."""
+_OF_SIMULATIONS = {"OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED"}
+"""Those of them that a forked simulation has as well."""
+_LOOK_S = 0.01
+
+
+def _read_at_start(environment):
+    return {
+        name: value for name, value in environment.items() if name.startswith(_AT_START) and name not in _OF_SIMULATIONS
+    }
+
+
+_OURS = _read_at_start(os.environ)
+
+
+def start(argv, *, folder, environment):
+    """Start a simulation in a forked process; any other program, or an environment of its own, as `start_process` does."""
+    is_usual = _read_at_start(environment) == _OURS and environment.get("OMP_NUM_THREADS", "1") == "1"
+    if list(argv[:3]) != [sys.executable, "-m", MODULE] or not is_usual or not Path(folder).is_dir():
+        return start_process(argv, folder=folder, environment=environment)
+    return ForkedSimulation(argv[3:], folder=folder, environment=environment)
+
+
+class ForkedSimulation:
+    """What `ttlaunch.lab.play` uses of a `subprocess.Popen`.
+
+    Attributes:
+        pid: Its process, which stays a zombie until `poll` has its status.
+        returncode: As that of a `Popen`.
+    """
+
+    def __init__(self, words, *, folder, environment):
+        pipes = os.pipe(), os.pipe()
+        self.stdout, self.stderr = (os.fdopen(reading, "rb") for reading, _ in pipes)
+        request = {"module": MODULE, "words": list(words), "cwd": str(folder), "env": dict(environment)}
+        self.pid = ask(request, [writing for _, writing in pipes])
+        for _, writing in pipes:
+            os.close(writing)
+        self.returncode = None
+
+    def poll(self):
+        if self.returncode is None:
+            self.returncode = ask({"status of": self.pid})
+        return self.returncode
+
+    def wait(self, timeout=None):
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired(MODULE, timeout)
+            time.sleep(_LOOK_S)
+        return self.returncode
+
+    def terminate(self):
+        self._send(signal.SIGTERM)
+
+    def kill(self):
+        self._send(signal.SIGKILL)
+
+    def _send(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
