@@ -21,7 +21,7 @@ def star(here, write_cluster):
 def test_the_proposal_shows_costs_ranks_and_hops(ttlaunch, star):
     answer = ttlaunch(f"place {HIERARCHY} --on star")
     expected = """\
-hierarchical_parallel (two_tier) on star: cost 5 → 3, the best of all orders
+hierarchical_parallel (two_tier) on star: cost 2.5 → 1.5, the best of all orders
 rank  role                  host    mesh  was
    0  worker                box-01     1  rank 1
    1  worker                box-02     2  rank 2
@@ -38,7 +38,7 @@ apart   pairs now  proposed
 
 def test_a_good_order_is_left_as_it_is(ttlaunch):
     answer = ttlaunch(f"place {HIERARCHY} --on 5loudboxes")
-    first = "hierarchical_parallel (three_tier) on 5loudboxes: cost 4, the best of all orders; nothing to change"
+    first = "hierarchical_parallel (three_tier) on 5loudboxes: cost 2, the best of all orders; nothing to change"
     assert first == answer.stdout.splitlines()[0]
 
 
@@ -49,7 +49,7 @@ def test_the_short_form_is_a_line_for_each_rank(ttlaunch, star):
 
 def test_programs_read_the_proposal_as_json(ttlaunch, star):
     found = json.loads(ttlaunch(f"place {HIERARCHY} --on star --format json").stdout)
-    assert {"before": {"unreachable": 0, "hops": 5.0}, "after": {"unreachable": 0, "hops": 3.0}} == found["cost"]
+    assert {"before": {"unreachable": 0, "time": 2.5}, "after": {"unreachable": 0, "time": 1.5}} == found["cost"]
     assert ["box-01", "box-02", "box-03", "box-00"] == found["hosts"]
     assert {"a": 0, "b": 3, "weight": 1.0, "before": 1, "after": 1} == found["pairs"][0]
     assert found["exact"]
@@ -60,7 +60,7 @@ def test_what_is_written_validates_and_costs_less(ttlaunch, star):
     answer = ttlaunch(f"validate new --recipe {HIERARCHY}")
     assert ("", 0) == (answer.stderr, answer.status)
     again = json.loads(ttlaunch(f"place {HIERARCHY} --on new --format json").stdout)
-    assert (3.0, 3.0) == (again["cost"]["before"]["hops"], again["cost"]["after"]["hops"])
+    assert (1.5, 1.5) == (again["cost"]["before"]["time"], again["cost"]["after"]["time"])
 
 
 def test_rows_move_with_their_hosts_as_they_were_typed(ttlaunch, star, here):
@@ -93,12 +93,12 @@ def test_a_script_cannot_be_placed(refused, star):
 def test_validate_warns_of_bindings_that_cost_much_more(ttlaunch, star):
     answer = ttlaunch(f"validate star --recipe {HIERARCHY} --set multihost_config.socket_type=fabric")
     expected = """\
-warning[P013]: these bindings cost 5; another order of the hosts costs 3
+warning[P013]: these bindings cost 2.5; another order of the hosts costs 1.5
  --> star/rank_bindings.yaml:2:12
   |
 2 |   - {rank: 0, mesh_id: 0}
   |            ^ the proposal gives rank 0 another host and mesh
-  = note: the cost is the sum of weight × hops over the pairs of ranks that talk
+  = note: the cost is the sum of weight ÷ channels over the links between the pairs of ranks that talk
 
 hint: `ttlaunch place hierarchical_parallel --on star` proposes that order
 

@@ -1,5 +1,7 @@
 """What `place` proposes: hosts move with their meshes, talking ranks come close, and nothing is ever made worse."""
 
+from dataclasses import replace
+
 import pytest
 
 from ttlaunch.diagnostics import Diagnostic
@@ -7,6 +9,8 @@ from ttlaunch.planning.graph import traffic
 from ttlaunch.planning.place import Cost, check_placement, propose_placement, render_cost
 from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.recipe import Flow, Layout, all_pairs, chain
+
+# The links of these clusters have two channels, so a message takes half a unit of time on each.
 
 
 def pipeline(size):
@@ -21,7 +25,7 @@ def star(workers):
 def test_a_pipeline_follows_the_cables(cluster):
     topology = cluster([(0, 1), (1, 2), (2, 3)], meshes=[0, 2, 1, 3])
     proposal = propose_placement(topology, pipeline(4))
-    assert (Cost(0, 5), Cost(0, 3)) == (proposal.before, proposal.after)
+    assert (Cost(0, 2.5), Cost(0, 1.5)) == (proposal.before, proposal.after)
     assert [0, 1, 2, 3] == [binding.mesh_id for binding in proposal.bindings]
     assert ["box-00", "box-02", "box-01", "box-03"] == [host.name for host in proposal.hosts]
 
@@ -29,7 +33,7 @@ def test_a_pipeline_follows_the_cables(cluster):
 def test_the_server_goes_to_the_middle_of_a_star(cluster):
     proposal = propose_placement(cluster([(0, 1), (0, 2), (0, 3)]), star(3))
     assert 0 == proposal.bindings[3].mesh_id
-    assert Cost(0, 3) == proposal.after
+    assert Cost(0, 1.5) == proposal.after
 
 
 def test_a_host_keeps_its_meshes(cluster):
@@ -60,9 +64,9 @@ def test_a_path_for_every_pair_comes_before_few_hops(cluster):
     layout = RoleLayout(Layout("x", worker=2, server=1, idle=3), roles, (Flow("worker", "server"),))
     topology = cluster(links, meshes=[0, 4, 5, 1, 2, 3])
     proposal = propose_placement(topology, layout)
-    assert Cost(1, 1) == proposal.before
-    assert Cost(0, 2) == proposal.after
-    assert "1 and 1 without a path" == render_cost(proposal.before)
+    assert Cost(1, 0.5) == proposal.before
+    assert Cost(0, 1) == proposal.after
+    assert "0.5 and 1 without a path" == render_cost(proposal.before)
 
 
 def test_weights_decide_which_flow_is_short(cluster):
@@ -97,7 +101,7 @@ def test_nothing_is_said_about_bindings_that_are_good_enough(cluster):
 def test_bindings_that_cost_half_as_much_again_are_warned_of(cluster):
     topology = cluster([(0, 1), (0, 2), (0, 3)])
     (warning,) = check_placement(topology, star(3), recipe="x")
-    assert "these bindings cost 5; another order of the hosts costs 3" == warning.message
+    assert "these bindings cost 2.5; another order of the hosts costs 1.5" == warning.message
 
 
 def test_an_all_reduce_costs_the_same_in_every_order(cluster):
@@ -106,3 +110,19 @@ def test_an_all_reduce_costs_the_same_in_every_order(cluster):
     assert not isinstance(proposal, Diagnostic)
     assert proposal.before == proposal.after
     assert not any(proposal.moved(rank) for rank in range(10))
+
+
+def test_a_link_with_many_channels_is_nearer_than_one_with_few(cluster):
+    """Both orders have three hops; in the better one the heavy pair has the wide link."""
+    topology = cluster([(0, 1), (1, 2)])
+    wide = replace(topology, links=tuple(replace(link, channels=8 if link.a == 1 else 1) for link in topology.links))
+    roles = ("a", "b", "c")
+    layout = RoleLayout(Layout("x", a=1, b=1, c=1), roles, (Flow("a", "b", weight=9.0), Flow("b", "c")))
+    proposal = propose_placement(wide, layout)
+    assert (Cost(0, 9 + 1 / 8), Cost(0, 9 / 8 + 1)) == (proposal.before, proposal.after)
+
+
+def test_bytes_that_are_given_count_in_place_of_declared_weights(cluster):
+    topology = cluster([(0, 1), (1, 2)], meshes=[0, 2, 1])
+    proposal = propose_placement(topology, pipeline(3), weights={(0, 1): 100.0, (1, 2): 1.0})
+    assert 1 == next(pair for pair in proposal.pairs if pair.weight == 100.0).after

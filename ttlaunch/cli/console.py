@@ -57,7 +57,7 @@ JSON_SCHEMAS = {
     "grafana-export": 1,
     "metrics-export": 1,
     "parity": 1,
-    "place": 1,
+    "place": 2,
     "plan": 1,
     "prepare": 1,
     "ps": 1,

@@ -19,12 +19,15 @@ from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, file_error, us
 
 if TYPE_CHECKING:
     from ttlaunch.app.resolve import ResolvedSpec
+    from ttlaunch.lab.place import StepTimes
     from ttlaunch.planning.place import Proposal
     from ttlaunch.planning.roles import RoleLayout
     from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
 [bold]ttlaunch place hierarchical_parallel --on 5loudboxes --set multihost_config.num_workers=3[/bold]   the proposed order, and how much traffic it saves
+
+[bold]ttlaunch place hierarchical_parallel --on 5loudboxes --step-time --set multihost_config.num_workers=3[/bold]   by the bytes of a simulated step, and how long it takes in both orders
 
 [bold]ttlaunch place fabric_minimal --on 5loudboxes --out configurations/placed[/bold]   write the proposal
 """
@@ -49,36 +52,75 @@ def place(
             "--out", "-o", metavar="DIR", help="Write hosts.txt and rank_bindings.yaml in the proposed order."
         ),
     ] = None,
+    step_time: Annotated[
+        bool,
+        typer.Option(
+            "--step-time", help="Weigh pairs by the bytes of a simulated step, and simulate the proposed order too."
+        ),
+    ] = False,
+    link_us: Annotated[
+        float, typer.Option("--link-us", min=0, max=1e9, help="With --step-time: what each link adds to a message.")
+    ] = 50.0,
+    link_gbps: Annotated[
+        float,
+        typer.Option("--link-gbps", min=1e-6, max=1e9, help="With --step-time: what each channel carries, in Gbit/s."),
+    ] = 10.0,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
     """Propose an order of the hosts that puts ranks that talk to each other close together."""
-    from ttlaunch.planning.place import propose_placement
-
-    spec = replace(spec, target=recipe)
-    found = resolve(spec, dialogue=TerminalDialogue(form, verbose=verbose))
+    spec, dialogue = replace(spec, target=recipe), TerminalDialogue(form, verbose=verbose)
+    found = resolve(spec, dialogue=dialogue)
     if found.command is not None:
         raise usage_error(f"{found.name} is a script; only a recipe declares which ranks talk to each other")
     if not found.ok or found.topology is None or found.layout is None:
         raise LaunchError(found.diagnostics)
-    proposal = propose_placement(found.topology, found.layout)
-    if isinstance(proposal, Diagnostic):
-        raise LaunchError([*found.diagnostics, proposal])
+    links = (link_us, link_gbps) if step_time else None
+    proposal, times = _propose(spec, found, links=links, dialogue=dialogue)
     show_diagnostics(found.diagnostics, form=form, verbose=verbose)
     if write is not None:
         _write(found, proposal, write)
-    _show(found, proposal, form)
+    _show(found, proposal, form, times=times)
     if write is not None and form is not Format.JSON:
         command = f"ttlaunch validate {shlex.quote(str(write))} --recipe {shlex.quote(recipe)}"
         print_lines([f"wrote {write}/hosts.txt and {write}/rank_bindings.yaml; check them with: {command}"])
 
 
-def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format) -> None:
+def _propose(
+    spec: RunSpec,
+    found: "ResolvedSpec",
+    *,
+    links: tuple[float, float] | None,
+    dialogue: TerminalDialogue,
+) -> "tuple[Proposal, StepTimes | None]":
+    """Propose by the flows that are declared, or with the speed of links by a simulated step."""
+    from ttlaunch.planning.place import propose_placement
+
+    topology, layout = found.topology, found.layout
+    assert topology is not None  # noqa: S101 - checked by the caller, like the layout
+    assert layout is not None  # noqa: S101
+    proposal = propose_placement(topology, layout)
+    if links is None or isinstance(proposal, Diagnostic):
+        if isinstance(proposal, Diagnostic):
+            raise LaunchError([*found.diagnostics, proposal])
+        return proposal, None
+    from ttlaunch.lab.place import place_by_time
+    from ttlaunch.lab.virtual import Conditions
+
+    conditions = Conditions(link_us=links[0], link_gbps=links[1])
+    timed = place_by_time(spec, topology, layout, conditions=conditions, dialogue=dialogue)
+    if isinstance(timed, Diagnostic):
+        raise LaunchError([*found.diagnostics, timed])
+    return timed
+
+
+def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format, *, times: "StepTimes | None") -> None:
     assert found.topology is not None  # noqa: S101 - checked by the caller, like the layout
     assert found.layout is not None  # noqa: S101
     roles, hosts = found.layout.roles, [slot.host.name for slot in proposal.slots]
     if form is Format.JSON:
-        print_json(_as_json(found.name, found.topology, found.layout, proposal=proposal), schema="place")
+        step = {"step": None if times is None else times.as_json()}
+        print_json({**_as_json(found.name, found.topology, found.layout, proposal=proposal), **step}, schema="place")
         return
     if form is Format.CONCISE:
         print_lines(tabbed((rank, roles[rank], hosts[rank], one.mesh_id)) for rank, one in enumerate(proposal.bindings))
@@ -89,7 +131,10 @@ def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format) -> None:
         rows.append((str(rank), roles[rank], hosts[rank], str(one.mesh_id), was))
     title = f"{found.name} ({found.layout.layout.name}) on {found.topology.name}"
     distances = render_table(_distances(proposal), right={1, 2})
-    print_lines([f"{title}: {_verdict(proposal)}", *render_table(rows, right={0, 3}), "", *distances])
+    steps = (
+        [] if times is None else [f"a step on the virtual clock: {times.before_ms:.3f} ms → {times.after_ms:.3f} ms"]
+    )
+    print_lines([f"{title}: {_verdict(proposal)}", *steps, *render_table(rows, right={0, 3}), "", *distances])
 
 
 def _verdict(proposal: "Proposal") -> str:

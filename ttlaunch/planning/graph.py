@@ -32,15 +32,21 @@ def hops_between(topology: Topology) -> Mapping[Node, Mapping[Node, int]]:
     return {start: _search(start, joined) for start in joined}
 
 
+def links_of(topology: Topology) -> list[tuple[Node, Node, float]]:
+    """Return both ends of each link, and its channels."""
+    found = [(Node(is_switch=False, id=one.a), Node(is_switch=False, id=one.b), one.channels) for one in topology.links]
+    found += [
+        (Node(is_switch=True, id=one.switch), Node(one.other_is_switch, one.other), one.channels)
+        for one in topology.switch_links
+    ]
+    return [(a, b, float(max(1, channels))) for a, b, channels in found]
+
+
 def _neighbours(topology: Topology) -> dict[Node, list[Node]]:
     meshes = [Node(is_switch=False, id=mesh.id) for mesh in topology.meshes]
     joined: dict[Node, list[Node]] = {node: [] for node in meshes}
     joined |= {Node(is_switch=True, id=switch.id): [] for switch in topology.switches}
-    ends = [(Node(is_switch=False, id=link.a), Node(is_switch=False, id=link.b)) for link in topology.links]
-    ends += [
-        (Node(is_switch=True, id=link.switch), Node(link.other_is_switch, link.other)) for link in topology.switch_links
-    ]
-    for a, b in ends:
+    for a, b, _ in links_of(topology):
         joined[a].append(b)
         joined[b].append(a)
     return joined

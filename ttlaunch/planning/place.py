@@ -4,10 +4,11 @@ Rank r takes the r-th slot in the order of `hosts.txt`, so reordering the hosts 
 cabled to its meshes, so they move together, and with them the host's rows in the bindings. A host with slots that are not
 bound keeps its position, because no file says which meshes are cabled to these slots.
 
-The cost is Σ weight × hops over the pairs of ranks that communicate. Of two arrangements, the one with less weight on pairs
-without a path is better; only then do hops count.
+The cost is the time that messages occupy links: Σ weight ÷ channels over the links on the route of each pair of ranks that communicate, on the
+routes of the virtual clock. Of two arrangements, the one with less weight on pairs without a path is better; only then does time count.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +16,9 @@ from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.planning.arrangement import EXACT_UP_TO, Assignment
-from ttlaunch.planning.graph import hops_between, node_of, traffic
+from ttlaunch.planning.graph import Node, links_of, node_of, traffic
 from ttlaunch.planning.roles import RoleLayout
+from ttlaunch.planning.routes import routes_between
 from ttlaunch.planning.search import solve
 from ttlaunch.spec.topology.model import Binding, Host, Rank, Slot, Topology
 
@@ -28,15 +30,20 @@ class Cost(NamedTuple):
 
     Attributes:
         unreachable: The weight of the pairs of ranks whose meshes have no path between them.
-        hops: Σ weight × hops over the other pairs.
+        time: Over the other pairs, Σ weight ÷ channels of each link on the route.
     """
 
     unreachable: float
-    hops: float
+    time: float
 
 
 class PairHops(NamedTuple):
-    """Two ranks that communicate, and their distance in hops; None if there is no path."""
+    """Two ranks that communicate, and their distance in hops; None if there is no path.
+
+    Attributes:
+        weight: What both send to each other in a step: bytes, or in relation to other pairs.
+        before, after: Their hops as they are, and as proposed.
+    """
 
     a: Rank
     b: Rank
@@ -73,8 +80,15 @@ class Proposal:
         return self.bindings[rank].rank != rank
 
 
-def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diagnostic:
+def propose_placement(
+    topology: Topology, layout: RoleLayout, *, weights: Mapping[tuple[Rank, Rank], float] | None = None
+) -> Proposal | Diagnostic:
     """Propose the best order found, or the current one if none is better.
+
+    Args:
+        topology: The cluster.
+        layout: The recipe's layout on it.
+        weights: What each pair of ranks, the smaller one first, sends to each other in a step; None: what the flows declare.
 
     Cost: a bounded search; at most a second or two for 64 ranks.
     """
@@ -82,19 +96,29 @@ def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diag
         message = f"configuration `{topology.name}` has no meshes, so there is nothing to place ranks by"
         hint = "describe the meshes and their links in `mgd.yaml`, and who drives them in `rank_bindings.yaml`"
         return mistake_at("P012", message, topology.hosts[0].span, label="only hosts are described", hint=hint)
-    hops = hops_between(topology)
+    links = links_of(topology)
+    routes = routes_between(links)
     nodes = [node_of(topology.driven(binding)) for binding in topology.bindings]
-    weights = traffic(layout)
+    weights = traffic(layout) if weights is None else weights
+
+    def hops(a: Node, b: Node) -> int | None:
+        return 0 if a == b else len(routes[a, b]) if (a, b) in routes else None
+
+    def time(a: Node, b: Node) -> float | None:
+        return None if hops(a, b) is None else sum((1 / links[link // 2][2] for link in routes.get((a, b), ())), 0.0)
+
+    times = {(a, b): time(a, b) for a in {*nodes} for b in {*nodes}}
+    longest = max((one for one in times.values() if one is not None), default=0.0)
     # The distance of a pair without a path: more than any placement with a path for every pair can cost.
-    apart = float(len(topology.meshes)) * (1.0 + sum(weights.values()) / min(weights.values(), default=1.0))
-    distances = [[float(hops[a].get(b, apart)) for b in nodes] for a in nodes]
+    apart = (1.0 + longest) * (1.0 + sum(weights.values()) / min(weights.values(), default=1.0))
+    distances = [[apart if (one := times[a, b]) is None else one for b in nodes] for a in nodes]
     blocks = _blocks(topology)
     last = blocks[-1]
     unfilled = len(last) < topology.slots[last[0]].host.slots
     problem = Assignment(distances, {(int(a), int(b)): w for (a, b), w in weights.items()}, blocks, unfilled)
     places = solve(problem)
     pairs = tuple(
-        PairHops(a, b, weight, hops[nodes[a]].get(nodes[b]), hops[nodes[places[a]]].get(nodes[places[b]]))
+        PairHops(a, b, weight, hops(nodes[a], nodes[b]), hops(nodes[places[a]], nodes[places[b]]))
         for (a, b), weight in weights.items()
     )
     hosts = tuple(dict.fromkeys([*(topology.slots[place].host for place in places), *topology.hosts]))
@@ -102,8 +126,8 @@ def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diag
         hosts=hosts,
         bindings=tuple(topology.bindings[place] for place in places),
         slots=tuple(Slot(host, index) for host in hosts for index in range(host.slots))[: len(places)],
-        before=_cost([(pair.weight, pair.before) for pair in pairs]),
-        after=_cost([(pair.weight, pair.after) for pair in pairs]),
+        before=_cost([(one.weight, times[nodes[one.a], nodes[one.b]]) for one in pairs]),
+        after=_cost([(one.weight, times[nodes[places[one.a]], nodes[places[one.b]]]) for one in pairs]),
         pairs=pairs,
         exact=problem.size <= EXACT_UP_TO,
     )
@@ -115,7 +139,7 @@ def check_placement(topology: Topology, layout: RoleLayout, *, recipe: str) -> l
     if not isinstance(proposal, Proposal) or not proposal.improves:
         return []
     before, after = proposal.before, proposal.after
-    if before.unreachable <= after.unreachable and before.hops < _WORTH_A_WARNING * after.hops:
+    if before.unreachable <= after.unreachable and before.time < _WORTH_A_WARNING * after.time:
         return []
     moved = next(rank for rank in range(len(proposal.bindings)) if proposal.moved(Rank(rank)))
     message = f"these bindings cost {render_cost(before)}; another order of the hosts costs {render_cost(after)}"
@@ -124,7 +148,7 @@ def check_placement(topology: Topology, layout: RoleLayout, *, recipe: str) -> l
         message,
         topology.bindings[moved].span,
         label=f"the proposal gives rank {moved} another host and mesh",
-        note="the cost is the sum of weight × hops over the pairs of ranks that talk",
+        note="the cost is the sum of weight ÷ channels over the links between the pairs of ranks that talk",
         hint=f"`ttlaunch place {recipe} --on {topology.name}` proposes that order",
         severity=Severity.WARNING,
     )
@@ -133,7 +157,7 @@ def check_placement(topology: Topology, layout: RoleLayout, *, recipe: str) -> l
 
 def render_cost(cost: Cost) -> str:
     """Return the cost in words: `4`, or `4 and 2 without a path`."""
-    return f"{cost.hops:g}" + (f" and {cost.unreachable:g} without a path" if cost.unreachable else "")
+    return f"{cost.time:g}" + (f" and {cost.unreachable:g} without a path" if cost.unreachable else "")
 
 
 def render_hops(hops: int | None) -> str:
@@ -148,6 +172,6 @@ def _blocks(topology: Topology) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(of_host) for of_host in ranks.values())
 
 
-def _cost(pairs: list[tuple[float, int | None]]) -> Cost:
-    apart = sum(weight for weight, hops in pairs if hops is None)
-    return Cost(apart, sum(weight * hops for weight, hops in pairs if hops is not None))
+def _cost(pairs: list[tuple[float, float | None]]) -> Cost:
+    apart = sum(weight for weight, time in pairs if time is None)
+    return Cost(apart, sum(weight * time for weight, time in pairs if time is not None))

@@ -36,7 +36,7 @@ def render_placed_files(
     written = plain(root)
     rows = {row["rank"]: row for row in written["rank_bindings"]}
     costs = f"{render_cost(proposal.before)} to {render_cost(proposal.after)}"
-    why = f"# Placed for {recipe}: the cost (Σ weight × hops over pairs of ranks that communicate) changes from {costs}.\n"
+    why = f"# Placed for {recipe}: the cost (Σ weight ÷ channels over the links between ranks that communicate) changes from {costs}.\n"
     hosts = why + "# Ranks take the slots in the order of this file.\n" + _hosts_text(proposal.hosts)
     new_rows = [{**rows[binding.rank], "rank": rank} for rank, binding in enumerate(proposal.bindings)]
     content = {**written, "rank_bindings": new_rows, "mesh_graph_desc_path": _descriptor(topology, folder)}
