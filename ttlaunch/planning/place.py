@@ -8,8 +8,9 @@ The cost is the time that messages occupy links: Σ weight ÷ channels over the 
 routes of the virtual clock. Of two arrangements, the one with less weight on pairs without a path is better; only then does time count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from ttlaunch.diagnostics import Diagnostic, Severity
@@ -96,18 +97,9 @@ def propose_placement(
         message = f"configuration `{topology.name}` has no meshes, so there is nothing to place ranks by"
         hint = "describe the meshes and their links in `mgd.yaml`, and who drives them in `rank_bindings.yaml`"
         return mistake_at("P012", message, topology.hosts[0].span, label="only hosts are described", hint=hint)
-    links = links_of(topology)
-    routes = routes_between(links)
     nodes = [node_of(topology.driven(binding)) for binding in topology.bindings]
     weights = traffic(layout) if weights is None else weights
-
-    def hops(a: Node, b: Node) -> int | None:
-        return 0 if a == b else len(routes[a, b]) if (a, b) in routes else None
-
-    def time(a: Node, b: Node) -> float | None:
-        return None if hops(a, b) is None else sum((1 / links[link // 2][2] for link in routes.get((a, b), ())), 0.0)
-
-    times = {(a, b): time(a, b) for a in {*nodes} for b in {*nodes}}
+    hops, times = _distances(topology, nodes)
     longest = max((one for one in times.values() if one is not None), default=0.0)
     # The distance of a pair without a path: more than any placement with a path for every pair can cost.
     apart = (1.0 + longest) * (1.0 + sum(weights.values()) / min(weights.values(), default=1.0))
@@ -118,7 +110,7 @@ def propose_placement(
     problem = Assignment(distances, {(int(a), int(b)): w for (a, b), w in weights.items()}, blocks, unfilled)
     places = solve(problem)
     pairs = tuple(
-        PairHops(a, b, weight, hops(nodes[a], nodes[b]), hops(nodes[places[a]], nodes[places[b]]))
+        PairHops(a, b, weight, hops[nodes[a], nodes[b]], hops[nodes[places[a]], nodes[places[b]]])
         for (a, b), weight in weights.items()
     )
     hosts = tuple(dict.fromkeys([*(topology.slots[place].host for place in places), *topology.hosts]))
@@ -162,6 +154,22 @@ def render_cost(cost: Cost) -> str:
 
 def render_hops(hops: int | None) -> str:
     return "no path" if hops is None else counted(hops, "hop")
+
+
+Pair = tuple[Node, Node]
+
+
+def _distances(topology: Topology, nodes: Sequence[Node]) -> tuple[dict[Pair, int | None], dict[Pair, float | None]]:
+    """Return, for each two nodes, the links on the route and the sum of 1 ÷ channels over them; None without a path."""
+    links = links_of(topology)
+    routes = routes_between(links)
+    hops: dict[Pair, int | None] = {}
+    times: dict[Pair, float | None] = {}
+    for pair in product(dict.fromkeys(nodes), repeat=2):
+        route = () if pair[0] == pair[1] else routes.get(pair)
+        hops[pair] = None if route is None else len(route)
+        times[pair] = None if route is None else sum((1 / links[link // 2][2] for link in route), 0.0)
+    return hops, times
 
 
 def _blocks(topology: Topology) -> tuple[tuple[int, ...], ...]:
