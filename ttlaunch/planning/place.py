@@ -165,8 +165,9 @@ def _distances(topology: Topology, nodes: Sequence[Node]) -> tuple[dict[Pair, in
     routes = routes_between(links)
     hops: dict[Pair, int | None] = {}
     times: dict[Pair, float | None] = {}
-    for pair in product(dict.fromkeys(nodes), repeat=2):
-        route = () if pair[0] == pair[1] else routes.get(pair)
+    for a, b in product(dict.fromkeys(nodes), repeat=2):
+        pair = a, b
+        route = () if a == b else routes.get(pair)
         hops[pair] = None if route is None else len(route)
         times[pair] = None if route is None else sum((1 / links[link // 2][2] for link in route), 0.0)
     return hops, times
