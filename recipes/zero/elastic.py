@@ -18,9 +18,10 @@ from ttlaunch.train import (
     RankContext,
     ScatteredGradients,
     TrainingLoop,
+    audited,
     build_model,
     build_optimizer,
-    differentiate,
+    differentiated,
     global_norm,
     losses_by_layer,
     micro_batches,
@@ -61,7 +62,8 @@ def shards(cfg: Config, ctx: RankContext, gradient: Gradient) -> None:
 
     def mean_gradient(step: int, indices: Iterable[int]) -> tuple[float, int]:
         passes = LayerPasses(model, list(micro_batches(cfg, ctx, step, indices=indices)), step=step)
-        return gradient(passes, state.weights, state.gradients)
+        with audited(cfg, ctx, step, model=model, weights=state.weights, gradients=state.gradients):
+            return gradient(passes, state.weights, state.gradients)
 
     loop = TrainingLoop(cfg, ctx, validate=validate, norms=state, compares=False, at_end=report)
     for step in loop.steps():
@@ -82,9 +84,7 @@ def replicas(cfg: Config, ctx: RankContext) -> None:
     loop = TrainingLoop(cfg, ctx, validate=validate, norms=optimizer, saved=(model, optimizer), owners=workers[:1])
 
     def enter(step: int, indices: Iterable[int]) -> None:
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, indices=indices):
-            expect = partial(exchange.expect, index)
-            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+        for index, loss, tokens in differentiated(cfg, ctx, step, model, indices=indices, expect=exchange.expect):
             exchange.accumulate(index, tokens=tokens, loss=loss)
 
     for step in loop.steps():

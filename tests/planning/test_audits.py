@@ -69,12 +69,28 @@ def test_values_with_which_a_recipe_cannot_be_audited_are_named(recipe, override
     assert ("P089", True) == (code, message.startswith(said))
 
 
-def test_a_single_rank_a_naive_form_and_workers_that_come_and_go_are_refused():
+def test_a_single_rank_and_a_naive_form_are_refused():
     alone = "an audit needs two ranks that differentiate, and this run has one"
     assert [("P089", alone)] == refused("data_parallel", ranks=1)
     assert ["C090"] == [code for code, _ in refused("data_parallel", naive=True)]
-    assert ["P074"] == [code for code, _ in refused("data_parallel", elastic="1:2")]
-    assert ["P074"] == [code for code, _ in refused("hierarchical_parallel", elastic="3:4")]
+
+
+@pytest.mark.parametrize("recipe", ["data_parallel", "hierarchical_parallel", "sync_ps", "zero"])
+def test_members_of_an_elastic_run_audit_each_other_in_the_recipes_whose_ranks_do(recipe):
+    stage = ["zero_config.stage=2"] if recipe == "zero" else []
+    resolved = resolve(RunSpec(recipe, audit="1/5", elastic="3:4", overrides=stage))
+    assert [] == [one.message for one in resolved.diagnostics if one.severity == "error"]
+    assert {resolved.choice.recipe.audited.role} == set(resolved.layout.roles)
+
+
+@pytest.mark.parametrize(("recipe", "bounds"), [("classic_dp", "1:2"), ("diloco", "1:2"), ("elastic_dp", "2:3")])
+def test_members_of_other_recipes_are_refused(recipe, bounds):
+    assert "P089" in [code for code, _ in refused(recipe, elastic=bounds)]
+
+
+def test_shards_that_no_member_has_as_a_whole_are_refused_by_their_key():
+    said = refused("zero", elastic="2:3", overrides=["zero_config.stage=3"])
+    assert [("P089", True)] == [(code, message.startswith("`zero_config.stage` is `3`")) for code, message in said]
 
 
 def test_a_program_has_no_audits(tmp_path):

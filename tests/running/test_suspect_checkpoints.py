@@ -129,6 +129,15 @@ def test_a_restart_leaves_out_every_host_that_an_audit_has_found_to_compute_wron
     assert ("b", "c") == plan_restart([first, lost], most=3).excluded
 
 
+def test_an_elastic_run_goes_on_without_such_a_host_although_nobody_has_allowed_a_restart():
+    first, second = attempt(wrong="b"), attempt(wrong="c", steps=20)
+    assert ("b",) == plan_restart([first], most=0, is_elastic=True).excluded
+    assert ("b", "c") == plan_restart([first, second], most=0, is_elastic=True).excluded
+    assert GiveUp() == plan_restart([first], most=0)
+    other = attempt(exit_status=contract.STATUS_RANK_FAILED, steps=20)
+    assert GiveUp() == plan_restart([first, other], most=0, is_elastic=True)
+
+
 def test_nothing_is_restarted_where_no_other_host_could_take_part():
     assert GiveUp() == plan_restart([attempt(comes_again=True, wrong="localhost")], most=3)
 

@@ -94,7 +94,8 @@ def _run_with_restarts(
     first = 0  # of the starts with the weights that are served now; in any other run, of all
     while True:
         last = outcomes[-1].folder.path
-        decision = _decide(outcomes[first:], options, most=most)
+        is_elastic = prepared.plan.elastic is not None
+        decision = _decide(outcomes[first:], options, most=most, is_elastic=is_elastic)
         newer = None if isinstance(decision, Restart) else onward(outcomes[-1])
         ended(outcomes[-1], isinstance(decision, Restart) or newer is not None)
         # Views of the failed start wait for this file, so write it before the next start is prepared.
@@ -104,9 +105,11 @@ def _run_with_restarts(
             name = decision.resume.name if decision.resume else None
             request = following.request
             given = {} if name or request.resume is None else {"given": Path(request.resume).name}
-            write_follow_up(
-                last, number=len(outcomes[first:]), most=most, resume=name, change=following.change, **given
-            )
+            number = len(outcomes[first:])
+            at_most = max(
+                most, number
+            )  # an elastic run leaves a host that computes wrong, also where no restart is allowed
+            write_follow_up(last, number=number, most=at_most, resume=name, change=following.change, **given)
         elif newer is not None:
             first, request = len(outcomes), newer
             write_follow_up(last, again=True, onward=True)
@@ -126,13 +129,13 @@ def _run_with_restarts(
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 
-def _decide(outcomes: "Sequence[Outcome]", options: RunOptions, *, most: int) -> "Restart | GiveUp":
+def _decide(outcomes: "Sequence[Outcome]", options: RunOptions, *, most: int, is_elastic: bool) -> "Restart | GiveUp":
     from ttlaunch.running.restarts import attempt_of, plan_restart
 
     attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
     if options.answers_at is not None:  # whoever answers makes no steps, and each start answers more
         attempts = [replace(one, steps=None) for one in attempts]
-    return plan_restart(attempts, most=most, lease_s=options.lease_s)
+    return plan_restart(attempts, most=most, is_elastic=is_elastic, lease_s=options.lease_s)
 
 
 def _following(

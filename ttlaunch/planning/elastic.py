@@ -11,11 +11,10 @@ from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan
 from ttlaunch.planning.recipe_plan import RecipeChoice
 from ttlaunch.spec.recipe.checks import every_worker_has_a_micro_batch
 from ttlaunch.spec.recipe.config import LoadedConfig, override_config, value_of
-from ttlaunch.spec.recipe.declare import Audited, Elastic, Per, Recipe
+from ttlaunch.spec.recipe.declare import Elastic, Per, Recipe
 
 _OPTION = "--elastic"
 _SOCKET = "multihost_config.socket_type"
-_AUDITS = "training_config.audit_interval"
 _LIMITS = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 _EXAMPLE = "`--elastic 1:4` lets each step be made by one to four workers"
 _MOST_REPLACEMENTS, _MOST_ROWS = 16, 256
@@ -44,8 +43,9 @@ def parse_bounds(text: str) -> Bounds | Diagnostic:
 def elastic_form(recipe: Recipe) -> Recipe:
     """Return the declaration of a recipe whose workers come and go: `MAX` has to fit the micro-batches, and more workers are spares."""
     form = recipe.in_elastic_form()
-    [role] = form.layouts[0].roles
-    form = replace(form, audited=Audited(role))  # `refuse` names the key that asks for audits
+    if form.audited is not None:
+        [role] = form.layouts[0].roles
+        form = replace(form, audited=replace(form.audited, role=role))
     return replace(form, checks=[check for check in form.checks if check is not every_worker_has_a_micro_batch])
 
 
@@ -72,7 +72,7 @@ def refuse(name: str, recipe: Recipe, loaded: LoadedConfig, *, bounds: Bounds, r
         return [_mistake(message, f"leave `{_OPTION}` out")]
     if loaded.config is None:
         return []
-    only = {_SOCKET: "grpc", _AUDITS: None, **recipe.elastic.only}
+    only = {_SOCKET: "grpc", **recipe.elastic.only}
     found = [
         _wrong_value(name, key, loaded, only=values)
         for key, value in only.items()

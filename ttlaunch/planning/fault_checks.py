@@ -74,10 +74,10 @@ def _check_target(fault: Fault, scope: FaultScope) -> Diagnostic | None:
         what = f"`{shown(fault.verb)}` needs a run whose workers come and go"
         label = "the ranks of this run stay the same"
         return _refused("P037", what, fault.target_span, label=label, hints=("`--elastic MIN:MAX` lets them",))
-    if fault.verb in FLIPS and scope.is_elastic:
-        label = "the workers of this run come and go"
+    if fault.verb is Verb.FLIP and scope.is_elastic:
+        label, hint = "the workers of this run come and go", "`flip-gradient` and `flip-activation` can be used here"
         return _refused(
-            "P037", f"`{fault.verb}` needs ranks that stay the same", fault.target_span, label=label, hints=()
+            "P037", f"`{fault.verb}` needs ranks that stay the same", fault.target_span, label=label, hints=(hint,)
         )
     if kind in {Kind.RANK, Kind.SHIM} and value not in {row.rank for row in scope.ranks}:
         last = len(scope.ranks) - 1

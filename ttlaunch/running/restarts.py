@@ -93,15 +93,21 @@ def attempt_of(report: Report, folder: Path) -> Attempt:
     return Attempt(folder, report.exit_status, comes_again, steps, report.lost_hosts, wrong)
 
 
-def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = contract.LEASE_S) -> Restart | GiveUp:
+def plan_restart(
+    attempts: Sequence[Attempt], *, most: int, is_elastic: bool = False, lease_s: float = contract.LEASE_S
+) -> Restart | GiveUp:
     """Decide whether there is another attempt.
 
     Args:
         attempts: All attempts so far, at least one.
         most: The number of restarts that the user allows.
+        is_elastic: Whether workers may come and go: then a run goes on without a host that an audit has named, also where the user
+            allows no restart.
         lease_s: How long ranks of a lost host may have continued to run.
     """
     last = attempts[-1]
+    if is_elastic:
+        most += sum(one.wrong is not None for one in attempts)  # each leaves out a host for good, so there is an end
     if last.exit_status not in _STATUSES or last.comes_again or not most:
         return GiveUp()
     fruitless = _fruitless(attempts)

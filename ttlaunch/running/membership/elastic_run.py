@@ -397,9 +397,10 @@ def _present(ranks: Sequence[RankState]) -> list[RankState]:
 def _comes_again(state: RankState) -> bool:
     """Whether a worker ended by what every other one would end by, too.
 
-    It could not write its part of a checkpoint, or it stopped before an update with NaN or infinite values, whose gradient all have.
+    It could not write its part of a checkpoint, or it stopped before an update with NaN or infinite values, whose gradient all have, or
+    because an audit has failed.
     """
-    return state.error is not None and state.error.type in {"CheckpointWriteError", "NotFiniteError"}
+    return state.error is not None and state.error.type in {"CheckpointWriteError", "NotFiniteError", "AuditError"}
 
 
 def _how_it_ended(state: RankState) -> str:

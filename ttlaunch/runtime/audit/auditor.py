@@ -28,6 +28,7 @@ from ttlaunch.runtime.audit.schedule import audited_place
 from ttlaunch.runtime.checkpoint.digests import TensorDigests
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.elastic.member import ElasticMember
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank, World
@@ -74,6 +75,9 @@ class HasRole(Communicator, Protocol):
     @property
     def role(self) -> str: ...
 
+    @property
+    def elastic(self) -> ElasticMember | None: ...
+
 
 class Auditor:
     """Takes part in the audits of a run, with all ranks of the same role.
@@ -81,6 +85,8 @@ class Auditor:
     Attributes:
         is_on: Whether it takes part in any; not in a replay, which is compared with the digests of its run.
         is_computing: Whether this rank computes for an audit right now, and not for its training.
+        among: The ranks that take part in the audit that began last.
+        numbers, hosts: Their numbers in records, which in an elastic run are those of workers; and their hosts.
     """
 
     def __init__(self, ctx: HasRole, *, world: World, device: torch.device, write: Callable[..., None]) -> None:
@@ -90,6 +96,7 @@ class Auditor:
         self.digests = TensorDigests()
         self._world, self._device = world, device
         self.among: Sequence[Rank] = ()
+        self.numbers: Sequence[int] = ()
         self.hosts: Sequence[str] = ()
 
     @property
@@ -105,13 +112,39 @@ class Auditor:
         return str(torch.backends.cpu.get_cpu_capability())
 
     def begin(self, cfg: TrainingFile, step: int) -> "Audit | None":
-        """Begin the audit of a step, if one is due: on all ranks of a role alike, every `training_config.audit_interval` steps."""
-        interval = cfg.training_config.audit_interval
-        if interval is None or step % interval or not self.is_on:
+        """Begin the audit of a step, if one is due: on all ranks of a role alike, every `training_config.audit_interval` steps.
+
+        Raises:
+            EpochOverError: The members of an elastic run change.
+        """
+        interval, member = cfg.training_config.audit_interval, self.ctx.elastic
+        if interval is None or not self.is_on:
             return None
-        self.among = self._world.ranks(self.ctx.role)
+        if member is not None:
+            return self._begin_among_members(member, step, interval=interval)
+        if step % interval:
+            return None
+        self.among = self.numbers = self._world.ranks(self.ctx.role)
         self.hosts = [self._world.hosts[rank] for rank in self.among]
         blocks = contiguous_blocks(cfg.training_config.micro_batches, len(self.among))
+        return Audit(self, step, number=step // interval, blocks=blocks)
+
+    def _begin_among_members(self, member: ElasticMember, step: int, *, interval: int) -> "Audit | None":
+        """Begin the audit of a step among the members of an epoch that compute micro-batches.
+
+        In the first step of an epoch, members complete what others have begun, in no blocks; its audit is that of the second step.
+        """
+        if member.follows or member.is_first_step():
+            return None
+        order = member.begin
+        is_put_off = (step - 1) % interval == 0 and step == order.applied + 2
+        places = [Rank(place) for place, (first, stop) in enumerate(order.blocks) if first < stop]
+        if (step % interval and not is_put_off) or len(places) < 2:  # noqa: PLR2004 - one computes, another one compares
+            return None
+        self.among = places
+        self.numbers = [order.numbers[place] for place in places]
+        self.hosts = [order.seats[place].host for place in places]
+        blocks = [range(*order.blocks[place]) for place in places]
         return Audit(self, step, number=step // interval, blocks=blocks)
 
     def all_gather(self, own: bytes) -> list[bytes]:
@@ -136,6 +169,7 @@ class Audit:
     Attributes:
         step: The step.
         block: The micro-batches of another rank, which this one computes, too.
+        own_block: Those of this rank.
         own: The digest of this rank's own gradients, to be filled.
         found: That of the gradients of `block`; None until it is known.
     """
@@ -146,6 +180,7 @@ class Audit:
         places = range(len(blocks))
         self._audited = [audited_place(place, hosts=auditor.hosts, number=number) for place in places]
         self.block = blocks[self._audited[auditor.place]]
+        self.own_block = blocks[auditor.place]
         self.own = self.digest()
         self.found: BlockDigest | None = None
 
@@ -155,14 +190,22 @@ class Audit:
 
     @contextmanager
     def computing(self, model: Model) -> Iterator[None]:
-        """Compute for an audit in this block: a loss that is no number is not reported as this rank's own."""
+        """Compute for an audit in this block: a loss that is no number is not reported as this rank's own, and nothing counts as trained."""
         report, model.report_not_finite = model.report_not_finite, None
+        member = self._auditor.ctx.elastic
         self._auditor.is_computing = True
         try:
             yield
         finally:
             self._auditor.is_computing = False
             model.report_not_finite = report
+            if member is not None:
+                member.take_trained()
+
+    def each(self, block: range) -> Iterable[int]:
+        """Go through micro-batches; a member of an elastic run stops when the members change, and shows that it makes progress."""
+        member = self._auditor.ctx.elastic
+        return block if member is None else member.each(block)
 
     def settle(self, again: Callable[[range], BlockDigest], *, unit: str = MICRO_BATCH) -> None:
         """Compare what all ranks have found; every rank that takes part calls it in the same step, before weights change.
@@ -197,7 +240,7 @@ class Audit:
             return
         self._vote(disputed, again, unit=unit)
         by = self._audited.index(disputed)
-        ranks = f"rank {auditor.among[disputed]} and rank {auditor.among[by]}"
+        ranks = f"rank {auditor.numbers[disputed]} and rank {auditor.numbers[by]}"
         raise AuditError(f"{ranks} computed different gradients of the same micro-batches")
 
     def _first_disputed(self, claims: Sequence[tuple[bytes, bytes]]) -> int | None:
@@ -225,4 +268,4 @@ class Audit:
         auditor.all_gather(vote.sha256)
 
     def _write(self, kind: str, *, of: int, **values: object) -> None:
-        self._auditor.write(kind, step=self.step, of=self._auditor.among[of], **values)
+        self._auditor.write(kind, step=self.step, of=self._auditor.numbers[of], **values)

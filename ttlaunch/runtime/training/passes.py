@@ -113,18 +113,17 @@ def _audited(
         found = audit.digest()
         model.zero_grad()
         with audit.computing(model):
-            for batch in micro_batches(cfg, ctx, audit.step, indices=block):
+            for batch in micro_batches(cfg, ctx, audit.step, indices=audit.each(block)):
                 loss, tokens = compute(batch, None)
                 found.add([model.take_gradients()], loss=loss, tokens=tokens)
                 model.zero_grad()
         return found
 
     audit.found = rehearse(audit.block)
-    own = list(batches)
-    for batch in own:
+    for batch in batches:
         loss, tokens = compute(batch, None)
         audit.own.add([model.take_gradients()], loss=loss, tokens=tokens)
-        if batch is own[-1]:  # nothing of this step has changed any weight yet
+        if batch[0] == audit.own_block[-1]:  # nothing of this step has changed any weight yet
             audit.settle(rehearse)
         yield batch[0], loss, tokens
 

@@ -99,6 +99,7 @@ class NodeSender:
         if self._is_open:
             self._watch.end()
         else:
+            self.end_row()  # an audited step announces no backward pass
             self._send_counts(self._kept)
             for bucket in chain.from_iterable(part.buckets for part in self._of_step.parts):
                 self._send(bucket, self._kept)

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from ttlaunch.runtime.checkpoint.checkpoints import HasState, held_tensors
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.shadowed.update import ShadowedUpdate
 from ttlaunch.runtime.training.loop import TrainingLoop
 from ttlaunch.runtime.training.optimizers import Optimizer
-from ttlaunch.runtime.training.passes import differentiate
+from ttlaunch.runtime.training.passes import differentiated
 from ttlaunch.runtime.training.validation import report_layer_norms
 from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -51,12 +50,9 @@ def train_with_shadows(
 
         def enter(indices: Iterable[int], step: int = step) -> None:
             with around():
-                for index, x_BT, y_BT in micro_batches(cfg, ctx, step, indices=indices):
-                    expect = partial(
-                        update.expect, index
-                    )  # in the last backward pass gradients leave as they get ready
-                    masks = model.masks(step, index)
-                    loss, tokens = differentiate(model, x_BT, y_BT, masks=masks, before_backward=expect)
+                # In the last backward pass gradients leave as they get ready.
+                passes = differentiated(cfg, ctx, step, model, indices=indices, expect=update.expect)
+                for index, loss, tokens in passes:
                     update.accumulate(index, tokens=tokens, loss=loss)
 
         made = update.step(step, enter)
