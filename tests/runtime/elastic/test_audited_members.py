@@ -8,7 +8,7 @@ from .elastic_runs import DATA_PARALLEL, KILL, ElasticRun, in_one_process
 from .test_shadowed_servers import CONFIG as OF_SERVERS
 from .test_shadowed_servers import TIERS
 from .test_shadowed_shards import CONFIG as OF_SHARDS
-from .test_shadowed_shards import SHARDS
+from .test_shadowed_shards import SHARDS, digest_of
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def test_members_that_audit_each_other_train_the_parameters_of_one_process(
     finally:
         run.close()
     audits = audits_of(run, workers=first)
-    assert (expected, None) == (run.digest(0), audits.disputed)
+    assert (expected, None) == (digest_of(run, 0), audits.disputed)
     steps = config["training_config"]["steps"]
     clean = clean or list(range(2, steps + 1, 2))
     assert (len(clean), clean[-1]) == (audits.count, audits.clean)
