@@ -8,6 +8,7 @@ import pytest
 from ttlaunch.app.serve import ServeOptions, find_served, most_context, section_of, weights_of
 from ttlaunch.app.served_memory import predict_memory
 from ttlaunch.diagnostics import LaunchError
+from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
 
 torch = pytest.importorskip("torch")
 
@@ -119,6 +120,17 @@ def test_the_tokenizer_and_its_chat_template_are_served_with_the_model(llama):
     assert (str(llama / "tokenizer.json"), [7], CHAT, {"eos_token": "7"}) == tuple(
         found[key] for key in ("tokenizer_file", "ends", "chat_template", "special_tokens")
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [(b"{% for", "chat_template.jinja: line 1: "), (b"\xff", "chat_template.jinja: it is not UTF-8")],
+)
+def test_a_chat_template_that_is_none_is_refused_before_anything_starts(llama, template, reason):
+    byte = tokenizer_json("byte", vocabulary=256)
+    (llama / "tokenizer.json").write_text(json.dumps(byte))
+    (llama / "chat_template.jinja").write_bytes(template)
+    assert f"has a chat template that is not taken: {reason}" in refusal(llama)
 
 
 def test_a_gguf_file_is_refused_with_the_command_that_makes_a_folder_of_it(tmp_path):

@@ -39,7 +39,9 @@ def find_start(
         return None, [refuse_resume(choice.name)] if resume is not None else []
     weights = config.checkpoint_config.initial_weights
     if resume is None and weights is None and choice.recipe.only_weights:
-        hint = "`--resume RUN` names a run with a checkpoint, or a checkpoint"
+        hint = (
+            f"`ttlaunch {choice.name} RUN` finds them, with `--dry-run` to see the plan; RUN is a run or a checkpoint"
+        )
         return None, [usage_mistake(f"{choice.name} trains nothing and needs the weights of a checkpoint", hint)]
     if resume is not None and choice.is_naive:
         place = Label(Source("--resume", resume).span(1, 1, max(1, len(resume))), "no checkpoint to resume from here")

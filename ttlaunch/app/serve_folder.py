@@ -108,6 +108,12 @@ def weights_of_folder(folder: Path) -> "Mapping[str, AnyTensor]":
     return find_pretrained(str(folder)).weights
 
 
+_WITHOUT = {
+    "tokenizer": "copy `tokenizer.json` again from where the model comes from; without it, tokens are numbers",
+    "chat template": "copy it again from where the model comes from; without it, chats are told in plain lines",
+}
+
+
 def _tokenizer_of(folder: Path, model: "Pretrained") -> dict[str, dict[str, Any]]:
     """Return the keys about a folder's tokenizer; without one, tokens are numbers.
 
@@ -116,18 +122,19 @@ def _tokenizer_of(folder: Path, model: "Pretrained") -> dict[str, dict[str, Any]
     """
     from ttlaunch.app.tokenized_data import EXTRA, is_byte_tokenizer
     from ttlaunch.running.pretrained.read_folder import PretrainedError
-    from ttlaunch.running.pretrained.read_tokenizer import TOKENIZER, read_tokenizer
+    from ttlaunch.running.pretrained.read_tokenizer import TEMPLATE, TOKENIZER, has_template, read_tokenizer
 
     try:
         if not (folder / TOKENIZER).exists():
             return {"training_config": {"tokenizer_type": "ids"}, "serve_config": {}}
-        if is_byte_tokenizer(folder):
+        if is_byte_tokenizer(folder) and not has_template(folder):  # our own texts of chats need no template
             return {"training_config": {"tokenizer_type": "byte"}, "serve_config": {}}
         found = read_tokenizer(folder)
     except (OSError, PretrainedError) as error:
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        message = f"{shown(folder, longest=_LONGEST)} has a tokenizer that is not taken: {reason}"
-        raise usage_error(message, *((EXTRA,) if "not installed" in reason else ())) from error
+        part = "chat template" if TEMPLATE in reason or "chat template" in reason else "tokenizer"
+        message = f"{shown(folder, longest=_LONGEST)} has a {part} that is not taken: {reason}"
+        raise usage_error(message, EXTRA if "not installed" in reason else _WITHOUT[part]) from error
     if found.vocabulary > model.vocabulary:
         message = f"the tokenizer has {found.vocabulary:,} tokens, and the model {model.vocabulary:,}"
         raise usage_error(f"{shown(folder, longest=_LONGEST)}: {message}")

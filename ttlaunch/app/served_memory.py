@@ -50,12 +50,15 @@ class ServedMemory:
         """Return what all ranks take at most."""
         return self.weights + self.cache + self.packed
 
-    def described(self) -> list[str]:
-        """Return lines for the plan."""
+    def described(self, *, follows: bool = False) -> list[str]:
+        """Return lines for the plan; `follows`: newer weights are taken in the place of these."""
         texts = f"{counted(self.slots, 'text')} of {counted(self.context, 'token')}"
         lines = [f"memory  weights {render_size(self.weights)}, keys and values of {texts} {render_size(self.cache)}"]
         if self.packed:
             lines.append(f"        packed matrices {render_size(self.packed)} where the CPU has AVX-512")
+        if follows:
+            both = render_size(2 * self.weights)
+            lines.append(f"disk    weights {both} at most: the old ones stay until their last text has ended")
         if self.sent_by_row:
             few, more = _PADDED_ROWS
             least = f", for {few} a step at least, or {more} where the CPU has AVX-512" if self.is_padded else ""

@@ -132,7 +132,7 @@ def serve(
         raise usage_error(f"`--follow` waits for checkpoints of a run, and {shown(run)} is a folder that nobody trains")
     if dry_run:
         check_door(door)
-        _show(prepared, memory, form=form, dialogue=dialogue)
+        _show(prepared, memory.described(follows=follow), form=form, dialogue=dialogue)
     ports = open_ports(door)
     options = RunOptions(runs_dir, hang_timeout_s=HANG_TIMEOUT_S, marks=marks)
     work = _work(prepared, ports, options, dialogue=dialogue, restart=restart, newer=newer, follow=follow)
@@ -169,11 +169,11 @@ def _prepared(
     return prepared, memory, NewerWeights(Path(spec.resume), spec_of) if spec.resume else None
 
 
-def _show(prepared: "PreparedRun", memory: "ServedMemory", *, form: Format, dialogue: TerminalDialogue) -> NoReturn:
+def _show(prepared: "PreparedRun", remarks: list[str], *, form: Format, dialogue: TerminalDialogue) -> NoReturn:
     from ttlaunch.cli.plan import show_plan
 
     found = dialogue.warnings_as_json()
-    show_plan(prepared.plan, form=form, remarks=memory.described(), diagnostics=found)
+    show_plan(prepared.plan, form=form, remarks=remarks, diagnostics=found)
     exit_with(contract.STATUS_DONE)
 
 

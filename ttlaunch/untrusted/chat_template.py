@@ -43,12 +43,15 @@ class _Generation(Extension):
 
 
 def answers(requests: Iterator[dict[str, Any]], _: BinaryIO) -> Iterator[bytes]:
-    """Answer `{"template": text, "variables": {name: value}}` with the text that the template makes of the variables."""
+    """Answer `{"template": text, "variables": {name: value}}` with the text that the template makes of the variables.
+
+    Without variables the template is only read, and the answer is empty.
+    """
     for request in requests:
-        yield _render(request["template"], request["variables"]).encode()
+        yield _render(request["template"], request.get("variables")).encode()
 
 
-def _render(template: str, variables: dict[str, Any]) -> str:
+def _render(template: str, variables: dict[str, Any] | None) -> str:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
     )
@@ -56,7 +59,8 @@ def _render(template: str, variables: dict[str, Any]) -> str:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     try:
-        text = environment.from_string(template).render(**variables)
+        read = environment.from_string(template)
+        text = "" if variables is None else read.render(**variables)
         text.encode()
     except (MemoryError, RecursionError, UntrustedError):
         raise

@@ -18,7 +18,7 @@ from ttlaunch.diagnostics import shown
 from ttlaunch.records.parser import BadRecord, Count, Flag, load, parse, record
 from ttlaunch.records.regular_files import open_regular
 from ttlaunch.running.pretrained.read_folder import PretrainedError, read_object
-from ttlaunch.untrusted.child import CPU_S, MEMORY, Child, UntrustedError
+from ttlaunch.untrusted.child import CPU_S, MEMORY, Child, MissingLibraryError, UntrustedError
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -97,7 +97,9 @@ def read_tokenizer(folder: Path) -> FoundTokenizer:
     if isinstance(facts, BadRecord):
         raise PretrainedError(f"{TOKENIZER}: {facts.reason}")
     ends = tuple(number for number in facts.numbers if number is not None)
-    return FoundTokenizer(path, digest, facts.tokens, special, ends, _template_of(folder, settings))
+    template = _template_of(folder, settings)
+    _check_template(template)
+    return FoundTokenizer(path, digest, facts.tokens, special, ends, template)
 
 
 def encode_text(text: str, tokenizer: Path) -> Iterator[array[int]]:
@@ -188,6 +190,30 @@ def _text_of(token: Any) -> str | None:
     """Return the text of a token, which may be in an object of its own."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
+
+
+def has_template(folder: Path) -> bool:
+    """Whether a folder has a chat template.
+
+    Raises:
+        OSError, PretrainedError: The settings of its tokenizer cannot be read.
+    """
+    settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    return (folder / TEMPLATE).exists() or settings.get("chat_template") is not None
+
+
+def _check_template(template: str | None) -> None:
+    """Refuse a chat template that is no program in Jinja; without the library, this is not known before a chat."""
+    if template is None:
+        return
+    try:
+        with Child("chat") as child:
+            child.send({"template": template}, is_last=True)
+            child.answer()
+    except MissingLibraryError:
+        return
+    except UntrustedError as error:
+        raise PretrainedError(f"{TEMPLATE}: {error}") from error
 
 
 def _template_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
