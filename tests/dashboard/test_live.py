@@ -80,3 +80,15 @@ def test_the_end_of_a_run_is_a_change(make_run):
     live.poll()
 
     assert "facts" in [change.kind for change in live.since(live.token, before)]
+
+
+def test_readers_of_one_run_share_what_was_read_a_moment_ago(make_run):
+    run = make_run()
+    live = LiveRun(run.path)
+    before = live.last
+    run.steps(1, 2)
+
+    assert not live.poll(every_s=3600)
+    assert before == live.last
+    assert live.poll()
+    assert "points" in [change.kind for change in live.since(live.token, before)]

@@ -149,7 +149,7 @@ class Answers:
                 if quiet >= _ALIVE_S:
                     quiet = 0.0
                     yield ": still there\n\n"
-                await run_in_threadpool(live.poll)
+                await run_in_threadpool(live.poll, every_s=0.75 * _POLL_S)
 
         return StreamingResponse(events(), media_type="text/event-stream")
 

@@ -5,6 +5,7 @@ server is another one, the answer is `reset`, and the reader asks for everything
 """
 
 import json
+import math
 import secrets
 import threading
 import time
@@ -76,6 +77,7 @@ class LiveRun:
         self._seen: dict[str, Any] = {}
         self._looked = -_LOOK_AT_PROCESSES_S
         self._asked = -_LOOK_AT_CACHE_S
+        self._polled = -math.inf
         self._known_share: float | None = None
         self._awaits = False
         self._tries = 0
@@ -116,9 +118,17 @@ class LiveRun:
         """The number of the newest change."""
         return self._last
 
-    def poll(self) -> bool:
-        """Read what is new; return whether anything has changed."""
+    def poll(self, *, every_s: float = 0.0) -> bool:
+        """Read what is new; return whether anything has changed.
+
+        Args:
+            every_s: If it was read a shorter time ago, nothing is read, so that several readers of a run cost hardly more than one.
+        """
         with self._lock:
+            now = time.monotonic()
+            if now - self._polled < every_s:
+                return False
+            self._polled = now
             before = self._last
             self._note("reading", {"share": self._share()})
             if not before:  # nobody has to be told of single points yet
