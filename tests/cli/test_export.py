@@ -131,6 +131,11 @@ def test_the_example_of_p056_shows_it(ttlaunch, here):
 def test_ranks_that_do_not_fit_the_pods_are_refused_before_a_file_is_written(ttlaunch, here):
     answer = ttlaunch(f"export data_parallel --to mpijob {IMAGE} --hosts 1 --ranks 2 --out job.yaml")
     assert (3, True, []) == (answer.status, "1 slot" in answer.stderr, list(here.iterdir()))
+    (here / "train.py").write_text("print()\n")
+    answer = ttlaunch(f"export train.py --to jobset {IMAGE} --hosts 2 --slots 2 --ranks 5 --out job.yaml")
+    expected = "error[P002]: `--ranks 5` was given but the hosts offer 4 slots"
+    assert (3, True) == (answer.status, answer.stderr.startswith(expected))
+    assert ["train.py"] == [path.name for path in here.iterdir()]
 
 
 @pytest.mark.parametrize(

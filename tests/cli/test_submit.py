@@ -95,7 +95,8 @@ def accepting(here, monkeypatch, tmp_path_factory):
     """Put a program in the place of Slurm's commands, which accepts every job."""
     programs = tmp_path_factory.mktemp("programs")
     for name in ("sbatch", "salloc", "srun", "squeue"):
-        (programs / name).write_text(f"#!/bin/sh\ntouch {here}/was-called\necho 4711\n")
+        banner = "echo jobs of this site wait 7 minutes\n" if name == "sbatch" else ""
+        (programs / name).write_text(f"#!/bin/sh\ntouch {here}/was-called\n{banner}echo 4711\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
 

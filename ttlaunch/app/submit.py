@@ -288,7 +288,8 @@ def _sbatch(folder: Path, request: SlurmRequest, dialogue: Dialogue) -> str:
         raise LaunchError([late] if late else []) from error
     finally:
         silent.cancel()
-    number = answer.stdout.strip().partition(";")[0]
+    # A site's plugin may print lines of its own before the number.
+    number = answer.stdout.strip().rpartition("\n")[2].partition(";")[0]
     if answer.returncode == 0 and number.isdecimal():
         return number
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.splitlines()]

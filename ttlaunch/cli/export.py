@@ -95,6 +95,10 @@ def export(
     found = resolve(replace(spec, env=()), dialogue=TerminalDialogue(form), hosts=Source("--hosts", run.hostfile))
     if has_errors(found.diagnostics):
         raise LaunchError(found.diagnostics)
+    if found.choice is None and found.topology and (spec.ranks or 0) > len(found.topology.slots):
+        from ttlaunch.planning.roles import more_ranks_than_slots
+
+        raise LaunchError([more_ranks_than_slots(found.topology, spec.ranks or 0)])
     secret = list(dict.fromkeys([*secret, *_references(found.choice.loaded if found.choice else None)]))
     run = replace(run, command=_command(spec, [*variables, *secret]), secrets=secret)
     objects = (plan_jobset if to == "jobset" else plan_mpijob)(run)
