@@ -1,5 +1,6 @@
 """What `ttlaunch advise` takes and prints: the memory of hosts; and the forms of a training, the quickest first, with their commands."""
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -10,6 +11,7 @@ from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.lab.advise import Advice, Ranking
 from ttlaunch.lab.virtual import GFLOPS
 
+_HERE = "local"
 _NAMED = re.compile(r"([^=\s]{1,255})=(.+)")
 _HEADING = (
     "",
@@ -66,6 +68,11 @@ def render_ranking(found: Ranking, *, top: int) -> list[str]:
     notes = [f"note  {counted(more, 'form')} more with `--top {len(found.ranked)}`"] if more else []
     notes += [] if shown_ones else ["note  no form fits into the memory of these hosts"]
     notes += [f"note  {counted(refused, 'form')} cannot run here; `--format json` says why"] if refused else []
+    cores = os.cpu_count() or 1
+    if found.topology == _HERE and any(one.form.ranks > cores for one in shown_ones):
+        notes.append(
+            f"note  each rank is taken to compute on a processor of its own; this machine has {cores}, so more ranks are slower here"
+        )
     if not any(one.needed or one.not_predicted for one in found.ranked):
         notes.append("note  memory was not considered; `--fits 24GB` gives that of each host")
     return [*lines, "", *notes] if notes else lines
