@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.app.serve import ServeOptions, find_served, most_context, section_of, weights_of
+from ttlaunch.app.serve import ServeOptions, check_prompt, find_served, most_context, section_of, weights_of
 from ttlaunch.app.served_memory import predict_memory
 from ttlaunch.diagnostics import LaunchError
 from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
@@ -131,6 +131,26 @@ def test_a_chat_template_that_is_none_is_refused_before_anything_starts(llama, t
     (llama / "tokenizer.json").write_text(json.dumps(byte))
     (llama / "chat_template.jinja").write_bytes(template)
     assert f"has a chat template that is not taken: {reason}" in refusal(llama)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "TEXT is empty"),
+        (" \n", "TEXT is empty"),
+        ("5 x", "`x` is no token id from 0 to 255, and the model has no tokenizer"),
+        ("5 256", "`256` is no token id from 0 to 255"),
+        ("9" * 50, "` is no token id from 0 to 255"),
+        ("٣", "is no token id from 0 to 255"),
+    ],
+)
+def test_a_text_that_the_model_cannot_continue_is_refused_before_anything_starts(saved, text, reason):
+    spec = served(saved / "llama")
+    check_prompt(spec, "5 17 255")
+    with pytest.raises(LaunchError) as refused:
+        check_prompt(spec, text)
+    [found] = refused.value.diagnostics
+    assert (reason in found.message, 1) == (True, len(found.hints))
 
 
 def test_a_gguf_file_is_refused_with_the_command_that_makes_a_folder_of_it(tmp_path):

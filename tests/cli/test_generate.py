@@ -18,6 +18,7 @@ SURROGATE = "a\udcffb"  # how Python passes on an argument that is no UTF-8
         (("latest", "a", "--private"), "`--private` is about receipts, and none was asked for"),
         (("latest", "a", "-n", "2", "--receipt", "r.json"), "`--receipt` writes the receipt of one text"),
         (("latest", "a", "--receipt", "."), ". already exists"),
+        (("latest", "a", "--receipt", "nowhere/r.json"), "no file can be made in nowhere"),
     ],
 )
 def test_a_value_that_no_head_takes_is_refused(ttlaunch, words, message):

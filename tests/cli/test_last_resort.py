@@ -35,3 +35,11 @@ def test_a_full_device_behind_standard_output_is_named(tmp_path, words):
         status, said = ended(words, full, tmp_path)
     message = "error[P032]: standard output cannot be written: no space left on device\n\n"
     assert (contract.STATUS_USAGE, message) == (status, said)
+
+
+def test_a_current_folder_that_was_removed_is_what_is_wrong(tmp_path):
+    (tmp_path / "gone").mkdir()
+    line = f"cd gone && rmdir ../gone && exec {sys.executable} -m ttlaunch plan data_parallel"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (contract.STATUS_USAGE, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith("error[P009]: the current folder is not there any more\n")

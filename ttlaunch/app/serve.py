@@ -32,6 +32,7 @@ HANG_TIMEOUT_S = 15.0
 """Ranks of a serving run pass a message around every second, so one that stands still is noticed soon."""
 
 _EMBEDDING = "embedding.token.weight"
+_LONG_ID, _MOST_SHOWN = 10, 40
 _OF_MODEL = ("embedding.", "blocks.", "head.")
 _DTYPES = {"F32": "float32"}
 _LONGEST = 300
@@ -162,6 +163,27 @@ def section_of(spec: RunSpec, name: str) -> dict[str, Any]:
     text = next(one for one in spec.overrides if one.startswith(f"{name}="))
     section: dict[str, Any] = json.loads(text.removeprefix(f"{name}="))
     return section
+
+
+def check_prompt(spec: RunSpec, text: str) -> None:
+    """Refuse, before anything starts, a text that a model without a tokenizer of others cannot continue.
+
+    Raises:
+        LaunchError: It is empty, or the tokens are numbers and it is none.
+    """
+    served, kind = section_of(spec, "serve_config"), section_of(spec, "training_config")["tokenizer_type"]
+    if served.get("tokenizer_file") is not None:
+        return  # which may begin each text with a token of its own
+    if not (text.split() if kind == "ids" else text):
+        raise usage_error("TEXT is empty, and the model needs a token to continue", "give it a word to begin with")
+    if kind != "ids":
+        return
+    vocabulary = served["vocabulary"]
+    wrong = next((one for one in text.split() if not (one.isascii() and one.isdigit() and len(one) < _LONG_ID)), None)
+    wrong = wrong or next((one for one in text.split() if int(one) >= vocabulary), None)
+    if wrong is not None:
+        message = f"`{shown(wrong, longest=_MOST_SHOWN)}` is no token id from 0 to {vocabulary - 1}"
+        raise usage_error(f"{message}, and the model has no tokenizer", "TEXT is token ids, such as `5 17 3`")
 
 
 def weights_of(spec: RunSpec) -> "Mapping[str, AnyTensor]":

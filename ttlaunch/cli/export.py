@@ -28,6 +28,7 @@ from ttlaunch.diagnostics import (
 )
 
 if TYPE_CHECKING:
+    from ttlaunch.app.resolve import ResolvedSpec
     from ttlaunch.planning.kubernetes import PodRun
     from ttlaunch.spec.recipe.config import LoadedConfig
 
@@ -93,12 +94,8 @@ def export(
     run = PodRun(name, image, hosts, slots, (), limits, variables, ())
     # Secrets are in the cluster, not in this shell, so ranks are planned without the variables.
     found = resolve(replace(spec, env=()), dialogue=TerminalDialogue(form), hosts=Source("--hosts", run.hostfile))
-    if has_errors(found.diagnostics):
-        raise LaunchError(found.diagnostics)
-    if found.choice is None and found.topology and (spec.ranks or 0) > len(found.topology.slots):
-        from ttlaunch.planning.roles import more_ranks_than_slots
-
-        raise LaunchError([more_ranks_than_slots(found.topology, spec.ranks or 0)])
+    if wrong := list(found.diagnostics) if has_errors(found.diagnostics) else _without_room(found, spec.ranks or 0):
+        raise LaunchError(wrong)
     secret = list(dict.fromkeys([*secret, *_references(found.choice.loaded if found.choice else None)]))
     run = replace(run, command=_command(spec, [*variables, *secret]), secrets=secret)
     objects = (plan_jobset if to == "jobset" else plan_mpijob)(run)
@@ -112,6 +109,15 @@ def export(
         print_text(_text(run, to, objects))
     else:
         print_lines([f"wrote {write}"])
+
+
+def _without_room(found: "ResolvedSpec", ranks: int) -> list[Diagnostic]:
+    """Report ranks of a script for which the pods have no slots; those of a recipe are compared by its plan."""
+    if found.choice is not None or found.topology is None or ranks <= len(found.topology.slots):
+        return []
+    from ttlaunch.planning.room import more_ranks_than_slots
+
+    return [more_ranks_than_slots(found.topology, ranks)]
 
 
 def _wrong_words(spec: RunSpec, *, name: str, image: str) -> list[Diagnostic]:

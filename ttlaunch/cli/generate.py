@@ -1,5 +1,6 @@
 """`ttlaunch generate`: continue a text with the model of a run."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def generate(
     The model computes the same logits as in training, to the bit, so equal seeds give equal texts with any number of ranks.
     """
     from ttlaunch.app.ask_head import serving
-    from ttlaunch.app.serve import ServeOptions, find_served
+    from ttlaunch.app.serve import ServeOptions, check_prompt, find_served
 
     dialogue = TerminalDialogue(form, verbose=verbose)
     prompt = _prompt(text)
@@ -112,6 +113,7 @@ def generate(
     )
     spec, found = find_served(run, how, runs_dir=runs_dir, working_folder=Path.cwd())
     dialogue.warn(found)
+    check_prompt(spec, prompt)
     with serving(spec, dialogue) as head:
         texts = _Texts(form, prompt, asks)
         for message in head.answers(asks):
@@ -165,6 +167,10 @@ def _check_receipt(receipt: Path | None, *, private: bool, number: int) -> None:
         raise usage_error(message, "leave `-n` out")
     if receipt is not None and receipt.exists():
         raise usage_error(f"{shown(receipt)} already exists", "name another file for the receipt")
+    if receipt is not None and not os.access(receipt.parent, os.W_OK | os.X_OK):
+        raise usage_error(
+            f"no file can be made in {shown(receipt.parent)}", "name a folder that is there and can be written"
+        )
 
 
 class _Texts:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.cli.console import STANDARD_OUTPUT, print_lines, show_diagnostics
-from ttlaunch.diagnostics import Format, file_error
+from ttlaunch.diagnostics import Format, LaunchError, file_error, usage_error
 
 
 class OutputError(Exception):
@@ -40,6 +40,8 @@ def _status_of(work: Callable[[], int]) -> int:
         print_lines([f"error: {error}"], to=sys.stderr)
         return error.exit_status
     except OSError as error:
+        if _has_lost_folder():
+            return _say(usage_error("the current folder is not there any more", "`cd` to one that is"))
         place = f": {error.filename}" if error.filename else ""
         print_lines([f"error: {(error.strerror or str(error)).lower()}{place}"], to=sys.stderr)
         return contract.STATUS_HOST
@@ -49,6 +51,14 @@ def _status_of(work: Callable[[], int]) -> int:
             return code
         print_lines([f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}", _keep(error)], to=sys.stderr)
         return contract.STATUS_RANK_FAILED
+
+
+def _has_lost_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - imports nothing
+    except OSError:
+        return True
+    return False
 
 
 def telling_output_apart(act: Callable[[], Any], *, only_prints: bool = False) -> Any:
@@ -74,9 +84,12 @@ def _without_output(error: BaseException | None) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, OSError) or error.errno == errno.EPIPE:
         return contract.STATUS_CLOSED_PIPE
-    unwritten = file_error(STANDARD_OUTPUT, error)
-    show_diagnostics(unwritten.diagnostics, form=Format.FULL)
-    return unwritten.exit_status
+    return _say(file_error(STANDARD_OUTPUT, error))
+
+
+def _say(error: LaunchError) -> int:
+    show_diagnostics(error.diagnostics, form=Format.FULL)
+    return error.exit_status
 
 
 def _keep(error: Exception) -> str:

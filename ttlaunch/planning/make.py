@@ -13,7 +13,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.engine import OverHosts, PlansCommands, RanksToStart
 from ttlaunch.planning.environment import plan_environment, plan_rank_environment
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
-from ttlaunch.planning.roles import more_ranks_than_slots
+from ttlaunch.planning.room import more_ranks_than_slots
 from ttlaunch.planning.secrets import hide_secrets
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.given_ranks import worlds_of
+from ttlaunch.planning.room import more_ranks_than_slots
 from ttlaunch.spec.recipe.config import LoadedConfig
 from ttlaunch.spec.recipe.declare import Flow, Layout, Pattern, Per, Recipe
 from ttlaunch.spec.topology.model import Rank, Topology
@@ -95,14 +96,6 @@ def _choose(sizes: Mapping[Layout, int], world_size: int | None) -> Layout | Non
     if world_size is None:
         return list(sizes)[-1] if sizes else None
     return next((layout for layout, size in sizes.items() if size == world_size), None)
-
-
-def more_ranks_than_slots(topology: Topology, ranks: int) -> Diagnostic:
-    """Return the diagnostic for `--ranks N` with fewer slots than that."""
-    offered = counted(len(topology.slots), "slot")
-    message = f"`--ranks {ranks}` was given but the hosts offer {offered}"
-    hint = f"`--ranks {len(topology.slots)}`, or more slots: a slot is room for one rank"
-    return Diagnostic("P002", message, Label(topology.hosts[-1].slots_span, f"{offered} in all"), hints=(hint,))
 
 
 def _fixed_by_bindings(topology: Topology, ranks: int) -> Diagnostic:
