@@ -93,6 +93,8 @@ def test_a_worker_is_asked_to_leave(ttlaunch, run, members, name):
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
+        ("--remove foo", 2, "error[P009]: `foo` is no worker"),
+        ("--revoke zzzz", 2, "error[P009]: `zzzz` is no invitation"),
         ("--remove worker-0009", 4, "error[R081]: the run refuses: there is no worker-0009"),
         ("--remove ../../run", 2, "error[P009]: `../../run` is no worker"),
         ("--revoke 00000000", 4, "error[R081]: the run refuses: no invitation has the id `00000000`"),

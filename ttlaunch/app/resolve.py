@@ -230,7 +230,7 @@ def _no_file(path: Path) -> str:
 
 def _unusable_program(program: str, path: Path) -> Diagnostic:
     """Say why a program cannot be run; `path` is the file or folder of its name, if there is one."""
-    name = shown(program)
+    name = shown(f"./{program}" if program[:1] == "-" else program)  # a word that begins with a dash is an option
     if path.is_file() and path.suffix == ".ipynb":
         from ttlaunch.app.check_python import notebook_mistake
 

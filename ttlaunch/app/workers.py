@@ -1,5 +1,6 @@
 """Look at the workers of an elastic run from another process of the same user, invite further ones, and have workers leave."""
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from ttlaunch.running.membership.client import CoordinatorClient, NoAnswerError,
 from ttlaunch.running.runs.files import read_file
 
 T = TypeVar("T")
+_WORKER, _INVITATION = re.compile(r"worker-[0-9]{1,9}"), re.compile(r"[0-9a-f]{4,64}")
 _LISTENS = (
     "`ttlaunch run RECIPE --elastic MIN:MAX --coordinator HOST:PORT` starts a run that takes workers of other machines"
 )
@@ -45,7 +47,7 @@ def remove_worker(path: Path, worker: str) -> int:
         LaunchError: There is no such worker, or it cannot leave now.
     """
     name = contract.worker_name(int(worker)) if worker.isascii() and worker.isdecimal() and len(worker) <= 4 else worker  # noqa: PLR2004 - digits of a number
-    if not name.isascii() or not name.replace("-", "").isalnum():
+    if not _WORKER.fullmatch(name):
         hint = "`ttlaunch workers RUN` lists the workers, such as `worker-0003`, or `3`"
         raise usage_error(f"`{shown(worker)}` is no worker", hint)
     return _ask(path, lambda client: client.ask(Leaving, "DELETE", f"/workers/{name}")).leaves_after_step
@@ -79,7 +81,7 @@ def revoke_invitation(path: Path, identifier: str) -> RevokedInvitation:
     Raises:
         LaunchError: There is no such invitation.
     """
-    if not identifier.isascii() or not identifier.isalnum():
+    if not _INVITATION.fullmatch(identifier):
         hint = "`ttlaunch workers RUN --format json` lists them"
         raise usage_error(f"`{shown(identifier)}` is no invitation", hint)
     return _ask(path, lambda client: client.ask(RevokedInvitation, "DELETE", f"/invitations/{identifier}"))

@@ -102,7 +102,11 @@ class _Reading:
         """Return the value of a variable without which there is no allocation, or report that it is missing."""
         source = self.variable(name)
         if source is None:
-            message = f"`{name}` is not set, so this process is in no allocation by {_TITLES[self.system]}"
+            title = _TITLES[self.system]
+            conclusion = f"so this process is in no allocation by {title}"
+            if self.read:  # somebody has passed on one of them alone
+                conclusion = f"and {title} sets it together with `{self.read[-1]}`, which is"
+            message = f"`{name}` is not set, {conclusion}"
             hints = (_HOW_TO_ENTER[self.system],)
             self.found.append(Diagnostic(NO_ALLOCATION, message, hints=hints, blame=Blame.COMMAND_LINE))
         return source
