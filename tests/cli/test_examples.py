@@ -46,7 +46,8 @@ def ready(here, trained, write_cluster):
 @pytest.mark.parametrize("line", [line for line in examples(simulate.EXAMPLES) if "--what-if" not in line])
 @pytest.mark.usefixtures("ready")
 def test_the_examples_of_simulate_end_well(ttlaunch, line):
-    answer = ttlaunch(tiny(line.replace("--ranks 64", "--ranks 8")))  # many more ranks say no more, and take long
+    line = line.replace("--ranks 64", "--ranks 8")  # many more ranks say no more, and take long
+    answer = ttlaunch(tiny(f"{line} --set training_config.steps=3" if "--plan" in line else line))
     said = "on a virtual clock" if "--virtual" in line else "\ndone: "
     assert (0, True) == (answer.status, said in answer.stdout), answer
 

@@ -216,7 +216,10 @@ def test_the_command_says_what_is_proven_and_refuses_what_is_for_the_other_kind(
     monkeypatch.setattr(module, "cpu_class", lambda: "SVE")
     where = f"{first / 'checkpoints/step-4'} --runs-dir {place / 'runs'}"
     answer = ttlaunch(f"verify {where}")
-    assert (0, "") == (answer.status, answer.stderr)
+    said = [
+        line for line in answer.stderr.splitlines() if not line.startswith("computing ")
+    ]  # a busy machine says how far it is
+    assert (0, []) == (answer.status, said)
     assert "checkpoints/step-4: equal" in answer.stdout
     assert "all bytes of 116 tensors" in answer.stdout
     assert "proven from step 2 on; `--from-start` computes all of the training again" in answer.stdout

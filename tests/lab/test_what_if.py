@@ -32,7 +32,7 @@ def variants():
 def test_a_virtual_run_has_as_many_ranks_as_wanted_where_no_cluster_is_named():
     asked = RunSpec("data_parallel", ranks=100, overrides=("training_config.batch_size=200",))
     assert 100 == plan_simulation(asked, Unattended(), has_room=True).world_size
-    with pytest.raises(LaunchError, match="100 ranks"):
+    with pytest.raises(LaunchError, match="`--ranks 100` was given but the hosts offer"):
         plan_simulation(asked, Unattended())
 
 

@@ -138,9 +138,9 @@ def test_a_recipe_is_short_enough_to_read(folder):
 def test_no_module_of_the_program_has_a_list_of_recipes():
     """So that a built-in recipe is its folder, its tests, and what the documentation says of it.
 
-    Three modules know some by name, of which a new one need not be: the layouts that `parity` compares, what the
-    training guide calls the algorithms that it has, and the recipe that `ttlaunch serve` runs. The list of commands has
-    the word, too.
+    Four modules know some by name, of which a new one need not be: the layouts that `parity` compares, what the
+    training guide calls the algorithms that it has, the recipe that `ttlaunch serve` runs, and the one whose sections
+    `advise` takes first. The list of commands has the word, too.
     """
     root = Path(__file__).parents[2]
     names = {folder.name for folder in RECIPES}
@@ -150,4 +150,4 @@ def test_no_module_of_the_program_has_a_list_of_recipes():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in names
     }
-    assert known == {"app/serve.py", "cli/main.py", "planning/parity.py", "running/metrics/names.py"}
+    assert known == {"app/serve.py", "cli/main.py", "lab/advise.py", "planning/parity.py", "running/metrics/names.py"}
