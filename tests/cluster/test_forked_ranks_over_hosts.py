@@ -22,8 +22,12 @@ with open(f"/proc/{starter}/maps") as file:
     imports = "libtorch" in file.read()
 rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 print("forked", rank, socket.gethostname(), starter, loaded, imports, count, flush=True)
-if sys.argv[1:] == [rank] and count == "0":
-    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1:] and count == "0":
+    import torch.distributed
+    torch.distributed.init_process_group("gloo")
+    torch.distributed.barrier()  # all have printed
+    if sys.argv[1:] == [rank]:
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
