@@ -1,4 +1,4 @@
-"""What audits cost, and which faults they catch: `PYTHONPATH=.:benchmarks python benchmarks/audits.py [--faults 200] [--ranks 20] [--pairs 3]`.
+"""What audits cost, and which faults they catch: `PYTHONPATH=. python benchmarks/audits.py [--faults 200] [--ranks 20] [--pairs 3]`.
 
 Faults: in each trial one rank of a small training flips a bit of a gradient, or of what a layer hands on, in a random step; all ranks train in this
 process, through the code of a run, with one of the recipes that can be audited, 2 to 4 workers and an audit in every `K`th step. To be met: the share
@@ -11,26 +11,24 @@ Cost: pairs of trainings with and without audits take turns, over gRPC, whose wa
 time of a step are those between the first steps and the last. To be met at 2 and 4 workers: audits take at most 1.25/K of a step.
 Workers that share cores wait for each other, so the processor time decides, and the time is shown beside it.
 
-Each trial is a line in `FOLDER/audits.jsonl`; the same command goes on after the last one, `--fresh` begins again. With `--for-s S` it ends after the
-trial in which S seconds have passed, with status 3 if some are missing.
+The same command goes on after the last trial, see `kept_trials.py`.
 """
 
 import argparse
 import json
 import math
-import os
 import random
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from kept_trials import Row, add_options, exit_status, make_missing, open_folder
 from trainings import step_ends, train
 
 from tests.lab.recorded_runs import TINY, record_run
@@ -47,10 +45,8 @@ INTERVAL, STEPS = 4, 8
 COST_INTERVAL, COST_STEPS, SKIPPED = 5, 120, 20
 LIMIT = 1.25
 WORKERS = (2, 4)
-MISSING = 3
 STEP_ENDS = "            loop.end_step(step, loss=loss"
 TELLS_TIME = "            ctx.note(f'processor {step} {time.process_time()}')\n"
-Row = dict[str, Any]
 
 
 def main() -> int:
@@ -59,29 +55,14 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=20)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--for-s", type=float, help="end after this time; the next call goes on")
-    parser.add_argument("--folder", type=Path, default=Path(".benchmarks/audits"))
-    parser.add_argument("--fresh", action="store_true")
+    add_options(parser, folder=".benchmarks/audits")
     given = parser.parse_args()
-    if given.fresh:
-        shutil.rmtree(given.folder, ignore_errors=True)
-    folder = given.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["XDG_STATE_HOME"] = str(folder / "state")  # these are no runs of the user's
-    results, last = folder / "audits.jsonl", time.monotonic() + (given.for_s or math.inf)
-    known: list[Row] = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    done, wanted = {one["trial"] for one in known}, dict(_trials(given, folder))
-    for name, trial in wanted.items():
-        if name in done or time.monotonic() > last:
-            continue
-        row = {"trial": name, **trial()}
-        known.append(row)
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-    chosen = [one for one in known if one["trial"] in wanted]
+    folder = open_folder(given)
+    wanted = dict(_trials(given, folder))
+    chosen = make_missing(wanted, folder, for_s=given.for_s)
     met = [_faults_are_met(chosen, kind) for kind in ("fault", "rank") if any(one["kind"] == kind for one in chosen)]
     met += [_cost_is_met(chosen, workers) for workers in WORKERS if any(one.get("pair") == workers for one in chosen)]
-    return 1 if not all(met) else 0 if len(chosen) == len(wanted) else MISSING
+    return exit_status(are_met=all(met), made=len(chosen), wanted=len(wanted))
 
 
 def _trials(given: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Callable[[], Row]]]:

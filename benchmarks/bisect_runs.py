@@ -9,19 +9,19 @@ cause, the step, and for a line the layer and the micro-batch are right in all, 
 Flips: one bit of a parameter of one rank, after the update of a random step. To be met: all are named as hardware, with the run, the rank, and an interval
 between digests that has the step.
 
-Each case is a line in `FOLDER/bisect_runs.jsonl`; the same command goes on after the last one, `--fresh` begins again. With `--for-s S` it ends
-after the case in which S seconds have passed, with status 3 if cases are missing.
+The same command goes on after the last case, see `kept_trials.py`.
 """
 
 import argparse
-import json
-import os
 import random
 import shutil
 import sys
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from kept_trials import Row, add_options, exit_status, make_missing, open_folder
 
 from tests.lab.recorded_runs import record_run
 from tests.runtime.flips import flipping
@@ -33,7 +33,6 @@ from ttlaunch.lab.repro import read_origin_of
 RECIPES = Path(__file__).parents[1] / "recipes"
 LINE = "        return differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=before)\n"
 """The line of the recipe before which a cause in its code is put."""
-MISSING = 3
 TENSORS = (
     "embedding.token.weight",
     "blocks.0.attention_in.weight",
@@ -44,44 +43,34 @@ KEYS = {"training_config.weight_decay": 0.3, "training_config.beta1": 0.8, "trai
 MICRO_BATCHES = 4
 
 
-def main() -> None:
+def main() -> int:
     """Make the cases that are missing, and say how many were right; status 1 if one was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--causes", type=int, default=25)
     parser.add_argument("--flips", type=int, default=25)
-    parser.add_argument("--for-s", type=float, help="end after this time; the next call goes on")
-    parser.add_argument("--folder", type=Path, default=Path(".benchmarks/bisect"))
-    parser.add_argument("--fresh", action="store_true")
+    add_options(parser, folder=".benchmarks/bisect")
     given = parser.parse_args()
-    last = time.monotonic() + (given.for_s or float("inf"))
-    if given.fresh:
-        shutil.rmtree(given.folder, ignore_errors=True)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    os.environ["XDG_STATE_HOME"] = str((given.folder / "state").resolve())  # these are no runs of the user's
-    results = given.folder / "bisect_runs.jsonl"
-    known = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    done = {(one["kind"], one["case"]) for one in known}
-    pairs = Pairs(given.folder.resolve(), given.steps)
-    for kind, count in (("cause", given.causes), ("flip", given.flips)):
-        for case in range(count):
-            began = time.monotonic()
-            if (kind, case) in done or began > last:
-                continue
-            found = pairs.cause(case) if kind == "cause" else pairs.flip(case)
-            row = {"kind": kind, "case": case, "seconds": round(time.monotonic() - began, 1), **found}
-            known.append(row)
-            with results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
-    for kind in ("cause", "flip"):
-        rows = [one for one in known if one["kind"] == kind]
+    folder = open_folder(given)
+    pairs = Pairs(folder, given.steps)
+    makes = {"cause": pairs.cause, "flip": pairs.flip}
+    wanted = {
+        f"{kind} {case}": partial(_case, kind, case, makes[kind])
+        for kind, count in (("cause", given.causes), ("flip", given.flips))
+        for case in range(count)
+    }
+    made = make_missing(wanted, folder, for_s=given.for_s)
+    for kind in makes:
+        rows = [one for one in made if one["kind"] == kind]
         passes = max((one["passes"] for one in rows), default=0)
         print(
             f"{kind}s: {sum(one['right'] for one in rows)} of {len(rows)} right, with at most {passes} passes over each run"
         )
-    is_over = len(known) >= given.causes + given.flips
-    sys.exit(1 if not all(one["right"] for one in known) else 0 if is_over else MISSING)
+    return exit_status(are_met=all(one["right"] for one in made), made=len(made), wanted=len(wanted))
+
+
+def _case(kind: str, case: int, make: Callable[[int], Row]) -> Row:
+    return {"kind": kind, "case": case, **make(case)}
 
 
 class Pairs:
@@ -169,4 +158,4 @@ class Pairs:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,23 +6,21 @@ then computed again from the newest checkpoint before it. To be met: the SHA-256
 Time: a run of `data_parallel` on two ranks with the model that it ships with, and replays of steps 1, 10 and 19 steps after a checkpoint. To be met: the
 time to the state is at most that of as many steps of one process, and 5 s.
 
-Each case is a line in `FOLDER/replays.jsonl`; the same command goes on after the last one, `--fresh` begins again. With `--for-s S` it ends after the case
-in which S seconds have passed, with status 3 if some are missing.
+The same command goes on after the last case, see `kept_trials.py`.
 """
 
 import argparse
 import json
-import math
-import os
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from kept_trials import Row, add_options, exit_status, make_missing, open_folder
 
 from tests.lab.recorded_runs import TINY, record_run
 from ttlaunch import contract
@@ -50,43 +48,24 @@ FOUR_BLOCKS = {"transformer_config.num_blocks": 4, "transformer_config.num_heads
 """A stage for each of four ranks, and a head."""
 AHEAD, CHECKPOINT = (1, 10, 19), 20
 ALLOWED_S = 5.0
-MISSING = 3
-Row = dict[str, Any]
 
 
 def main() -> int:
     """Make the cases that are missing; status 1 if a limit is missed, 3 if cases are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1-4", help="the least and the most")
-    parser.add_argument("--for-s", type=float, help="end after this time; the next call goes on")
-    parser.add_argument("--folder", type=Path, default=Path(".benchmarks/replays"))
-    parser.add_argument("--fresh", action="store_true")
+    add_options(parser, folder=".benchmarks/replays")
     given = parser.parse_args()
-    if given.fresh:
-        shutil.rmtree(given.folder, ignore_errors=True)
-    folder = given.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["XDG_STATE_HOME"] = str(folder / "state")  # these are no runs of the user's
-    results, last = folder / "replays.jsonl", time.monotonic() + (given.for_s or math.inf)
-    known: list[Row] = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    folder = open_folder(given)
     least, _, most = given.ranks.partition("-")
     wanted = dict(_cases(range(int(least), int(most or least) + 1), folder / "runs"))
-    done = {one["case"] for one in known}
-    for name, case in wanted.items():
-        if name in done or time.monotonic() > last:
-            continue
-        row = {"case": name, **case()}
-        known.append(row)
-        print(json.dumps(row), flush=True)
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-    chosen = [one for one in known if one["case"] in wanted]
+    chosen = make_missing(wanted, folder, for_s=given.for_s)
     bits = [one for one in chosen if one["kind"] == "bits"]
     equal = sum(one["equal"] for one in bits)
     print(f"{equal} of {len(bits)} replays have the SHA-256 and all digests of their runs: {_met(equal == len(bits))}")
     print(f"{sum(one['kind'] == 'none' for one in chosen)} forms have no layout with such a number of ranks")
     met = [equal == len(bits), *(_time_is_met(one) for one in chosen if one["kind"] == "time")]
-    return 1 if not all(met) else 0 if len(chosen) == len(wanted) else MISSING
+    return exit_status(are_met=all(met), made=len(chosen), wanted=len(wanted))
 
 
 def _cases(counts: range, runs: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
