@@ -103,7 +103,7 @@ def mpirun_scratch():
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_simulations():
-    """Of commands that run in this process; see `tests/forked_simulation.py`."""
+    """Fork the simulations of commands that run in this process from one that has imported torch: `tests/forked_simulation.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ttlaunch.lab.play.start_process", _start_simulation)
         yield

@@ -89,7 +89,7 @@ def rule(finds):
 
 @pytest.fixture(scope="module")
 def read():
-    """Of each rule the modules that break it, and how; and of each module what it imports: read once for all tests."""
+    """Return the modules that break each rule, and how, and what each module imports; all modules are read once for all tests."""
     broken, arrows = {one: {} for one in RULES}, {}
     for path in MODULES:
         module = Module(path)

@@ -74,7 +74,7 @@ def test_the_examples_of_show_draw(ttlaunch, line):
 
 
 def tiny(line):
-    """The same line with a tiny model and one step, but for what it says itself."""
+    """Return a command with keys that make its model tiny and its training one step, but for keys that the command sets itself."""
     given = [word.partition("=")[0] for word in line.split()]
     return line + "".join(f" --set {key}={value}" for key, value in TINY.items() if key not in given)
 

@@ -157,3 +157,9 @@ def test_a_folder_for_files_that_cannot_be_made_is_refused(ttlaunch, here, star)
     answer = ttlaunch(f"place {HIERARCHY} --on star --out taken/new")
     message = "error[P032]: taken/new cannot be written: not a directory\n\n"
     assert (2, message) == (answer.status, answer.stderr)
+
+
+def test_the_speed_of_links_is_that_of_a_simulated_step(ttlaunch):
+    answer = ttlaunch("place data_parallel --on 5loudboxes --link-us 3")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert "`--link-us` was given without `--step-time`" in answer.stderr

@@ -61,7 +61,7 @@ def spelled(source):
 
 @cache
 def of_an_engine(text):
-    """The same of one name or text: most of them stand in many modules."""
+    """The names of engines and of what is theirs in one name or text, in lower case; kept, since most texts stand in many modules."""
     return [found.lower() for found in OF_AN_ENGINE.findall(text)]
 
 

@@ -9,6 +9,7 @@ import typer
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import print_json, print_lines, print_progress, tabbed
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
+from ttlaunch.cli.virtual_options import ComputeMs, LinkGbps, LinkUs, Slow, SlowLink
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
@@ -54,28 +55,11 @@ def advise(
             "--calibrate", help="Measure here how long a micro-batch takes, for up to 10 s, unless it is kept."
         ),
     ] = False,
-    compute_ms: Annotated[
-        float | None,
-        typer.Option(
-            "--compute-ms",
-            min=1e-6,
-            max=1e9,
-            help="The time of the forward and backward pass of a micro-batch through the whole model. Default: 50 GFLOP/s.",
-        ),
-    ] = None,
-    link_us: Annotated[float, typer.Option("--link-us", min=0, max=1e9, help="How long a message travels.")] = 50.0,
-    link_gbps: Annotated[
-        float,
-        typer.Option("--link-gbps", min=1e-6, max=1e9, help="What each rank can send, and receive, in Gbit/s."),
-    ] = 10.0,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option("--slow", metavar="RANK=FACTOR", help="A rank that computes slower. Repeatable."),
-    ] = None,
-    slow_link: Annotated[
-        list[str] | None,
-        typer.Option("--slow-link", metavar="RANK=FACTOR", help="A rank whose port is slower. Repeatable."),
-    ] = None,
+    compute_ms: ComputeMs = None,
+    link_us: LinkUs = None,
+    link_gbps: LinkGbps = None,
+    slow: Slow = None,
+    slow_link: SlowLink = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
@@ -96,10 +80,10 @@ def advise(
     limits = parse_fits(fits or ())
     dialogue = TerminalDialogue(form, verbose=verbose)
     spec = replace(spec, target=target)
+    given: dict[str, Any] = {"compute_ms": measured_ms(spec, dialogue) if calibrate else compute_ms}
+    given |= {"link_us": link_us, "link_gbps": link_gbps}
     conditions = Conditions(
-        compute_ms=measured_ms(spec, dialogue) if calibrate else compute_ms,
-        link_us=link_us,
-        link_gbps=link_gbps,
+        **{name: value for name, value in given.items() if value is not None},
         slow=parse_slow(slow or (), option="--slow"),
         slow_link=parse_slow(slow_link or (), option="--slow-link"),
     )

@@ -15,6 +15,7 @@ from ttlaunch.cli.console import print_json, print_lines, show_diagnostics, tabb
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.cli.table import render_table
+from ttlaunch.cli.virtual_options import LinkGbps, LinkUs
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, file_error, usage_error
 
 if TYPE_CHECKING:
@@ -58,25 +59,24 @@ def place(
             "--step-time", help="Weigh pairs by the bytes of a simulated step, and simulate the proposed order too."
         ),
     ] = False,
-    link_us: Annotated[
-        float, typer.Option("--link-us", min=0, max=1e9, help="With --step-time: what each link adds to a message.")
-    ] = 50.0,
-    link_gbps: Annotated[
-        float,
-        typer.Option("--link-gbps", min=1e-6, max=1e9, help="With --step-time: what each channel carries, in Gbit/s."),
-    ] = 10.0,
+    link_us: LinkUs = None,
+    link_gbps: LinkGbps = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
     """Propose an order of the hosts that puts ranks that talk to each other close together."""
+    given: dict[str, Any] = {"link_us": link_us, "link_gbps": link_gbps}
+    links = {name: value for name, value in given.items() if value is not None}
+    if links and not step_time:
+        option = "--" + next(iter(links)).replace("_", "-")
+        raise usage_error(f"`{option}` was given without `--step-time`", "add `--step-time`, or leave it out")
     spec, dialogue = replace(spec, target=recipe), TerminalDialogue(form, verbose=verbose)
     found = resolve(spec, dialogue=dialogue)
     if found.command is not None:
         raise usage_error(f"{found.name} is a script; only a recipe declares which ranks talk to each other")
     if not found.ok or found.topology is None or found.layout is None:
         raise LaunchError(found.diagnostics)
-    links = (link_us, link_gbps) if step_time else None
-    proposal, times = _propose(spec, found, links=links, dialogue=dialogue)
+    proposal, times = _propose(spec, found, links=links if step_time else None, dialogue=dialogue)
     show_diagnostics(found.diagnostics, form=form, verbose=verbose)
     if write is not None:
         _write(found, proposal, write)
@@ -90,7 +90,7 @@ def _propose(
     spec: RunSpec,
     found: "ResolvedSpec",
     *,
-    links: tuple[float, float] | None,
+    links: dict[str, Any] | None,
     dialogue: TerminalDialogue,
 ) -> "tuple[Proposal, StepTimes | None]":
     """Propose by the flows that are declared, or with the speed of links by a simulated step."""
@@ -107,7 +107,7 @@ def _propose(
     from ttlaunch.lab.place import place_by_time
     from ttlaunch.lab.virtual import Conditions
 
-    conditions = Conditions(link_us=links[0], link_gbps=links[1])
+    conditions = Conditions(**links)
     timed = place_by_time(spec, topology, layout, conditions=conditions, dialogue=dialogue)
     if isinstance(timed, Diagnostic):
         raise LaunchError([*found.diagnostics, timed])

@@ -13,6 +13,7 @@ from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.signals import interruptible
 from ttlaunch.cli.console import check_picture, exit_with, print_json, print_lines, show_diagnostics, write_picture
 from ttlaunch.cli.options import HangTimeout, OutputFormat, Verbose, asks_for, complete_recipes
+from ttlaunch.cli.virtual_options import ComputeMs, LinkGbps, LinkUs, Slow, SlowLink
 from ttlaunch.diagnostics import Format, counted, usage_error
 
 if TYPE_CHECKING:
@@ -67,42 +68,11 @@ def simulate(
         int | None,
         typer.Option("--steps", min=1, max=_MOST_STEPS, help="With --virtual: how many steps.", show_default="3"),
     ] = None,
-    compute_ms: Annotated[
-        float | None,
-        typer.Option(
-            "--compute-ms",
-            min=1e-6,
-            max=1e9,
-            help="With --virtual: the time of the forward and backward pass of a micro-batch through the whole model. "
-            "Default: 50 GFLOP/s.",
-        ),
-    ] = None,
-    link_us: Annotated[
-        float | None,
-        typer.Option(
-            "--link-us", min=0, max=1e9, help="With --virtual: how long a message travels.", show_default="50"
-        ),
-    ] = None,
-    link_gbps: Annotated[
-        float | None,
-        typer.Option(
-            "--link-gbps",
-            min=1e-6,
-            max=1e9,
-            help="With --virtual: what each rank can send, and receive, in Gbit/s.",
-            show_default="10",
-        ),
-    ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option("--slow", metavar="RANK=FACTOR", help="With --virtual: a rank that computes slower. Repeatable."),
-    ] = None,
-    slow_link: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slow-link", metavar="RANK=FACTOR", help="With --virtual: a rank whose port is slower. Repeatable."
-        ),
-    ] = None,
+    compute_ms: ComputeMs = None,
+    link_us: LinkUs = None,
+    link_gbps: LinkGbps = None,
+    slow: Slow = None,
+    slow_link: SlowLink = None,
     jitter: Annotated[
         float | None,
         typer.Option(
