@@ -1,5 +1,6 @@
 """A matrix in `matrices.py` names a test that is there and cells that it has, and only the rest is left out."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,13 @@ ROOT = Path(__file__).parents[1]
 
 def collect(*words):
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"
+    }  # markers of the outer run
+    answer = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
     return [line.removeprefix("tests/") for line in answer.stdout.splitlines() if "::" in line]
 
 
