@@ -8,6 +8,8 @@ are the median step, the first 20 left out, which is what goes on costing, and a
 a sink takes to load its library. To be met, for each sink and as the median of the rounds: a step at most 3 % longer, and at most
 2 % with Loki, whose server, in this process, takes everything at once (`loki`), answers after 2 s (`loki-slow`), says 429, then 500,
 and takes what is sent for the third time (`loki-busy`), or is not there (`loki-down`).
+
+The same command goes on after the last run, see `kept_trials.py`.
 """
 
 import argparse
@@ -19,15 +21,19 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from kept_trials import MISSING, Row, add_options, exit_status, make_missing, open_folder
 from trainings import median_step_s, step_ends, train
 
 from ttlaunch.running.metrics.export import SinkState, wait_for_sinks
 
 SERVERS = ("loki", "loki-slow", "loki-busy", "loki-down")
 SINKS = ("tensorboard", "wandb", "mlflow", "prometheus", *SERVERS)
+NONE = "none"
+"""The run of a round without a sink."""
 LIMIT = 1.03
 LOKI_LIMIT = 1.02
 _SLOW_S = 2.0
@@ -66,23 +72,30 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--sinks", nargs="+", default=SINKS, choices=SINKS)
-    options = parser.parse_args()
+    add_options(parser, folder=".benchmarks/sinks")
+    given = parser.parse_args()
+    folder = open_folder(given)
     os.environ["WANDB_MODE"] = "offline"
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    runs: dict[str | None, list[Found]] = {name: [] for name in (None, *options.sinks)}
-    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
-        for number in range(options.rounds):
-            for name in [*runs][:: 1 if number % 2 else -1]:
-                runs[name].append(_run(name, Path(folder), steps=options.steps, port=server.server_port))
-    plain = runs.pop(None)
+    wanted = {
+        f"round {number}, {name}, {given.steps} steps": partial(
+            _run, number, name, steps=given.steps, port=server.server_port
+        )
+        for number in range(given.rounds)
+        for name in [NONE, *given.sinks][:: 1 if number % 2 else -1]
+    }
+    kept = make_missing(wanted, folder, for_s=given.for_s)
+    found = {(row["round"], row["sink"]): Found(row["step_s"], row["all_s"], row["events"]) for row in kept}
+    rounds = [number for number in range(given.rounds) if all((number, name) in found for name in [NONE, *given.sinks])]
+    if not rounds:
+        return MISSING
+    plain = [found[number, NONE] for number in rounds]
     step_ms = statistics.median(one.step_s for one in plain) * 1e3
-    print(
-        f"a step of {step_ms:.1f} ms, {options.rounds} rounds of {options.steps} steps; load {os.getloadavg()[0]:.1f}"
-    )
+    print(f"a step of {step_ms:.1f} ms, {len(rounds)} rounds of {given.steps} steps; load {os.getloadavg()[0]:.1f}")
     print(f"{'sink':14} {'events':>7} {'median step':>12} {'least':>7} {'most':>7} {'all steps':>10}")
-    is_met = [_report(str(name), found, plain) for name, found in runs.items()]
-    return 0 if all(is_met) else 1
+    is_met = [_report(name, [found[number, name] for number in rounds], plain) for name in given.sinks]
+    return exit_status(are_met=all(is_met), made=len(kept), wanted=len(wanted))
 
 
 def _report(name: str, found: list[Found], plain: list[Found]) -> bool:
@@ -98,17 +111,24 @@ def _report(name: str, found: list[Found], plain: list[Found]) -> bool:
     return median <= limit
 
 
-def _run(sink: str | None, folder: Path, *, steps: int, port: int) -> Found:
+def _run(number: int, sink: str, *, steps: int, port: int) -> Row:
+    """Train once, with a sink or with none; the folder is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
+        found = _train(sink, Path(folder), steps=steps, port=port)
+    return {"round": number, "sink": sink, **found._asdict()}
+
+
+def _train(sink: str, folder: Path, *, steps: int, port: int) -> Found:
     settings = {
         "training_config.steps": steps,
         "training_config.validation_interval": steps,
         "checkpoint_config.interval": "null",
     }
-    given = f"loki=http://127.0.0.1:{1 if sink == 'loki-down' else port}/{sink}" if sink in SERVERS else sink
-    run = train("data_parallel", settings, folder=folder, words=["--sink", given] if given else [])
+    place = f"loki=http://127.0.0.1:{1 if sink == 'loki-down' else port}/{sink}" if sink in SERVERS else sink
+    run = train("data_parallel", settings, folder=folder, words=[] if sink == NONE else ["--sink", place])
     ends, records = step_ends(run), wait_for_sinks(run, patience_s=_PATIENCE_S)
     end = SinkState.FAILED if sink == "loki-down" else SinkState.DONE
-    if any(one.state is not end for one in records) or len(records) != (sink is not None):
+    if any(one.state is not end for one in records) or len(records) != (sink != NONE):
         raise SystemExit(f"the sink {sink} did not take all of {run}: {records}")
     return Found(median_step_s(run, skipped=_SKIPPED), ends[-1] - ends[0], sum(one.events for one in records))
 
