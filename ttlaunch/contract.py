@@ -117,6 +117,7 @@ REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
 SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: mistakes in messages, and how many were sent to whom
 LOGS_DIR = "logs"
+SINKS_DIR = "sinks"  # each sink's record, its messages, and its data unless the user named another place; only in runs with sinks
 ENGINE_PROCESS = "mpirun"  # what the history and the names of logs call the engine's process on the launching machine, for any engine
 RECORDS_DIR = "records"
 STACKS_DIR = "stacks"

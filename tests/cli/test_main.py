@@ -39,6 +39,7 @@ main()
 
 _OF_OTHER_RUNS = [
     *("pydantic", "yaml", "concurrent.futures", "importlib.metadata"),
+    *("http.client", "statistics", "secrets", "ttlaunch.running.metrics.export"),
     *("ttlaunch.app.replan", "ttlaunch.app.slurm_job", "ttlaunch.cli.plan"),
     *("ttlaunch.running.checkpoints.last_states", "ttlaunch.running.checkpoints.tensor_file"),
 ]
@@ -52,7 +53,7 @@ def test_a_program_runs_without_modules_that_take_time_to_import_and_serve_other
     assert "×2 ranks 0-1 | hello" in answer.stdout
 
 
-_HOSTS = "import sys, ttlaunch.app.restarts, ttlaunch.app.ready_hosts; print(*sys.modules)"
+_HOSTS = "import sys, ttlaunch.app.restarts, ttlaunch.app.ready_hosts, ttlaunch.draw.scene; print(*sys.modules)"
 
 
 def test_a_program_over_hosts_is_made_ready_without_modules_that_serve_recipes():

@@ -9,7 +9,7 @@ import pytest
 from tests.running.conftest import wait_until
 from tests.running.test_host_link import Flaky
 from ttlaunch import contract
-from ttlaunch.agent import start_ranks
+from ttlaunch.agent import START_RANKS
 from ttlaunch.agent.run_processes import is_gone
 from ttlaunch.engines.agents import AgentsFinder
 from ttlaunch.planning.engine import RanksToStart
@@ -43,7 +43,7 @@ class LongRun:
     def __init__(self, folder):
         finder = AgentsFinder()
         hosts = (("near", 1), ("far", 3))
-        command = finder.never_started().command(RanksToStart(sys.executable, start_ranks.__file__, ROWS, hosts))
+        command = finder.never_started().command(RanksToStart(sys.executable, START_RANKS, ROWS, hosts))
         plan = LaunchPlan(
             topology="lab",
             program=CommandProgram("work", ("work",)),
@@ -99,7 +99,7 @@ class LongRun:
             "needed": {"the synced code": str(self.marks / "code")} if host == "far" else {},
             "holds_ports": 2,
             "files": {contract.PLAN_FILE: (self.folder.path / contract.PLAN_FILE).read_text()},
-            "starter": [sys.executable, "-I", "-S", start_ranks.__file__, str(there / contract.PLAN_FILE)],
+            "starter": [sys.executable, "-I", "-S", START_RANKS, str(there / contract.PLAN_FILE)],
         }
 
     def printed(self, rank):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.agent import start_ranks
+from ttlaunch.agent import START_RANKS
 from ttlaunch.app.run_diagnostics import run_diagnostics
 from ttlaunch.diagnostics import render
 from ttlaunch.engines.base import Capability
@@ -102,7 +102,7 @@ class EndedRun:
 
 GOOD_WORDS = b"rank 0 was here\n"
 _ENGINE_S = 9.0
-_STARTER = Path(start_ranks.__file__)
+_STARTER = Path(START_RANKS)
 
 
 def run_beside(hostile: HostileHost, folder: Path, *, by_agents: bool = False) -> EndedRun:

@@ -20,7 +20,7 @@ import sys
 
 from ttlaunch.agent import shim
 from ttlaunch.agent.parent_death import end_with_parent
-from ttlaunch.agent.start_ranks import NAME, IsRank, Orders, RankStarter, take_name
+from ttlaunch.agent.rank_starter import NAME, IsRank, Orders, RankStarter, take_name
 from ttlaunch.agent.warm_start import environment_block
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it

@@ -6,7 +6,6 @@ between the moment when it is found free and the moment when rank 0 listens. Pyt
 
 from __future__ import annotations
 
-import random
 import socket
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -44,6 +43,8 @@ def hold_port(ports: Sequence[int] = ()) -> socket.socket:
         OSError: No port is free.
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    import random  # noqa: PLC0415 - most hosts hold no port
+
     draw = random.SystemRandom()
     ports = ports or candidates(ephemeral_range())
     for port in draw.sample(ports, min(_TRIES, len(ports))):

@@ -7,7 +7,6 @@ Python 3.9 and the standard library only.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 
@@ -143,6 +142,8 @@ def _call(function: str, *arguments: int) -> int:
     Raises:
         OSError: The kernel refuses.
     """
+    import ctypes  # noqa: PLC0415 - whoever starts ranks imports this module, and few trace any
+
     library = ctypes.CDLL(None, use_errno=True)
     result: int = getattr(library, function)(*(ctypes.c_long(value) for value in arguments))
     if result < 0:

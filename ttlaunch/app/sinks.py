@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ttlaunch import contract
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, usage_mistake
 
@@ -71,9 +72,11 @@ def with_sinks(choices: "Sequence[SinkChoice]", begun: "Callable[[RunFolder], No
 
 def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:
     """Warn about sinks of an ended run that have failed or not finished, after waiting some seconds for them."""
+    path = outcome.folder.path
+    if not (path / contract.SINKS_DIR).is_dir():  # most runs have none, and need no client of HTTP to say so
+        return []
     from ttlaunch.running.metrics.export import wait_for_sinks
 
-    path = outcome.folder.path
     return sink_diagnostics(wait_for_sinks(path, patience_s=_PATIENCE_S), path)
 
 
@@ -86,14 +89,13 @@ def sink_diagnostics(records: "Sequence[SinkRecord]", path: Path) -> list[Diagno
 
 def _diagnostic(record: "SinkRecord", path: Path) -> Diagnostic:
     from ttlaunch.running.metrics.export import SinkState
-    from ttlaunch.running.metrics.sinks import SINKS_DIR
 
     again = _again(record, path)
     if record.state is SinkState.FAILED:
         message = f"the sink {record.kind} has stopped: {record.error}"
         untouched = "training was not touched, and its own log has everything"
         return Diagnostic("R060", message, notes=(untouched,), hints=(again,), severity=Severity.WARNING)
-    log = f"{short_name(path, Path.cwd())}/{SINKS_DIR}/{record.kind}.log"
+    log = f"{short_name(path, Path.cwd())}/{contract.SINKS_DIR}/{record.kind}.log"
     message = f"the sink {record.kind} has not finished yet; it continues in the background"
     notes = (record.error,) if record.error else ()
     hints = (f"what it prints is in {log}", again)

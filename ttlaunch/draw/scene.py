@@ -5,11 +5,14 @@ A box is a mesh or a switch; where a cluster has no meshes it is a host.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.spec.topology.mesh_graph import counted_parts
 from ttlaunch.spec.topology.model import Mesh, MeshId, Switch, Topology
+
+if TYPE_CHECKING:
+    from ttlaunch.planning.roles import RoleLayout  # imports pydantic, and most pictures at a start are of programs
 
 _MOST_RANKS = 8
 
@@ -87,7 +90,7 @@ class Scene:
         return sorted(ends + [(wire.a, wire.channels) for wire in self.wires if wire.b == box])
 
 
-def make_scene(topology: Topology, layout: RoleLayout | None, *, recipe: str = "") -> Scene:
+def make_scene(topology: Topology, layout: "RoleLayout | None", *, recipe: str = "") -> Scene:
     """Make the picture of a cluster, with roles if a recipe's layout is given."""
     size = layout.world_size if layout else len(topology.bindings)
     occupants = [

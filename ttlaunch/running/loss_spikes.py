@@ -1,7 +1,6 @@
 """Find training losses that are far above those of the steps before, by a bound that single large losses do not move."""
 
 import math
-import statistics
 from collections import deque
 from typing import NamedTuple
 
@@ -44,6 +43,8 @@ class LossSpikes:
             return
         recent = self._recent
         if len(recent) == _RECENT and len(self.found) < _MOST and loss > max(recent):
+            import statistics  # noqa: PLC0415 - takes as long as 15 other modules, and few runs have a spike
+
             median = statistics.median(recent)
             deviation = statistics.median(abs(one - median) for one in recent)
             bound = median + max(_DEVIATIONS * deviation, _SHARE * abs(median))

@@ -20,7 +20,7 @@ from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.metrics.event_log import END, Event, EventLog
-from ttlaunch.running.metrics.sinks import SINKS_DIR, Sink, SinkChoice, open_sink
+from ttlaunch.running.metrics.sinks import Sink, SinkChoice, open_sink
 from ttlaunch.running.runs.files import read_object_if_any, write_whole
 from ttlaunch.running.runs.launcher import read_launcher
 from ttlaunch.running.runs.run_folder import supervisor_file
@@ -157,9 +157,11 @@ def start_sinks(path: Path, choices: Sequence[SinkChoice]) -> None:
         record = SinkRecord(choice.kind, choice.place_in(path), 0, SinkState.WORKING)
         arguments = ["metrics", str(path), "--to", str(choice), "--follow", "--beside"]
         try:
-            (path / SINKS_DIR).mkdir(exist_ok=True)
+            (path / contract.SINKS_DIR).mkdir(exist_ok=True)
             _write_record(path, record)
-            pid = _start([sys.executable, "-m", "ttlaunch", *arguments], log=path / SINKS_DIR / f"{choice.kind}.log")
+            pid = _start(
+                [sys.executable, "-m", "ttlaunch", *arguments], log=path / contract.SINKS_DIR / f"{choice.kind}.log"
+            )
             _write_record(path, replace(record, pid=pid))
         except OSError as error:
             failed = SinkRecord(choice.kind, record.place, 0, SinkState.FAILED, 0, _why(error))
@@ -191,7 +193,7 @@ def report_failure(path: Path, record: SinkRecord) -> None:
 def read_sinks(path: Path) -> list[SinkRecord]:
     """Read the records about the sinks of a run, in the order of their names."""
     found = []
-    for place in sorted((path / SINKS_DIR).glob("*.json")):
+    for place in sorted((path / contract.SINKS_DIR).glob("*.json")):
         content = read_object_if_any(place)
         with contextlib.suppress(KeyError, TypeError, ValueError):
             record = SinkRecord(**{**content, "state": SinkState(content["state"])})
@@ -232,7 +234,7 @@ def _is_at_work(pid: int) -> bool:
 
 def _write_record(path: Path, record: SinkRecord) -> None:
     """Write a sink's record in one step; do nothing if it cannot be written."""
-    folder = path / SINKS_DIR
+    folder = path / contract.SINKS_DIR
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
         write_whole(folder / f"{record.kind}.json", json.dumps(asdict(record)) + "\n")

@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.metrics.addresses import parse_loki_address, parse_otlp_address
 from ttlaunch.running.metrics.event_log import Event, LoggedRun
-
-SINKS_DIR = "sinks"
-"""The folder in a run's folder with each sink's record, its messages, and its data unless the user named another place."""
 
 _LIBRARIES = {
     "tensorboard": "tensorboard",
@@ -76,7 +74,7 @@ class SinkChoice:
 
     def place_in(self, folder: Path) -> str:
         """Return the place to which the sink writes for the run in a folder."""
-        return self.place or str(folder / SINKS_DIR / self.kind)
+        return self.place or str(folder / contract.SINKS_DIR / self.kind)
 
 
 _mistake = partial(Diagnostic, blame=Blame.COMMAND_LINE)
@@ -178,11 +176,11 @@ def open_sink(choice: SinkChoice, run: LoggedRun, *, folder: Path) -> Sink:
         case "loki":
             from ttlaunch.running.metrics.to_loki import LokiSink  # noqa: PLC0415
 
-            return LokiSink(run, place, path=folder, sinks_folder=folder / SINKS_DIR)
+            return LokiSink(run, place, path=folder, sinks_folder=folder / contract.SINKS_DIR)
         case "otlp":
             from ttlaunch.running.metrics.to_otlp import OtlpSink  # noqa: PLC0415
 
-            return OtlpSink(run, place, path=folder, sinks_folder=folder / SINKS_DIR)
+            return OtlpSink(run, place, path=folder, sinks_folder=folder / contract.SINKS_DIR)
         case "loki-file":
             from ttlaunch.running.metrics.to_loki_file import LokiFileSink  # noqa: PLC0415
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import shlex
 import shutil
 import stat
@@ -76,7 +75,7 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None, group: 
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
         while True:
-            run_id = f"{stamp}-{secrets.token_hex(2)}"
+            run_id = f"{stamp}-{os.urandom(2).hex()}"
             try:
                 (runs_folder / run_id).mkdir(mode=0o700)
                 made = runs_folder / run_id
