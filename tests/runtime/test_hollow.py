@@ -93,3 +93,15 @@ def test_an_operation_in_place_returns_its_argument_and_a_view_shares_it():
 def test_a_size_that_depends_on_values_is_refused():
     with Hollow(), pytest.raises(Exception, match="nonzero"):
         torch.ones(4).nonzero()
+
+
+def test_what_is_known_of_a_draw_does_not_depend_on_who_draws():
+    """Every rank of every simulated plan makes its own generator, and finds the shapes only once."""
+    known = {}
+    sizes = []
+    for seed in range(3):
+        with Hollow(known=known):
+            torch.empty(5).normal_(generator=torch.Generator().manual_seed(seed))
+        sizes.append(len(known))
+    assert sizes[0] > 0
+    assert {sizes[0]} == set(sizes)

@@ -1,5 +1,7 @@
 """`ttlaunch advise`: which recipe and layout would train fastest on a cluster, within its memory, and why."""
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, print_lines, print_progress, tabbed
+from ttlaunch.cli.console import can_redraw, print_json, print_lines, print_progress, tabbed
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.cli.virtual_options import ComputeMs, LinkGbps, LinkUs, Slow, SlowLink
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
+    from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.lab.advise import Ranking
+
+_SAY_AFTER_S, _SAY_AGAIN_S = 1.0, 5.0
 
 EXAMPLES = """\
 [bold]ttlaunch advise --on lab -c train.yaml[/bold]   every recipe that trains this, the quickest first, and why
@@ -80,6 +85,8 @@ def advise(
     limits = parse_fits(fits or ())
     dialogue = TerminalDialogue(form, verbose=verbose)
     spec = replace(spec, target=target)
+    if calibrate:
+        dialogue.waiting("calibrating: measuring a micro-batch on this machine, for up to 10 s, unless it is kept")
     given: dict[str, Any] = {"compute_ms": measured_ms(spec, dialogue) if calibrate else compute_ms}
     given |= {"link_us": link_us, "link_gbps": link_gbps}
     conditions = Conditions(
@@ -95,11 +102,26 @@ def advise(
             top=top,
             limits=limits or None,
             only_same_bits=same_bits,
-            done=lambda what, count, of: print_progress(f"{what} {count} of {of}"),
+            done=_Progress(dialogue),
         )
     finally:
         print_progress("")
     _show(found, form, top=top, diagnostics=dialogue.warnings_as_json())
+
+
+class _Progress:
+    """Says how far the comparison is: on a terminal in its last line, elsewhere in a line after a second and then every few seconds."""
+
+    def __init__(self, dialogue: "TerminalDialogue") -> None:
+        self._dialogue = dialogue
+        self._next = time.monotonic() + _SAY_AFTER_S
+
+    def __call__(self, what: str, count: int, of: int) -> None:
+        text = f"{what}: {count} of {of}"
+        print_progress(text)
+        if not can_redraw(sys.stderr) and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SAY_AGAIN_S
+            self._dialogue.waiting(text)
 
 
 def _show(found: "Ranking", form: Format, *, top: int, diagnostics: Sequence[Mapping[str, Any]]) -> None:

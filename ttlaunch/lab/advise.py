@@ -201,7 +201,9 @@ def advise(
     topology = _topology(spec, dialogue)
     _check_hosts(topology, limits or {})
     base, recipe, training = _training(spec, dialogue)
-    planned, refused = _plans(spec, base, training, topology=topology, conditions=conditions, dialogue=dialogue)
+    planned, refused = _plans(
+        spec, base, training, topology=topology, conditions=conditions, dialogue=dialogue, done=done
+    )
     has_bits = same_bits(recipe, training)
 
     def bits_of(one: _Planned) -> bool:
@@ -211,7 +213,9 @@ def advise(
     if only_same_bits:
         refused += [_refused(one, "its bits are not those of the training") for one in planned if not bits_of(one)]
         planned = [one for one in planned if bits_of(one)]
-    runs = simulate([(one.plan, one.conditions) for one in planned], done=lambda n: done("simulated", n, len(planned)))
+    runs = simulate(
+        [(one.plan, one.conditions) for one in planned], done=lambda n: done("forms simulated", n, len(planned))
+    )
     found, failed = _advice(planned, runs, bits_of)
     refused += failed
     if not found:
@@ -302,6 +306,7 @@ def _plans(
     topology: Topology,
     conditions: Conditions,
     dialogue: Dialogue,
+    done: Done,
 ) -> tuple[list[_Planned], list[Refused]]:
     slots = topology.world_size or len(topology.slots)
     sizes = [slots] if topology.world_size else [spec.ranks] if spec.ranks else sizes_of(slots)
@@ -309,6 +314,7 @@ def _plans(
     refused: list[Refused] = []
     folders = [base, *(one for one in list_recipes(Path.cwd()) if one.name != base.name)]
     for place, folder in enumerate(folders):
+        done("recipes planned", place, len(folders))
         with dialogue.recipe_code():
             recipe = load_recipe(folder)
         why = recipe.message if isinstance(recipe, Diagnostic) else excluded(recipe, training)

@@ -152,6 +152,8 @@ def _key(leaf: Any) -> Hashable:
     """Return what the shapes of results depend on; the offset is that of what shares an argument's memory."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.storage_offset()
+    if isinstance(leaf, torch.Generator):  # every rank that draws its weights makes its own
+        return torch.Generator
     return (type(leaf), leaf) if isinstance(leaf, Hashable) else id(leaf)
 
 

@@ -77,8 +77,13 @@ def main() -> None:
     (run_dir / VIRTUAL_FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
-def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
+def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Found] | None = None) -> dict[str, Any]:
     """Run every role to the end of its last step.
+
+    Args:
+        world: The plan.
+        order: What is simulated, and under which conditions.
+        known: What operations return, found in simulations before this one in the same process; None: nothing yet.
 
     Raises:
         ValueError: The time of a micro-batch was given for a recipe that trains no model; or ranks are too many for each to run, and
@@ -98,7 +103,18 @@ def run_virtually(world: World, order: VirtualOrder) -> dict[str, Any]:
     link = Link(order.latency_s, order.bytes_per_s, slow_links, _routes(order, world))
     faults = [_fate_order(index, one) for index, one in enumerate(order.faults)]
     jitter = _Jitter(order.jitter, order.seed)
-    play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s, faults=faults, jitter=jitter)
+    play = _Play(
+        world,
+        cfg,
+        corpus,
+        trainer,
+        link,
+        slowness,
+        flops_per_s,
+        faults=faults,
+        jitter=jitter,
+        known={} if known is None else known,
+    )
     if jitter.part and world.size > _MOST_RANKS:
         raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated with jitter, which makes each one differ")
     blocks = _blocks(cfg, corpus, world.roles)

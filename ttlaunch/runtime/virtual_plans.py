@@ -8,6 +8,7 @@ import faulthandler
 import json
 import os
 import sys
+from collections.abc import Hashable
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.virtual import VIRTUAL_ERROR_FILE, VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualOrder
+from ttlaunch.runtime.hollow import Found
 from ttlaunch.runtime.virtual import run_virtually
 from ttlaunch.runtime.world import read_world
 
@@ -23,21 +25,22 @@ def main() -> None:
     """Run the plans in the folder that the environment names."""
     faulthandler.enable()
     torch.set_num_threads(1)
+    known: dict[Hashable, Found] = {}
     for number in range(int(sys.argv[1])):
         folder = Path(os.environ[contract.ENV_RUN_DIR]) / str(number)
         try:
-            name, text = VIRTUAL_FILE, json.dumps(_run(folder)) + "\n"
+            name, text = VIRTUAL_FILE, json.dumps(_run(folder, known)) + "\n"
         except Exception as error:  # noqa: BLE001  whatever a recipe raises; the launcher shows it
             name, text = VIRTUAL_ERROR_FILE, f"{type(error).__name__}: {error}".splitlines()[0]
         (folder / f"{name}.tmp").write_text(text, encoding="utf-8")
         (folder / f"{name}.tmp").replace(folder / name)
 
 
-def _run(folder: Path) -> dict[str, object]:
+def _run(folder: Path, known: dict[Hashable, Found]) -> dict[str, object]:
     order = read(VirtualOrder, (folder / VIRTUAL_ORDER_FILE).read_bytes())
     if isinstance(order, BadRecord):
         raise ValueError(order.reason)  # noqa: TRY004  it is a text of another process
-    return run_virtually(read_world(folder / contract.PLAN_FILE), order)
+    return run_virtually(read_world(folder / contract.PLAN_FILE), order, known=known)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ A recipe is a folder with `recipe.py` and `trainer.py`. It is loaded by path, as
 
 import ast
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, closest, listed, shown
@@ -108,7 +109,7 @@ def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
     """Check a recipe's `trainer.py` without running it; return its first mistake, or None."""
     try:
         source = Source(str(path), path.read_text(encoding="utf-8"))
-        tree = ast.parse(source.text)
+        tree = _parsed(source.text)
     except SyntaxError as error:
         label = Label(source.span(error.lineno or 1, error.offset or 1))
         return Diagnostic("P006", f"recipe `{name}` cannot be read: SyntaxError: {shown(error.msg)}", label)
@@ -124,6 +125,12 @@ def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
     near = closest(missing[0], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)])
     hints = (f"is `{near}` meant to be `{missing[0]}`?",) if near else ()
     return Diagnostic("P006", message, place, hints=hints)
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> ast.Module:
+    """Return the tree of a program, which nobody changes."""
+    return ast.parse(text)
 
 
 def _missing_import(name: str, source: Source, tree: ast.Module, *, folder: Path) -> Diagnostic | None:
@@ -149,17 +156,20 @@ def _missing_import(name: str, source: Source, tree: ast.Module, *, folder: Path
     return None
 
 
-def _unguarded_imports(tree: ast.Module) -> Iterator[ast.ImportFrom]:
-    """Yield the `from … import` statements in their order, without those that may fail (`try`) or only help type checkers."""
+@lru_cache(maxsize=32)
+def _unguarded_imports(tree: ast.Module) -> tuple[ast.ImportFrom, ...]:
+    """Return the `from … import` statements in their order, without those that may fail (`try`) or only help type checkers."""
+    found: list[ast.ImportFrom] = []
     to_visit: list[ast.AST] = [tree]
     while to_visit:
         node = to_visit.pop()
         if isinstance(node, ast.ImportFrom):
-            yield node
+            found.append(node)
         elif not isinstance(node, ast.Try) and not (
             isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         ):
             to_visit.extend(reversed(list(ast.iter_child_nodes(node))))
+    return tuple(found)
 
 
 def _offered_by(place: Path) -> Collection[str] | None:
@@ -167,11 +177,17 @@ def _offered_by(place: Path) -> Collection[str] | None:
     file = place.with_name(f"{place.name}.py")
     file = file if file.is_file() else place / "__init__.py"
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        return _bound_by(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None if place.is_dir() else ()  # a folder without `__init__.py` is a package, too
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None
+
+
+@lru_cache(maxsize=64)  # a comparison of all recipes plans hundreds of forms, which import the same modules
+def _bound_by(text: str) -> frozenset[str] | None:
+    """Return the names that a module's text binds; None if only running it could tell."""
+    tree = ast.parse(text)
     names, is_open = _names(tree)
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _OLD_NAMES:
@@ -183,7 +199,8 @@ def _is_module(place: Path) -> bool:
     return place.with_name(f"{place.name}.py").is_file() or place.is_dir()
 
 
-def _names(tree: ast.Module) -> tuple[set[str], bool]:
+@lru_cache(maxsize=32)
+def _names(tree: ast.Module) -> tuple[frozenset[str], bool]:
     """Return the names that the module binds at its top level, and whether an `import *` may bind others."""
     names: set[str] = set()
     is_open = False
@@ -199,4 +216,4 @@ def _names(tree: ast.Module) -> tuple[set[str], bool]:
             is_open = is_open or any(alias.name == "*" for alias in node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-    return names, is_open
+    return frozenset(names), is_open
