@@ -201,9 +201,8 @@ def advise(
     topology = _topology(spec, dialogue)
     _check_hosts(topology, limits or {})
     base, recipe, training = _training(spec, dialogue)
-    planned, refused = _plans(
-        spec, base, training, topology=topology, conditions=conditions, dialogue=dialogue, done=done
-    )
+    context = _Context(topology, conditions, dialogue, done)
+    planned, refused = _plans(spec, base, training, context=context)
     has_bits = same_bits(recipe, training)
 
     def bits_of(one: _Planned) -> bool:
@@ -220,7 +219,6 @@ def advise(
     refused += failed
     if not found:
         raise _nothing_runs(refused)
-    found.sort(key=lambda one: (one.slowest.step_ms, one.form.ranks))
     if limits is not None:
         found = _fitting(found, limits, top=top, foresee=foresee, done=done)
     return Ranking(base.name, topology.name, conditions, tuple(found), tuple(refused))
@@ -249,7 +247,7 @@ def _advice(
             refused.append(_refused(one, reason))
             continue
         found.append(Advice(one.form, one.layout, one.command, run, slowest, bits_of(one)))
-    return found, refused
+    return sorted(found, key=lambda one: (one.slowest.step_ms, one.form.ranks)), refused
 
 
 def _refused(one: _Planned, reason: str) -> Refused:
@@ -298,31 +296,33 @@ def _training(spec: RunSpec, dialogue: Dialogue) -> tuple[NamedFolder, Recipe, C
     raise LaunchError(mistakes)
 
 
+@dataclass(frozen=True)
+class _Context:
+    topology: Topology
+    conditions: Conditions
+    dialogue: Dialogue
+    done: Done
+
+
 def _plans(
-    spec: RunSpec,
-    base: NamedFolder,
-    training: ConfigFile,
-    *,
-    topology: Topology,
-    conditions: Conditions,
-    dialogue: Dialogue,
-    done: Done,
+    spec: RunSpec, base: NamedFolder, training: ConfigFile, *, context: _Context
 ) -> tuple[list[_Planned], list[Refused]]:
+    topology = context.topology
     slots = topology.world_size or len(topology.slots)
     sizes = [slots] if topology.world_size else [spec.ranks] if spec.ranks else sizes_of(slots)
     planned: list[_Planned] = []
     refused: list[Refused] = []
     folders = [base, *(one for one in list_recipes(Path.cwd()) if one.name != base.name)]
     for place, folder in enumerate(folders):
-        done("recipes planned", place, len(folders))
-        with dialogue.recipe_code():
+        context.done("recipes planned", place, len(folders))
+        with context.dialogue.recipe_code():
             recipe = load_recipe(folder)
         why = recipe.message if isinstance(recipe, Diagnostic) else excluded(recipe, training)
         if why is not None or isinstance(recipe, Diagnostic):
             refused.append(Refused(folder.name, None, (), why or ""))
             continue
         for form in forms_of(folder.name, recipe, training, sizes=sizes, slots=max(slots, *sizes), alone=place == 0):
-            one = _plan(spec, training, folder=folder, recipe=recipe, form=form, conditions=conditions)
+            one = _plan(spec, training, folder=folder, recipe=recipe, form=form, conditions=context.conditions)
             if isinstance(one, str):
                 refused.append(Refused(form.recipe, form.ranks, form.values, one))
             else:

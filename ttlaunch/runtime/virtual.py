@@ -104,31 +104,28 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
     faults = [_fate_order(index, one) for index, one in enumerate(order.faults)]
     jitter = _Jitter(order.jitter, order.seed)
     play = _Play(
-        world,
-        cfg,
-        corpus,
-        trainer,
-        link,
-        slowness,
-        flops_per_s,
-        faults=faults,
-        jitter=jitter,
-        known={} if known is None else known,
+        world, cfg, corpus, trainer, link, slowness, flops_per_s, faults, jitter, {} if known is None else known
     )
     if jitter.part and world.size > _MOST_RANKS:
         raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated with jitter, which makes each one differ")
-    blocks = _blocks(cfg, corpus, world.roles)
+    folds = order.fold and order.network is None and not jitter.part
     ranks = [Rank(rank) for rank in range(world.size)]
+    classes = first_classes(world.roles, _differences(play)) if folds else tuple((rank,) for rank in ranks)
+    return _run_folded(play, classes) | {"flops_per_s": flops_per_s}
+
+
+def _differences(play: "_Play") -> list[Hashable]:
+    """Return for each rank what may make it another one than those with its role: its speed, its port, its faults, its share of the data."""
     hits: dict[Rank, list[int]] = {}
-    for fault in faults:
+    for fault in play.faults:
         for rank in fault.ranks:
             hits.setdefault(rank, []).append(fault.index)
-    differences = [
-        (slowness.get(rank), slow_links.get(rank), tuple(hits.get(rank, ())), blocks[rank]) for rank in ranks
+    blocks = _blocks(play.cfg, play.corpus, play.world.roles)
+    ranks = [Rank(rank) for rank in range(play.world.size)]
+    return [
+        (play.slowness.get(rank), play.link.slowness.get(rank), tuple(hits.get(rank, ())), blocks[rank])
+        for rank in ranks
     ]
-    folds = order.fold and order.network is None and not jitter.part
-    classes = first_classes(world.roles, differences) if folds else tuple((rank,) for rank in ranks)
-    return _run_folded(play, classes) | {"flops_per_s": flops_per_s}
 
 
 def _routes(order: VirtualOrder, world: World) -> Routes | None:
