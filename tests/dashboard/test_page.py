@@ -298,6 +298,7 @@ def test_a_mistake_in_the_form_is_told_there_and_the_form_works_by_keyboard_alon
         page.get_by_role("link", name="Launch a run").focus()
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Launch a run")).to_be_visible()
+        expect(page.locator("label span code", has_text="num_epochs")).to_be_visible()  # not between backticks
         page.get_by_label("Ranks", exact=True).focus()
         page.keyboard.type("0")
         page.keyboard.press("Tab")  # to the search for keys

@@ -8,7 +8,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_picture_that_is_taken_is_there_in_both_schemes_and_the_page_shows_each_view():
-    runs = {kind: kind for kind in ("done", "failed", "elastic", "serving")}
+    runs = {kind: kind for kind in ("done", "failed", "elastic", "serving", "printed")}
     taken = runpy.run_path(str(DOCS / "pictures.py"))["views_of"](**runs)
     there = {path.name for path in (DOCS / "images").glob("dashboard-*.png")}
     assert {f"dashboard-{view}-{scheme}.png" for view in taken for scheme in ("light", "dark")} == there

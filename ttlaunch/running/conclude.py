@@ -59,6 +59,7 @@ class Ending:
         stood_still_s: The longest time for which the supervisor, or the whole machine, did not run.
         tolerated, tolerated_hosts: Ranks whose end, and hosts whose loss, is no failure since other workers go on.
         lost_before_engine: Workers of an elastic run that were lost while its engine still ran, and without which nobody had gone on.
+        too_late: Workers of an elastic run that were still starting when all steps were made, and that the supervisor ended.
         unusable: What to report if nothing but the run folder, which could no longer be written or read, had ended the run.
     """
 
@@ -79,6 +80,7 @@ class Ending:
     tolerated: frozenset[int] = frozenset()
     tolerated_hosts: frozenset[str] = frozenset()
     lost_before_engine: frozenset[int] = frozenset()
+    too_late: frozenset[int] = frozenset()
     unusable: Failure | None = None
 
     def note_losses(self, losses: Losses) -> None:
@@ -150,8 +152,8 @@ def conclude(
     elif failure is not None:
         status = "hung" if failure.kind is Cause.HUNG else "failed"
         exit_status = failure.kind.exit_status
-    if status != "done":
-        _mark_stopped(watch.ranks, failure)
+    ended = watch.ranks if status != "done" else [state for state in watch.ranks if state.row.rank in ending.too_late]
+    _mark_stopped(ended, failure)
     report = make_report(
         plan,
         folder,

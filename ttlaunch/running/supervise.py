@@ -259,6 +259,7 @@ class _Supervision:
             self._elastic.judge_end()
             self._ending.tolerate(self._elastic.tolerated, self.watch.ranks)
             self._ending.lost_before_engine = self._elastic.lost_before_engine
+            self._ending.too_late = self._elastic.too_late
 
     def _keeper(self) -> CheckpointKeeper:
         watch = self.watch

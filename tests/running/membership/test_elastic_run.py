@@ -1,6 +1,7 @@
 """Which ends of workers the supervisor of an elastic run tolerates, and in whose place it starts others."""
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.records.endings import RankError, RankExit
 from ttlaunch.records.members import MemberReport
+from ttlaunch.records.ranks import Started
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import SilentView
 from ttlaunch.running.membership.elastic_run import ElasticRun
@@ -95,6 +97,16 @@ def test_a_killed_worker_is_tolerated_and_the_next_row_of_its_place_starts_once(
     supervised.look()
     supervised.look()
     assert ({1}, [3]) == (supervised.run.tolerated, supervised.controller.added)
+
+
+def test_a_worker_that_still_starts_when_all_steps_are_made_is_ended_and_did_not_fail(supervised):
+    supervised.end(1, status=None, signal=9)
+    supervised.look()
+    supervised.ranks[3].started = Started(time=0.0, pid=1)
+    supervised.report(0, "answered", epoch=2, applied=0)
+    supervised.report(0, "progressed", epoch=2, applied=100, is_done=True)
+    supervised.look()
+    assert ([(3, signal.SIGKILL)], {3}) == (supervised.controller.signals, supervised.run.too_late)
 
 
 def test_a_worker_without_which_too_few_are_left_is_replaced(tmp_path):

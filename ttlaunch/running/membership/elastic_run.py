@@ -42,6 +42,7 @@ class ElasticRun:
         membership: Who takes part.
         tolerated: The workers whose end is no failure of the run, since others go on.
         lost_before_engine: After `judge_end`, the workers that were lost while the engine still ran and without which nobody had gone on.
+        too_late: The workers that were still starting when all steps were made, and were ended with the run.
         failure: Why the run cannot go on although no worker has failed; None as long as it can.
         outside: The workers that join by themselves.
         waits_for_others: Whether workers may come that this run does not start itself.
@@ -65,6 +66,7 @@ class ElasticRun:
         self.membership = Membership(plan.elastic, self._journal, tell=self._tell)
         self.tolerated: frozenset[int] = frozenset()
         self.lost_before_engine: frozenset[int] = frozenset()
+        self.too_late: frozenset[int] = frozenset()
         self.failure: Failure | None = None
         self.waits_for_others = self.has_saved = False
         self._save_again = 0.0
@@ -277,6 +279,7 @@ class ElasticRun:
             is_starting = state.started is not None and state.exit is None and state.row.rank not in self._gone
             if is_starting and state.row.rank not in seen:
                 self._gone.add(state.row.rank)
+                self.too_late |= {state.row.rank}
                 self._controller.signal_ranks([state], signal.SIGKILL)
 
     def _replace(self, ranks: Sequence[RankState], lost: Collection[int], why_lost: Callable[[RankState], str]) -> None:

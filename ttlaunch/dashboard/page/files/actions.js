@@ -1,6 +1,6 @@
 // Launch, stop and resume: what the server allows is asked for, and what it refuses is shown in its words.
 import { ask, order, pathOf, saved } from "./api.js";
-import { empty, fill, h, section } from "./dom.js";
+import { empty, fill, h, prose, section } from "./dom.js";
 
 const MOST_KEYS = 10;
 const COMMON_KEYS = ["steps", "learning_rate", "batch_size", "optimizer", "precision", "seed", "validation_interval"].map((name) => `training_config.${name}`)
@@ -42,7 +42,7 @@ export async function showLaunch(place, open) {
   }
 
   function choose() {
-    summary.textContent = chosen()?.summary ?? "";
+    fill(summary, prose(chosen()?.summary ?? ""));
     values.clear();
     drawKeys();
   }
@@ -58,7 +58,7 @@ export async function showLaunch(place, open) {
       const field = one.choices.length
         ? h("select", props, h("option", { value: "" }, "as the recipe has it"), one.choices.map((each) => h("option", { value: each, selected: values.get(one.key) === each }, each)))
         : h("input", { ...props, type: "text", placeholder: one.default ?? "", autocomplete: "off" });
-      return [h("label", { for: id }, h("code", {}, one.key), h("span", { class: "soft" }, one.description)), field];
+      return [h("label", { for: id }, h("code", {}, one.key), h("span", { class: "soft" }, prose(one.description))), field];
     }), fit.length > shown.length && h("p", { class: "soft" }, `${fit.length - shown.length} more keys: search for them.`));
   }
 

@@ -61,7 +61,12 @@ export function badge(state) {
 
 /** What an empty view shows. */
 export function empty(title, ...more) {
-  return h("div", { class: "empty" }, h("p", { class: "title" }, title), more.map((text) => h("p", {}, text)));
+  return h("div", { class: "empty" }, h("p", { class: "title" }, title), more.map((text) => h("p", {}, prose(text))));
+}
+
+/** Text of our own with what is between two backticks as code. */
+export function prose(text) {
+  return text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 }
 
 /** A section with a heading. */
