@@ -105,7 +105,8 @@ def mpirun_scratch():
 def _forked_simulations():
     """Fork the simulations of commands that run in this process from one that has imported torch: `tests/forked_simulation.py`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ttlaunch.lab.play.start_process", _start_simulation)
+        for module in ("app.predict", "lab.play", "lab.virtual"):
+            patch.setattr(f"ttlaunch.{module}.start_process", _start_simulation)
         yield
 
 

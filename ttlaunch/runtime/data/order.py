@@ -6,6 +6,7 @@ data has.
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +49,16 @@ class SampleOrder:
         return int(self._permutations[epoch][k])
 
 
+@lru_cache(
+    maxsize=2
+)  # simulated ranks have one process and go through the same epochs; as many as a `SampleOrder` keeps
 def permutation(seed: int, epoch: int, *, count: int) -> npt.NDArray[np.int64]:
-    """The order of an epoch's samples; numpy's legacy generator, whose stream is frozen for good."""
+    """The order of an epoch's samples, read-only; numpy's legacy generator, whose stream is frozen for good."""
     digest = hashlib.sha256(f"epoch\0{seed}\0{epoch}".encode()).digest()
     generator = np.random.RandomState(np.frombuffer(digest, dtype="<u4").astype(np.uint32))
-    return generator.permutation(count).astype(np.int64)
+    order: npt.NDArray[np.int64] = generator.permutation(count).astype(np.int64)
+    order.flags.writeable = False
+    return order
 
 
 def micro_batch_ranges(sequences: int, size: int) -> list[range]:
