@@ -34,6 +34,7 @@ def test_a_full_device_behind_standard_output_is_named(tmp_path, words):
     with Path("/dev/full").open("w") as full:
         status, said = ended(words, full, tmp_path)
     message = "error[P032]: standard output cannot be written: no space left on device\n\n"
+    message += "hint: make room on this disk, or name a place on another one\n\n"
     assert (contract.STATUS_USAGE, message) == (status, said)
 
 

@@ -301,7 +301,8 @@ def test_weights_that_cannot_be_written_are_json_too(trained, ttlaunch):
 def test_a_path_that_no_system_takes_is_refused(ttlaunch, trained):
     trained("a", 10)
     answer = ttlaunch(f"weights export latest {'w' * 300}")
-    assert (2, True) == (answer.status, answer.stderr.endswith("cannot be written: file name too long\n\n"))
+    said = "cannot be written: file name too long\n\nhint: give a shorter name\n\n"
+    assert (2, True) == (answer.status, answer.stderr.endswith(said))
 
 
 def test_weights_of_no_run_are_refused(refused):

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from ttlaunch.cli.console import write_file
+from ttlaunch.diagnostics import LaunchError
+
 CODE = """
 import resource, signal, sys
 from pathlib import Path
@@ -27,3 +30,13 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_what_was_there(here, ho
     assert "a cannot be written: file too large\n" == done.stdout
     assert (["a"] if how == "force" else []) == [path.name for path in here.iterdir()]
     assert how == "new" or (here / "a").read_text() == "before"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_where_a_file_is_wanted_is_never_said_to_be_overwritten_by_force(here, force):
+    with pytest.raises(LaunchError) as refusal:
+        write_file(here, b"", force=force)
+
+    (mistake,) = refusal.value.diagnostics
+    assert "a folder" in f"{mistake.message} {mistake.hints}"
+    assert not any("--force" in hint for hint in mistake.hints)

@@ -17,7 +17,7 @@ from tests.lab.recorded_runs import TINY, record_run
 from tests.runtime.flips import flipping
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.diagnostics import LaunchError
-from ttlaunch.lab.replay import plan_replay, prepare_replay
+from ttlaunch.lab.replay import _check_line, plan_replay, prepare_replay
 from ttlaunch.lab.repro import read_origin_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -186,6 +186,31 @@ def test_a_micro_batch_that_the_step_does_not_have_is_refused(run, ttlaunch):
     assert (2, "") == (answer.status, answer.stdout)
     assert "step 6 of" in answer.stderr
     assert "its micro-batches are 0 to 3" in answer.stderr
+
+
+def test_a_micro_batch_of_another_rank_is_refused_with_the_rank_that_computed_it(run, ttlaunch):
+    answer = ttlaunch(f"replay {run} --step 6 --rank 1 --micro-batch 0")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert "rank 1 did not compute micro-batch 0 of step 6" in answer.stderr
+    assert "`--rank 0` did" in answer.stderr
+
+
+def test_the_repair_of_changed_code_is_a_command_that_has_the_option(run, ttlaunch, monkeypatch):
+    monkeypatch.setattr("ttlaunch.lab.repro.changed_code", lambda _origin: "the recipe has changed")
+
+    answer = ttlaunch(f"replay {run} --step 6")
+
+    assert f"`ttlaunch repro {run.name} --with-changes`" in answer.stderr
+
+
+def test_a_debugger_is_not_promised_on_a_line_that_no_step_runs(tmp_path):
+    path = tmp_path / "trainer.py"
+    path.write_text('"""A recipe."""\n\nLIMIT = 3\n\n\ndef step(ctx):\n    # of one step\n    return ctx\n')
+    for line, words in ((1, "trainer.py:8"), (3, "trainer.py:8"), (6, "trainer.py:8"), (7, "trainer.py:8"), (9, "8")):
+        with pytest.raises(LaunchError, match=words) as found:
+            _check_line(path, line, "trainer.py")
+        assert 2 == found.value.exit_status
+    _check_line(path, 8, "trainer.py")
 
 
 def test_the_command_shows_texts_layers_and_gradients_and_json_has_hashes_of_all(run, ttlaunch, monkeypatch):

@@ -128,7 +128,8 @@ def _no_checkpoint(
     message = f"`{shown(where)}` finds {what}, none of which has a checkpoint"
     if len(search.runs) == 1:
         message = f"{_short(search.runs[0], working_folder)} has no checkpoint"
-    return usage_mistake(message, code="P020")
+    hints = ("name a run that has saved one: `checkpoint_config.interval` says after how many steps it does",)
+    return usage_mistake(message, *hints, code="P020")
 
 
 def _resumed(

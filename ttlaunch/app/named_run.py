@@ -79,7 +79,8 @@ def no_run_of(job: "Job") -> Diagnostic:
 
 def _several(where: str, matching: list[Path]) -> Diagnostic:
     names = listed([path.name for path in matching], last="and")
-    return usage_mistake(f"`{shown(where)}` may mean {len(matching)} runs", code="P030", notes=(f"these are {names}",))
+    message = f"`{shown(where)}` may mean {len(matching)} runs"
+    return usage_mistake(message, "type more of its name", code="P030", notes=(f"these are {names}",))
 
 
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
@@ -118,4 +119,5 @@ def read_launcher_here(path: Path, command: str) -> "Launcher | None":
 def unreadable_run(path: Path, error: OSError | ValueError) -> LaunchError:
     """Make the error that reports why the folder of a run cannot be read."""
     reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-    return LaunchError([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}")])
+    hints = ("`ttlaunch ps` lists runs; a copied folder may have to be copied again",)
+    return LaunchError([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}", hints=hints)])

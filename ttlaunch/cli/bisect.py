@@ -141,7 +141,7 @@ def _parting_lines(parting: "Parting") -> Iterator[str]:
 
 
 def _named(tensors: "tuple[str, ...]") -> str:
-    names = [shown(name) for name in tensors[:_MOST_NAMED]]
+    names = [f"`{shown(name)}`" for name in tensors[:_MOST_NAMED]]
     more = len(tensors) - len(names)
     others = [f"{more} more"] if more else []
-    return f"{counted(len(tensors), 'tensor')}: {listed([*names, *others], last='and')}"
+    return f"{counted(len(tensors), 'tensor')}: {listed([*names, *others], last='and', quote='')}"

@@ -148,7 +148,9 @@ def write_file(path: Path, content: bytes, *, force: bool) -> None:
 
 
 def file_exists(path: Path) -> LaunchError:
-    """Return the error for a file that only `--force` overwrites."""
+    """Return the error for a file that only `--force` overwrites, or for a folder, which nothing does."""
+    if path.is_dir():
+        return usage_error(f"{shown(path)} is a folder", "name a file")
     return usage_error(f"{shown(path)} already exists", "`--force` overwrites it")
 
 

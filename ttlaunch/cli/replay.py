@@ -84,21 +84,28 @@ def replay(
         rank=rank or 0,
     )
     found = replay_steps(prepared, order=order, keep=out)
-    _check_micro_batch(found, micro_batch)
+    _check_micro_batch(found, micro_batch, rank=rank)
     _show(found, form, rank=rank, micro_batch=micro_batch)
     exit_with(contract.STATUS_RANK_FAILED if found.verdict in {"different", "failed"} else contract.STATUS_DONE)
 
 
-def _check_micro_batch(found: "Replay", micro_batch: int | None) -> None:
-    """Refuse a micro-batch that the step does not have.
+def _check_micro_batch(found: "Replay", micro_batch: int | None, *, rank: int | None) -> None:
+    """Refuse a micro-batch that the step does not have, or that another rank than `rank` computes.
 
     Raises:
         LaunchError: It has others.
     """
-    there = [batch.index for one in (found.shown.ranks if found.shown is not None else ()) for batch in one.batches]
-    if micro_batch is not None and there and micro_batch not in there:
+    shown_ranks = found.shown.ranks if found.shown is not None else ()
+    ranks = {batch.index: one.rank for one in shown_ranks for batch in one.batches}
+    if micro_batch is None or not ranks:
+        return
+    if micro_batch not in ranks:
         message = f"step {found.step} of {found.run} has no micro-batch {micro_batch}"
-        raise usage_error(message, f"its micro-batches are {min(there)} to {max(there)}")
+        raise usage_error(message, f"its micro-batches are {min(ranks)} to {max(ranks)}")
+    own = [batch.index for one in shown_ranks if one.rank == rank for batch in one.batches]
+    if rank is not None and micro_batch not in own:
+        message = f"rank {rank} did not compute micro-batch {micro_batch} of step {found.step} of {found.run}"
+        raise usage_error(message, f"`--rank {ranks[micro_batch]}` did")
 
 
 def _show(found: "Replay", form: Format, *, rank: int | None, micro_batch: int | None) -> None:
@@ -116,9 +123,9 @@ def _show(found: "Replay", form: Format, *, rank: int | None, micro_batch: int |
 
 
 def _lines(found: "Replay", *, rank: int | None, micro_batch: int | None) -> Iterator[str]:
-    began = f"checkpoint of step {found.began}" if found.checkpoint else f"step {found.began}"
+    began = f"the checkpoint of step {found.began}" if found.checkpoint else f"step {found.began}"
     steps = counted(found.step - found.began, "step")
-    yield f"{found.run}, step {found.step}: {steps} from the {began}, {found.duration_s:.1f} s"
+    yield f"{found.run}, step {found.step}: {steps} from {began}, {found.duration_s:.1f} s"
     yield f"  {_proof(found)}"
     if found.ended is not None:
         yield f"  failed           {shown(found.ended, longest=_LONGEST)}"

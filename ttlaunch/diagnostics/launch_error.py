@@ -1,5 +1,6 @@
 """The exception with the diagnostics of a command or call that ttlaunch refuses or cannot carry out."""
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +9,22 @@ from ttlaunch.diagnostics.render import Format, render
 from ttlaunch.diagnostics.suggest import shown
 
 _LONGEST_PATH = 300
+_READ_ELSEWHERE = "name one that you may read, or ask its owner"
+_WRITE_ELSEWHERE = "name a place where you may write"
+_REPAIRS = {
+    errno.ENOENT: {"read": "check its spelling, and the folder that it is in", "written": "make its folder first"},
+    errno.ENOTDIR: dict.fromkeys(("read", "written"), "a part of this path is a file; check its spelling"),
+    errno.EISDIR: dict.fromkeys(("read", "written"), "this is a folder; name a file"),
+    errno.EACCES: {"read": _READ_ELSEWHERE, "written": _WRITE_ELSEWHERE},
+    errno.EPERM: {"read": _READ_ELSEWHERE, "written": _WRITE_ELSEWHERE},
+    errno.EROFS: dict.fromkeys(("read", "written"), _WRITE_ELSEWHERE),
+    errno.ENOSPC: dict.fromkeys(("read", "written"), "make room on this disk, or name a place on another one"),
+    errno.EDQUOT: dict.fromkeys(
+        ("read", "written"), "your quota is used up: remove files, or name a place on another disk"
+    ),
+    errno.ENAMETOOLONG: dict.fromkeys(("read", "written"), "give a shorter name"),
+}
+"""What to do, by the reason of the system and by what was tried."""
 
 
 class LaunchError(Exception):
@@ -49,4 +66,6 @@ def file_error(path: Path | str, error: OSError, *, verb: str = "written") -> La
         verb: The participle for what failed, such as `written` or `read`.
     """
     reason = (error.strerror or str(error)).lower()
-    return usage_error(f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", code="P032")
+    repair = _REPAIRS.get(error.errno or 0, {})
+    hints = (repair["read" if verb == "read" else "written"],) if repair else ()
+    return usage_error(f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", *hints, code="P032")

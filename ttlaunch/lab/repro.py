@@ -162,8 +162,13 @@ def with_its_code(origin: "Origin", *, with_changes: bool) -> tuple["Origin", li
         (f"without {listed(withheld, last='and')}: files that look like secrets are never kept",) if withheld else ()
     )
     message = f"{origin.run_id} is repeated with the code that it ran: {change}"
-    hints = ("`--with-changes` starts the present code",)
+    hints = (f"`{_with_changes(origin)}` runs the present code",)
     return restored, [Diagnostic("P033", message, notes=notes, hints=hints, severity=Severity.WARNING)]
+
+
+def _with_changes(origin: "Origin") -> str:
+    """Return the command that runs the present code: of those that repeat a run, only `repro` has this option."""
+    return f"ttlaunch repro {origin.run_id} --with-changes"
 
 
 def older_package(origin: "Origin", dialogue: Dialogue) -> Path | None:
@@ -181,7 +186,7 @@ def older_package(origin: "Origin", dialogue: Dialogue) -> Path | None:
         return None
     if package is not None:
         message = f"{origin.run_id} is repeated with ttlaunch as it was then; it has changed since"
-        hints = ("`--with-changes` uses the present ttlaunch",)
+        hints = (f"`{_with_changes(origin)}` uses the present ttlaunch",)
         dialogue.warn([Diagnostic("P034", message, hints=hints, severity=Severity.WARNING)])
     return package
 
@@ -218,7 +223,7 @@ def _changed(origin: "Origin", change: str, *, with_changes: bool, more: tuple[s
     if with_changes:
         message = f"this is not {origin.run_id} again: {change}"
         return Diagnostic("P033", message, notes=commit, severity=Severity.WARNING)
-    hints = ("`--with-changes` starts it as it is now",)
+    hints = (f"`{_with_changes(origin)}` starts it as it is now",)
     return Diagnostic("P033", f"{origin.run_id} cannot be repeated: {change}", notes=commit, hints=hints)
 
 
