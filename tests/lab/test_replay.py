@@ -17,7 +17,7 @@ from tests.lab.recorded_runs import TINY, record_run
 from tests.runtime.flips import flipping
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.diagnostics import LaunchError
-from ttlaunch.lab.replay import _check_line, plan_replay, prepare_replay
+from ttlaunch.lab.replay import plan_replay, prepare_replay
 from ttlaunch.lab.repro import read_origin_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -201,16 +201,6 @@ def test_the_repair_of_changed_code_is_a_command_that_has_the_option(run, ttlaun
     answer = ttlaunch(f"replay {run} --step 6")
 
     assert f"`ttlaunch repro {run.name} --with-changes`" in answer.stderr
-
-
-def test_a_debugger_is_not_promised_on_a_line_that_no_step_runs(tmp_path):
-    path = tmp_path / "trainer.py"
-    path.write_text('"""A recipe."""\n\nLIMIT = 3\n\n\ndef step(ctx):\n    # of one step\n    return ctx\n')
-    for line, words in ((1, "trainer.py:8"), (3, "trainer.py:8"), (6, "trainer.py:8"), (7, "trainer.py:8"), (9, "8")):
-        with pytest.raises(LaunchError, match=words) as found:
-            _check_line(path, line, "trainer.py")
-        assert 2 == found.value.exit_status
-    _check_line(path, 8, "trainer.py")
 
 
 def test_the_command_shows_texts_layers_and_gradients_and_json_has_hashes_of_all(run, ttlaunch, monkeypatch):

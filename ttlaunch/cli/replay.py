@@ -60,7 +60,8 @@ def replay(
     kept. The exit status is 1 if the bits are others than the run's.
     """
     from ttlaunch.cli.dialogue import TerminalDialogue
-    from ttlaunch.lab.replay import parse_place, prepare_replay, replay_steps
+    from ttlaunch.lab.replay import prepare_replay, replay_steps
+    from ttlaunch.lab.replay_place import parse_place
     from ttlaunch.lab.repro import read_origin_of
     from ttlaunch.records.replay import ReplayOrder
 
