@@ -23,7 +23,6 @@ from ttlaunch.app.prepare_run import PreparedRun, make_plan
 from ttlaunch.app.program_on_hosts import check_program
 from ttlaunch.app.reach import in_background, reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
-from ttlaunch.app.served_memory import check_hosts
 from ttlaunch.app.sync_code import pythons_of, sync_code
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity
 from ttlaunch.engines.base import Capability
@@ -189,6 +188,8 @@ def _check_hosts(
     found = [diagnostic for diagnostic in checked if diagnostic.severity is Severity.ERROR]
     if prepared.description.choice is not None:
         found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=topology)
+        from ttlaunch.app.served_memory import check_hosts  # programs start sooner without it
+
         found += check_hosts(prepared, answers.facts)
     if _needs_torch(prepared):
         found += check_packages(answers.facts, topology=topology, needed=("torch",))

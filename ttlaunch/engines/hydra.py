@@ -16,7 +16,6 @@ from itertools import groupby
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.agent.probe import interface_of
 from ttlaunch.diagnostics import Diagnostic, shown, usage_mistake
 from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineProcess, EngineReport
 from ttlaunch.engines.mpi_programs import PLACE_IN_MPI, FoundProgram, daemon_command, find_program, host_command
@@ -183,6 +182,8 @@ class Hydra:
             shell, _, script = variables.pop(_REMOTE_SHELL).partition(" ")
             variables |= dict(zip(self.product.remote_shell, (shutil.which(shell) or shell, script), strict=True))
             addresses = listeners.addresses_in(variables.get(_DAEMONS_NETWORKS, ""))
+            from ttlaunch.agent.probe import interface_of  # noqa: PLC0415 - every command imports this module, and few need it
+
             interface = interface_of(addresses[socket.AF_INET]) if addresses else None
             argv[1:1] = ["-iface", interface] if interface else []
         process = start_process(argv, folder=folder, environment=variables)

@@ -92,6 +92,7 @@ class IgnoreRules:
     _rules: dict[bytes, list[_Rule]] = field(default_factory=dict)
     _excludes: dict[bytes, list[_Rule]] = field(default_factory=dict)
     _folders: dict[bytes, bool | None] = field(default_factory=dict)
+    _applying: dict[bytes, list[tuple[int, list[_Rule]]]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -104,6 +105,7 @@ class IgnoreRules:
         """
         if folder not in self._rules:
             self._rules[folder] = []
+            self._applying.clear()
             self._rules[folder] = self._parse(os.path.join(folder, self.name))
 
     def enter_repository(self, top: bytes) -> None:
@@ -114,6 +116,7 @@ class IgnoreRules:
         """
         if top not in self._excludes:
             self._excludes[top] = []
+            self._applying.clear()
             path = os.path.join(top, _EXCLUDES)
             if os.path.lexists(os.path.join(self.root, path)):
                 self._excludes[top] = self._parse(path)
@@ -124,7 +127,7 @@ class IgnoreRules:
         Nothing below a folder that is left out can be named. Otherwise the deepest rule file decides, and in it the last
         line that matches.
         """
-        inherited = self._inherited(os.path.dirname(path))
+        inherited = self._inherited(_above(path))
         matched = None if inherited else self._matched(path, is_folder=is_folder)
         return inherited if matched is None else matched
 
@@ -133,7 +136,7 @@ class IgnoreRules:
         missing = []
         while folder and folder not in self._excludes and folder not in self._folders:
             missing.append(folder)
-            folder = os.path.dirname(folder)
+            folder = _above(folder)
         found = self._folders.get(folder)
         for each in reversed(missing):
             matched = None if found else self._matched(each, is_folder=True)
@@ -142,18 +145,27 @@ class IgnoreRules:
 
     def _matched(self, path: bytes, *, is_folder: bool) -> bool | None:
         """Return what the last matching line says, of the deepest rule file that has one; None if no line matches."""
-        name = os.path.basename(path)
-        for folder in _upwards(path):
-            relative = path[len(folder) + 1 :] if folder else path
-            for rules in (self._rules.get(folder, ()), self._excludes.get(folder, ())):
-                for rule in reversed(rules):
-                    if (is_folder or not rule.only_folders) and rule.pattern.fullmatch(
-                        name if rule.by_name else relative
-                    ):
-                        return not rule.is_exception
-            if folder in self._excludes:
-                break
+        for begin, rules in self._rules_for(_above(path)) if path else ():
+            relative, name = path[begin:], path[path.rfind(b"/") + 1 :]
+            for rule in rules:
+                if (is_folder or not rule.only_folders) and rule.pattern.fullmatch(name if rule.by_name else relative):
+                    return not rule.is_exception
         return None
+
+    def _rules_for(self, folder: bytes) -> list[tuple[int, list[_Rule]]]:
+        """Return the rules for what is in a folder, the last line of the deepest file first, each with where its relative paths begin."""
+        missing = []
+        while folder not in self._applying and folder and folder not in self._excludes:
+            missing.append(folder)
+            folder = _above(folder)
+        found = self._applying.get(folder)
+        if found is None:  # nothing above it applies
+            missing.append(folder)
+            found = []
+        for each in reversed(missing):
+            own = [*reversed(self._rules.get(each, ())), *reversed(self._excludes.get(each, ()))]
+            found = self._applying[each] = [(len(each) + 1 if each else 0, own), *found] if own else found
+        return found
 
     def _parse(self, file: bytes) -> list[_Rule]:
         path = os.path.join(self.root, file)
@@ -179,11 +191,9 @@ class IgnoreRules:
         return rules
 
 
-def _upwards(path: bytes) -> Iterator[bytes]:
-    """The folders that a path lies in, the nearest first, the root (empty) last."""
-    while path:
-        path = os.path.dirname(path)
-        yield path
+def _above(path: bytes) -> bytes:
+    """The folder that a path lies in; empty for the root."""
+    return path[: max(0, path.rfind(b"/"))]
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:

@@ -256,7 +256,7 @@ class _Walk:
         return self._rules.verdict(self._in_top(path), is_folder=is_folder) is True
 
     def _in_top(self, path: bytes) -> bytes:
-        return os.path.join(self._above, path) if path else self._above
+        return os.path.join(self._above, path) if path and self._above else path or self._above
 
     def _enter(self, folder: bytes, *, is_repository: bool = False) -> None:
         if is_repository:

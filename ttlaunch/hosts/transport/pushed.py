@@ -4,8 +4,8 @@ Nothing is written to the host's disk, and the command line has only a short loa
 call, with its arguments. The rest of standard input, and the output, are frames between the script and its caller. A script
 that is not the last one runs in a fork of the loader, which then reads the next one: a host starts Python once for all of them.
 
-The loader says which bytecode its Python understands. If this Python has the same, the modules of later scripts are sent as bytecode,
-which this machine has in its cache: compiling them takes longer than anything else that a warm host does for a start.
+The loader says which bytecode its Python understands. If this Python has the same, modules are sent as bytecode, which this
+machine has in its cache: compiling them takes longer than anything else that a warm host does for a start.
 """
 
 import json
@@ -16,7 +16,6 @@ import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
 from typing import Any
@@ -176,8 +175,9 @@ class Interpreter:
         script = {"name": f"ttlaunch.agent.{name}", "arguments": dict(arguments or {}), "last": is_last, "then": then}
         if self._process is None:
             self._process = start_interpreter(self._transport, pythons=pythons, timeout_s=timeout_s)
-            stream = FrameStream(self._transport.host, self._process)
-        elif self._stream is None:  # it has been started without a script, so it is up, or will be soon
+        if (
+            self._stream is None
+        ):  # a round trip to learn the bytecode takes less than to compile the text of the first script
             stream = FrameStream(self._transport.host, self._process)
             stream.wait_for_python(timeout_s=timeout_s)
             self._bytecode = stream.bytecode
@@ -236,8 +236,7 @@ def _packed_modules(names: tuple[str, ...], *, as_code: bool) -> bytes:
         ]
         # All hosts wait for it, and better packing takes three times as long for a tenth of the bytes.
         return _packed_bytes(_CODE + marshal.dumps([*packages, *modules]), level=1)
-    contract = files("ttlaunch").joinpath("contract.py").read_text(encoding="utf-8")
-    known = [("ttlaunch", ""), ("ttlaunch.contract", contract), ("ttlaunch.agent", "")]
+    known = [("ttlaunch", ""), ("ttlaunch.contract", _text("contract.py")), ("ttlaunch.agent", "")]
     return _packed([*known, *((f"ttlaunch.agent.{name}", _source(name)) for name in names)])
 
 
@@ -266,7 +265,13 @@ def _without_lines(code: CodeType) -> CodeType:
 
 
 def _source(name: str) -> str:
-    return files("ttlaunch.agent").joinpath(f"{name}.py").read_text(encoding="utf-8")
+    return _text("agent", f"{name}.py")
+
+
+def _text(*place: str) -> str:
+    from importlib.resources import files  # noqa: PLC0415 - takes 10 ms, and only hosts with another Python need texts
+
+    return files("ttlaunch").joinpath(*place).read_text(encoding="utf-8")
 
 
 def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
