@@ -67,3 +67,25 @@ def test_a_model_that_would_take_too_much_memory_is_not_packed():
     assert here is (torch.backends.mkl.is_available() and torch.get_num_threads() == 1)
     assert not packed.can_pack([torch.empty(4, 4, dtype=torch.bfloat16)], least_rows=16)
     assert not packed.can_pack([torch.empty(4, 4)], least_rows=4)
+
+
+@needs_avx512
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_layer_without_a_product_of_two_rows_takes_that_of_four(rows):
+    """Not one of 16 rows, which takes three times as long."""
+    products = Products(cfg := configuration(), random_model(cfg))
+    name = "blocks.0.feed_forward_in"
+    x = torch.randn(64, cfg.transformer_config.embedding_dim, generator=torch.Generator().manual_seed(3))
+    expected = products.own(name, x)
+    taken = []
+    four = products._packed[name][4]
+    products._packed[name] = {4: lambda padded: taken.append(len(padded)) or four(padded)}
+    padded = torch.arange(products.product_rows(rows)).clamp_(max=rows - 1)
+    assert torch.equal(products.own(name, x[padded])[:rows], expected[:rows])
+    assert [4] == taken
+
+
+@needs_avx512
+def test_one_text_is_computed_in_two_rows():
+    products = Products(cfg := configuration(), random_model(cfg))
+    assert [2, 2, 4, 4, 8, 8, 16] == [products.product_rows(rows) for rows in (1, 2, 3, 4, 5, 8, 9)]

@@ -15,6 +15,7 @@ from ttlaunch.runtime.serving.probe import probe
 from ttlaunch.runtime.serving.products import Products, linear_layers
 from ttlaunch.runtime.serving.rules import EXACT, FAST
 from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
+from ttlaunch.spec.recipe.serving import PACKED_ROWS
 
 from .served_models import VOCABULARY, configuration, differing, random_model, random_texts, training_logits, whole_part
 from .served_models import cached_logits as cached
@@ -111,14 +112,16 @@ def test_the_bytes_of_all_ranks_are_predicted(saved, kind, is_shared):
 
 @pytest.mark.parametrize("kind", KINDS[:-1], ids=str)
 def test_the_bytes_of_packed_matrices_are_predicted(kind):
-    """Each of a rank's linear layers, once for 4 rows and once for 8."""
+    """Each of a rank's linear layers, once for each number of rows."""
     cfg = configuration(**{**SIZES, **kind})
     head = 0 if cfg.transformer_config.tie_embeddings else 2
     whole = random_model(cfg)
     sizes = {name: value.nbytes for name, value in whole.named_parameters()}
     stages = [random_model(cfg, blocks=[at], has_embedding=at == 0, has_head=at == head) for at in range(3)]
     for models in ([whole], stages):
-        have = [2 * sum(matrix.nbytes for matrix, _ in linear_layers(model).values()) for model in models]
+        have = [
+            len(PACKED_ROWS) * sum(matrix.nbytes for matrix, _ in linear_layers(model).values()) for model in models
+        ]
         assert have == list(packed_bytes(cfg, sizes, stages=len(models)))
 
 

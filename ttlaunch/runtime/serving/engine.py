@@ -5,7 +5,7 @@ One object in one thread; it keeps no time and waits for nothing but the model. 
 """
 
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -69,7 +69,7 @@ class Engine:
         self._cancelled: dict[int, _Live] = {}
         self._in_flight: deque[Work] = deque()
         self._events: list[Event] = []
-        self._stats = Stats()
+        self._counts: Counter[str] = Counter()
 
     @property
     def is_idle(self) -> bool:
@@ -143,7 +143,7 @@ class Engine:
         streams = self._scheduler.live
         cached = sum(stream.computed for stream in streams)
         return replace(
-            self._stats,
+            Stats(**self._counts),
             streams=len(streams),
             waiting=self._scheduler.waiting,
             cache_tokens=cached,
@@ -261,7 +261,7 @@ class Engine:
         self._scheduler.remove(live.ask.stream)
 
     def _count(self, **more: int) -> None:
-        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + value for name, value in more.items()})
+        self._counts.update(more)
 
 
 def start_of(work: Work, span: Span) -> int:

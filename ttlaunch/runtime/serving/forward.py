@@ -9,7 +9,7 @@ here, S = slots, H = heads here, C = keys of a slot, W = width of a head; D = em
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ttlaunch.runtime.model.llama import LlamaBlock, RotaryPositions, TokenEmbed
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS, ContextEmbedding
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.serving import rules
+from ttlaunch.runtime.serving.keys import fewest_keys, right_key_counts
 from ttlaunch.runtime.serving.products import Products
 from ttlaunch.runtime.serving.step_plan import Copy, Span, StepPlan
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -36,6 +37,7 @@ class KvCache:
         tokens_SC: Tokens of each slot, int64; only read by a model whose embedding looks back.
         context: Tokens that a slot can hold.
         keys: Keys of a slot: the context, and what exact attention is handed beyond it.
+        right_keys: With how many keys 4 query rows have exact bits, beside those of the rule for any number of rows.
     """
 
     def __init__(self, cfg: TrainingFile, *, blocks: int, slots: int, context: int, products: Products) -> None:
@@ -59,6 +61,7 @@ class KvCache:
         self.context, self.length = context, sizes.max_sequence_length
         heads, width = len(products.heads), sizes.embedding_dim // sizes.num_heads
         self.keys = products.padding.key_count(context, self.length)
+        self.right_keys = _right_keys(cfg, products)
         shape = (blocks if heads else 0, slots, heads, self.keys, width)
         self.keys_LSHCW = torch.zeros(shape, dtype=products.format)
         self.values_LSHCW = torch.zeros(shape, dtype=products.format)
@@ -99,7 +102,11 @@ class _Together:
 
 
 class _Layout:
-    """Where the rows of one step go: computed once, used by every block."""
+    """Where the rows of one step go: computed once, used by every block.
+
+    Attributes:
+        kept_N: Of each row's heads, which of all keys of a block it fills.
+    """
 
     def __init__(self, plan: StepPlan, cache: KvCache, products: Products) -> None:
         spans, padding, dtype = plan.spans, products.padding, products.format
@@ -111,9 +118,11 @@ class _Layout:
         self.positions_R = torch.tensor(positions)
         self.is_padded = padded_rows > self.rows
         self.padded_R = torch.arange(padded_rows).clamp_(max=self.rows - 1)
-        ends = [sum(span.count for span in spans[: place + 1]) for place in range(len(spans))]
-        self.placed = tuple(zip(spans, [0, *ends[:-1]], strict=True))
-        firsts = {span.slot: first for span, first in self.placed}
+        first_rows = accumulate((span.count for span in spans), initial=0)
+        firsts = {span.slot: first for span, first in zip(spans, first_rows, strict=False)}
+        heads_H = torch.arange(len(products.heads)) * cache.keys
+        of_slots_R = self.slots_R * (len(products.heads) * cache.keys) + self.positions_R
+        self.kept_N = (of_slots_R[:, None] + heads_H).view(-1)
         self.wanted_R = torch.tensor(plan.wanted_rows(), dtype=torch.int64)
         # Adjacent slots with equally many rows and keys take one call; each stream's bits are those of a call of its own.
         self.groups: list[_Together] = []
@@ -141,7 +150,19 @@ class _Layout:
 
 def _shape_of(span: Span, cache: KvCache, padding: rules.Padding) -> tuple[int, int]:
     """The padded rows of a stream, and the keys that they are handed."""
-    return padding.query_rows(span.count), min(cache.keys, padding.key_count(span.start + span.count, cache.length))
+    rows, end = padding.query_rows(span.count), span.start + span.count
+    keys = min(cache.keys, padding.key_count(end, cache.length))
+    return rows, fewest_keys(end, cache.right_keys, otherwise=keys) if rows == rules.QUERY_ROWS else keys
+
+
+def _right_keys(cfg: TrainingFile, products: Products) -> list[int]:
+    """Try with how many keys attention has the bits of training; without exact bits, nothing needs to be tried."""
+    sizes = cfg.transformer_config
+    if not (products.heads and products.padding.is_exact):
+        return []
+    width, is_shared = sizes.embedding_dim // sizes.num_heads, cfg.training_config.model_type == "llama"
+    is_shared &= sizes.kv_heads < sizes.num_heads
+    return right_key_counts(sizes.max_sequence_length, width=width, dtype=products.format, is_shared=is_shared)
 
 
 def _norm_of(module: nn.LayerNorm | nn.RMSNorm) -> Callable[[Tensor], Tensor]:
@@ -309,10 +330,9 @@ class CachedPart:
         """Keep the rows' keys and values, and mix for each row the values that it sees, shape (R, H W)."""
         cache = self.cache
         keys_SHCW, values_SHCW = cache.keys_LSHCW[place], cache.values_LSHCW[place]
-        for span, first in layout.placed:  # of few spans, slices take half the time of indices
-            rows, kept = slice(first, first + span.count), slice(span.start, span.start + span.count)
-            keys_SHCW[span.slot, :, kept] = k_RHW[rows].transpose(0, 1)
-            values_SHCW[span.slot, :, kept] = v_RHW[rows].transpose(0, 1)
+        for kept_SHCW, new_RHW in ((keys_SHCW, k_RHW), (values_SHCW, v_RHW)):  # one call, however many texts
+            width = kept_SHCW.shape[-1]
+            kept_SHCW.view(-1, width).index_copy_(0, layout.kept_N, new_RHW[: layout.rows].reshape(-1, width))
         mixed = []
         for group in layout.groups:
             q_BHnW = rules.padded_rows(q_RHW, group.rows_Bn).transpose(1, 2)

@@ -157,9 +157,12 @@ class Products:
         if count >= least or not self._packed:
             return functional.linear(rows_RK, weight, bias_n)
         if (product := self._packed[name].get(count)) is not None:
-            return product(rows_RK.contiguous())
-        padded_R = torch.arange(least).clamp_(max=count - 1)
-        return functional.linear(rules.padded_rows(rows_RK, padded_R), weight, bias_n)[:count]
+            return product(rows_RK)
+        # The other layers have packed products of so few rows, and this one has not: it is padded alone.
+        more = next((rows for rows in sorted(self._packed[name]) if rows > count), least)
+        padded_RK = rules.padded_rows(rows_RK, torch.arange(more).clamp_(max=count - 1))
+        found_Rn = self._packed[name][more](padded_RK) if more < least else functional.linear(padded_RK, weight, bias_n)
+        return found_Rn[:count]
 
     def gathered_as(self, name: str, own_Rn: Tensor) -> Tensor:
         """Put together the columns that all shares have of the outputs of layer `name`, shape (R, N)."""

@@ -6,7 +6,8 @@ All were found by measurement, with torch's products (MKL, oneDNN) and its atten
   With AVX2 that number is 4, with AVX-512 it is 3, 11 or 16, by the inputs of the product. Several threads may share the rows: of 5
   to 7 or 9 to 11, one of two threads gets fewer than 4. Multiples of 4 hold there, but not for every shape with AVX-512.
 - Attention depends on how many keys it is handed, masked ones included, and on whether the last block of query rows has 1, 2
-  or 3 rows. So queries are padded to a multiple of 4, and keys reach to the next multiple of 512 or the end of a sequence.
+  or 3 rows. So queries are padded to a multiple of 4, and keys reach to the next multiple of 512 or the end of a sequence. For 4
+  query rows, fewer keys do at some lengths; `keys.py` tries how many.
 - Padding must be real rows: a row that is repeated with a stride of 0 takes another path through these kernels.
 - The training's own last block of query rows can have 1 to 3 rows, at some sequence lengths; no cached row has these bits.
 - Columns of a matrix can be shared among ranks, if no rank has fewer than 16.
@@ -30,8 +31,8 @@ QUERY_ROWS = 4
 KEYS = 512
 """Attention is handed a multiple of so many keys, or those of a whole sequence if that is shorter."""
 
-_FEW_KEYS = 32
-"""Attention that need not be exact is handed a multiple of so many keys, so that streams of similar length attend together."""
+FEW_KEYS = 32
+"""Where bits do not depend on it, attention is handed a multiple of so many keys, so that streams of similar length attend together."""
 
 LEAST_SHARE = 16
 """The fewest columns of a matrix that a rank computes."""
@@ -71,7 +72,7 @@ class Padding:
 
     def key_count(self, end: int, length: int) -> int:
         """Return how many keys attention is handed for a row at position `end - 1` of a sequence of `length` tokens."""
-        return key_count(end, length) if self.is_exact else min(length, -(-end // _FEW_KEYS) * _FEW_KEYS)
+        return key_count(end, length) if self.is_exact else min(length, -(-end // FEW_KEYS) * FEW_KEYS)
 
 
 EXACT, FAST = Padding(is_exact=True), Padding(is_exact=False)
