@@ -7,7 +7,7 @@ import pytest
 from ttlaunch.app.served_memory import ServedMemory, too_large_for
 from ttlaunch.diagnostics import Blame
 
-MEMORY = ServedMemory(weights=600, cache=200, packed=100, slots=8, context=64, sent_by_row=0, is_padded=False)
+MEMORY = ServedMemory(weights=600, cache=200, transposed=100, slots=8, context=64, sent_by_row=0, is_padded=False)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_host_without_room_for_its_ranks_is_named(left, expected):
 
 
 def test_a_plan_says_what_rows_that_are_only_there_for_the_bits_cost():
-    assert "        packed matrices 100 bytes where the CPU has AVX-512" == MEMORY.described()[1]
+    assert "        transposed copies of matrices 100 bytes where the CPU has AVX-512" == MEMORY.described()[1]
     sent = replace(MEMORY, sent_by_row=2048)
     assert "sends   2.0 kB for each token" == sent.described()[2]
     padded = "sends   2.0 kB for each token, for 4 a step at least, or 16 where the CPU has AVX-512"

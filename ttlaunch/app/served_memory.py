@@ -30,7 +30,7 @@ class ServedMemory:
     Attributes:
         weights: Weights. Ranks that share matrices by columns each have norms and embedding as a whole.
         cache: Keys and values of all texts.
-        packed: At most, what ranks keep of their matrices in a second form; those on CPUs without AVX-512 keep nothing.
+        transposed: At most, what ranks keep of transposed copies of their matrices; those on CPUs without AVX-512 keep nothing.
         slots: Texts at once.
         context: Tokens of each.
         sent_by_row: What ranks send each other for a row of a step: a token of a text.
@@ -39,7 +39,7 @@ class ServedMemory:
 
     weights: int
     cache: int
-    packed: int
+    transposed: int
     slots: int
     context: int
     sent_by_row: int
@@ -48,14 +48,16 @@ class ServedMemory:
     @property
     def most(self) -> int:
         """Return what all ranks take at most."""
-        return self.weights + self.cache + self.packed
+        return self.weights + self.cache + self.transposed
 
     def described(self, *, follows: bool = False) -> list[str]:
         """Return lines for the plan; `follows`: newer weights are taken in the place of these."""
         texts = f"{counted(self.slots, 'text')} of {counted(self.context, 'token')}"
         lines = [f"memory  weights {render_size(self.weights)}, keys and values of {texts} {render_size(self.cache)}"]
-        if self.packed:
-            lines.append(f"        packed matrices {render_size(self.packed)} where the CPU has AVX-512")
+        if self.transposed:
+            lines.append(
+                f"        transposed copies of matrices {render_size(self.transposed)} where the CPU has AVX-512"
+            )
         if follows:
             both = render_size(2 * self.weights)
             lines.append(f"disk    weights {both} at most: the old ones stay until their last text has ended")
@@ -96,19 +98,19 @@ def predict_memory(spec: "RunSpec", *, ranks: int | None = None) -> ServedMemory
     cache = cache_bytes(cfg, slots=slots, context=context, shares=ranks if is_shared else 1)
     is_padded = is_shared and served["exact"] != "off"
     weights = weight_bytes(found, ranks=ranks, is_shared=is_shared, is_tied=sizes.tie_embeddings)
-    packed = 0 if is_shared or served["exact"] == "off" else sum(packed_bytes(cfg, found, stages=ranks))
-    return ServedMemory(weights, cache, packed, slots, context, sent, is_padded)
+    copies = 0 if is_shared or served["exact"] == "off" else sum(transposed_bytes(cfg, found, stages=ranks))
+    return ServedMemory(weights, cache, copies, slots, context, sent, is_padded)
 
 
-def packed_bytes(cfg: "TrainingFile", sizes: Mapping[str, int], *, stages: int) -> Iterator[int]:
-    """Yield what each stage of a model keeps of its matrices in a second form at most, in bytes.
+def transposed_bytes(cfg: "TrainingFile", sizes: Mapping[str, int], *, stages: int) -> Iterator[int]:
+    """Yield what each stage of a model keeps of transposed copies of its matrices at most, in bytes.
 
     Args:
         cfg: The model, its precision and the threads of a rank.
         sizes: The bytes of each parameter, by name.
         stages: Ranks that each have some blocks.
     """
-    from ttlaunch.spec.recipe.serving import MOST_PACKED_BYTES, PACKED_ROWS, blocks_of_stages
+    from ttlaunch.spec.recipe.serving import MOST_TRANSPOSED_BYTES, blocks_of_stages
 
     device, model = cfg.device_config, cfg.transformer_config
     if cfg.training_config.precision != "fp32" or device.device == "cuda" or device.threads_per_rank > 1:
@@ -122,8 +124,8 @@ def packed_bytes(cfg: "TrainingFile", sizes: Mapping[str, int], *, stages: int) 
             is_here = any(name.startswith(f"blocks.{block}.") for block in blocks)
             if name.endswith(".weight") and ((is_here and "norm" not in name) or (place == 0 and ".context." in name)):
                 matrices.append(size)
-        packed = len(PACKED_ROWS) * sum(matrices)
-        yield packed if packed <= MOST_PACKED_BYTES else 0
+        copies = sum(matrices)
+        yield copies if copies <= MOST_TRANSPOSED_BYTES else 0
 
 
 def weight_bytes(sizes: Mapping[str, int], *, ranks: int, is_shared: bool, is_tied: bool) -> int:
@@ -175,7 +177,7 @@ def refuse_too_large(memory: ServedMemory) -> None:
     """Refuse what this machine has no room for.
 
     Raises:
-        LaunchError: Weights, cache and packed matrices together exceed the memory that is available.
+        LaunchError: Weights, cache and transposed copies together exceed the memory that is available.
     """
     import psutil
 

@@ -90,7 +90,7 @@ class SharesInTurns(Products):
 
     def __init__(self, cfg, model, *, count):
         super().__init__(cfg, model)
-        self._packed = {}  # shares have none
+        self._of_few_rows = {}  # shares have none
         self._shares = [
             Products(cfg, model, place=place, count=count, gather=lambda own, _widths: own) for place in range(count)
         ]

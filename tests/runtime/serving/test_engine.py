@@ -182,7 +182,9 @@ def test_guesses_fill_the_rows_that_a_step_computes_anyway(rows, steps):
 def test_a_stage_without_the_head_leaves_room_for_few_guesses_where_logits_are_long(monkeypatch, vocabulary, rows):
     first = random_model(CFG, vocabulary=vocabulary, has_head=False)
     part = whole_part(CFG, first)
-    monkeypatch.setattr(part.products, "product_rows", lambda _: 16)  # as on a CPU with AVX-512 without packed matrices
+    monkeypatch.setattr(
+        part.products, "product_rows", lambda _: 16
+    )  # as on a CPU with AVX-512 without transposed copies
     assert rows == part.idle_rows
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ttlaunch.app.served_memory import packed_bytes, weight_bytes
+from ttlaunch.app.served_memory import transposed_bytes, weight_bytes
 from ttlaunch.runtime.checkpoint.checkpoints import held_tensors
 from ttlaunch.runtime.checkpoint.reader import read_tensors
 from ttlaunch.runtime.parallel.serving.weights import build_served_model
@@ -15,7 +15,6 @@ from ttlaunch.runtime.serving.probe import probe
 from ttlaunch.runtime.serving.products import Products, linear_layers
 from ttlaunch.runtime.serving.rules import EXACT, FAST
 from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
-from ttlaunch.spec.recipe.serving import PACKED_ROWS
 
 from .served_models import VOCABULARY, configuration, differing, random_model, random_texts, training_logits, whole_part
 from .served_models import cached_logits as cached
@@ -111,22 +110,20 @@ def test_the_bytes_of_all_ranks_are_predicted(saved, kind, is_shared):
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1], ids=str)
-def test_the_bytes_of_packed_matrices_are_predicted(kind):
-    """Each of a rank's linear layers, once for each number of rows."""
+def test_the_bytes_of_transposed_copies_are_predicted(kind):
+    """Each of a rank's linear layers, once."""
     cfg = configuration(**{**SIZES, **kind})
     head = 0 if cfg.transformer_config.tie_embeddings else 2
     whole = random_model(cfg)
     sizes = {name: value.nbytes for name, value in whole.named_parameters()}
     stages = [random_model(cfg, blocks=[at], has_embedding=at == 0, has_head=at == head) for at in range(3)]
     for models in ([whole], stages):
-        have = [
-            len(PACKED_ROWS) * sum(matrix.nbytes for matrix, _ in linear_layers(model).values()) for model in models
-        ]
-        assert have == list(packed_bytes(cfg, sizes, stages=len(models)))
+        have = [sum(matrix.nbytes for matrix, _ in linear_layers(model).values()) for model in models]
+        assert have == list(transposed_bytes(cfg, sizes, stages=len(models)))
 
 
-def test_a_rank_that_packs_nothing_is_predicted_to_pack_nothing():
+def test_a_rank_that_copies_nothing_is_predicted_to_copy_nothing():
     sizes = {name: value.nbytes for name, value in random_model(configuration(**SIZES)).named_parameters()}
     large = {name: size * 64 for name, size in sizes.items()}
-    assert [0] == list(packed_bytes(configuration(**{**SIZES, "width": 128 * 64}), large, stages=1))
-    assert [] == list(packed_bytes(configuration(**SIZES, precision="bf16"), sizes, stages=1))
+    assert [0] == list(transposed_bytes(configuration(**{**SIZES, "width": 128 * 64}), large, stages=1))
+    assert [] == list(transposed_bytes(configuration(**SIZES, precision="bf16"), sizes, stages=1))

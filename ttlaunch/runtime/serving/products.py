@@ -15,10 +15,9 @@ from torch.nn import functional
 
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.split import Split
-from ttlaunch.runtime.serving import packed, rules
+from ttlaunch.runtime.serving import rules, transposed
 from ttlaunch.runtime.serving.shares import Shares
 from ttlaunch.spec.recipe.sections import TrainingFile
-from ttlaunch.spec.recipe.serving import PACKED_ROWS
 
 Gather = Callable[[Tensor, Sequence[int]], Tensor]
 """Puts together what all shares have: from this rank's columns, shape (R, n), and the number of columns of every share in
@@ -85,8 +84,13 @@ class Products:
             self._add(name, weight_NK, bias_N, split=model.splits.get(_parameter(name)))
         matrices = [weight for weight, _ in self._layers.values()]
         # Ranks that share matrices send padded rows, so their number must not depend on what each of them can do.
-        is_packed = padding.is_exact and count == 1 and packed.can_pack(matrices, least_rows=padding.least_rows)
-        self._packed = {name: packed.pack(*layer) for name, layer in self._layers.items()} if is_packed else {}
+        is_alone = padding.is_exact and count == 1
+        has_copies = is_alone and transposed.can_transpose(matrices, least_rows=padding.least_rows)
+        self._of_few_rows = (
+            {name: transposed.products_of_few_rows(*layer) for name, layer in self._layers.items()}
+            if has_copies
+            else {}
+        )
 
     def _add(self, name: str, weight_NK: Tensor, bias_N: Tensor | None, *, split: Split | None) -> None:
         outputs = len(weight_NK) if split is None else split.shape[0]
@@ -120,8 +124,8 @@ class Products:
 
     def product_rows(self, rows: int) -> int:
         """Return to how many rows those of a step are padded."""
-        if self._packed and rows <= max(PACKED_ROWS):
-            return next(count for count in PACKED_ROWS if rows <= count)
+        if self._of_few_rows and rows < self.padding.least_rows:
+            return max(transposed.FEWEST_ROWS, rows)
         return self.padding.product_rows(rows)
 
     def columns(self, name: str) -> list[range]:
@@ -154,14 +158,15 @@ class Products:
     def _exact(self, name: str, rows_RK: Tensor) -> Tensor:
         weight, bias_n = self._layers[name]
         count, least = len(rows_RK), self.padding.least_rows
-        if count >= least or not self._packed:
+        if count >= least or not self._of_few_rows:
             return functional.linear(rows_RK, weight, bias_n)
-        if (product := self._packed[name].get(count)) is not None:
+        products = self._of_few_rows[name]
+        if (product := products.get(count)) is not None:
             return product(rows_RK)
-        # The other layers have packed products of so few rows, and this one has not: it is padded alone.
-        more = next((rows for rows in sorted(self._packed[name]) if rows > count), least)
+        # The other layers have products of so few rows, and this one has not: it is padded alone.
+        more = next((rows for rows in sorted(products) if rows > count), least)
         padded_RK = rules.padded_rows(rows_RK, torch.arange(more).clamp_(max=count - 1))
-        found_Rn = self._packed[name][more](padded_RK) if more < least else functional.linear(padded_RK, weight, bias_n)
+        found_Rn = products[more](padded_RK) if more < least else functional.linear(padded_RK, weight, bias_n)
         return found_Rn[:count]
 
     def gathered_as(self, name: str, own_Rn: Tensor) -> Tensor:

@@ -7,11 +7,8 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 KEYS = 512
 """Keys of a slot are allocated in multiples of so many tokens, or for the length of a whole sequence."""
 
-PACKED_ROWS = (2, 4, 8)
-"""The numbers of rows for which a rank may keep its matrices in another form, on CPUs with AVX-512."""
-
-MOST_PACKED_BYTES = 96 << 20
-"""What these may take of a rank's memory; a rank whose matrices would take more has none."""
+MOST_TRANSPOSED_BYTES = 96 << 20
+"""What transposed copies of matrices may take of a rank's memory, on CPUs with AVX-512; a rank whose matrices take more has none."""
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
