@@ -1,6 +1,7 @@
-"""How far predictions are from real runs: the time of a step, the memory of tensors and of processes, and `--fits`.
+"""How far predictions are from real runs: the time of a step, the memory of tensors and of processes, `--fits`, and the choice of a schedule.
 
     PYTHONPATH=. python benchmarks/predict.py [--minutes 5] [--kept FILE]     more trials, added to those that are kept
+    PYTHONPATH=. python benchmarks/predict.py --only fits                     only trials of `time`, of `fits` or of `schedule`
     PYTHONPATH=. python benchmarks/predict.py --minutes 0                     only the figures of those that are kept
     PYTHONPATH=. python benchmarks/predict.py --minutes 0 --plot docs/explanation/predicted.svg
 
@@ -10,6 +11,10 @@ too restless to say what was true. The first run measures its tensors, the secon
 
 A trial of `--fits` takes a random model and a limit within 7 % of what the prediction needs, and samples the memory of the ranks 50
 times a second (PSS: pages that ranks share are divided among them).
+
+A trial of a schedule calibrates each schedule of a random pipeline with two stages, and runs each `ROUNDS` times in turns. The smallest of its medians
+counts, because noise only adds. A prediction is right if the schedule whose predicted step is the shortest is the quickest, or nearly. A trial counts
+if, of each schedule, the two smallest medians are within 4 % of each other.
 
 All trials are in one file, a line each; the next call goes on where it ends.
 """
@@ -38,6 +43,7 @@ from ttlaunch.app.predict import NotPredicted, predict
 from ttlaunch.diagnostics import LaunchError
 from ttlaunch.running.metrics.prediction import judge, judge_time
 from ttlaunch.running.metrics.telemetry import memory_of_ranks
+from ttlaunch.running.metrics.times import step_times
 from ttlaunch.running.readers.recorded import read_run
 
 RECIPES = ("data_parallel", "zero", "hierarchical_parallel", "pipeline_parallel")
@@ -57,6 +63,8 @@ STEPS = 40
 HALVES, COUNTED = 0.04, 0.7
 TIME_MEAN, TIME_WORST, PEAK_MEAN, PEAK_WORST, PROCESS_WORST = 0.05, 0.10, 0.01, 0.03, 0.05
 FITS, NEAR, WRONGLY_REFUSED = 30, 0.07, 0.1
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+PIPELINES, ROUNDS, NEARLY, RIGHT = 10, 3, 0.03, 0.9
 _TICK_S = 0.02
 
 
@@ -66,10 +74,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--kept", type=Path, default=Path("predict-trials.jsonl"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--only", choices=("time", "fits", "schedule"))
     order = parser.parse_args()
     kept = read_kept(order.kept)
     until = time.monotonic() + order.minutes * 60
-    for name, trial in missing(kept):
+    for name, trial in missing(kept, only=order.only):
         if time.monotonic() >= until:
             break
         row = {"trial": name, **trial()}
@@ -87,16 +96,18 @@ def read_kept(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
-def missing(kept: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the trials that are not kept, those of time and of `--fits` in turns."""
+def missing(kept: list[dict[str, Any]], *, only: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield the trials that are not kept, those of different kinds in turns."""
     done = {row["trial"] for row in kept}
     places = [(recipe, ranks, model) for model in range(len(MODELS)) for ranks in (1, 2) for recipe in RECIPES]
     for place, (recipe, ranks, model) in enumerate(places):
         name = f"{recipe} n={ranks} model={model}"
-        if name not in done:
+        if name not in done and only in {None, "time"}:
             yield name, lambda of=(recipe, ranks, model): time_trial(*of)
-        if place < FITS and f"fits {place}" not in done:
+        if place < FITS and f"fits {place}" not in done and only in {None, "fits"}:
             yield f"fits {place}", lambda of=place: fits_trial(of)
+        if place < PIPELINES and f"schedule {place}" not in done and only in {None, "schedule"}:
+            yield f"schedule {place}", lambda of=place: schedule_trial(of)
 
 
 def settings(recipe: str, model: dict[str, int], *, steps: int) -> dict[str, Any]:
@@ -177,6 +188,45 @@ def fits_trial(number: int) -> dict[str, Any]:
     }
 
 
+def schedule_trial(number: int) -> dict[str, Any]:
+    """Predict the step of a random pipeline with each schedule, and measure it."""
+    chance = random.Random(f"schedule {number}")
+    micro = chance.choice((1, 2, 4))
+    shared = {
+        **settings("data_parallel", {}, steps=STEPS),
+        "transformer_config.num_blocks": 4,
+        "transformer_config.embedding_dim": 64 * chance.randint(1, 4),
+        "transformer_config.max_sequence_length": chance.choice((32, 64, 128)),
+        "training_config.micro_batch_size": micro,
+        "training_config.batch_size": micro * chance.choice((2, 4, 8)),
+    }
+    part = "multihost_config.pipeline_parallel_config"
+    values = {
+        name: shared | {f"{part}.blocks_per_rank": [2, 2], f"{part}.schedule": name, f"{part}.chunks_per_rank": chunks}
+        for name, chunks in SCHEDULES.items()
+    }
+    predicted = {}
+    for name, given in values.items():
+        try:
+            said = predict_time(ttlaunch.plan("pipeline_parallel", ranks=2, set=given), anew=True)
+        except LaunchError as error:
+            return {"kind": "schedule", "refused": error.diagnostics[0].message}
+        if isinstance(said, NotPredicted):
+            return {"kind": "schedule", "refused": said.reason}
+        predicted[name] = said.step.median
+    measured: dict[str, list[float]] = {name: [] for name in values}
+    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
+        for _ in range(ROUNDS):
+            for name, given in values.items():
+                run = read_run(ttlaunch.run("pipeline_parallel", ranks=2, set=given, runs_dir=folder).folder)
+                times = step_times(run.telemetry or ())
+                if times is not None:
+                    measured[name].append(times.step.median)
+    if not all(measured.values()):
+        return {"kind": "schedule", "refused": "a run made no step"}
+    return {"kind": "schedule", "predicted_s": predicted, "each_s": measured}
+
+
 class Sampled:
     """Samples the memory of all ranks that this process has started while it is entered.
 
@@ -234,26 +284,40 @@ def judge_all(kept: list[dict[str, Any]]) -> int:
     exact = [said == real for row in times for said, real in row["held"]]
     fits = [row for row in kept if row["kind"] == "fits" and "refused" not in row]
     no = [row for row in fits if not row["said"]]
-    refused = sum(row["kind"] == "time" and "refused" in row for row in kept)
-    print(f"{len(times)} trials of time, {refused} more whose calibration was refused; {len(fits)} of --fits")
+    pipelines = [row for row in kept if row["kind"] == "schedule" and "refused" not in row]
+    chosen = [behind(row) for row in pipelines if all(map(is_steady, row["each_s"].values()))]
+    refused = sum("refused" in row for row in kept)
+    print(f"{len(times)} trials of time, {len(fits)} of --fits, {len(pipelines)} of a schedule; {refused} were refused")
+    unsafe = sum(row["said"] and not row["fits"] for row in fits)
     figures = [
-        ("time: trials that count", len(counted) / max(1, len(times)), ">=", COUNTED),
+        ("time: trials that count", part(len(counted), len(times)), ">=", COUNTED),
         ("time: mean error of those", mean(errors), "<=", TIME_MEAN),
         ("time: largest error of those", max(errors, default=math.nan), "<=", TIME_WORST),
-        ("tensors held ÷ formula is 1 (zero has more)", sum(exact) / max(1, len(exact)), "=", None),
+        ("tensors held ÷ formula is 1 (zero has more)", part(sum(exact), len(exact)), "=", None),
         ("tensors at their peak: mean error", mean(tensors), "<=", PEAK_MEAN),
         ("tensors at their peak: largest error", max(tensors, default=math.nan), "<=", PEAK_WORST),
         ("processes: largest error", max(processes, default=math.nan), "<=", PROCESS_WORST),
-        ("--fits: said to fit, and does not", sum(row["said"] and not row["fits"] for row in fits), "<=", 0),
-        ("--fits: part of refused that fit", sum(row["fits"] for row in no) / max(1, len(no)), "<=", WRONGLY_REFUSED),
+        ("--fits: said to fit, and does not", math.nan if not fits else unsafe, "<=", 0),
+        ("--fits: part of refused that fit", part(sum(row["fits"] for row in no), len(no)), "<=", WRONGLY_REFUSED),
     ]
+    figures.append(("schedule: trials that count", part(len(chosen), len(pipelines)), ">=", COUNTED))
+    right = part(sum(one <= NEARLY for one in chosen), len(chosen))
+    figures.append(("schedule: predicted best is best, or within 3 %", right, ">=", RIGHT))
     missed = 0
     for name, value, sign, limit in figures:
+        if math.isnan(value):
+            print(f"  {name:46}        –   no trial")
+            continue
         is_met = limit is None or (value >= limit if sign == ">=" else value <= limit)
         missed += not is_met
         said = "no limit" if limit is None else f"{sign} {limit:g}: {'met' if is_met else 'MISSED'}"
         print(f"  {name:46} {value:8.4f}   {said}")
     return int(missed > 0)
+
+
+def part(count: int, of: int) -> float:
+    """The part of some trials; NaN if there are none."""
+    return count / of if of else math.nan
 
 
 def apart(row: dict[str, Any]) -> float:
@@ -266,6 +330,18 @@ def error_of(row: dict[str, Any]) -> float:
     """By how much the predicted time was wrong."""
     real = statistics.mean(row["measured_s"])
     return (row["predicted_s"] - real) / real
+
+
+def is_steady(each: list[float]) -> bool:
+    """Whether the two smallest of some times are near each other, so that a third one would hardly be smaller."""
+    first, second = sorted(each)[:2]
+    return second / first - 1 <= HALVES
+
+
+def behind(row: dict[str, Any]) -> float:
+    """By how much the schedule that was predicted to be the quickest is slower than the one that is."""
+    times = {name: min(each) for name, each in row["each_s"].items()}
+    return times[min(row["predicted_s"], key=row["predicted_s"].get)] / min(times.values()) - 1
 
 
 def mean(values: list[float]) -> float:
