@@ -107,3 +107,19 @@ def test_a_named_pipe_among_the_records_is_not_waited_for(ttlaunch, make_run):
 def test_a_good_line_of_a_merged_log_is_shown_among_bad_ones(ttlaunch, make_run):
     make_run("odd", ODD["a merged log of another making"])
     assert "rank 0 worker | hello\n" == ttlaunch("logs odd").stdout
+
+
+def test_a_folder_without_a_plan_is_said_to_be_no_run_and_the_missing_file_is_named(ttlaunch, make_run):
+    make_run("broken", {contract.PLAN_FILE: None})
+
+    for where in ("broken", "runs/broken"):
+        answer = ttlaunch(f"report {where}")
+
+        assert 2 == answer.status
+        assert "runs/broken is the folder of no run: it has no plan.json\n\nhint: `ttlaunch ps`" in answer.stderr
+
+
+def test_a_file_that_a_run_lacks_is_named(ttlaunch, make_run):
+    make_run("broken", {})
+
+    assert "the run broken cannot be read: code.json: no such file" in ttlaunch("repro broken").stderr

@@ -128,6 +128,7 @@ def test_a_name_of_several_runs_or_of_none_is_refused_with_what_is_near(ttlaunch
     assert several.stderr == (
         "error[P030]: `2026` may mean 2 runs\n"
         " = note: these are `2026-08-23T10-14-07-3fa1` and `2026-08-24T10-14-07-77b2`\n\n"
+        "hint: type more of its name\n\n"
     )
     assert ttlaunch("logs 2026-08-23T10-14-07-3fa2").stderr == (
         "error[P030]: `2026-08-23T10-14-07-3fa2` names no run in runs and no path to one\n\n"

@@ -197,7 +197,9 @@ def test_a_folder_that_says_nothing_is_refused(first):
     (broken / "plan.json").write_text("{}")
     answer = first.ttlaunch("repro", "run", "--runs-dir", "broken")
     assert answer.returncode == 3
-    assert answer.stderr.splitlines()[0] == "error[P031]: the run run cannot be read: no such file or directory"
+    assert (
+        answer.stderr.splitlines()[0] == "error[P031]: the run run cannot be read: code.json: no such file or directory"
+    )
 
 
 def test_a_repeated_program_that_falls_silent_is_ended_after_the_hang_timeout(tmp_path):

@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ttlaunch.app.predict import NotPredicted, refused
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
-from ttlaunch.records.calibration import RehearsalEnd, rehearsal_file
+from ttlaunch.records.calibration import KeptPlan, RehearsalEnd, rehearsal_file
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.running.metrics.time_prediction import TimePrediction, keep, predicted_time, settle_rehearsal, time_of
 from ttlaunch.running.runs.files import read_file
@@ -92,11 +93,22 @@ def _calibrate(plan: LaunchPlan, content: Mapping[str, Any]) -> TimePrediction |
     found = settle_rehearsal(usable)
     if isinstance(found, str):
         raise _useless(found)
+    not_kept = _keep(content, found)
+    prediction = time_of(found, content)
+    return (
+        NotPredicted("no rank of the plan counts steps")
+        if prediction is None
+        else replace(prediction, not_kept=not_kept)
+    )
+
+
+def _keep(content: Mapping[str, Any], found: KeptPlan) -> str | None:
+    """Keep a calibration, or return why it cannot be kept: what was measured is known all the same."""
     try:
         keep(content, found)
     except OSError as error:
-        return NotPredicted(f"the calibration cannot be kept in the user's cache: {error.strerror}")
-    return time_of(found, content) or NotPredicted("no rank of the plan counts steps")
+        return (error.strerror or str(error)).lower()
+    return None
 
 
 def _useless(reason: str) -> LaunchError:

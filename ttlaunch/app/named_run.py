@@ -47,7 +47,11 @@ def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diag
     matching = matching_runs(where, here) or matching_runs(where, elsewhere)
     if len(matching) != 1:
         known = [path.name for path in (*here, *elsewhere)]
-        return _several(where, matching) if matching else _no_run(where, runs_dir, known)
+        if matching:
+            return _several(where, matching)
+        places = (working_folder / runs_dir / where, working_folder / where)
+        folder = next((one for one in places if os.path.isdir(one)), None) if where else None  # noqa: PTH112 - never raises
+        return _no_run(where, runs_dir, known) if folder is None else _no_plan(folder)
     return matching[0].resolve()
 
 
@@ -81,6 +85,12 @@ def _several(where: str, matching: list[Path]) -> Diagnostic:
     names = listed([path.name for path in matching], last="and")
     message = f"`{shown(where)}` may mean {len(matching)} runs"
     return usage_mistake(message, "type more of its name", code="P030", notes=(f"these are {names}",))
+
+
+def _no_plan(folder: Path) -> Diagnostic:
+    message = f"{shown(folder, longest=_LONGEST)} is the folder of no run: it has no {contract.PLAN_FILE}"
+    hints = ("`ttlaunch ps` lists runs; a copied folder may have to be copied again",)
+    return usage_mistake(message, *hints, code="P030")
 
 
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
@@ -118,6 +128,9 @@ def read_launcher_here(path: Path, command: str) -> "Launcher | None":
 
 def unreadable_run(path: Path, error: OSError | ValueError) -> LaunchError:
     """Make the error that reports why the folder of a run cannot be read."""
-    reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+    reason = str(error)
+    if isinstance(error, OSError):
+        file = f"{shown(Path(os.fsdecode(error.filename)).name)}: " if error.filename else ""
+        reason = f"{file}{(error.strerror or str(error)).lower()}"
     hints = ("`ttlaunch ps` lists runs; a copied folder may have to be copied again",)
     return LaunchError([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}", hints=hints)])

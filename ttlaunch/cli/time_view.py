@@ -6,7 +6,7 @@ from typing import Any
 
 from ttlaunch.app.predict import NotPredicted
 from ttlaunch.cli.table import render_table
-from ttlaunch.diagnostics import render_size
+from ttlaunch.diagnostics import render_size, shown
 from ttlaunch.running.metrics.time_prediction import BUSY, PHASES, Interval, RankTime, TimePrediction
 
 Found = TimePrediction | NotPredicted | None
@@ -62,11 +62,17 @@ def _link(found: TimePrediction) -> list[str]:
 
 
 def _notes(found: TimePrediction) -> list[str]:
+    notes = []
+    if found.not_kept is not None:
+        notes.append(
+            f"    note  the calibration cannot be kept in your cache folder: {shown(found.not_kept)}; `XDG_CACHE_HOME` names another one"
+        )
     if found.kept.busy < BUSY:
-        return []
+        return notes
     busy = f"computing took {found.kept.busy:.1f} times its processor time"
     return [
-        f"    note  the machine was busy: {busy}; without other work, steps are near the median, and with it near `to`"
+        *notes,
+        f"    note  the machine was busy: {busy}; without other work, steps are near the median, and with it near `to`",
     ]
 
 

@@ -118,6 +118,7 @@ class TimePrediction:
         is_wide: Whether ranks outnumber the cores, so that only the interval counts: who gets a core when is not known.
         is_pipeline: Whether ranks wait for each other because they are stages of a pipeline.
         kept: The calibration.
+        not_kept: Why the calibration could not be kept for later; None if it was.
     """
 
     step: Interval
@@ -125,6 +126,7 @@ class TimePrediction:
     is_wide: bool
     is_pipeline: bool
     kept: KeptPlan
+    not_kept: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         link = self.kept.link
