@@ -21,7 +21,9 @@ def test_one_plan_is_expected(ttlaunch, options):
 
 def test_a_file_that_cannot_be_read_is_named(ttlaunch, here):
     answer = ttlaunch("chaos fabric_minimal --plan @faults.txt")
-    assert (2, "error[P032]: faults.txt cannot be read: no such file or directory\n\n") == (
+    message = "error[P032]: faults.txt cannot be read: no such file or directory\n\n"
+    message += "hint: check its spelling, and the folder that it is in\n\n"
+    assert (2, message) == (
         answer.status,
         answer.stderr,
     )

@@ -156,6 +156,7 @@ def test_a_folder_for_files_that_cannot_be_made_is_refused(ttlaunch, here, star)
     (here / "taken").touch()
     answer = ttlaunch(f"place {HIERARCHY} --on star --out taken/new")
     message = "error[P032]: taken/new cannot be written: not a directory\n\n"
+    message += "hint: a part of this path is a file; check its spelling\n\n"
     assert (2, message) == (answer.status, answer.stderr)
 
 

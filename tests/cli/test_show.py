@@ -71,7 +71,10 @@ def test_the_picture_is_written_as_svg(ttlaunch, here):
 
 def test_a_picture_that_cannot_be_written_is_an_error(ttlaunch):
     answer = ttlaunch("show 5loudboxes --out nowhere/cluster.svg")
-    assert ("error[P032]: nowhere/cluster.svg cannot be written: no such file or directory\n\n", 2) == (
+    assert (
+        "error[P032]: nowhere/cluster.svg cannot be written: no such file or directory\n\nhint: make its folder first\n\n",
+        2,
+    ) == (
         answer.stderr,
         answer.status,
     )

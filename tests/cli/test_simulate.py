@@ -223,14 +223,13 @@ def test_a_folder_that_takes_no_files_is_refused(ttlaunch, full_when, keep):
     name = "kept" if keep else "the folder for temporary files (`TMPDIR`)"
     answer = ttlaunch("simulate fabric_minimal" + " --out kept" * keep)
     message = f"error[P032]: {name} cannot be written: no space left on device\n\n"
+    message += "hint: make room on this disk, or name a place on another one\n\n"
     assert (2, message) == (answer.status, answer.stderr)
 
 
 def test_a_folder_to_keep_that_cannot_be_made_is_refused(ttlaunch, here):
     (here / "file").write_text("")
     answer = ttlaunch("simulate fabric_minimal --out file/below")
-    assert (2, "", "error[P032]: file/below cannot be written: not a directory") == (
-        answer.status,
-        answer.stdout,
-        answer.stderr.strip(),
-    )
+    message = "error[P032]: file/below cannot be written: not a directory\n\n"
+    message += "hint: a part of this path is a file; check its spelling\n\n"
+    assert (2, "", message) == (answer.status, answer.stdout, answer.stderr)
