@@ -137,6 +137,10 @@ class _Layout:
             places[flat] = torch.arange(start, start + len(flat))
             start += len(flat)
         self.places_R = rules.padded_rows(places, self.padded_R)
+        # Without padding, one row of each of adjacent streams attends where it is.
+        self.is_in_place = (
+            not self.is_padded and len(self.groups) == 1 and self.groups[0].rows_Bn.shape == (self.rows, 1)
+        )
 
     def _together(
         self, spans: list[Span], count: int, *, keys: int, firsts: dict[int, int], dtype: torch.dtype
@@ -333,6 +337,10 @@ class CachedPart:
         for kept_SHCW, new_RHW in ((keys_SHCW, k_RHW), (values_SHCW, v_RHW)):  # one call, however many texts
             width = kept_SHCW.shape[-1]
             kept_SHCW.view(-1, width).index_copy_(0, layout.kept_N, new_RHW[: layout.rows].reshape(-1, width))
+        if layout.is_in_place:
+            group = layout.groups[0]
+            seen = (keys_SHCW[group.slots, :, : group.keys], values_SHCW[group.slots, :, : group.keys])
+            return rules.attend(q_RHW[:, :, None], *seen, bias_B1nT=group.bias_B1nT).reshape(layout.rows, -1)
         mixed = []
         for group in layout.groups:
             q_BHnW = rules.padded_rows(q_RHW, group.rows_Bn).transpose(1, 2)

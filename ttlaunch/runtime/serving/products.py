@@ -157,7 +157,7 @@ class Products:
 
     def _exact(self, name: str, rows_RK: Tensor) -> Tensor:
         weight, bias_n = self._layers[name]
-        count, least = len(rows_RK), self.padding.least_rows
+        count, least = rows_RK.shape[0], self.padding.least_rows
         if count >= least or not self._of_few_rows:
             return functional.linear(rows_RK, weight, bias_n)
         products = self._of_few_rows[name]
@@ -175,6 +175,8 @@ class Products:
 
     def gathered_heads(self, mixed_Rn: Tensor) -> Tensor:
         """Put together what the heads of all shares have mixed, shape (R, D)."""
+        if self._count == 1:
+            return mixed_Rn
         width = mixed_Rn.shape[1] // max(1, len(self.heads))
         return self._gathered(mixed_Rn, [len(part) * width for part in self._sharing.heads_of_all])
 
