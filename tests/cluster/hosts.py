@@ -214,6 +214,10 @@ class Cluster:
         self._machines[host].delay_ms = milliseconds
         self._network.delay(self._machines[host].cables, milliseconds)
 
+    def throttle(self, host, *, mbit):
+        """Let the host's cables carry so many megabits a second each way, until it boots again; 0 ends it."""
+        self._network.throttle(self._machines[host].keeper, self._machines[host].cables, mbit)
+
     def set_mtu(self, host, mtu):
         self._machines[host].mtu = mtu
         self._network.set_mtu(self._machines[host].keeper, self._machines[host].cables, mtu)

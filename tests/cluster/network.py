@@ -15,6 +15,8 @@ from pathlib import Path
 CABLE = Path(__file__).with_name("cable.py")
 NEW_NET = 0x40000000
 MTU = 1500
+_BURST_BYTES = 8000
+"""What a throttled cable carries at full speed after it was idle: little, or short messages would meet no limit."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,15 @@ class Network:
                 self._add_relay(cable, milliseconds)
             else:
                 self._ip(self._rack, f"link set {cable.port} master {cable.switch}")
+
+    def throttle(self, keeper, cables, mbit):
+        """Let cables carry so many megabits a second each way; 0 ends it."""
+        for cable in cables:
+            for machine, end in ((keeper, cable.interface), (self._rack, cable.port)):
+                _in_network(machine, "tc", "qdisc", "del", "dev", end, "root", check=False)
+                if mbit:
+                    limits = ("rate", f"{mbit}mbit", "burst", f"{_BURST_BYTES}", "latency", "400ms")
+                    _in_network(machine, "tc", "qdisc", "add", "dev", end, "root", "tbf", *limits)
 
     def _add_relay(self, cable, milliseconds):
         outer, inner = cable.slow_ends
