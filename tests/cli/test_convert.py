@@ -80,7 +80,10 @@ def test_a_missing_file_is_a_mistake(run):
         ),
         (("mgd.yaml", "a.yaml", "--to", "textproto"), "P009]: `--to textproto` contradicts the name a.yaml"),
         (("mgd.yaml", "-", "--to", "json"), "P009]: `--to json` is not a version; `yaml` or `textproto` was expected"),
-        (("mgd.yaml", "missing/a.yaml"), "P032]: missing/a.yaml cannot be written: no such file or directory"),
+        (
+            ("mgd.yaml", "missing/a.yaml"),
+            "P032]: missing/a.yaml cannot be written: no such file or directory\n\nhint: make its folder first",
+        ),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_refused(run, arguments, message):
