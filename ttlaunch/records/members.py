@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ttlaunch.records.parser import Count, Flag, Rank, Seconds, Step, Time, Word, record
 
+MOST_JOINED = 1024
+"""How many workers may ever join a run from other machines; they are numbered from the number of ranks in its plan on."""
+
 
 @record
 class MemberReport:

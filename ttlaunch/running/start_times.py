@@ -190,8 +190,9 @@ def _first_outputs(path: Path, ranks: Sequence[RankState]) -> Iterator[tuple[int
 
 def _first_durations(path: Path, ranks: Sequence[RankState]) -> Iterator[tuple[int, float]]:
     """Yield how long the first step of each rank took, without what the rank had set up before."""
+    is_elastic = any(state.row.later for state in ranks)
     for state in ranks:
-        steps = TelemetryReader(path, state.row.rank, world_size=len(ranks)).steps()
+        steps = TelemetryReader(path, state.row.rank, world_size=len(ranks), is_elastic=is_elastic).steps()
         first = next((one for one in steps if one.step >= max(1, state.first_step)), None)
         if first is not None and first.step == state.first_step and "step_s" in first.times:
             yield state.row.rank, first.times["step_s"]

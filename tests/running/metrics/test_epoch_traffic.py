@@ -7,6 +7,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.running.metrics.epoch_traffic import EpochTraffic, compare_epochs
+from ttlaunch.running.metrics.telemetry import read_rank
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 VALUES = 8  # so that each of two members has a shard of 16 bytes
@@ -14,6 +15,7 @@ BLOCKS = [[0, 2], [2, 8]]  # one node of the tree, and two
 # Each sends its nodes of the other one's shard, then the mean of its own; with each node a loss and a number of tokens.
 SENT = {0: {"gradients": 1 * 16 + 16, "counts": 1 * 16}, 1: {"gradients": 2 * 16 + 16, "counts": 2 * 16}}
 A_STEP = 128
+ELASTIC = {"elastic": {"first": 2, "minimum": 1}}
 
 
 def plan_of(recipe="data_parallel", ranks=4, role="worker", **sections):
@@ -159,3 +161,14 @@ def test_a_recipe_without_a_formula_for_epochs_is_compared_with_nothing(tmp_path
     for number in (0, 1):
         write(tmp_path, number, dest=1 - number, last=10, sent=SENT[number])
     assert [None] == compared(tmp_path, epoch(0, 0, 1), recipe=recipe)
+
+
+@pytest.mark.parametrize(("plan", "dest", "is_good"), [({}, 4, False), (ELASTIC, 4, True), (ELASTIC, 4 + 1024, False)])
+def test_only_a_worker_of_an_elastic_run_sends_to_those_that_have_joined_from_other_machines(
+    tmp_path, plan, dest, is_good
+):
+    (tmp_path / contract.PLAN_FILE).write_text(json.dumps(plan))
+    write(tmp_path, 0, dest=dest, last=3, sent=SENT[0])
+    bad = []
+    entry = read_rank(tmp_path, 0, world_size=4, complain=bad.append)
+    assert (is_good, not is_good) == (entry.is_written, bool(bad))

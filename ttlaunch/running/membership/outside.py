@@ -16,7 +16,7 @@ from ttlaunch.membership.messages import Order as OrderTo
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.coordinator import Heartbeat
-from ttlaunch.records.members import MemberReport
+from ttlaunch.records.members import MOST_JOINED, MemberReport
 from ttlaunch.records.ranks import (
     AnyProgress,
     Done,
@@ -35,7 +35,6 @@ from ttlaunch.running.runs.facts import JOINED
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, fold
 
-_MOST_WORKERS = 1024  # that may ever join a run
 _KEPT_ORDERS = 16
 _MOST_BYTES = 256 * 1024 * 1024  # of records that are kept of all workers that join a run
 _KEPT = (Ready, StepDone, Validation, LayerNorms, Note, Usage, Done)
@@ -219,8 +218,8 @@ class OutsideWorkers:
             raise NotAdmittedError("the run starts the worker of this number itself")
         if number is not None and number not in self._joined:
             raise NotAdmittedError("no worker has had this number")
-        if number is None and len(self._joined) >= _MOST_WORKERS:
-            raise NotAdmittedError(f"{_MOST_WORKERS} workers have joined this run, and it takes no more")
+        if number is None and len(self._joined) >= MOST_JOINED:
+            raise NotAdmittedError(f"{MOST_JOINED} workers have joined this run, and it takes no more")
 
     def _note(self, joined: _Joined, beat: Heartbeat, records: Sequence[AnyProgress], *, now: float) -> None:
         """Fold the records into the worker's state, and keep them where views, metrics and the report find those of ranks."""

@@ -159,6 +159,7 @@ class EventLog:
                 path,
                 row.rank,
                 world_size=size,
+                is_elastic=any(row.later for row in self.run.ranks),
                 last_step=last_step,
                 begin=place.telemetry.get(str(row.rank), 0) if place else 0,
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.records.members import MOST_JOINED
 from ttlaunch.records.parser import LARGEST_COUNT
 from ttlaunch.records.telemetry import Sent, Stretch, read_stretch
 from ttlaunch.running.bad_records import Complain, good_records, pass_over
@@ -80,13 +81,14 @@ class TelemetryReader:
         rank: int,
         *,
         world_size: int,
+        is_elastic: bool = False,
         last_step: int = LARGEST_COUNT,
         complain: Complain = pass_over,
         begin: int = 0,
     ) -> None:
-        """Begin with the first line, or at the byte where a line begins."""
+        """Begin with the first line, or at the byte where a line begins; in an elastic run, the rank may also send to workers that join."""
         self._rank, self._name = rank, contract.traffic_file(rank)
-        self._read = partial(read_stretch, world_size=world_size, last_step=last_step)
+        self._read = partial(read_stretch, world_size=world_size + MOST_JOINED * is_elastic, last_step=last_step)
         self._tail = Tail(folder / self._name, begin=begin)
         self._complain = complain
 
@@ -138,11 +140,18 @@ def read_rank(
     folder: Path, rank: int, *, world_size: int, complain: Complain = pass_over, with_times: bool = True
 ) -> RankTelemetry:
     """Read the telemetry that one rank has written so far; arguments are those of `read_telemetry`."""
-    config = read_object_if_any(folder / contract.PLAN_FILE).get("config")
-    last_step = last_step_of(config, world_size=world_size)
+    plan = read_object_if_any(folder / contract.PLAN_FILE)
+    last_step = last_step_of(plan.get("config"), world_size=world_size)
     entry = RankTelemetry(rank)
-    stretches = TelemetryReader(folder, rank, world_size=world_size, last_step=last_step, complain=complain)
-    for stretch in stretches.stretches():
+    reader = TelemetryReader(
+        folder,
+        rank,
+        world_size=world_size,
+        is_elastic=bool(plan.get("elastic")),
+        last_step=last_step,
+        complain=complain,
+    )
+    for stretch in reader.stretches():
         add_stretch(entry, stretch, world_size=world_size, with_times=with_times)
     return entry
 
