@@ -129,9 +129,13 @@ def _let_follow(state: Coordinator, numbers: Iterable[int]) -> list[Order]:
 def _let_leave(state: Coordinator, number: int) -> Result:
     if number not in state.members:
         others = {one: worker for one, worker in state.workers.items() if one != number}
-        return replace(state, workers=others), _to_all(state, [number], Dismiss("it was asked to leave"))
+        return replace(state, workers=others), _to_all(state, [number], _farewell(state))
     worker = replace(state.workers[number], leaves=True)
     return _settle(replace(state, workers={**state.workers, number: worker}))
+
+
+def _farewell(state: Coordinator) -> Dismiss:
+    return Dismiss("the run was ordered to stop" if state.is_ending else "it was asked to leave")
 
 
 def _begin_anew(state: Coordinator, event: CutOff) -> Result:
@@ -286,7 +290,7 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
         earlier=earlier if terms.has_local_steps else (),
     )
     leavers = [number for number, one in state.workers.items() if one.leaves and number not in wanted]
-    dismissed = _to_all(state, leavers, Dismiss("it was asked to leave"))
+    dismissed = _to_all(state, leavers, _farewell(state))
     workers = {number: one for number, one in state.workers.items() if number not in leavers}
     state = replace(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
     if terms.has_local_steps:

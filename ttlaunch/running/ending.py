@@ -36,7 +36,7 @@ _AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and the ranks
 _STACKS_S = 0.3
 _SAME_ORDER_S = 1.0  # within which two SIGTERM are one order
 _AT_ONCE = 3  # the order with this number ends every rank at once
-_STOP, _STACKS = signal.SIGUSR1, signal.SIGUSR2
+STOP, _STACKS = signal.SIGUSR1, signal.SIGUSR2
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class RunEnd:
             text = f"ranks finish their step{' and save it' if self._saves else ''}, within {self._grace_s:g} s"
         next_s = min(SHORT_GRACE_S, self._grace_s)
         yield ShowMessage(f"{_ordered_by(number)}: {text}; {_again(number)} leaves them {next_s:g} s")
-        yield SignalRanks(_STOP) if self._is_recipe else SignalRanks(signal.SIGTERM, {"after_step": None})
+        yield SignalRanks(STOP) if self._is_recipe else SignalRanks(signal.SIGTERM, {"after_step": None})
 
     def _wait_for_ranks(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
         """Choose the step after which all ranks of a recipe stop; end the engine of any other program after its ranks."""
@@ -203,7 +203,7 @@ class RunEnd:
         known = [step for step in steps if step is not None]
         if self._ending.after_step is None and known and len(known) == len(steps):
             self._ending.after_step = max(known)
-            yield SignalRanks(_STOP, {"after_step": self._ending.after_step})
+            yield SignalRanks(STOP, {"after_step": self._ending.after_step})
 
     def _force(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
         """End the remaining ranks and the engine; ranks that did not obey an order write their stacks first."""

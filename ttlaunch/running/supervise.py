@@ -24,6 +24,7 @@ from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoi
 from ttlaunch.running.conclude import Ending, compared_replicas, conclude
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
+    STOP,
     USUAL_GRACE,
     Act,
     Grace,
@@ -136,6 +137,7 @@ class _Supervision:
         self._standing = StoppedWatch(self.folder, self.view, self.controller)
         self._single = SingleTrainingWatch(self.plan, self.folder, self.view)
         self._elastic = self._open_elastic() if self.plan.elastic else None
+        self._held: list[Act] = []  # orders that wait until workers from other machines have left
         loses_ranks = Capability.LOSE_RANK in self.engine.can
         self.end = RunEnd(
             self._ending,
@@ -251,7 +253,8 @@ class _Supervision:
                 self._close_to_more()
                 if self._ending.is_failing and self._ending.terminated is None:
                     self.watch.read_exceptions()  # a rank that is still ending may have been the first to fail
-                for act in self.end.decide(time.monotonic(), self.watch.ranks):
+                acts, self._held = [*self._held, *self.end.decide(time.monotonic(), self.watch.ranks)], []
+                for act in acts:
                     self._do(act, process)
             output.drain()
         self._pass_on(checkpoints)
@@ -392,6 +395,8 @@ class _Supervision:
                 self.view.output("stderr", text.encode())
             case NoteFailure():
                 self._note_end("failed")
+            case SignalRanks(number, None) if number == STOP and self._elastic and not self._elastic.let_outside_go():
+                self._held.append(act)
             case SignalRanks(number, marker):
                 self._note_end("signal", number=number, **(marker or {}))
                 if marker is not None:

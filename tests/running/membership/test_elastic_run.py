@@ -10,6 +10,7 @@ from ttlaunch import contract
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.records.coordinator import Heartbeat
 from ttlaunch.records.endings import RankError, RankExit
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import Started
@@ -107,6 +108,29 @@ def test_a_worker_that_still_starts_when_all_steps_are_made_is_ended_and_did_not
     supervised.report(0, "progressed", epoch=2, applied=100, is_done=True)
     supervised.look()
     assert ([(3, signal.SIGKILL)], {3}) == (supervised.controller.signals, supervised.run.too_late)
+
+
+def test_workers_from_other_machines_leave_before_ranks_are_ordered_to_stop(tmp_path):
+    supervised = Supervised(tmp_path, elastic="1:3")
+    supervised.begin()
+    outside = supervised.run.outside.register(None, address=("10.0.0.9", 7000), name="", have_step=0)
+
+    def say(what, **fields):
+        beat = Heartbeat(incarnation=outside.incarnation)
+        report = MemberReport(time=0.0, what=what, incarnation=outside.incarnation, **fields)
+        return supervised.run.outside.heartbeat(outside.number, beat, [report], wait_s=0.0)
+
+    say("registered", applied=0)
+    for number in (0, 1):
+        supervised.report(number, "answered", epoch=2, applied=0)
+    assert (0, 1, outside.number) == supervised.run.membership.state.members
+    supervised.look(is_ending=True)
+    assert not supervised.run.let_outside_go()
+    say("answered", epoch=3, applied=1)
+    for number in (0, 1):
+        supervised.report(number, "answered", epoch=3, applied=1)
+    assert (supervised.run.let_outside_go(), (0, 1)) == (True, supervised.run.membership.state.members)
+    assert "the run was ordered to stop" in str(say("progressed", epoch=3, applied=1).messages)
 
 
 def test_a_worker_without_which_too_few_are_left_is_replaced(tmp_path):

@@ -175,18 +175,24 @@ class Interpreter:
         script = {"name": f"ttlaunch.agent.{name}", "arguments": dict(arguments or {}), "last": is_last, "then": then}
         if self._process is None:
             self._process = start_interpreter(self._transport, pythons=pythons, timeout_s=timeout_s)
-        if (
-            self._stream is None
-        ):  # a round trip to learn the bytecode takes less than to compile the text of the first script
+        if self._stream is None:
             stream = FrameStream(self._transport.host, self._process)
-            stream.wait_for_python(timeout_s=timeout_s)
-            self._bytecode = stream.bytecode
+            self._learn_bytecode(stream, timeout_s=timeout_s)
         else:
             self.send_ahead(timeout_s=timeout_s)
             stream = FrameStream(self._transport.host, self._process)
         self._stream, self._owes_ahead = stream, then
         self._write(stream, self._modules((*beside, name)) + _packed(script), timeout_s=timeout_s)
         return stream
+
+    def _learn_bytecode(self, stream: FrameStream, *, timeout_s: float) -> None:
+        """Wait for the first word of Python: this round trip takes less time than to compile the text of the first script."""
+        try:
+            stream.wait_for_python(timeout_s=timeout_s)
+        except HostError:
+            self.drop()
+            raise
+        self._bytecode = stream.bytecode
 
     def send_ahead(self, *, timeout_s: float) -> None:
         """Send the modules for later scripts, once the first script has answered something; without effect later.

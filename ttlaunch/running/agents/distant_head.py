@@ -77,12 +77,7 @@ class _DistantHead:
         stream = start_script(
             self._transport, "bridge", beside=BRIDGE_MODULES, arguments=arguments, pythons=pythons, timeout_s=CONNECT_S
         )
-        try:
-            stream.wait_for_python(timeout_s=CONNECT_S)  # everything after its word comes from the head
-        except HostError:
-            stream.process.kill()
-            raise
-        return stream.process
+        return stream.process  # Python has said its word, so everything from now on comes from the head
 
     def _converse(self, process: Process) -> None:
         """Let somebody connect here once the head has said its first words, and copy what both say until one has left.

@@ -70,6 +70,7 @@ class ElasticRun:
         self.failure: Failure | None = None
         self.waits_for_others = self.has_saved = False
         self._save_again = 0.0
+        self._let_go: set[int] = set()
         self._planned = plan.world_size
         self._ranks: Sequence[RankState] = ()
         self.outside = OutsideWorkers(
@@ -122,6 +123,24 @@ class ElasticRun:
         for state in _present(ranks):
             if state.exit is None and state.row.rank not in self._gone:
                 self._controller.tell(state.row.rank, contract.ORDER_TO_SAVE)
+
+    def let_outside_go(self) -> bool:
+        """Have workers from other machines leave at the next boundary of a step: an order to stop reaches only ranks of this run.
+
+        They are members of an epoch, in which the others would wait for them after the last step. Call it a few times a second
+        before ranks are ordered to stop.
+
+        Returns:
+            Whether none of them takes part any more, or nobody else does.
+        """
+        state, now = self.membership.state, time.monotonic()
+        outside = {number for number in state.workers if number >= self._planned}
+        if outside.issuperset(state.members):
+            return True
+        for number in outside - self._let_go:
+            self._let_go.add(number)
+            self.membership.let_go(number, now)
+        return outside.isdisjoint(self.membership.state.members)
 
     def outlives(self, hang: Failure, ranks: Sequence[RankState], *, why_lost: Callable[[RankState], str]) -> bool:
         """End the worker that is to blame for a hang, if others have the weights and go on; returns whether they do.

@@ -200,10 +200,18 @@ class Membership:
         with self._lock:
             if number in self._state.staying:
                 self._check_can_leave(number)
-                self.left.setdefault(number, "left")
-                self._journal.write("leaves", worker=number)
-                self._add_reason(f"{worker_name(number)} left", now)
-                self._handle(LeaveAsked(number), now)
+                self._leave(number, now)
+
+    def let_go(self, number: int, now: float) -> None:
+        """Let a worker leave at the next boundary of a step because the run was ordered to stop; ask for each once."""
+        with self._lock:
+            self._leave(number, now)
+
+    def _leave(self, number: int, now: float) -> None:
+        self.left.setdefault(number, "left")
+        self._journal.write("leaves", worker=number)
+        self._add_reason(f"{worker_name(number)} left", now)
+        self._handle(LeaveAsked(number), now)
 
     def let_end(self, now: float) -> None:
         """Note that the run was ordered to stop, so that nobody comes any more."""
