@@ -21,6 +21,7 @@ from ttlaunch.engines.agents import Agents
 from ttlaunch.planning.launch_plan import CommandProgram
 from ttlaunch.planning.make import Surroundings, plan_program
 from ttlaunch.records.coordinator import Welcome
+from ttlaunch.running.membership import link
 from ttlaunch.running.membership.client import InvitationUrl, client_over_tls, fetch_authority
 from ttlaunch.running.membership.link import CoordinatorLink
 from ttlaunch.running.membership.members import ENDED, Order, Orders
@@ -246,6 +247,24 @@ def test_a_worker_that_was_let_go_ends_by_itself(service, tmp_path):
         found = joined.ends()
     assert found.outcome is Outcome.LEFT
     assert found.text == "the run goes on without it"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (({"kind": "dismiss", "reason": "the run was ordered to stop"},), "the run was ordered to stop"),
+        (({"kind": "dismiss", "reason": "gone\x1b[2J" + 999 * "x"},), "gone" + 999 * "x"),
+        (("dismiss", {"kind": "dismiss", "reason": 7}), "the run goes on without it"),
+    ],
+)
+def test_why_a_worker_was_let_go_is_said_in_the_run_s_words_and_none_of_them_reaches_the_terminal_as_code(
+    messages, said
+):
+    found = link._reason_in(messages)
+    assert found.isprintable()
+    assert said[:4] == found[:4]
+    assert len(found) <= 200
+    assert len(said) > 200 or said == found
 
 
 def test_an_order_that_is_too_long_for_a_rank_is_dropped(service, tmp_path):

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
@@ -44,6 +44,7 @@ _WAIT_S = 10.0  # for an order
 _ANSWER_S = 5.0
 _PAUSE_S = 0.2  # before another try
 _GOODBYE_S = 3.0
+_LONGEST_REASON = 200
 
 
 class Why(StrEnum):
@@ -222,7 +223,7 @@ class CoordinatorLink:
             is_finished = any(isinstance(one, dict) and one.get("kind") == "finish" for one in given.messages)
             if is_finished:
                 self._finish(Why.FINISHED, "")
-            self._finish(Why.DISMISSED, "the run goes on without it")
+            self._finish(Why.DISMISSED, _reason_in(given.messages))
             self._pause()  # the coordinator answers at once from now on
         return True
 
@@ -279,3 +280,10 @@ def _finite(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, float) and value - value != 0 else value for name, value in body.items()
     }
+
+
+def _reason_in(messages: Sequence[object]) -> str:
+    """Return why the run dismisses this worker, in its words."""
+    reasons = (one.get("reason") for one in messages if isinstance(one, dict) and one.get("kind") == "dismiss")
+    said = next((reason for reason in reasons if isinstance(reason, str)), "")
+    return shown(said, longest=_LONGEST_REASON) or "the run goes on without it"
