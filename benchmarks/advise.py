@@ -255,16 +255,18 @@ def _measure(ranked: Mapping[str, Any], cluster: Cluster, place: Path) -> float 
     runs = place / "runs"
     words = [*shlex.split(ranked["command"])[1:], "--set", f"training_config.steps={steps}"]
     before = set(runs.glob("*"))
-    process = _start([*words, "--grace", "1", "--format", "json"], cluster, place)
+    process = _start([*words, "--grace", "5", "--format", "json"], cluster, place)
+    is_long = False
     try:
         stdout, stderr = process.communicate(timeout=LONGEST_S)
     except subprocess.TimeoutExpired:
+        is_long = True  # ranks in a long step may not end within the grace period; the steps before it count
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     made = [one for one in runs.glob("*") if one not in before and not one.is_symlink()]
     telemetry = read_run(made[0]).telemetry if made else None
     times = [time_ms for one in telemetry or () if (time_ms := cycle_ms(one, every=every)) is not None]
-    if process.returncode in {0, 130} and times:
+    if (is_long or process.returncode == 0) and times:
         return max(times)
     return (stderr or stdout).strip()[-400:] or f"status {process.returncode}"
 
