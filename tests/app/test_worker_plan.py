@@ -68,6 +68,7 @@ def test_a_text_that_lies_elsewhere_here_is_named_by_the_user(tmp_path):
     missing = refused(run)
     assert missing.code == "C021"
     assert missing.hints[-1] == "`--data FILE` names the same text on this machine"
+    assert "--data" == refused(run, data="nosuch.txt").primary.span.source.name
     assert plan(run, data=str(here)).program.data["sha256"] == theirs.program.data["sha256"]
 
 

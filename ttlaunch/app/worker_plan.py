@@ -110,10 +110,11 @@ def _configuration(
     run: RunDescription, recipe: "Recipe", dialogue: Dialogue, *, data: str | None, working_folder: Path
 ) -> "tuple[dict[str, Any], dict[str, Any] | None]":
     """Check the run's configuration by this machine's recipe, and read this machine's text."""
-    from ttlaunch.spec.recipe.config import load_config
+    from ttlaunch.spec.recipe.config import load_config, override_config
 
-    overrides = [] if data is None else [f"{_DATA_KEY}={_quoted(data)}"]
-    loaded = load_config(recipe, None, name=CONFIG_NAME, standard_input=run.config.encode(), overrides=overrides)
+    loaded = load_config(recipe, None, name=CONFIG_NAME, standard_input=run.config.encode())
+    if data is not None:
+        loaded = override_config(recipe, loaded, [f"{_DATA_KEY}={_quoted(data)}"], option="--data")
     found: list[Diagnostic] = [*loaded.diagnostics, *undefined_references(loaded)]
     stop_on_errors(found, dialogue)
     if not recipe.uses_data:
