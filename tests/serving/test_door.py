@@ -129,6 +129,14 @@ def test_a_million_headers_are_refused(both):
     assert 200 == http.get("/health").status_code
 
 
+def test_headers_that_arrive_at_once_are_bounded_too(both):
+    served, http = both
+    for size, status in ((20_000, "200 OK"), (40_000, "400 Bad Request")):
+        with raw(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: " + b"a" * size + b"\r\n\r\n") as connection:
+            assert f"HTTP/1.1 {status}" == head_of(connection.recv(4096))
+    assert 200 == http.get("/health").status_code
+
+
 def test_connections_that_send_nothing_give_way_to_those_that_ask(both):
     served, http = both
     slow = [raw(served, b"GET /health HT") for _ in range(90)]

@@ -20,6 +20,7 @@ LONGEST_HEADERS_S: Final = 10.0
 LONGEST_STANDSTILL_S: Final = 30.0
 """How long a reader may take nothing of an answer."""
 MOST_UNSENT_BYTES: Final = 32 << 10
+_PIECE: Final = 4 << 10
 
 log = logging.getLogger("ttlaunch.web")
 
@@ -42,9 +43,11 @@ class BoundedProtocol(H11Protocol):
             longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
+        # h11 bounds only headers of which a part is missing, so what arrives at once is handed over in pieces.
+        for at in range(0, len(data), _PIECE):
+            super().data_received(data[at : at + _PIECE])
+            if self.transport.is_closing():
+                return
         if self.conn.their_state is h11.IDLE:
             self._await_headers()
         else:
