@@ -135,6 +135,7 @@ def test_headers_that_arrive_at_once_are_bounded_too(both):
         with raw(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: " + b"a" * size + b"\r\n\r\n") as connection:
             assert f"HTTP/1.1 {status}" == head_of(connection.recv(4096))
     assert 200 == http.get("/health").status_code
+    assert "" == served.errors.read_text()  # a stranger's request is no news for whoever started the run
 
 
 def test_connections_that_send_nothing_give_way_to_those_that_ask(both):

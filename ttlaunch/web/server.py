@@ -112,6 +112,7 @@ def make_server(app: ASGIApp, **settings: Any) -> Server:
             server_header=False,
             access_log=False,
             log_config=None,
+            log_level="error",  # a request that is none is answered, and is no news
             timeout_keep_alive=5,
             timeout_graceful_shutdown=2,
             limit_concurrency=MOST_CONNECTIONS + 1,
