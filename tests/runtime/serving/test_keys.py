@@ -10,6 +10,7 @@ from .served_models import (
     cached_logits,
     configuration,
     differing,
+    needs_avx512,
     random_model,
     random_texts,
     training_logits,
@@ -41,6 +42,7 @@ def test_every_row_has_its_bits_with_as_few_keys_as_were_found(length):
         assert torch.equal(whole[:, :, position], attended(position, keys))
 
 
+@needs_avx512
 def test_a_short_text_is_not_attended_to_with_the_keys_of_the_longest():
     """Where no sum is divided, the rows of a text with 20 tokens are handed 32 keys."""
     assert [32, 64, 96, 128] == right_key_counts(160, width=16, dtype=torch.float32)
@@ -50,8 +52,9 @@ def test_a_short_text_is_not_attended_to_with_the_keys_of_the_longest():
     assert (8, 160) == forward._shape_of(forward.Span(0, 10, 5, 1), part.cache, rules.EXACT)  # only 4 rows were tried
 
 
+@needs_avx512
 def test_numbers_of_keys_that_change_bits_are_not_taken():
-    """Of 512 tokens, 288 keys are summed in other parts than all of them."""
+    """At 512 tokens and heads 64 wide, attention over the first 288 keys adds up in other parts than over all 512."""
     assert 288 not in right_key_counts(512, width=64, dtype=torch.float32)
     whole, attended = attention(512, width=64)
     assert not torch.equal(whole[:, :, 280], attended(280, 288))
@@ -66,6 +69,7 @@ def test_cached_rows_with_few_keys_have_the_bits_of_training(length, kind):
     assert 0 == differing(found, training_logits(model, texts))
 
 
+@needs_avx512
 def test_keys_that_were_not_tried_change_bits(monkeypatch):
     """The comparison above finds a cache that takes every multiple of 32 for granted."""
     monkeypatch.setattr(forward, "right_key_counts", lambda length, **_: list(range(32, length, 32)))

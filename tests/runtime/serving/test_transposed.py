@@ -4,16 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ttlaunch.runtime.serving import rules, transposed
+from ttlaunch.runtime.serving import transposed
 from ttlaunch.runtime.serving.products import Products
 from ttlaunch.spec.recipe.serving import MOST_TRANSPOSED_BYTES
 
-from .served_models import configuration, random_model
-
-needs_avx512 = pytest.mark.skipif(
-    rules.ROWS < 16,
-    reason="this CPU has the bits of many rows in plain products of 4, so nothing is copied",
-)
+from .served_models import configuration, needs_avx512, random_model
 
 
 def layer(inputs, outputs=80, *, seed=1):
