@@ -96,3 +96,12 @@ def flip(tensor, place, bit):
     """Flip one bit of a value; bit 31 is the sign."""
     words = tensor.view(-1).view(torch.int32)
     words[place] ^= 1 << bit if bit < 31 else -(2**31)
+
+
+def test_pieces_of_a_block_have_the_digest_of_the_block(monkeypatch):
+    tensor = torch.linspace(-3, 3, 1001)
+    whole, factors = digest_of(tensor), odd_factors(1001, tensor.device)
+    monkeypatch.setattr(digests, "_PIECE", 10)
+
+    assert whole == digest_of(tensor)
+    assert torch.equal(factors, odd_factors(1001, tensor.device))

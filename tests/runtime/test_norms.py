@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ttlaunch.runtime.training import norms as norms_module
 from ttlaunch.runtime.training.norms import LEAF_VALUES, Part, SquaredNorms, join_sums
 
 SIZES = st.lists(st.integers(1, 700), min_size=1, max_size=6)
@@ -70,3 +72,27 @@ def test_what_is_no_number_shows(value):
     first, second = whole(flat_N, places).values()
     assert first < float("inf")
     assert not second < float("inf")
+
+
+class Seen(TorchDispatchMode):
+    """Notes the most values that an operation with `name` gets at once."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.most = name, 0
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        if self.name in str(func):
+            self.most = max(self.most, args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_norm_copies_a_small_part_of_the_gradient_at_a_time(monkeypatch):
+    """torch converts all values that it gets to float64: of the whole gradient, that was the peak of a rank's memory."""
+    flat_N, places = laid_out([4000, 1, 333])
+    at_once = whole(flat_N, places)
+    monkeypatch.setattr(norms_module, "_LEAVES_AT_ONCE", 7)
+
+    with Seen("vector_norm") as seen:
+        assert at_once == whole(flat_N, places)
+    assert 7 * LEAF_VALUES == seen.most

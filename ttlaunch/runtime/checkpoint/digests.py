@@ -6,7 +6,7 @@ Several ranks that hold a tensor under the same name must report the same digest
 Shapes: N = values of a tensor, seen as 32-bit integers; C = values of a block.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -17,7 +17,9 @@ from ttlaunch.runtime.telemetry.records import ProgressWriter
 from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
 
 _BLOCK = 2**20
-"""The most values that are multiplied at a time, so that a large tensor needs only a little memory in addition."""
+"""The values of a block; digests depend on it."""
+_PIECE = 2**16
+"""The most values that are multiplied at a time on a CPU: what that takes in addition stays in the processor's cache."""
 _ODD = 0x2545F4914F6CDD1D
 _WORD_BYTES = 4
 
@@ -112,10 +114,21 @@ def digest(words_N: Tensor, factors_C: Tensor) -> Tensor:
         factors_C: `odd_factors`, at least as many as there are values or as a block has.
     """
     first, *rest = words_N.split(_BLOCK) if len(words_N) > _BLOCK else (words_N,)
-    total = (first * factors_C[: len(first)]).sum()
+    total = _sum_of_products(first, factors_C)
     for block in rest:
-        total = total * _ODD + (block * factors_C[: len(block)]).sum()
+        total = total * _ODD + _sum_of_products(block, factors_C)
     return total
+
+
+def _sum_of_products(block_C: Tensor, factors_C: Tensor) -> Tensor:
+    pieces = zip(_pieces(block_C), _pieces(factors_C[: len(block_C)]), strict=True)
+    sums = [(piece * factors).sum() for piece, factors in pieces]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum()
+
+
+def _pieces(values_C: Tensor) -> Sequence[Tensor]:
+    """Cut values into pieces; not on an accelerator, where every operation has its own cost."""
+    return values_C.split(_PIECE) if values_C.device.type == "cpu" and len(values_C) > _PIECE else (values_C,)
 
 
 def odd_factors(count: int, device: torch.device) -> Tensor:
@@ -124,7 +137,10 @@ def odd_factors(count: int, device: torch.device) -> Tensor:
     Source: the mixing steps are those of G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators",
         OOPSLA 2014, with signed shifts.
     """
-    mixed = torch.arange(1, count + 1, device=device) * -0x61C8864680B583EB
-    mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
-    mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
-    return (mixed ^ (mixed >> 31)) | 1
+    factors = torch.arange(1, count + 1, device=device)
+    for mixed in _pieces(factors):
+        mixed.mul_(-0x61C8864680B583EB)
+        mixed.bitwise_xor_(mixed >> 30).mul_(-0x40A7B892E31B1A47)
+        mixed.bitwise_xor_(mixed >> 27).mul_(-0x6B2FB644ECCEEE15)
+        mixed.bitwise_xor_(mixed >> 31).bitwise_or_(1)
+    return factors

@@ -23,6 +23,9 @@ from ttlaunch.spec.recipe.blocks import aligned_subtrees
 LEAF_VALUES = 16
 """The border that `FlatParameters` begins each parameter at."""
 
+_LEAVES_AT_ONCE = 65_536
+"""torch makes float64 copies of what it takes the norm of: of the whole vector, it would be twice as large as the gradient."""
+
 Node = tuple[int, range]
 """The parameter that a sum is of, and the leaves that it is over."""
 
@@ -81,8 +84,10 @@ class SquaredNorms:
         """
         if not self.nodes:
             return []
-        values = grads_N[self._run.start : self._run.stop]
-        norms_L = torch.linalg.vector_norm(values.view(-1, LEAF_VALUES), dim=1, dtype=torch.float64)
+        leaves = grads_N[self._run.start : self._run.stop].view(-1, LEAF_VALUES)
+        norms_L = torch.empty(len(leaves), dtype=torch.float64, device=leaves.device)
+        for norms, some in zip(norms_L.split(_LEAVES_AT_ONCE), leaves.split(_LEAVES_AT_ONCE), strict=True):
+            torch.linalg.vector_norm(some, dim=1, dtype=torch.float64, out=norms)
         sums_L = np.square(norms_L.cpu().numpy())
         for size, left in self._levels:
             sums_L[left] += sums_L[left + size]
