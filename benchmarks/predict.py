@@ -1,7 +1,7 @@
 """How far predictions are from real runs: the time of a step, the memory of tensors and of processes, `--fits`, and the choice of a schedule.
 
     PYTHONPATH=. python benchmarks/predict.py [--minutes 5] [--kept FILE]     more trials, added to those that are kept
-    PYTHONPATH=. python benchmarks/predict.py --only fits                     only trials of `time`, of `fits` or of `schedule`
+    PYTHONPATH=. python benchmarks/predict.py --only fits                     only trials of `time`, `memory`, `fits` or `schedule`
     PYTHONPATH=. python benchmarks/predict.py --minutes 0                     only the figures of those that are kept
     PYTHONPATH=. python benchmarks/predict.py --minutes 0 --plot docs/explanation/predicted.svg
 
@@ -9,8 +9,11 @@ A trial takes one of four recipes, 1 or 2 ranks, and one of ten models. It makes
 time is the mean of the two runs' medians. A trial of time counts if the two are within 4 % of each other: else the machine was
 too restless to say what was true. The first run measures its tensors, the second one its processes, which torch's profiler would make larger.
 
-A trial of `--fits` takes a random model and a limit within 7 % of what the prediction needs, and samples the memory of the ranks 50
-times a second (PSS: pages that ranks share are divided among them).
+A trial of memory takes the same models, and makes only a run of three steps that measures its tensors.
+
+A trial of `--fits` takes a random model and a limit within `NEAR` of what the prediction needs, and runs each rank in a control group with this limit: the
+run fits if the kernel kills no rank. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second. The processes of
+the ranks are compared with the prediction, too, if the run fits.
 
 A trial of a schedule calibrates each schedule of a random pipeline with two stages, and runs each `ROUNDS` times in turns. The smallest of its medians
 counts, because noise only adds. A prediction is right if the schedule whose predicted step is the shortest is the quickest, or nearly. A trial counts
@@ -31,14 +34,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
 import ttlaunch
+from benchmarks.memory_groups import Groups
 from ttlaunch.app.calibrate import predict_time
-from ttlaunch.app.fits import needed_bytes
+from ttlaunch.app.fits import needed_bytes, unreclaimable_bytes
 from ttlaunch.app.predict import NotPredicted, predict
 from ttlaunch.diagnostics import LaunchError
 from ttlaunch.running.metrics.prediction import judge, judge_time
@@ -74,7 +79,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--kept", type=Path, default=Path("predict-trials.jsonl"))
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--only", choices=("time", "fits", "schedule"))
+    parser.add_argument("--only", choices=("time", "memory", "fits", "schedule"))
     order = parser.parse_args()
     kept = read_kept(order.kept)
     until = time.monotonic() + order.minutes * 60
@@ -104,6 +109,8 @@ def missing(kept: list[dict[str, Any]], *, only: str | None) -> Iterator[tuple[s
         name = f"{recipe} n={ranks} model={model}"
         if name not in done and only in {None, "time"}:
             yield name, lambda of=(recipe, ranks, model): time_trial(*of)
+        if f"memory of {name}" not in done and only == "memory":
+            yield f"memory of {name}", lambda of=(recipe, ranks, model): memory_trial(*of)
         if place < FITS and f"fits {place}" not in done and only in {None, "fits"}:
             yield f"fits {place}", lambda of=place: fits_trial(of)
         if place < PIPELINES and f"schedule {place}" not in done and only in {None, "schedule"}:
@@ -159,8 +166,24 @@ def time_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
     }
 
 
+def memory_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
+    """Run a few steps, and return the memory of tensors that was predicted and that was measured."""
+    values = settings(recipe, MODELS[model], steps=3)
+    held = predict(ttlaunch.plan(recipe, ranks=ranks, set=values))
+    if isinstance(held, NotPredicted):
+        return {"kind": "memory", "refused": held.reason}
+    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
+        run = read_run(ttlaunch.run(recipe, ranks=ranks, set=values, runs_dir=folder, profile_steps="1").folder)
+    tensors = judge(None, held, memory_of_ranks(run.telemetry or ())).memory
+    return {
+        "kind": "memory",
+        "tensors": [(one.predicted, one.measured) for one in tensors],
+        "held": [(sum(one.held.values()), sum(one.formula.values())) for one in held.ranks if one.held],
+    }
+
+
 def fits_trial(number: int) -> dict[str, Any]:
-    """Ask whether a random model fits into a limit near what it needs, and measure what it takes."""
+    """Ask whether a random model fits into a limit near what it needs, and see whether it does."""
     chance = random.Random(number)
     recipe = RECIPES[number % len(RECIPES)]
     model = {
@@ -175,17 +198,23 @@ def fits_trial(number: int) -> dict[str, Any]:
         return {"kind": "fits", "refused": found.reason}
     needed = needed_bytes(found)
     limit = int(needed * chance.uniform(1 - NEAR, 1 + NEAR))
-    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder, Sampled() as sampled:
-        ttlaunch.run(recipe, ranks=ranks, set=values, runs_dir=folder)
-    most = max(sampled.peaks.values(), default=0)
-    return {
-        "kind": "fits",
-        "needed": needed,
-        "limit": limit,
-        "measured": most,
-        "said": needed <= limit,
-        "fits": most <= limit,
-    }
+    row = {"kind": "fits", "recipe": recipe, "needed": needed, "limit": limit, "said": needed <= limit}
+    row["ranks"] = [[one.peak, one.saved, unreclaimable_bytes(found, one)] for one in found.ranks]
+    start = partial(ttlaunch.run, recipe, ranks=ranks, set=values)
+    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
+        if not Groups.can_be_made():
+            with Sampled() as sampled:
+                start(runs_dir=folder)
+            most = max(sampled.peaks.values(), default=0)
+            return {**row, "measured": most, "fits": most <= limit}
+        with Groups({one.rank: limit for one in found.ranks}) as groups:
+            report = start(runs_dir=folder, env=groups.environment)
+        peaks = {one["rank"]: one["peak_memory_bytes"] for one in (read_run(report.folder).report or {})["ranks"]}
+    row |= {"measured": max(groups.peaks.values()), "each": list(groups.peaks.values()), "fits": not groups.killed}
+    if report.status == "done":
+        whole = judge(None, found, [], processes=peaks).memory
+        return {**row, "processes": [(one.predicted, one.measured) for one in whole]}
+    return row if groups.killed else {"kind": "fits", "refused": report.status}
 
 
 def schedule_trial(number: int) -> dict[str, Any]:
@@ -231,7 +260,7 @@ class Sampled:
     """Samples the memory of all ranks that this process has started while it is entered.
 
     Attributes:
-        peaks: By process id, the most bytes (PSS).
+        peaks: By process id, the most bytes that are no pages of files.
     """
 
     def __init__(self) -> None:
@@ -254,7 +283,7 @@ class Sampled:
             if time.monotonic() - looked > 0.5:  # walking the tree takes longer than a look
                 ranks, looked = [*_ranks()], time.monotonic()
             for pid in ranks:
-                self.peaks[pid] = max(self.peaks.get(pid, 0), _pss(pid))
+                self.peaks[pid] = max(self.peaks.get(pid, 0), _held(pid))
 
 
 def _ranks() -> Iterator[int]:
@@ -266,12 +295,13 @@ def _ranks() -> Iterator[int]:
             continue
 
 
-def _pss(pid: int) -> int:
+def _held(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    rows = (line.split() for line in lines)
+    return sum(int(row[1]) * 1024 for row in rows if row[0] in {"Anonymous:", "Pss_Shmem:"})
 
 
 def judge_all(kept: list[dict[str, Any]]) -> int:
@@ -279,15 +309,19 @@ def judge_all(kept: list[dict[str, Any]]) -> int:
     times = [row for row in kept if row["kind"] == "time" and "refused" not in row]
     counted = [row for row in times if apart(row) <= HALVES]
     errors = [abs(error_of(row)) for row in counted]
-    tensors = [abs(said / real - 1) for row in times for said, real in row["tensors"]]
-    processes = [abs(said / real - 1) for row in times for said, real in row["processes"]]
-    exact = [said == real for row in times for said, real in row["held"]]
+    tensors, processes = (
+        [abs(said / real - 1) for row in kept for said, real in row.get(of, ())] for of in ("tensors", "processes")
+    )
+    exact = [said == real for row in kept for said, real in row.get("held", ())]
     fits = [row for row in kept if row["kind"] == "fits" and "refused" not in row]
     no = [row for row in fits if not row["said"]]
     pipelines = [row for row in kept if row["kind"] == "schedule" and "refused" not in row]
     chosen = [behind(row) for row in pipelines if all(map(is_steady, row["each_s"].values()))]
     refused = sum("refused" in row for row in kept)
-    print(f"{len(times)} trials of time, {len(fits)} of --fits, {len(pipelines)} of a schedule; {refused} were refused")
+    memory = sum(row["kind"] == "memory" for row in kept)
+    print(
+        f"{len(times)} trials of time, {memory} of memory, {len(fits)} of --fits, {len(pipelines)} of a schedule; {refused} were refused"
+    )
     unsafe = sum(row["said"] and not row["fits"] for row in fits)
     figures = [
         ("time: trials that count", part(len(counted), len(times)), ">=", COUNTED),

@@ -11,12 +11,15 @@ from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import LaunchError, shown, usage_error
 from ttlaunch.quick_dataclass import dataclass
-from ttlaunch.running.metrics.prediction import Prediction, process_bytes
+from ttlaunch.running.metrics.prediction import PredictedRank, Prediction, held_at_most
 
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kKMGT])(i?)B")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-_RESERVE, _RESERVE_BYTES = 1.05, 48_000_000
-"""How much more than predicted a rank may need: freed memory has holes in which the next tensor has no room."""
+_RUNNING_BYTES = 30_000_000
+"""What a rank takes beside its tensors and what its libraries take after their import, without pages of files: Python, messages, and what the kernel
+keeps for the process. Measured with the built-in recipes over Open MPI."""
+_RESERVE, _RESERVE_BYTES = 1.03, 10_000_000
+"""How much more than that a rank may need: its tensors lie between holes, and buckets may become larger than predicted."""
 _LAST_STAGE = 3
 
 
@@ -26,7 +29,7 @@ class Fit:
 
     Attributes:
         limit: The bytes that each rank may take.
-        needed: The bytes that the largest rank takes as the plan is.
+        needed: The bytes that the largest rank needs as the plan is.
         change: The values of the configuration, as `KEY=VALUE`, with which it fits; empty if it fits as it is; None if none of
             the changes that were tried is enough.
         changed: The bytes that the largest rank takes with the change; with the best one that was tried if none is enough.
@@ -80,25 +83,40 @@ def find_fit(spec: RunSpec, config: Mapping[str, Any], prediction: Prediction, *
 
 
 def needed_bytes(prediction: Prediction) -> int:
-    """Return what the process of the largest rank takes, on the safe side; ranks of a host divide the pages of libraries among them."""
-    most = max((process_bytes(prediction, one) for one in prediction.ranks), default=prediction.library_bytes)
-    divided = prediction.shared_bytes * (1 - 1 / prediction.most_on_host)
-    return int(_RESERVE * (most - divided)) + _RESERVE_BYTES
+    """Return with how much memory the largest rank cannot be killed for its limit, on the safe side."""
+    return max((_safe(unreclaimable_bytes(prediction, one)) for one in prediction.ranks), default=0)
+
+
+def unreclaimable_bytes(prediction: Prediction, one: PredictedRank) -> int:
+    """Return what a rank takes at its largest that the kernel cannot take back.
+
+    It can take back pages of files, such as the code of libraries: it reads them again when they are used. Where memory is scarce, it does that
+    before it kills, so a rank is killed only for what remains. Whether other ranks on its host share its libraries changes nothing.
+    """
+    own = prediction.library_bytes - prediction.shared_bytes + _RUNNING_BYTES
+    return own + held_at_most(one)
 
 
 def needed_by_host(prediction: Prediction, hosts: Sequence[str]) -> dict[str, int]:
-    """Return what the processes on each host take together, on the safe side.
+    """Return what the ranks on each host take together, on the safe side, with the code of libraries, which a host should not read again and again.
+
+    Ranks reach their peaks at different times, but nothing keeps them from the same one.
 
     Args:
         prediction: The prediction.
         hosts: The host of each rank.
     """
-    found: dict[str, int] = {}
+    found = dict.fromkeys(
+        hosts, prediction.shared_bytes
+    )  # the pages of libraries are there once, for all ranks of a host
     for one, host in zip(prediction.ranks, hosts, strict=True):
-        # The pages of libraries are there once, with the first rank of a host.
-        again = prediction.shared_bytes if host in found else 0
-        found[host] = found.get(host, 0) + int(_RESERVE * (process_bytes(prediction, one) - again)) + _RESERVE_BYTES
+        found[host] += _safe(unreclaimable_bytes(prediction, one))
     return found
+
+
+def _safe(size: int) -> int:
+    """Add the reserve; the part is of all bytes, libraries included."""
+    return int(_RESERVE * size) + _RESERVE_BYTES
 
 
 def _changes(config: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from ttlaunch.running.metrics.prediction import (
     COMPUTING_BYTES,
     RUNNING_BYTES,
     Verdict,
+    held_at_most,
     judge,
     judge_time,
     process_bytes,
@@ -88,17 +89,17 @@ def test_a_miss_of_a_twentieth_is_shown_and_not_noted():
     assert pytest.approx(-5 / 105) == found.memory[0].error
 
 
-def test_a_process_is_compared_with_libraries_and_tensors_together():
+def test_a_process_is_compared_with_libraries_tensors_and_freed_activations_together():
     prediction = read_prediction(written(), PLAN, runs_recipe=False)
-    found = judge(None, prediction, [], processes={0: 200 * MB, 7: 1})
+    found = judge(None, prediction, [], processes={0: 300 * MB, 7: 1})
 
     (process,) = found.memory
-    assert ("process", 1 + RUNNING_BYTES + COMPUTING_BYTES + 100 * MB, "tensors") == (
+    assert ("process", 1 + RUNNING_BYTES + COMPUTING_BYTES + 155 * MB, "tensors") == (
         process.of,
         process.predicted,
         process.missed,
     )
-    assert ["the process of rank 0 was predicted 24% too low, mostly its tensors"] == found.notes()
+    assert ["the process of rank 0 was predicted 31% too low, mostly its tensors"] == found.notes()
 
 
 def test_a_rank_that_saves_checkpoints_keeps_a_copy_of_weights_and_state():
@@ -107,6 +108,13 @@ def test_a_rank_that_saves_checkpoints_keeps_a_copy_of_weights_and_state():
 
     assert (0, 30 * MB) == (plain.ranks[0].saved, saving.ranks[0].saved)
     assert 30 * MB == process_bytes(saving, saving.ranks[0]) - process_bytes(plain, plain.ranks[0])
+
+
+def test_a_process_keeps_little_of_what_many_activations_took():
+    many = {**SIZES, "activations": 900 * MB, "peak": 1000 * MB}
+    prediction = read_prediction(written(memory=many), PLAN, runs_recipe=False)
+
+    assert 1000 * MB + 64 * 2**20 == held_at_most(prediction.ranks[0])
 
 
 def telemetry(step_us, **phases):

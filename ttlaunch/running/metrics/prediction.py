@@ -1,6 +1,5 @@
 """What a plan was predicted to hold and to send, rank by rank, and how far a run was from it."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ RUNNING_BYTES, COMPUTING_BYTES = 35_000_000, 17_000_000
 """What the process of a rank takes besides tensors and what its libraries take after their import: Python and messages; and, if it makes passes,
 kernels and what they need. Measured with the built-in recipes over Open MPI."""
 
+_KEPT_BYTES = 64 * 2**20
+"""The most freed memory that glibc keeps at the end of its heap: twice its largest threshold from which on a block is mapped by itself."""
 _FEWEST_STEPS = 5
 _VALUE_BYTES = 4
 _SHARES_GRADIENTS, _SHARES_PARAMETERS = 2, 3  # stages of ZeRO
@@ -66,8 +67,7 @@ class Prediction:
         library_bytes: What a process with torch and the transport takes before it has any tensor.
         flows: What goes from rank to rank, by operation; None if the bytes cannot be known beforehand.
         no_flows: Why not, as a clause.
-        shared_bytes: Those of `library_bytes` of which the ranks of a host have only one copy together.
-        most_on_host: How many ranks a host has at most.
+        shared_bytes: Those of `library_bytes` that are pages of files, of which the ranks of a host have only one copy together.
     """
 
     library_bytes: int
@@ -75,7 +75,6 @@ class Prediction:
     flows: "tuple[Traffic, ...] | None"
     no_flows: str | None
     shared_bytes: int = 0
-    most_on_host: int = 1
 
     @property
     def step_bytes(self) -> int:
@@ -118,9 +117,8 @@ def read_prediction(data: bytes, plan: Mapping[str, Any], *, runs_recipe: bool) 
         _rank(rank, role, one, config=plan["config"], workers=roles.count(role) if role == "worker" else 1)
         for rank, (role, one) in enumerate(zip(roles, found.ranks, strict=True))
     )
-    most = Counter(str(row.get("host")) for row in rows).most_common(1)[0][1]
     sent = None if flows is None else tuple(flows)
-    return Prediction(found.library_bytes, ranks, sent, reason, found.library_shared_bytes, most)
+    return Prediction(found.library_bytes, ranks, sent, reason, found.library_shared_bytes)
 
 
 def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any], workers: int) -> PredictedRank:
@@ -327,15 +325,22 @@ def _judge_memory(said: PredictedRank, one: RankMemory) -> MemoryVerdict:
 
 
 def process_bytes(prediction: Prediction, one: PredictedRank) -> int:
-    """Return what a rank's process has in memory at its largest: libraries, what runs beside them, tensors, and the copy for checkpoints."""
-    running = RUNNING_BYTES + COMPUTING_BYTES * one.makes_passes
-    return prediction.library_bytes + running + (one.peak or 0) + one.saved
+    """Return what a rank's process has in memory at its largest: libraries, what runs beside them, and what `held_at_most` returns."""
+    return prediction.library_bytes + RUNNING_BYTES + COMPUTING_BYTES * one.makes_passes + held_at_most(one)
+
+
+def held_at_most(one: PredictedRank) -> int:
+    """Return the bytes of tensors at their peak, of the copy for checkpoints, and of freed memory that the process keeps.
+
+    Memory of activations that are freed stays with the process, and much of it has holes in which the next ones have no room.
+    """
+    return (one.peak or 0) + one.saved + min(_KEPT_BYTES, one.sizes.get("activations", 0))
 
 
 def _judge_process(prediction: Prediction, said: PredictedRank, size: int) -> MemoryVerdict:
     predicted = process_bytes(prediction, said)
     error = (predicted - size) / max(1, size)
-    largest = "tensors" if (said.peak or 0) + said.saved > predicted / 2 else "libraries"
+    largest = "tensors" if held_at_most(said) > predicted / 2 else "libraries"
     return MemoryVerdict(said.rank, "process", predicted, size, error, largest if error else None)
 
 
