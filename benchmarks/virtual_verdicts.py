@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.in_cluster import start_in_cluster
 from tests.cluster.hosts import Cluster
 
 WITHIN_S = 120
@@ -146,21 +147,12 @@ def _verdict(report: dict[str, Any], faults: list[dict[str, Any]]) -> list[Any]:
 
 
 def _run(words: tuple[str, ...], folder: Path, cluster: Cluster | None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "ttlaunch", *words]
     if cluster is None:
+        command = [sys.executable, "-m", "ttlaunch", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False)
         stdout, stderr = done.stdout, done.stderr
     else:
-        process = cluster.popen(
-            "launcher",
-            command,
-            cwd=folder,
-            env=cluster.environment("launcher"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start_in_cluster(words, cluster, folder)
         stdout, stderr = process.communicate(timeout=WITHIN_S)
     try:
         content: dict[str, Any] = json.loads(stdout)

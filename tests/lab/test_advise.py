@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -134,6 +135,37 @@ def test_the_recipe_that_costs_least_by_hand_comes_first(
     assert found.ranked[0].why.startswith("communication takes ")
     for one in found.ranked:
         assert by_hand[one.form.recipe] == pytest.approx(one.slowest.step_ms, rel=0.5)
+
+
+def test_a_step_counts_all_that_arrives_in_it(training, tmp_path):
+    """Sharded weights arrive in the step after the one that has changed them: the first step has only half of the messages."""
+    found = advise(
+        training,
+        Conditions(compute_ms=0.1, link_us=10, link_gbps=0.001),
+        Unattended(),
+        simulate=in_this_process("data_parallel", "zero", tmp_path=tmp_path),
+    )
+    times = {one.form.values[0]: one.slowest.step_ms for one in found.ranked}
+    assert times["zero_config.stage=1"] == pytest.approx(times["multihost_config.num_workers=2"], rel=0.03)
+    assert {2} == {one.slowest.steps for one in found.ranked}
+
+
+def test_a_slow_rank_is_none_of_a_form_that_does_not_have_it(training):
+    asked = []
+
+    def simulate(orders, *, done):
+        asked.extend(orders)
+        return made_up({})(orders, done=done)
+
+    advise(
+        replace(training, ranks=None), Conditions(slow={1: 2.0}, slow_link={1: 3.0}), Unattended(), simulate=simulate
+    )
+    assert {1, 2} <= {plan.world_size for plan, _ in asked}
+    for plan, conditions in asked:
+        named = {} if plan.world_size < 2 else {1: 2.0}
+        assert (named, dict.fromkeys(named, 3.0)) == (conditions.slow, conditions.slow_link)
+    with pytest.raises(LaunchError, match="names rank 99"):
+        advise(training, Conditions(slow_link={99: 2.0}), Unattended(), simulate=simulate)
 
 
 def room(**needed):

@@ -270,6 +270,9 @@ def _between_hosts(generation: Generation, over_hosts: OverHosts) -> list[tuple[
         settings.append(("--mca", "btl_tcp_if_include", ",".join(over_hosts.networks)))
         # The kernel chooses ports. A socket with a port that its process chose could not be moved to the chosen network.
         settings += [("--mca", f"btl_tcp_port_min_{family}", "0") for family in ("v4", "v6")]
+        # Large messages in pieces. Sent whole, one holds up, on the only connection of two ranks, the word that lets the other
+        # rank send: then two ranks that exchange messages over a slow cable send one after the other.
+        settings.append(("--mca", "btl_tcp_flags", "send"))
     if over_hosts.control_networks:
         settings.append((daemon, generation.daemon_networks, ",".join(over_hosts.control_networks)))
     return settings

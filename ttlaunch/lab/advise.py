@@ -19,7 +19,7 @@ from ttlaunch.app.run_spec import LOCAL, RunSpec
 from ttlaunch.app.training_file import read_training
 from ttlaunch.diagnostics import Diagnostic, LaunchError, has_errors, usage_error
 from ttlaunch.lab.simulate import plan_simulation
-from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun, run_each_virtually
+from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun, check_conditions, run_each_virtually
 from ttlaunch.planning.forms import Form, as_options, excluded, forms_of, same_bits, shared, sizes_of, steps_of
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.metrics.prediction import Prediction, process_bytes
@@ -33,7 +33,9 @@ from ttlaunch.spec.topology.model import Topology
 FIRST = "data_parallel"
 """The recipe whose training file is read if the command names no recipe."""
 
-_STEPS = 3
+_STEPS = 2
+"""How many steps count, if the form makes the same in each; the first one does not, in which nothing of a step before it arrives."""
+
 Orders = Sequence[tuple[LaunchPlan, Conditions]]
 Simulates = Callable[..., list[VirtualRun | LaunchError]]
 Predicts = Callable[[LaunchPlan], Prediction | NotPredicted]
@@ -310,6 +312,7 @@ def _plans(
     topology = context.topology
     slots = topology.world_size or len(topology.slots)
     sizes = [slots] if topology.world_size else [spec.ranks] if spec.ranks else sizes_of(slots)
+    check_conditions(context.conditions, world_size=max(sizes))
     planned: list[_Planned] = []
     refused: list[Refused] = []
     folders = [base, *(one for one in list_recipes(Path.cwd()) if one.name != base.name)]
@@ -355,10 +358,22 @@ def _plan(
             reason = "its file gives other values"
             continue
         layout = str(plan.as_json()["layout"])
-        under = replace(conditions, steps=steps_of(wanted.config, least=_STEPS))
+        warm_up = steps_of(wanted.config, least=1)
+        under = replace(
+            conditions,
+            steps=warm_up + steps_of(wanted.config, least=_STEPS),
+            warm_up=warm_up,
+            slow=_of_ranks(conditions.slow, plan.world_size),
+            slow_link=_of_ranks(conditions.slow_link, plan.world_size),
+        )
         bits = same_bits(recipe, wanted.config)
         return _Planned(form, layout, _command(asked), plan, under, wanted.config, bits)
     return reason
+
+
+def _of_ranks(factors: Mapping[int, float], count: int) -> dict[int, float]:
+    """Leave out ranks that a form does not have."""
+    return {rank: factor for rank, factor in factors.items() if rank < count}
 
 
 def _command(spec: RunSpec) -> str:

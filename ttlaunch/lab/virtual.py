@@ -43,6 +43,7 @@ class Conditions:
 
     Attributes:
         steps: How many steps are simulated.
+        warm_up: How many of them, the first ones, do not count: what a step sends may arrive in the next one.
         compute_ms: The time of the forward and backward pass of one micro-batch through the whole model; None: by its
             operations, `GFLOPS` in a second.
         link_us: The time that the first byte of a message travels.
@@ -57,6 +58,7 @@ class Conditions:
     """
 
     steps: int = 3
+    warm_up: int = 0
     compute_ms: float | None = None
     link_us: float = 50.0
     link_gbps: float = 10.0
@@ -80,6 +82,7 @@ class Conditions:
         """Return them as the process of a plan's ranks reads them."""
         content = {
             "steps": self.steps,
+            "warm_up": self.warm_up,
             "gflops": GFLOPS,
             "compute_s": (self.compute_ms or 0.0) / 1e3,
             "latency_s": self.link_us / 1e6,

@@ -68,6 +68,7 @@ class VirtualOrder:
 
     Attributes:
         steps: How many steps of the training.
+        warm_up: How many of them, the first ones, do not count in the times of steps.
         gflops: How many 10^9 floating-point operations a rank computes in a second; ignored with `compute_s`.
         compute_s: How long the forward and backward pass of one micro-batch through the whole model takes; 0: not given.
         latency_s, bytes_per_s: What a message costs.
@@ -90,6 +91,7 @@ class VirtualOrder:
     network: VirtualNetwork | None = None
     jitter: Amount = 0.0
     seed: Count = 0
+    warm_up: Count = 0
     faults: tuple[VirtualFault, ...] = _NO_FAULTS
 
 
@@ -99,9 +101,9 @@ class VirtualClass:
 
     Attributes:
         members: The ranks.
-        steps: How many steps each has done; 0 for ranks that count none.
-        all_s: The time in its steps, or if it counts none its whole time.
-        each_s: The time of each of its steps.
+        steps: How many steps each has done after those that do not count; 0 for ranks that count none.
+        all_s: The time in these steps, or if it counts none its whole time.
+        each_s: The time of each of these steps.
         facts: Its numbers for the formula of its traffic.
         end: How it ended: "done", "ended" by a fault, "stopped" for good, or "waits" for ever.
         last_step: The last step that it reported.

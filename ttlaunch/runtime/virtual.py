@@ -103,9 +103,8 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
     link = Link(order.latency_s, order.bytes_per_s, slow_links, _routes(order, world))
     faults = [_fate_order(index, one) for index, one in enumerate(order.faults)]
     jitter = _Jitter(order.jitter, order.seed)
-    play = _Play(
-        world, cfg, corpus, trainer, link, slowness, flops_per_s, faults, jitter, {} if known is None else known
-    )
+    known = {} if known is None else known
+    play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s, faults, jitter, order.warm_up, known)
     if jitter.part and world.size > _MOST_RANKS:
         raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated with jitter, which makes each one differ")
     folds = order.fold and order.network is None and not jitter.part
@@ -206,6 +205,7 @@ class _Play:
     flops_per_s: float
     faults: Sequence[FateOrder]
     jitter: _Jitter
+    warm_up: int
     known: dict[Hashable, Found] = field(default_factory=dict)
     seen: Mapping[tuple[Rank, Rank], int] = field(default_factory=dict)
 
@@ -226,7 +226,9 @@ class _Play:
         training = self.cfg.training_config if isinstance(self.cfg, TrainingFile) else None
         facts = {} if training is None else {"micro_batches": training.micro_batches}
         timed = {
-            rank: _TimedSteps(rank, clock=clock, virtual=virtual, facts=facts, fates=fates, jitter=self.jitter)
+            rank: _TimedSteps(
+                rank, self.warm_up, clock=clock, virtual=virtual, facts=facts, fates=fates, jitter=self.jitter
+            )
             for rank in first
         }
         outcome = virtual.run({rank: partial(self._live, rank, virtual, timed[rank]) for rank in first})
@@ -380,6 +382,7 @@ class _TimedSteps:
     def __init__(
         self,
         rank: Rank,
+        warm_up: int,
         *,
         clock: VirtualClock,
         virtual: VirtualWorld,
@@ -387,6 +390,7 @@ class _TimedSteps:
         fates: Fates,
         jitter: _Jitter,
     ) -> None:
+        self._warm_up = warm_up
         self.owners = TensorOwners()
         self.end = "waits"
         self.traffic = TrafficCounter(profile=self)
@@ -404,14 +408,15 @@ class _TimedSteps:
         self._world.enter_step(self._rank, is_step=True)
 
     def end_step(self, step: int) -> dict[str, int]:
-        spent = self._clock.spent(self._rank).since(self._before)
-        known = self._in_steps
-        self._in_steps = Spent(
-            known.computing_s + spent.computing_s,
-            known.exposed_s + spent.exposed_s,
-            known.waiting_s + spent.waiting_s,
-        )
-        self._each_s.append(spent.all_s)
+        if step > self._warm_up:
+            spent = self._clock.spent(self._rank).since(self._before)
+            known = self._in_steps
+            self._in_steps = Spent(
+                known.computing_s + spent.computing_s,
+                known.exposed_s + spent.exposed_s,
+                known.waiting_s + spent.waiting_s,
+            )
+            self._each_s.append(spent.all_s)
         self._world.enter_step(self._rank, is_step=False)
         self._fates.report(self._rank, step)
         return {}
