@@ -6,10 +6,10 @@ Needs root: hosts are namespaces with their own sshd, on cables of limited speed
 
 A trial is a cluster and a training. All hosts share the processors of one machine, so cables and memory decide in these trials: steps are mostly
 messages, or the forms that are quicker do not fit. `advise` is told what the cluster is like, as by somebody who has read the labels of its
-cables and takes off the `1 - PAYLOAD` that headers and acknowledgements take of any cable; it measures itself how long a micro-batch takes. Then
-every form that it expects to take at most `FAR` times as long as its first one runs on the hosts with the command that it printed, also
-those that it says do not fit; one that is killed, or has no steps to show after `LONGEST_S`, is no answer. Forms within `CLOSE` of the quickest
-run once more, and the smaller of the two times counts: noise only adds.
+cables and takes off the `1 - PAYLOAD` that headers and acknowledgements take of any cable. Then every form that it expects to take at most
+`FAR` times as long as its first one, or one of the `LEAST` quickest, runs on the hosts with the command that it printed, also those that it
+says do not fit; one that is killed, or has no steps to show after `LONGEST_S`, is no answer. Forms within `CLOSE` of the quickest run once
+more, and the smaller of the two times counts: noise only adds.
 
 An answer is right if its step takes at most `WITHIN` more than that of the quickest. A constant answer is one form for all trials; the best
 one is right most often. Each trial is a line in `FOLDER/trials.jsonl`; the same command goes on after the last one, or within one that was cut off.
@@ -39,13 +39,13 @@ from ttlaunch.running.metrics.telemetry import RankTelemetry
 from ttlaunch.running.readers.recorded import read_run
 
 WITHIN, RIGHT, WINNERS, CLUSTERS = 0.05, 0.9, 4, 3
-FAR = 2.0
+FAR, LEAST = 2.0, 3
 CLOSE = 0.25
 LONGEST_S = 75.0
 PAYLOAD = 0.94
 _SECONDS_OF_STEPS = 4.0
 _FEWEST, _MOST = 4, 60
-_ROUNDS, _TRIES = 2, 6
+_ROUNDS = 2
 
 
 class Lab(NamedTuple):
@@ -166,16 +166,16 @@ def _trial(lab: str, training: str, asked: Sequence[str], folder: Path) -> Row:
     (place / "train.yaml").write_text(json.dumps(TRAININGS[training].as_file()), encoding="utf-8")
     with _cluster(LABS[lab]) as cluster:
         (place / "configurations/lab/hosts.txt").write_text(cluster.hostfile(slots=1), encoding="utf-8")
-        command = ["advise", "--on", "lab", "-c", "train.yaml", "--calibrate", "--format", "json", "--top", "3"]
+        command = ["advise", "--on", "lab", "-c", "train.yaml", "--format", "json", "--top", "3"]
         begun = folder / "begun.json"  # a trial of minutes that is cut off goes on where it was
         key = [lab, training, *asked]
         known = json.loads(begun.read_text(encoding="utf-8")) if begun.exists() else {}
         if known.get("key") != key:
             ranking = _asked([*command, *_described(LABS[lab]), *asked], cluster, place)
-            far = FAR * ranking["ranked"][0]["step_ms"]
+            times = sorted(one["step_ms"] for one in ranking["ranked"])
+            far = max(FAR * ranking["ranked"][0]["step_ms"], times[:LEAST][-1])
             known = {
                 "key": key,
-                "compute_ms": ranking["conditions"]["compute_ms"],
                 "ranked": [one for one in ranking["ranked"] if one["step_ms"] <= far],
                 "far": sum(one["step_ms"] > far for one in ranking["ranked"]),
                 "rounds": {},
@@ -193,7 +193,7 @@ def _trial(lab: str, training: str, asked: Sequence[str], folder: Path) -> Row:
                     begun.write_text(json.dumps(known), encoding="utf-8")
     rows = [form.as_json() for form in forms]
     begun.unlink()
-    return {"lab": lab, "compute_ms": known["compute_ms"], "far": known["far"], "forms": rows}
+    return {"lab": lab, "far": known["far"], "forms": rows}
 
 
 def _every(ranked: Mapping[str, Any], training: Training) -> int:
@@ -262,16 +262,12 @@ def _limited(cluster: Cluster, host: str, memory: int) -> Iterator[None]:
 
 
 def _asked(words: Sequence[str], cluster: Cluster, place: Path) -> dict[str, Any]:
-    """Return the ranking, also if the machine is at first too busy for a calibration, which is then kept."""
-    for _ in range(_TRIES):
-        process = start_in_cluster(words, cluster, place)
-        stdout, stderr = process.communicate(timeout=200)
-        if process.returncode == 0:
-            found: dict[str, Any] = json.loads(stdout)
-            return found
-        if "H050" not in stdout:
-            break
-    raise SystemExit(f"{shlex.join(words)}: {stderr or stdout}")
+    process = start_in_cluster(words, cluster, place)
+    stdout, stderr = process.communicate(timeout=200)
+    if process.returncode != 0:
+        raise SystemExit(f"{shlex.join(words)}: {stderr or stdout}")
+    found: dict[str, Any] = json.loads(stdout)
+    return found
 
 
 def _measure(ranked: Mapping[str, Any], cluster: Cluster, place: Path, *, every: int) -> float | str:

@@ -78,3 +78,9 @@ def test_more_ranks_than_this_machine_has_slots_for_are_simulated_too():
     many = ("training_config.batch_size=80", "training_config.micro_batch_size=1", "multihost_config.num_workers=40")
     found = what_if(RunSpec("data_parallel", ranks=40, overrides=many), Conditions(), Unattended(), run=simulated)
     assert [40, 40, 40, 39, 80, 80] == [one.found and one.found.plan.world_size for one in found]
+
+
+def test_more_ranks_than_a_simulation_takes_are_refused_without_advice_about_slots():
+    with pytest.raises(LaunchError, match="room for 65,536 ranks") as refused:
+        plan_simulation(RunSpec("data_parallel", ranks=10**11), Unattended(), has_room=True)
+    assert ("`--ranks 65536`",) == refused.value.diagnostics[0].hints

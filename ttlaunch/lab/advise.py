@@ -358,17 +358,22 @@ def _plan(
             reason = "its file gives other values"
             continue
         layout = str(plan.as_json()["layout"])
-        warm_up = steps_of(wanted.config, least=1)
-        under = replace(
-            conditions,
-            steps=warm_up + steps_of(wanted.config, least=_STEPS),
-            warm_up=warm_up,
-            slow=_of_ranks(conditions.slow, plan.world_size),
-            slow_link=_of_ranks(conditions.slow_link, plan.world_size),
-        )
+        under = _under(conditions, wanted.config, plan.world_size)
         bits = same_bits(recipe, wanted.config)
         return _Planned(form, layout, _command(asked), plan, under, wanted.config, bits)
     return reason
+
+
+def _under(conditions: Conditions, config: ConfigFile, world_size: int) -> Conditions:
+    """Return the conditions of a form: as many steps as show what one takes, and the slow ranks that it has."""
+    warm_up = steps_of(config, least=1)
+    return replace(
+        conditions,
+        steps=warm_up + steps_of(config, least=_STEPS),
+        warm_up=warm_up,
+        slow=_of_ranks(conditions.slow, world_size),
+        slow_link=_of_ranks(conditions.slow_link, world_size),
+    )
 
 
 def _of_ranks(factors: Mapping[int, float], count: int) -> dict[int, float]:

@@ -31,7 +31,8 @@ from ttlaunch.running.preflight import check_packages
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.spec.recipe.config import check_one_process
 
-_ROOM = Source("what a simulation has room for", "localhost slots=65536")
+_MOST_RANKS = 65_536
+_ROOM = Source("what a simulation has room for", f"localhost slots={_MOST_RANKS}")
 
 MakesView = Callable[[LaunchPlan, RunFolder], AbstractContextManager[View]]
 """Makes a view of a simulation from its plan and its folder."""
@@ -124,7 +125,7 @@ def plan_simulation(
     if is_script(str(spec.target), working_folder):
         message = f"`simulate` takes a recipe; {spec.target} is a program"
         raise usage_error(message, f"`ttlaunch run {spec.target}`")
-    room = _ROOM if has_room and spec.on == LOCAL and spec.hostfile is None else None
+    room = _room(spec) if has_room and spec.on == LOCAL and spec.hostfile is None else None
     resolved = resolve(spec, working_folder=working_folder, dialogue=dialogue, hosts=room)
     choice, layout, topology = resolved.choice, resolved.layout, resolved.topology
     if choice is not None and layout is not None:
@@ -147,6 +148,18 @@ def plan_simulation(
     missing = check_packages(plan.program, without=["mpi4py", "grpcio"])
     stop_on_errors([*resolved.diagnostics, *missing], dialogue)
     return plan
+
+
+def _room(spec: RunSpec) -> Source:
+    """Return the hosts of a simulation that names no cluster.
+
+    Raises:
+        LaunchError: It has more ranks than there is room for.
+    """
+    if (spec.ranks or 0) > _MOST_RANKS:
+        message = f"`--ranks {spec.ranks}` was given, but a simulation has room for {_MOST_RANKS:,} ranks"
+        raise usage_error(message, f"`--ranks {_MOST_RANKS}`")
+    return _ROOM
 
 
 def run_simulation(
