@@ -1,6 +1,7 @@
 """The dashboard's server refuses every method but GET and HEAD, a wrong key and a wrong host; hostile names and lines are data (X4, X5)."""
 
 import json
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.dashboard.made_run import HOSTILE, elastic_run
 from ttlaunch.cli.main import make_app
-from ttlaunch.dashboard.application import Answers, make_application
+from ttlaunch.dashboard.application import make_application
 from ttlaunch.dashboard.page import CONTENT_SECURITY_POLICY, page_files
 from ttlaunch.dashboard.reading import Reading
 from ttlaunch.web.addresses import LOOPBACK
@@ -35,11 +36,14 @@ def get(client, path):
 
 
 def every_path():
+    """Those of the whole application, whoever has added them."""
     reading = Reading.__new__(Reading)  # only its routes are asked for
-    return [
-        *page_files(),
-        *(route.path.replace("{run}", "x").replace("{code}", "R004") for route in Answers(reading).routes()),
-    ]
+    guarded = make_application(reading, names=LOOPBACK, key=KEY)
+    return [route.path.replace("{run}", "x").replace("{code}", "R004") for route in guarded._app.routes]
+
+
+def test_every_file_and_every_question_of_the_page_is_among_the_paths_that_are_tried():
+    assert {*page_files(), "/api/runs", "/api/runs/x/events", "/api/explain/R004"} <= {*every_path()}
 
 
 @pytest.mark.parametrize("path", every_path())
@@ -182,3 +186,14 @@ def test_members_and_waits_of_a_run_that_lasts_are_those_of_the_report_of_the_co
 
     run.end()
     assert {"waits": []} == get(client, f"/api/runs/{run.path.name}/waits")
+
+
+def test_a_folder_whose_name_is_no_utf_8_and_half_a_character_in_a_plan_hide_no_other_run(tmp_path, client, make_run):
+    whole, broken = make_run(), make_run("2026-01-01T00-00-02-cccc", name="half \ud800", hosts=["a\udfff", "b"])
+    broken.record(0, kind="note", time=1e9, text="\udcff")
+    with suppress(OSError):  # of a file system that takes only UTF-8
+        make_run("a\udcff")
+    assert {whole.path.name, broken.path.name} <= {one["run_id"] for one in get(client, "/api/runs")["runs"]}
+    for part in ("", "/numbers", "/steps", "/waits", "/cluster", "/logs"):
+        assert get(client, f"/api/runs/{broken.path.name}{part}") is not None
+    assert "half \\ud800" == get(client, f"/api/runs/{broken.path.name}")["name"]

@@ -1,7 +1,10 @@
 """`ttlaunch dashboard --export`: one file that holds all of the page, and asks nobody for anything (X11)."""
 
 import json
+import os
 import re
+import threading
+import time
 
 import pytest
 
@@ -66,3 +69,21 @@ def test_a_run_that_goes_on_and_a_file_that_is_there_are_refused(run, ttlaunch, 
     assert f"{run.name} is still running" in going_on.stderr
     alone = ttlaunch("dashboard latest")
     assert (2, True) == (alone.status, "`--export FILE` writes that run to a file" in alone.stderr)
+
+
+def test_a_named_pipe_is_written_if_somebody_reads_it_and_else_refused_at_once(run, ttlaunch, here):
+    os.mkfifo(here / "pipe")
+    answer = ttlaunch(f"dashboard {run} --export pipe --force")
+    assert (2, True) == (answer.status, answer.stderr.startswith("error[P032]: pipe cannot be written: "))
+    read = []
+    reader = threading.Thread(target=lambda: read.append((here / "pipe").read_bytes()))
+    reader.start()
+    until = time.monotonic() + 60
+    while ttlaunch(f"dashboard {run} --export pipe --force").status and time.monotonic() < until:
+        time.sleep(0.05)
+    reader.join(60)
+    (page,) = read
+    assert run.name == json.loads(SAVED.search(page.decode())[1])["run"]
+    assert page.rstrip().endswith(b"</html>")
+    alone = ttlaunch("dashboard --force")
+    assert (2, True) == (alone.status, "`--force` was given without `--export`" in alone.stderr)

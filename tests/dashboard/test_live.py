@@ -1,9 +1,14 @@
 """What changes in a run is numbered, and whoever comes back misses nothing and counts nothing twice (X3)."""
 
 import random
+import shutil
 
+import pytest
+
+from ttlaunch import contract
 from ttlaunch.dashboard import live as module
 from ttlaunch.dashboard.live import LiveRun
+from ttlaunch.dashboard.reading import Reading, UnknownRunError
 
 
 class Reader:
@@ -92,3 +97,29 @@ def test_readers_of_one_run_share_what_was_read_a_moment_ago(make_run):
     assert before == live.last
     assert live.poll()
     assert "points" in [change.kind for change in live.since(live.token, before)]
+
+
+def test_a_folder_that_has_become_another_run_or_was_copied_anew_shows_none_of_the_former_numbers(make_run):
+    run = make_run()
+    run.steps(1, 9)
+    reading = Reading(run.path.parent)
+
+    def steps():
+        found = reading.live(run.path.name).series("train/loss", first=None, last=None, most=99)
+        return found["ranks"]["0"]["steps"]
+
+    former = reading.live(run.path.name)
+    assert [*range(1, 10)] == steps()
+    assert former is reading.live(run.path.name)
+
+    for path in (run.path / contract.RECORDS_DIR).iterdir():
+        path.write_text("")  # an earlier state of the run, copied over a later one
+    run.steps(1, 2)
+    assert [1, 2] == steps()
+    assert former.is_replaced
+
+    shutil.rmtree(run.path)
+    with pytest.raises(UnknownRunError):
+        steps()
+    make_run().steps(1, 20)
+    assert [*range(1, 21)] == steps()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ttlaunch import contract
 from ttlaunch.agent.rank_output import RankOutput
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.logs import merge
+from ttlaunch.running.logs import merge, merged
 from ttlaunch.running.logs.fold import WINDOW_S, Fold, parse_only, render_line, render_ranks
 from ttlaunch.running.logs.merge import MERGED_FILE, MergedWriter, RankOutputs
 from ttlaunch.running.logs.merged import Line, MergedLog
@@ -338,3 +338,31 @@ def test_lines_of_workers_that_come_and_go_have_their_names():
     line = Line(2, "stdout", 0.0, b"text", 0, 4)
     assert b"worker-0002 | text" == render_line(line, [2], names=names, is_elastic=True)
     assert "×2 workers 0,2 | text".encode() == render_line(line, [0, 2], names=names, is_elastic=True)
+
+
+@pytest.mark.parametrize(("ranks", "opened"), [(2, 2), (40, 120)])
+def test_ranks_that_print_in_turns_have_their_files_opened_once_if_they_are_few_and_never_too_many_at_a_time(
+    tmp_path, monkeypatch, ranks, opened
+):
+    (tmp_path / contract.LOGS_DIR).mkdir()
+    lines = [(rank, f"rank {rank}, line {number}\n".encode()) for number in range(3) for rank in range(ranks)]
+    with (tmp_path / MERGED_FILE).open("w") as order:
+        for number, (rank, line) in enumerate(lines):
+            with (tmp_path / contract.stdout_file(rank)).open("ab") as file:
+                stretch = {"rank": rank, "stream": "stdout", "time": number, "offset": file.tell(), "length": len(line)}
+                file.write(line)
+            order.write(json.dumps(stretch) + "\n")
+    files, real = [], merged.open_regular
+
+    def noted(path):
+        files.append(real(path))
+        return files[-1]
+
+    monkeypatch.setattr(merged, "open_regular", noted)
+    found = []
+    for line in MergedLog(tmp_path, [*range(ranks)]).poll():
+        found.append((line.rank, line.text + b"\n"))
+        assert sum(not file.closed for file in files) <= 16
+    assert lines == found
+    assert opened == len(files)
+    assert all(file.closed for file in files)

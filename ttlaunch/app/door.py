@@ -13,12 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from ttlaunch import contract
 from ttlaunch.app.execute import FolderView, RunOptions
@@ -266,24 +266,19 @@ class Door:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _tell_silences(self, folder: "RunFolder") -> None:
-        """Tell clients which host does not answer: until it is back or lost, as long as its lease, nobody else knows more."""
+        """Tell clients which host or rank does not answer: until it is back or lost, nobody else knows more."""
         from ttlaunch.running.runs.files import Tail
         from ttlaunch.running.runs.run_folder import read_event
 
-        events, silent = Tail(folder.file(contract.EVENTS_FILE)), set[str]()
+        events, silences = Tail(folder.file(contract.EVENTS_FILE)), Silences(folder.path)
+        told = None
         while not self._is_closing.wait(_LOOK_S) and self._folder is folder:
-            before = set(silent)
             for line in events.read():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    event = read_event(line)
-                    if event["event"] == "host_silent":
-                        silent.add(event["host"])
-                    elif event["event"] == "host_back":
-                        silent.discard(event["host"])
-            if silent != before and self._folder is folder and not self._is_retiring:
-                names = listed(sorted(silent), last="and", quote="")
-                does_not = "does not" if len(silent) == 1 else "do not"
-                self._tell("running", f"{names} {does_not} answer" if silent else None)
+                    silences.take(read_event(line))
+            if silences.reason != told and self._folder is folder and not self._is_retiring:
+                told = silences.reason
+                self._tell("running", told)
 
     def _tell(self, state: str, reason: str | None) -> None:
         if self._process is not None:
@@ -297,6 +292,47 @@ class Door:
         with self._lock, contextlib.suppress(OSError, ValueError):  # it was killed, which ends the run, or is closed
             stdin.write(message)
             stdin.flush()
+
+
+class Silences:
+    """Which hosts and ranks of a run do not answer, by the run's events."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hosts, self._ranks = set[str](), dict[int, str]()
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Learn from the next event.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is none that a launcher has written.
+        """
+        match event["event"]:
+            case "host_silent":
+                self._hosts.add(event["host"])
+            case "host_back":
+                self._hosts.discard(event["host"])
+            case "rank_stopped":
+                self._ranks[event["rank"]] = self._name(event["rank"])
+            case "rank_goes_on":
+                self._ranks.pop(event["rank"], None)
+
+    @property
+    def reason(self) -> str | None:
+        """Why no token passes every stage; None if nothing is known."""
+        does_not = "does not" if len(self._hosts) == 1 else "do not"
+        parts = [f"{listed(sorted(self._hosts), last='and', quote='')} {does_not} answer"] if self._hosts else []
+        parts += [f"{self._ranks[rank]} was stopped by a signal" for rank in sorted(self._ranks)]
+        return "; ".join(parts) or None
+
+    def _name(self, rank: int) -> str:
+        from ttlaunch.running.runs.facts import read_ranks
+
+        with contextlib.suppress(OSError):
+            for row in read_ranks(self._path):
+                if row.rank == rank:
+                    return f"rank {rank} ({row.role}, {row.host})"
+        return f"rank {rank}"
 
 
 @contextmanager

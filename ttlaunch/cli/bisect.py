@@ -59,7 +59,9 @@ def bisect(
 
     dialogue = TerminalDialogue(form, verbose=verbose)
     origins = [read_origin_of(path) for path in _folders_of(left, right, runs_dir=runs_dir)]
-    first, second = (prepare_replay(origin, dialogue, env=env or ()) for origin in origins)
+    first = prepare_replay(origins[0], dialogue, env=env or ())
+    is_itself = origins[0].folder == origins[1].folder  # then everything is known, and warned of, already
+    second = first if is_itself else prepare_replay(origins[1], dialogue, env=env or ())
     found = find_parting(first, second)
     if form is Format.JSON:
         print_json(asdict(found), schema="bisect")

@@ -132,7 +132,7 @@ def write_file(path: Path, content: bytes, *, force: bool) -> None:
         path if not force or (path.exists() and not path.is_file()) else path.with_name(f".{path.name}.unfinished")
     )
     try:
-        file = unfinished.open("wb" if force else "xb")
+        file = open(unfinished, "wb" if force else "xb", opener=_open_at_once)  # noqa: SIM115 - closed below
     except FileExistsError as error:
         raise file_exists(path) from error
     except OSError as error:
@@ -145,6 +145,13 @@ def write_file(path: Path, content: bytes, *, force: bool) -> None:
         if unfinished.is_file():  # and no device
             unfinished.unlink()
         raise file_error(path, error) from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a named pipe that nobody reads is an error, for which others would wait without end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def file_exists(path: Path) -> LaunchError:

@@ -58,6 +58,8 @@ def dashboard(
     if export is not None:
         _export(run or "latest", export, runs_dir=runs_dir, force=force)
         return
+    if force:
+        raise usage_error("`--force` was given without `--export`", "`--export FILE` writes a run to a file")
     if run is not None:
         raise usage_error("a run was named, and the page shows all runs", "`--export FILE` writes that run to a file")
     from ttlaunch.dashboard.opening import open_dashboard

@@ -5,7 +5,9 @@ Everything is read with GET and HEAD; other methods are refused, but for those o
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
@@ -89,19 +91,18 @@ class Answers:
 
     async def _about(self, _: Request) -> Response:
         runs = str(self._reading.catalogue.runs_folder)
-        return JSONResponse({"version": __version__, "runs": runs, "may_act": self._may_act})
+        return _Json({"version": __version__, "runs": runs, "may_act": self._may_act})
 
     def _in_thread(self, read: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint that reads files in a thread, so that a slow disk holds up nobody else."""
 
         async def answer(request: Request) -> Response:
             try:
-                return JSONResponse(await run_in_threadpool(read, request))
+                return _Json(await run_in_threadpool(read, request))
             except UnknownRunError as error:
                 raise HTTPException(404, str(error)) from None
             except (OSError, ValueError) as error:
-                reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-                raise HTTPException(422, f"the run cannot be read: {reason}") from None
+                raise HTTPException(422, f"the run cannot be read: {_why(error)}") from None
 
         return answer
 
@@ -132,12 +133,12 @@ class Answers:
         except UnknownRunError as error:
             raise HTTPException(404, str(error)) from None
         except (OSError, ValueError) as error:
-            raise HTTPException(422, f"the run cannot be read: {error}") from None
+            raise HTTPException(422, f"the run cannot be read: {_why(error)}") from None
         token, _, last = request.headers.get("last-event-id", "").partition("-")
         known = int(last) if last.isascii() and last.isdecimal() and len(last) < 16 else -1  # noqa: PLR2004 - no longer number was given out
 
         async def events() -> AsyncIterator[str]:
-            nonlocal token, known
+            nonlocal live, token, known
             quiet = 0.0
             yield "retry: 500\n\n"
             while not self._is_ending():
@@ -150,6 +151,11 @@ class Answers:
                     quiet = 0.0
                     yield ": still there\n\n"
                 await run_in_threadpool(live.poll, every_s=0.75 * _POLL_S)
+                if live.is_replaced:
+                    try:
+                        live = await run_in_threadpool(self._reading.live, _run(request))
+                    except (UnknownRunError, OSError, ValueError):
+                        return  # who asks again is told why
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -185,7 +191,7 @@ def _act(do: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Aw
             order = json.loads(await request.body() or b"{}")
             if not isinstance(order, dict):
                 raise HTTPException(422, "the order is no object")
-            return JSONResponse(await run_in_threadpool(do, request, order))
+            return _Json(await run_in_threadpool(do, request, order))
         except UnknownRunError as error:
             raise HTTPException(404, str(error)) from None
         except (ValueError, RecursionError):
@@ -194,11 +200,19 @@ def _act(do: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Aw
             found = [
                 {"code": one.code, "severity": str(one.severity), "text": render([one])} for one in error.diagnostics
             ]
-            return JSONResponse({"error": error.diagnostics[0].message, "diagnostics": found}, 422)
+            return _Json({"error": error.diagnostics[0].message, "diagnostics": found}, 422)
         except OSError as error:
             raise HTTPException(422, f"nothing was done: {error.strerror or error}") from None
 
     return answer
+
+
+def _why(error: OSError | ValueError) -> str:
+    """Say why a run cannot be read, with the name of the file and without its folder."""
+    if not isinstance(error, OSError):
+        return str(error)
+    named = f"{Path(os.fsdecode(error.filename)).name}: " if isinstance(error.filename, str | bytes | Path) else ""
+    return f"{named}{error.strerror or error}"
 
 
 def _event(number: str, kind: str, content: dict[str, Any]) -> str:
@@ -241,6 +255,13 @@ def _render(_: str, refusal: Refusal) -> dict[str, Any]:
     return {"error": refusal.message, "code": refusal.code}
 
 
+class _Json(JSONResponse):
+    """An answer in which half a character, such as the name of a folder that is no UTF-8 has, becomes `?`, so that one run hides no others."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
+
+
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - starlette asks this for no other
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return _Json({"error": error.detail}, error.status_code, error.headers)

@@ -4,6 +4,7 @@ Each change has a number. Whoever knows everything up to a number can ask for wh
 server is another one, the answer is `reset`, and the reader asks for everything again. So no event is missed or counted twice.
 """
 
+import contextlib
 import json
 import math
 import secrets
@@ -86,6 +87,7 @@ class LiveRun:
 
     def _open(self) -> None:
         """Read what the cache has of the run, if it is long."""
+        self._plan, self._size, self._is_replaced = _mark_of(self.path), 0, False
         rows = read_logged_run(self.path).ranks
         self._index = None
         self._is_partial = False
@@ -109,6 +111,11 @@ class LiveRun:
         return self._is_partial or self._index is not None
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether the folder has become that of another run, or has been copied anew, since it was read: then all has to be read again."""
+        return self._is_replaced
+
+    @property
     def states(self) -> list[RankState]:
         """The states of the ranks, as far as they were read; without speeds as long as only the last steps are known."""
         return self._log.states
@@ -129,6 +136,7 @@ class LiveRun:
             if now - self._polled < every_s:
                 return False
             self._polled = now
+            self._look_for_another()
             before = self._last
             self._note("reading", {"share": self._share()})
             if not before:  # nobody has to be told of single points yet
@@ -140,6 +148,12 @@ class LiveRun:
             self._note("facts", self._facts())
             self._last = max(1, self._last)
             return self._last > before
+
+    def _look_for_another(self) -> None:
+        """Notice that the plan is another one, or that the records have become fewer, which those of a run never do."""
+        size = size_of_records(self.path, tuple(state.row for state in self._log.states))
+        self._is_replaced = self._is_replaced or size < self._size or _mark_of(self.path) != self._plan
+        self._size = size
 
     def _share(self) -> float | None:
         """Return which share of the run was read for the cache, and begin anew once all numbers were; None if nothing is to be read."""
@@ -212,6 +226,14 @@ class LiveRun:
     def _add(self, kind: str, content: Mapping[str, Any]) -> None:
         self._last += 1
         self._changes.append(Change(self._last, kind, content))
+
+
+def _mark_of(path: Path) -> tuple[int, int]:
+    """Return what is another one for another plan; zeros if there is none."""
+    with contextlib.suppress(OSError):
+        found = (path / contract.PLAN_FILE).stat()
+        return found.st_ino, found.st_mtime_ns
+    return 0, 0
 
 
 def rank_as_json(state: RankState) -> dict[str, Any]:

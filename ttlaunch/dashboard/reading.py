@@ -84,10 +84,10 @@ class Reading:
         path = self.path_of(run)
         with self._lock:
             found = self._open.get(path)
-            if found is None:
-                found = self._open[path] = LiveRun(path, self.cache)
-            else:
+            if found is not None:
                 found.poll()
+            if found is None or found.is_replaced:
+                found = self._open[path] = LiveRun(path, self.cache)
             self._open.move_to_end(path)
             while len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)

@@ -9,6 +9,7 @@ from importlib import util
 
 import pytest
 
+from ttlaunch import contract
 from ttlaunch.running.metrics import export as exporting
 from ttlaunch.running.metrics.event_log import EventLog
 from ttlaunch.running.metrics.export import SinkRecord, SinkState, export, read_sinks, start_sinks, wait_for_sinks
@@ -316,3 +317,34 @@ def test_a_process_beside_the_run_follows_it_to_its_end(here, written):
 
     assert (SinkState.DONE, len(EventLog(run.path).poll())) == (record.state, record.events)
     assert "ttlaunch_run_done" in (here / "m.prom").read_text()
+
+
+@pytest.mark.parametrize("sink", ["prometheus=/proc/x/m.prom", "tensorboard=/proc/x"])
+def test_a_place_in_which_nothing_can_be_made_is_told_in_our_words(ttlaunch, needs, finished, sink):
+    """The system lets root write there, until somebody does."""
+    needs("tensorboard")
+    answer = ttlaunch(f"metrics {finished.path} --to {sink}")
+    assert "Error" not in answer.stderr
+    assert "Errno" not in answer.stderr
+    assert "/proc" in answer.stderr
+    assert "cannot be written: " in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("worked_s", "rested_s"),
+    [(0.0, 0.5), (0.001, 0.5), (0.006, 1.2), (3.0, 2.0)],
+    ids=["nothing", "little", "some", "much"],
+)
+def test_a_sink_rests_for_much_longer_than_it_works_and_is_there_when_the_run_ends(
+    written, monkeypatch, worked_s, rested_s
+):
+    now, run = [0.0], written()
+    feeder = exporting._Feeder(run.path, SinkRecord("x", "y", 1, SinkState.WORKING), follow=True)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    feeder._rest(worked_s / 0.005)
+    assert rested_s == pytest.approx(now[0])
+
+    (run.path / contract.REPORT_FILE).write_text("{}")
+    feeder._rest(worked_s / 0.005)
+    assert 0.5 == pytest.approx(now[0] - rested_s)

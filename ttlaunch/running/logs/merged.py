@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from ttlaunch import contract
 from ttlaunch.quick_dataclass import dataclass
@@ -17,6 +17,7 @@ from ttlaunch.running.runs.files import Tail
 
 _LONGEST_LINE = 4 << 20
 _SKIP = 1 << 20
+_MOST_OPEN = 16
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,13 @@ class MergedLog:
 
     def poll(self) -> Iterator[Line]:
         """Yield the lines that are new since the last call."""
-        for stretch in self._new_stretches():
-            if isinstance(stretch, Unkept):
-                offset = self._covered.get((stretch.rank, stretch.stream), 0)
-                yield Line(stretch.rank, stretch.stream, stretch.time, unkept_remark(stretch), offset, 0)
-            else:
-                yield from self._lines(stretch)
+        with _OpenFiles(self._folder) as files:
+            for stretch in self._new_stretches():
+                if isinstance(stretch, Unkept):
+                    offset = self._covered.get((stretch.rank, stretch.stream), 0)
+                    yield Line(stretch.rank, stretch.stream, stretch.time, unkept_remark(stretch), offset, 0)
+                else:
+                    yield from self._lines(stretch, files)
 
     def rest(self, *, unknown_time: float | None = None) -> Iterator[Line]:
         """Yield the lines whose order the launcher has not recorded, because it was killed.
@@ -62,8 +64,9 @@ class MergedLog:
             unknown_time: The time of lines for which no shim has noted one; the present if not given.
         """
         outputs = RankOutputs(self._folder, self._ranks, covered=self._covered)
-        for stretch in outputs.finish(unknown_time=unknown_time):
-            yield from self._lines(stretch)
+        with _OpenFiles(self._folder) as files:
+            for stretch in outputs.finish(unknown_time=unknown_time):
+                yield from self._lines(stretch, files)
 
     def _new_stretches(self) -> Iterator[Stretch | Unkept]:
         for line in self._log.read():
@@ -74,25 +77,54 @@ class MergedLog:
                 self._covered[stretch.rank, stretch.stream] = stretch.end
                 yield stretch
 
-    def _lines(self, stretch: Stretch) -> Iterator[Line]:
-        name = contract.stdout_file if stretch.stream == "stdout" else contract.stderr_file
+    def _lines(self, stretch: Stretch, files: "_OpenFiles") -> Iterator[Line]:
         key, offset = (stretch.rank, stretch.stream), stretch.offset
         try:
-            with BufferedReader(open_regular(self._folder / name(stretch.rank))) as file:
-                file.seek(offset)
-                while offset < stretch.end:
-                    data, length = _read_line(file, stretch.end - offset)
-                    if not length:
-                        return
-                    text = last_state(data) + _remark(length - len(data))
-                    shown = self._state.pop(key, None)
-                    if not data.endswith(b"\n") and len(data) == length:
-                        self._state[key] = text
-                    if shown is None or text not in {b"", shown}:
-                        yield Line(stretch.rank, stretch.stream, stretch.time, text, offset, length)
-                    offset += length
+            while offset < stretch.end:
+                file = files.at(stretch, offset)  # each time: while a line is used, others may have been read
+                data, length = _read_line(file, stretch.end - offset)
+                if not length:
+                    return
+                text = last_state(data) + _remark(length - len(data))
+                shown = self._state.pop(key, None)
+                if not data.endswith(b"\n") and len(data) == length:
+                    self._state[key] = text
+                if shown is None or text not in {b"", shown}:
+                    yield Line(stretch.rank, stretch.stream, stretch.time, text, offset, length)
+                offset += length
         except OSError:
             return
+
+
+class _OpenFiles:
+    """The files of the last few ranks that were read. Ranks print in turns, and opening a file takes longer than reading a line of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[tuple[int, str], BufferedReader] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def at(self, stretch: Stretch, offset: int) -> BufferedReader:
+        """Return the file of a stretch, at an offset.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        key = stretch.rank, stretch.stream
+        file = self._files.get(key)
+        if file is None:
+            name = contract.stdout_file if stretch.stream == "stdout" else contract.stderr_file
+            while len(self._files) >= _MOST_OPEN:
+                self._files.pop(next(iter(self._files))).close()
+            file = self._files[key] = BufferedReader(open_regular(self._folder / name(stretch.rank)))
+        file.seek(offset)
+        return file
 
 
 def _read_line(file: IO[bytes], most: int) -> tuple[bytes, int]:

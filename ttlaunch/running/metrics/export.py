@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics import shown
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.metrics.event_log import END, Event, EventLog
@@ -26,6 +27,8 @@ from ttlaunch.running.runs.launcher import read_launcher
 from ttlaunch.running.runs.run_folder import supervisor_file
 
 _TICK_S = 0.5
+_SHARE, _LONGEST_REST_S = 0.005, 2.0
+"""The part of a core that a sink takes while there is not too much to send: after it has worked, it rests for so much longer."""
 _TOGETHER = 1000
 _LONGEST_ERROR = 300
 
@@ -101,6 +104,7 @@ class _Feeder:
         """
         status = "running"
         while True:
+            began_s = time.process_time()
             # Ask before reading events, so that the last events of a launcher that has died are still read.
             is_over = not self._follow or self._launcher_is_gone()
             for some in _batched(log.events()):
@@ -112,13 +116,24 @@ class _Feeder:
             self._flush(sink)
             if log.has_ended or is_over:
                 return "cut off" if self._follow and not log.has_ended else status
-            time.sleep(_TICK_S)
+            self._rest((time.process_time() - began_s) / _SHARE)
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the processor to the ranks, for fewer but fuller requests; the end of the run is noticed all the same."""
+        until = time.monotonic() + min(max(_TICK_S, seconds), _LONGEST_REST_S)
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(_TICK_S, left))
+            if self._is_over():
+                return
+
+    def _is_over(self) -> bool:
+        return self._launcher_is_gone() or (self._path / contract.REPORT_FILE).exists()
 
     def _flush(self, sink: Sink) -> None:
         """Flush a sink; wait as long as its server takes nothing while the run is active, and let `close` wait afterwards."""
         while (problem := sink.flush()) is not None:
             self._note(error=problem)
-            if not self._follow or self._launcher_is_gone() or (self._path / contract.REPORT_FILE).exists():
+            if not self._follow or self._is_over():
                 return
             time.sleep(_TICK_S)
         self._note(error=None)
@@ -145,6 +160,8 @@ def _why(error: Exception) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, TtlaunchError):  # our own words
         return first[:_LONGEST_ERROR]
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{shown(error.filename)} cannot be written: {error.strerror.lower()}"[:_LONGEST_ERROR]
     return f"{type(error).__name__}: {first}"[:_LONGEST_ERROR] if first else type(error).__name__
 
 
