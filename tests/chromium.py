@@ -5,6 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
+REBOUND = "rebound.example"
+"""A name of a stranger that leads to this machine, as after DNS rebinding; no other name leads anywhere."""
+_NAMES = f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 PATIENCE_MS = 60_000
 """How long a loaded machine may take to draw."""
 
@@ -19,7 +22,7 @@ def browser(skip_or_fail):
 
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", _NAMES])
         yield started
         started.close()
 

@@ -1,5 +1,6 @@
 """The page in Debian's Chromium: true numbers, at once, also after a break; hostile pages and lines do nothing (X1-X3, X5, X8, X9, X11)."""
 
+import html
 import http.server
 import json
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chromium import PATIENCE_MS
+from tests.chromium import PATIENCE_MS, REBOUND
 from tests.dashboard.made_run import HOSTILE, MadeRun, elastic_run, serving_run
 from ttlaunch import contract
 from ttlaunch.app.run_diagnostics import run_diagnostics
@@ -165,6 +166,14 @@ def test_a_step_is_on_the_page_within_a_second_and_a_killed_rank_within_two_also
         page.locator("figure").filter(has_text="train/loss").get_by_text("Table").click()
         rows = page.locator("figure").filter(has_text="train/loss").locator("tbody tr")
         expect(rows).to_have_count(16)  # two ranks, eight steps: none is missing, none is there twice
+        page.context.set_offline(True)  # as where a laptop sleeps
+        run.steps(9, 10)
+        page.wait_for_timeout(500)
+        page.context.set_offline(False)
+        run.steps(11, 11)
+        expect(rows).to_have_count(22)
+        steps = rows.locator("td:nth-child(2)").all_inner_texts()
+        assert sorted(2 * [str(step) for step in range(1, 12)]) == sorted(steps)
         other = open_tab(url, "#/run/2026-01-01T00-00-01-bbbb")
         expect(other.get_by_role("region", name="Ranks")).to_be_visible()
         killed = time.monotonic()
@@ -216,24 +225,62 @@ def test_hostile_names_and_lines_are_text(open_tab, expect, runs):
         assert page.title().endswith("ttlaunch")
 
 
-ATTACK = """<!doctype html><title>evil</title><img id=i src="{url}api/runs"><form id=f method=post action="{url}api/runs" target=t>
-<input name=a></form><iframe name=t></iframe><iframe id=n src="{url}"></iframe><script>
-const tries = ["GET", "POST", "DELETE", "PUT"].flatMap((method) => [{{}}, {{ mode: "no-cors" }}, {{ credentials: "include" }}].map((more) =>
-  fetch("{url}api/runs", {{ method, ...more }}).then((a) => a.text()).catch((e) => "refused")));
-document.getElementById("f").submit();
-Promise.all(tries).then((answers) => {{ window.answers = answers; }});</script>"""
+ATTACK = """<!doctype html><title>evil</title><img id=i src="{url}api/runs"><iframe name=t></iframe><iframe id=n src="{url}"></iframe>
+<form method=post action="{url}api/runs" target=t><input name=a></form>
+<form method=post action="{url}api/actions/launch" enctype="text/plain" target=t><input name='{{"recipe": "data_parallel", "a": "' value='"}}'></form>
+<form method=post action="{url}api/runs/{run}/stop" enctype="text/plain" target=t><input name='{{"now": true, "a": "' value='"}}'></form>
+<script>
+const more = [{{}}, {{ mode: "no-cors" }}, {{ credentials: "include" }}, {{ headers: {{ authorization: "Bearer wrong" }} }}];
+const tries = ["runs", "runs/{run}", "actions/launch", "runs/{run}/stop", "runs/{run}/resume"].flatMap((path) =>
+  ["GET", "POST", "DELETE", "PUT"].flatMap((method) => more.map((one) =>
+    fetch("{url}api/" + path, {{ method, body: method === "GET" ? undefined : "{{}}", ...one }}).then((a) => a.text()).catch((e) => "refused"))));
+for (const form of document.forms) form.submit();
+Promise.all(tries).then((answers) => {{ (window === top ? window : parent).postMessage(answers, "*"); }});
+window.answers = [];
+addEventListener("message", (event) => {{ window.answers.push(...event.data); }});
+</script>"""
+
+
+def attack_of(url, run):
+    """A page that tries, and the same in a frame whose origin is `null`."""
+    text = ATTACK.format(url=url, run=run)
+    return f'{text}<iframe sandbox="allow-scripts allow-forms" srcdoc="{html.escape(text)}"></iframe>'
+
+
+class Spy(Actions):
+    """Notes what it is asked for."""
+
+    def __init__(self, runs):
+        super().__init__(runs)
+        self.asked = []
+
+    def launch(self, order):
+        self.asked.append("launch")
+        return "x"
+
+    def stop(self, path, *, now=False):
+        self.asked.append(f"stop {path.name}")
+
+    def resume(self, path):
+        self.asked.append("resume")
+        return "x"
+
+
+ORDER = """([run, key]) => fetch(`/api/runs/${run}/stop`, {method: "POST", body: "{}", headers: {
+  "content-type": "application/json", ...(key ? {authorization: `Bearer ${key}`} : {})}}).then((answer) => answer.status)"""
 
 
 def test_a_page_of_another_origin_learns_nothing_and_does_nothing(browser, runs):
-    with shown(runs) as url:
-        text = ATTACK.format(url=url).encode()
+    run, spy = "2026-01-01T00-00-00-aaaa", Spy(runs)
+    with shown(runs, actions=spy) as url:
+        text = attack_of(url, run)
 
         class Evil(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 self.send_response(200)
                 self.send_header("content-type", "text/html")
                 self.end_headers()
-                self.wfile.write(text)
+                self.wfile.write(text.encode())
 
             def log_message(self, *_):
                 pass
@@ -245,12 +292,20 @@ def test_a_page_of_another_origin_learns_nothing_and_does_nothing(browser, runs)
             own.goto(f"{url}#key={KEY}")
             page = window.new_page()
             page.goto(f"http://127.0.0.1:{evil.server_port}/")
-            answers = page.wait_for_function("window.answers", timeout=PATIENCE_MS).json_value()
+            page.wait_for_function("window.answers.length >= 160", timeout=PATIENCE_MS)  # of the page and of the frame
+            answers = page.evaluate("window.answers")
             frames = [frame.content() for frame in page.frames if frame.url.startswith(url)]
             assert {"refused", ""} >= set(answers)
             assert 0 == page.evaluate("document.getElementById('i').naturalWidth")
             assert not any("Runs" in content for content in frames)
             assert [] == window.cookies()
+            rebound = page.goto(url.replace("127.0.0.1", REBOUND))
+            assert 421 == rebound.status
+            assert [] == spy.asked
+            assert 401 == own.evaluate(ORDER, [run, ""])
+            assert [] == spy.asked
+            assert 200 == own.evaluate(ORDER, [run, KEY])  # the same order of the page itself
+            assert [f"stop {run}"] == spy.asked
             window.close()
             evil.shutdown()
 
@@ -277,6 +332,7 @@ def test_axe_finds_no_violation_on_any_view(open_tab, expect, runs, scheme):
         for run, view in views:
             page.evaluate("view => { location.hash = view }", f"#/run/{run}/{view}")
             expect(page.locator(f".tabs [aria-current][href$='{run}{'/' if view else ''}{view}']")).to_be_visible()
+            expect(page.locator(".view > *").first).to_be_visible()
             page.wait_for_timeout(150)
             if view == "streams":
                 chat = page.get_by_role("link", name="Open the chat page")
