@@ -271,7 +271,7 @@ class Door:
         from ttlaunch.running.runs.run_folder import read_event
 
         events, silences = Tail(folder.file(contract.EVENTS_FILE)), Silences(folder.path)
-        told = None
+        told: str | None = None
         while not self._is_closing.wait(_LOOK_S) and self._folder is folder:
             for line in events.read():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
