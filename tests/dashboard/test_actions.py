@@ -2,14 +2,20 @@
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from tests.dashboard.made_run import MadeRun
+from ttlaunch import contract
 from ttlaunch.cli.main import make_app
 from ttlaunch.dashboard.actions import Actions, takes_plain_values
 from ttlaunch.dashboard.application import make_application
@@ -185,3 +191,33 @@ def test_a_run_is_launched_stopped_as_ctrl_c_does_and_resumed_and_its_history_sa
     assert 200 == client.post(f"/api/runs/{second}/stop", json={"now": True}, headers=BEARER).status_code
     assert eventually((runs / second / "report.json").is_file)
     assert eventually(lambda: client.get(f"/api/runs/{second}", headers=BEARER).json()["results"]["began_from"])
+
+
+@pytest.mark.mpi
+def test_a_run_goes_on_when_the_page_that_launched_it_is_killed_with_all_of_its_processes(runs, ttlaunch):
+    words = [sys.executable, "-m", "ttlaunch", "dashboard", "--port", "0", "--allow-actions", "--runs-dir", str(runs)]
+    order = {"recipe": "data_parallel", "ranks": 1, "set": {**SMALL, "training_config.steps": 100_000}}
+    with subprocess.Popen(words, cwd=runs.parent, stdout=subprocess.PIPE, text=True, start_new_session=True) as page:
+        try:
+            printed = "".join(page.stdout.readline() for _ in range(3))
+            url, key = re.search(r"open (\S+)#key=(\S+)", printed).groups()
+            headers = {"authorization": f"Bearer {key}"}
+            answer = httpx.post(
+                f"{url}api/actions/launch", json=order, headers=headers, trust_env=False, timeout=120
+            ).json()
+            run = runs / answer["run"]
+            assert eventually(lambda: steps_of(run) > 0)
+        finally:
+            os.killpg(page.pid, signal.SIGKILL)
+    before = steps_of(run)
+    try:
+        assert eventually(lambda: steps_of(run) > before + 20)
+        assert read_launcher(run).is_alive
+    finally:
+        assert 0 == ttlaunch(f"stop {run}").status
+    assert "interrupted" == json.loads((run / "report.json").read_text())["status"]
+
+
+def steps_of(run):
+    progress = run / contract.progress_file(0)
+    return progress.read_bytes().count(b'"step"') if progress.exists() else 0
