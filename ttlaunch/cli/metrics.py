@@ -78,7 +78,7 @@ def metrics(
             if choices:
                 export_run(path, choices, follow=follow, beside=beside, form=form)
             elif form is Format.JSON:
-                _print_events(log, follow=follow)
+                _print_events(log, path, follow=follow)
             else:
                 _print_table(log, form=form)
     except KeyboardInterrupt:  # the user ends `--follow` by Ctrl-C
@@ -129,14 +129,19 @@ def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> Non
     show_diagnostics(sink_diagnostics(records, path), form=form)
 
 
-def _print_events(log: "EventLog", *, follow: bool) -> None:
+def _print_events(log: "EventLog", path: Path, *, follow: bool) -> None:
     import time
 
+    from ttlaunch.running.runs.launcher import read_launcher
+
+    launcher = read_launcher(path) if follow else None
     schema = json.dumps(with_schema({}, "metric-event")).removesuffix("}")
     with discarding_unwritable(sys.stdout):
         while True:
+            # Asked before the events are read, so that the last ones of a launcher that was killed are printed.
+            is_gone = not path.is_dir() or (launcher is not None and launcher.is_here and not launcher.is_alive)
             print_lines(f"{schema}, {line.removesuffix(chr(10)).removeprefix('{')}" for line in log.lines())
-            if not follow or log.has_ended:
+            if not follow or log.has_ended or is_gone:
                 return
             time.sleep(0.2)
 

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
+import time
 from importlib import util
 
 import pytest
@@ -348,3 +350,35 @@ def test_a_sink_rests_for_much_longer_than_it_works_and_is_there_when_the_run_en
     (run.path / contract.REPORT_FILE).write_text("{}")
     feeder._rest(worked_s / 0.005)
     assert 0.5 == pytest.approx(now[0] - rested_s)
+
+
+def test_a_run_that_is_removed_while_it_is_followed_ends_the_sending_with_the_reason(written, here):
+    run = written()
+    write_launcher(run.path)  # this process, so the run goes on
+    command = [sys.executable, "-m", "ttlaunch", "metrics", str(run.path), "--follow", "--to"]
+    with subprocess.Popen([*command, f"prometheus={here / 'm.prom'}"], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until = time.monotonic() + 60
+            while not (here / "m.prom").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            shutil.rmtree(run.path)
+            stderr = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert (1, True) == (process.returncode, "has stopped: the run's folder was removed\n" in stderr)
+    assert not run.path.exists()
+
+
+def test_events_that_are_followed_end_when_the_folder_is_removed(written):
+    run = written()
+    run.steps()
+    write_launcher(run.path)
+    command = [sys.executable, "-m", "ttlaunch", "metrics", str(run.path), "--follow", "--format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline()
+            shutil.rmtree(run.path)
+            stderr = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert (0, "") == (process.returncode, stderr)

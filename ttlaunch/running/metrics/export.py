@@ -114,6 +114,8 @@ class _Feeder:
                 self._flush(sink)
                 self._note(events=self.record.events + len(some))
             self._flush(sink)
+            if not self._path.is_dir():
+                raise TtlaunchError("the run's folder was removed")
             if log.has_ended or is_over:
                 return "cut off" if self._follow and not log.has_ended else status
             self._rest((time.process_time() - began_s) / _SHARE)
@@ -127,7 +129,7 @@ class _Feeder:
                 return
 
     def _is_over(self) -> bool:
-        return self._launcher_is_gone() or (self._path / contract.REPORT_FILE).exists()
+        return self._launcher_is_gone() or (self._path / contract.REPORT_FILE).exists() or not self._path.is_dir()
 
     def _flush(self, sink: Sink) -> None:
         """Flush a sink; wait as long as its server takes nothing while the run is active, and let `close` wait afterwards."""
