@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.running.metrics.loki_receiver import DROP, running
 from ttlaunch import contract
-from ttlaunch.running.metrics import sending
+from ttlaunch.running.metrics import sending, to_loki
 from ttlaunch.running.metrics.addresses import NoAnswerError, parse_http_address, parse_loki_address, post
 from ttlaunch.running.metrics.event_log import EventLog
 from ttlaunch.running.metrics.export import SinkState, export
@@ -148,6 +148,18 @@ def test_a_server_that_fails_for_a_while_gets_every_line_once(printed, loki, ans
 
     assert (SinkState.DONE, len(PRINTED)) == (record.state, record.lines)
     assert sorted(line for *_, line in PRINTED) == sorted(line for kept in loki.streams.values() for _, line, _ in kept)
+
+
+def test_a_request_that_was_not_taken_is_sent_again_as_it_was_and_the_next_one_is_another(printed, loki, monkeypatch):
+    monkeypatch.setattr(sending, "_MOST_ENTRIES", 5)
+    rendered, real = [], to_loki.render_push
+    monkeypatch.setattr(to_loki, "render_push", lambda *given: rendered.append(real(*given)) or rendered[-1])
+    loki.answers = [429, 500]
+    assert SinkState.DONE is send(printed, loki).state
+    bodies = [body for _, _, body in loki.requests]
+    assert [bodies[0]] * 3 == bodies[:3]
+    assert bodies[2:] == rendered
+    assert len(rendered) == len({*rendered}) > 1
 
 
 def test_after_an_address_where_nobody_listens_another_sending_brings_every_line_once(printed, loki, monkeypatch):

@@ -38,6 +38,7 @@ class LokiSink:
             raise RefusedError(f"the address cannot be used: {address}")
         self._address = address
         self._refused: str | None = None
+        self._rendered: tuple[list[Entry], bytes] | None = None  # of the last request, which may have to be sent again
         self._sender = EntrySender(
             lambda after: LogEntries(path, run, after=after),
             self._push,
@@ -69,8 +70,9 @@ class LokiSink:
 
     def _push(self, entries: list[Entry]) -> None:
         headers = {"Content-Type": "application/json", **loki_headers(os.environ)}
-        body = render_push(entries, self._address)
-        answer = send(self._address.at, body, headers, waits=self._sender.waits)
+        if self._rendered is None or self._rendered[0] is not entries:
+            self._rendered = entries, render_push(entries, self._address)
+        answer = send(self._address.at, self._rendered[1], headers, waits=self._sender.waits)
         if answer is None:
             return
         if answer.status == BAD_REQUEST and any(word in answer.text for word in _OF_ENTRIES):
