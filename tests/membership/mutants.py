@@ -9,6 +9,7 @@ from ttlaunch.membership import coordinator
 from ttlaunch.membership.coordinator import Result
 from ttlaunch.membership.coordinator_state import Coordinator
 from ttlaunch.membership.messages import Answered, Begin, Dismiss, Event, Share
+from ttlaunch.membership.numbered import Numbered
 from ttlaunch.membership.worker import WorkerState
 
 
@@ -35,7 +36,7 @@ def forget_when_sending(process: Process, kind: Kind) -> bool:
     return kind is Kind.NODES
 
 
-def _change_begin(change: Callable[[Begin, dict[int, Answered]], Begin]) -> Callable[[Coordinator, Event], Result]:
+def change_begin(change: Callable[[Begin, dict[int, Answered]], Begin]) -> Callable[[Coordinator, Event], Result]:
     def step(state: Coordinator, event: Event) -> Result:
         after, orders = coordinator.step(state, event)
         answers = dict(state.answers)
@@ -74,7 +75,7 @@ def tell_nobody(state: Coordinator, event: Event) -> Result:
 
 def bring_back(state: Coordinator, event: Event) -> Result:
     """Forget which incarnations were counted as lost."""
-    return coordinator.step(replace(state, seen=dict.fromkeys(state.seen, -1)), event)
+    return coordinator.step(replace(state, seen=Numbered(dict.fromkeys(state.seen, -1))), event)
 
 
 def validate_again(state: WorkerState) -> WorkerState:
@@ -134,9 +135,9 @@ MUTANTS: dict[str, tuple[Rules, Setting, str]] = {
     "sum on arrival": (Rules(interrupt=keep_what_arrived), _SUSPECTED, "does not sum each leaf"),
     "no fence": (Rules(accepts=accept_every_epoch), _SUSPECTED, "does not sum each leaf"),
     "no R1: applies before all is on its way": (Rules(may_apply=apply_at_once), Setting(), "no longer finish"),
-    "starts from the smallest step": (Rules(step=_change_begin(start_from_the_smallest)), _SUSPECTED, "is skipped"),
+    "starts from the smallest step": (Rules(step=change_begin(start_from_the_smallest)), _SUSPECTED, "is skipped"),
     "no R3: the evicted are not told": (Rules(step=tell_nobody), _TOGETHER, "no longer finish"),
-    "kept nodes count twice": (Rules(step=_change_begin(keep_every_node)), _SUSPECTED, "not each leaf once"),
+    "kept nodes count twice": (Rules(step=change_begin(keep_every_node)), _SUSPECTED, "not each leaf once"),
     "a mean is forgotten too early": (Rules(forgets_mean=forget_when_sending), _LONGER, "forgotten"),
     "the lost come back": (Rules(step=bring_back), Setting(budget=Budget(crashes=1)), "which is lost"),
     "registers with a step that it lacks": (Rules(follow=say_the_next_step), _COMING, "and counts as one with"),

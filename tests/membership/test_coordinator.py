@@ -100,13 +100,41 @@ def test_the_epoch_starts_from_the_largest_step_and_names_who_lacks_it():
     assert ((), ()) == begin.kept, "nodes of a step that is over count for nothing"
 
 
-def test_a_loss_while_answers_are_awaited_begins_the_change_anew():
+def test_who_is_lost_while_answers_are_awaited_is_not_waited_for_and_the_answers_of_others_count():
     run = Run().begun()
     run.feed(Lost(Member(2, 0)))
-    stale = Answered(Member(0, 0), run.state.epoch, 0)
-    run.feed(Lost(Member(1, 0)))
-    assert not run.feed(stale)
-    assert (0,) == begin_of(run.answer()).numbers
+    assert not run.feed(Answered(Member(0, 0), 2, 0))
+    begin = begin_of(run.feed(Lost(Member(1, 0))))
+    assert (2, (0,)) == (begin.epoch, begin.numbers)
+    assert run.feed(Answered(Member(1, 0), 2, 0)) == [Order(Member(1, 0), Dismiss("others have gone on without it"))]
+
+
+def test_who_comes_while_answers_are_awaited_is_asked_and_nobody_else_again():
+    run = Run().begun()
+    run.feed(Lost(Member(2, 0)))
+    run.feed(Answered(Member(0, 0), 2, 5, validated=5))
+    assert [Order(Member(7, 0), Prepare(2))] == run.register(7, applied=3)
+    run.feed(Answered(Member(7, 0), 2, 3))
+    begin = begin_of(run.feed(Answered(Member(1, 0), 2, 5, validated=5)))
+    assert (2, (0, 1, 7), ((7, 3),)) == (begin.epoch, begin.numbers, begin.behind)
+
+
+def test_who_comes_while_answers_are_awaited_waits_where_no_place_is_free():
+    run = Run(maximum=2, count=2).begun(2)
+    run.feed(LeaveAsked(1))
+    assert [Order(Member(7, 0), Prepare(2))] == run.register(7)
+    assert not run.register(8)
+    assert (0, 7) == begin_of(run.answer()).numbers
+
+
+def test_who_is_asked_to_leave_while_answers_are_awaited_goes_when_the_epoch_begins():
+    run = Run().begun()
+    run.feed(Lost(Member(2, 0)))
+    run.feed(Answered(Member(1, 0), 2, 0, validated=0))
+    assert not run.feed(LeaveAsked(1))
+    orders = run.feed(Answered(Member(0, 0), 2, 0, validated=0))
+    assert (2, (0,)) == (begin_of(orders).epoch, begin_of(orders).numbers)
+    assert Order(Member(1, 0), Dismiss("it was asked to leave")) in orders
 
 
 def test_a_worker_that_can_follow_gets_the_weights_while_the_others_go_on():

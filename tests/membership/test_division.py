@@ -58,6 +58,17 @@ def test_no_other_division_ends_earlier(seed):
     assert best == pytest.approx(step_seconds(blocks_of(count, paces), dict(enumerate(paces))))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_each_piece_goes_to_the_member_that_ends_first_with_it_and_of_equal_ones_to_the_first(seed):
+    rng = random.Random(seed)  # noqa: S311 - cases to try, no secret
+    paces = [rng.choice([0.1, 0.2, 0.3, rng.random()]) for _ in range(rng.randint(1, 6))]
+    least = rng.randint(0, 1)
+    counts = [least] * len(paces)
+    for _ in range(30 - sum(counts)):
+        counts[min(range(len(paces)), key=lambda place: ((counts[place] + 1) * paces[place], place))] += 1
+    assert counts == share(30, paces, least=least)
+
+
 def test_fewer_leaves_than_members_is_an_error():
     with pytest.raises(ValueError, match="2 micro-batches are too few for 3 members"):
         share(2, [None, None, None], least=1)

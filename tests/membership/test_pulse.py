@@ -57,3 +57,12 @@ def test_ten_calm_minutes_of_a_member_at_a_quarter_of_the_speed_raise_no_alarm()
             found.note_step(8.0)
         assert not found.late(now), now
     assert 32.0 == found.hang_s
+
+
+def test_nothing_is_expected_of_a_member_that_is_gone():
+    found = Pulse()
+    found.restart(range(2), 0.0)
+    found.note(1, Beat((), waits=True), 4.0)
+    found.forget(0)
+    assert not found.late(8.0)
+    found.forget(0)

@@ -19,7 +19,7 @@ From every state in which somebody who lives has the weights, the run must be ab
 state in which one process has crashed, or those who live have every slot.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
@@ -121,7 +121,7 @@ class _Numbered:
 
 def _hashable(state: Coordinator) -> Hashable:
     values = [getattr(state, one.name) for one in fields(state) if one.name != "terms"]
-    return tuple(tuple(sorted(value.items())) if isinstance(value, dict) else value for value in values)
+    return tuple(tuple(sorted(value.items())) if isinstance(value, Mapping) else value for value in values)
 
 
 class World:
@@ -182,7 +182,7 @@ class World:
 
     def should_end(self, state: State) -> bool:
         """Whether enough live, and one of them has the weights."""
-        leaving = {number for number, one in self._coordinator(state).workers.items() if one.leaves}
+        leaving = self._coordinator(state).leaving
         living = [one for one in self._all(state) if one.is_alive]
         staying = len({one.number for one in living} - leaving) + state[3].joins
         enough = self._coordinator(state).minimum
@@ -214,7 +214,7 @@ class World:
                 spent = (*state[:3], budget.less("breaks"))
                 said = CutOff(one.state.member, one.state.epoch, one.state.applied)
                 yield self._tell(spent, f"cut off {one.number}", said)
-            if one.is_alive and is_known and budget.leaves and not known.leaves:
+            if one.is_alive and is_known and budget.leaves and one.number not in coordinator.leaving:
                 spent = (*state[:3], budget.less("leaves"))
                 yield self._tell(spent, f"leave {one.number}", LeaveAsked(one.number))
         yield from self._deliver(state)

@@ -1,7 +1,7 @@
 """The coordinator of an elastic run as a state machine: `step(state, event)` returns the next state and the orders to give.
 
     WAITING     until all workers that are started with the run are ready, or ended
-    COLLECTING  members stop, keep what they have, and answer; begun anew when one of them is lost meanwhile
+    COLLECTING  members stop, keep what they have, and answer; who is lost meanwhile is not waited for, and who comes is asked, too
     RUNNING     the members of an epoch make steps
     FINISHED    every member has made all steps
     STRANDED    those who live do not have all of the state, unless one that was counted as lost lives and comes again with it
@@ -22,8 +22,8 @@ Source: the order of phases is that of view-synchronous group communication, K. 
 synchrony in distributed systems", SOSP 1987; that no step needs a vote follows from the fixed order of sums.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from ttlaunch.membership.coordinator_state import Coordinator, Phase, Worker
 from ttlaunch.membership.division import blocks_of, choose_kept, divide_missing, step_seconds
@@ -48,6 +48,7 @@ from ttlaunch.membership.messages import (
     Share,
     Tick,
 )
+from ttlaunch.membership.numbered import Numbered, changed
 from ttlaunch.membership.slots import covering_cut, divide_slots
 
 _WORTH = 0.8  # work is divided anew where a step would take at most this part of its time
@@ -65,7 +66,8 @@ def step(state: Coordinator, event: Event) -> Result:
         state: The coordinator; it is not changed.
         event: What happened. What an earlier incarnation or a worker of another epoch says changes nothing.
 
-    Cost: proportional to the number of workers, and to M at the begin of an epoch.
+    Cost: of a report, the same for any number of workers, but for references to blocks of them (`numbered.py`); of what stops or
+    begins an epoch, proportional to the number of workers, and to M at its begin.
     """
     if state.phase in {Phase.FINISHED, Phase.STRANDED}:
         return _after_end(state, event)
@@ -98,23 +100,40 @@ def _register(state: Coordinator, event: Registered) -> Result:
         # A late report must not bring back who has ended, was counted as lost, or has left.
         reason = "others have gone on without it" if known is None else "another process has taken this worker's place"
         return state, [Order(member, Dismiss(reason))]
-    was_member = known is not None and member.number in state.members
+    was_member = known is not None and state.has_member(member.number)
     worker = Worker(event.seat, event.applied, follows=event.follows)
-    seen = {**state.seen, member.number: member.incarnation}
-    state = replace(state, workers={**state.workers, member.number: worker}, seen=seen)
-    if worker.lacks_state and not was_member and member.number not in _wanted(state):
+    seen = state.seen.put(member.number, member.incarnation)
+    leaving = state.leaving - {member.number}
+    state = changed(state, workers=state.workers.put(member.number, worker), seen=seen, leaving=leaving)
+    if worker.lacks_state and not was_member and not _is_needed(state, member.number):
         return state, _let_follow(state, [member.number])
-    return _collect(state) if was_member else _settle(state)
+    return _collect(state) if was_member else _admit(state, member.number)
+
+
+def _is_needed(state: Coordinator, number: int) -> bool:
+    """Whether a worker that lacks the weights has to take part all the same; looking at all workers is left for when few are there."""
+    return len(state.members) - len(state.leaving) < state.minimum and number in _wanted(state)
+
+
+def _admit(state: Coordinator, number: int) -> Result:
+    """Let a worker take part that is ready to: it is asked, too, while the members answer."""
+    if state.phase is not Phase.COLLECTING or not state.members:
+        return _settle(state)
+    if len(state.members) - len(state.leaving) >= state.terms.maximum:
+        return state, []
+    place = bisect_left(state.members, number)
+    state = changed(state, members=(*state.members[:place], number, *state.members[place:]))
+    return state, _to_all(state, [number], Prepare(state.epoch))
 
 
 def _take_state(state: Coordinator, known: Worker, event: Registered) -> Result:
     """Let a worker take part that has got the weights, or cannot get them before; otherwise it has repeated itself."""
     number = event.seat.member.number
     is_news = known.lacks_state and (event.applied is not None or not event.follows)
-    if not is_news or number in state.members:
+    if not is_news or state.has_member(number):
         return state, []
-    worker = replace(known, applied=event.applied, follows=event.follows)
-    return _settle(replace(state, workers={**state.workers, number: worker}))
+    worker = changed(known, applied=event.applied, follows=event.follows)
+    return _admit(changed(state, workers=state.workers.put(number, worker)), number)
 
 
 def _let_follow(state: Coordinator, numbers: Iterable[int]) -> list[Order]:
@@ -127,11 +146,10 @@ def _let_follow(state: Coordinator, numbers: Iterable[int]) -> list[Order]:
 
 
 def _let_leave(state: Coordinator, number: int) -> Result:
-    if number not in state.members:
-        others = {one: worker for one, worker in state.workers.items() if one != number}
-        return replace(state, workers=others), _to_all(state, [number], _farewell(state))
-    worker = replace(state.workers[number], leaves=True)
-    return _settle(replace(state, workers={**state.workers, number: worker}))
+    if not state.has_member(number):
+        return changed(state, workers=state.workers.drop(number)), _to_all(state, [number], _farewell(state))
+    state = changed(state, leaving=state.leaving | {number})
+    return _begin_if_complete(state) if state.phase is Phase.COLLECTING else _settle(state)
 
 
 def _farewell(state: Coordinator) -> Dismiss:
@@ -141,13 +159,13 @@ def _farewell(state: Coordinator) -> Dismiss:
 def _begin_anew(state: Coordinator, event: CutOff) -> Result:
     """Begin another epoch with the same members: their connections are opened anew where they broke."""
     known = state.workers.get(event.member.number)
-    acts = known is not None and known.seat.member == event.member and event.member.number in state.members
+    acts = known is not None and known.seat.member == event.member and state.has_member(event.member.number)
     return _collect(state) if acts and state.phase is Phase.RUNNING and event.epoch == state.epoch else (state, [])
 
 
 def _let_end(state: Coordinator) -> Result:
     """Wait for nobody who is not there: whoever lacks what others have of the last step gets it from them, before all end."""
-    state = replace(state, is_ending=True)
+    state = changed(state, is_ending=True)
     match state.phase:
         case Phase.COLLECTING:
             return _begin_if_complete(state)
@@ -158,15 +176,24 @@ def _let_end(state: Coordinator) -> Result:
 
 def _lose(state: Coordinator, member: Member) -> Result:
     known = state.workers.get(member.number)
-    seen = {**state.seen, member.number: max(member.incarnation, state.seen.get(member.number, 0))}
+    seen = state.seen.put(member.number, max(member.incarnation, state.seen.get(member.number, 0)))
     if known is None or known.seat.member != member:
-        return _settle(replace(state, seen=seen))  # it may be one that the run's begin waits for
-    workers = {number: worker for number, worker in state.workers.items() if number != member.number}
-    state = replace(state, workers=workers, seen=seen)
+        state = changed(state, seen=seen)
+        return _settle(state) if state.phase is Phase.WAITING else (state, [])  # the run's begin may wait for it
+    workers, leaving = state.workers.drop(member.number), state.leaving - {member.number}
+    state = changed(state, workers=workers, seen=seen, leaving=leaving)
     if state.phase is not Phase.WAITING and not workers:
-        return replace(state, phase=Phase.STRANDED), []
+        return changed(state, phase=Phase.STRANDED), []
+    if not state.has_member(member.number):
+        is_same = state.phase is Phase.COLLECTING or (state.phase is Phase.RUNNING and not state.leaving)
+        return (state, []) if is_same else _settle(state)
+    place = bisect_left(state.members, member.number)
+    members = (*state.members[:place], *state.members[place + 1 :])
+    if state.phase is Phase.COLLECTING and members:
+        # The others have stopped, and what they have answered is still so.
+        return _begin_if_complete(changed(state, members=members, answers=state.answers.drop(member.number)))
     # Whether one of those that remain has got the weights meanwhile, only its answer tells.
-    return _collect(state) if member.number in state.members else _settle(state)
+    return _collect(state)
 
 
 def _settle(state: Coordinator) -> Result:
@@ -182,7 +209,7 @@ def _settle(state: Coordinator) -> Result:
 def _wanted(state: Coordinator) -> tuple[int, ...]:
     """Choose the members of the next epoch: the present ones, then those that wait; not those that leave, but see below."""
     members = frozenset(state.members)
-    staying = [number for number, worker in state.workers.items() if not worker.leaves]
+    staying = state.staying
     present = sorted(number for number in staying if number in members)
     waiting = sorted(number for number in staying if number not in members)
     ready = [number for number in waiting if not state.workers[number].lacks_state]
@@ -190,7 +217,7 @@ def _wanted(state: Coordinator) -> tuple[int, ...]:
     chosen = [*present, *ready][: state.terms.maximum]
     # Without the weights they would keep the others waiting; but too few make no step at all.
     chosen += lacking[: max(0, state.minimum - len(chosen))]
-    giving = sorted(number for number in state.members if number in state.workers and state.workers[number].leaves)
+    giving = sorted(state.leaving & members)
     if giving and not _have_state(state, chosen) and _have_state(state, [*giving, *chosen]):
         # Those who stay do not have the newest state yet, so some of those that leave give it first. The places of an epoch
         # are limited: the last of the others may have to wait until these have gone.
@@ -209,7 +236,7 @@ def _have_state(state: Coordinator, numbers: Iterable[int]) -> bool:
     if not any(worker.applied is not None and worker.applied >= least for worker in workers):
         return False  # those that are ready for the step lack what only a member that has made it can tell
     found = [shares for worker in workers if (shares := worker.shares_at(least)) is not None]
-    if begin is not None and state.terms.slots is not None and set(state.members) <= state.acting:
+    if begin is not None and state.terms.slots is not None and len(state.acting) == len(state.members):
         # All have their slots of this epoch's cut: whoever has reported since the begin has got them.
         slots = divide_slots([seat.host for seat in begin.seats], slots=state.terms.slots)
         places = {number: place for place, number in enumerate(begin.numbers)}
@@ -229,8 +256,8 @@ def _collect(state: Coordinator) -> Result:
     """Stop all members of the present and of the next epoch, and ask them what they have."""
     leaving = {number for number in state.members if number in state.workers}
     asked = tuple(sorted({*_wanted(state), *leaving}))
-    state = replace(state, phase=Phase.COLLECTING, epoch=state.epoch + 1, members=asked, answers={}, begin=None)
-    state = replace(state, acting=frozenset(), worth=0, looked=None)
+    state = changed(state, phase=Phase.COLLECTING, epoch=state.epoch + 1, members=asked, answers=Numbered(), begin=None)
+    state = changed(state, acting=Numbered(), worth=0, looked=None)
     return state, _to_all(state, asked, Prepare(state.epoch))
 
 
@@ -239,13 +266,15 @@ def _take_answer(state: Coordinator, event: Answered) -> Result:
     if (
         state.phase is not Phase.COLLECTING
         or event.epoch != state.epoch
-        or number not in state.members
+        or not state.has_member(number)
         or state.workers[number].seat.member != event.member
     ):
         return state, _fence(state, event.member)
-    worker = replace(state.workers[number], applied=event.applied, shares=event.shares, is_ready=event.is_ready)
-    state = replace(state, answers={**state.answers, number: event}, workers={**state.workers, number: worker})
-    return _begin_if_complete(state)
+    known, workers = state.workers[number], state.workers
+    if (known.applied, known.shares, known.is_ready) != (event.applied, event.shares, event.is_ready):
+        worker = changed(known, applied=event.applied, shares=event.shares, is_ready=event.is_ready)
+        workers = workers.put(number, worker)
+    return _begin_if_complete(changed(state, answers=state.answers.put(number, event), workers=workers))
 
 
 def _begin_if_complete(state: Coordinator) -> Result:
@@ -253,7 +282,7 @@ def _begin_if_complete(state: Coordinator) -> Result:
         return state, []
     applied = max((answer.applied for answer in state.answers.values() if answer.applied is not None), default=None)
     if applied is None or not _have_state(state, state.answers):
-        return replace(state, phase=Phase.STRANDED), []
+        return changed(state, phase=Phase.STRANDED), []
     wanted = _wanted(state)
     if len(wanted) < state.minimum:
         return state, []  # they wait until somebody comes
@@ -266,9 +295,10 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
     terms, answers = state.terms, state.answers
     places, servers = _order_places(state, wanted), _servers_of(state, wanted)
     holders = tuple(number for number in places if answers[number].applied == applied)
+    has_applied, is_wanted = frozenset(holders), frozenset(wanted)
     # Where the bits follow from the members, so must the division.
     paces = [None if terms.has_local_steps else state.workers[number].pace_s for number in places[servers:]]
-    held = [answers[number].held if number in holders else () for number in places[servers:]]
+    held = [answers[number].held if number in has_applied else () for number in places[servers:]]
     # After the run's last step nothing is left to compute: members that lack the step only catch up. And nobody else computes
     # what a worker that was lost would have done in a local step.
     is_done = any(answers[number].is_done for number in holders)
@@ -283,19 +313,23 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
         kept=((),) * servers + tuple(map(tuple, kept)),
         todo=((),) * servers + tuple(map(tuple, todo)),
         blocks=((0, 0),) * servers + tuple(blocks_of(terms.micro_batches, paces)),
-        behind=tuple((number, answers[number].applied) for number in places if number not in holders),
+        behind=tuple((number, answers[number].applied) for number in places if number not in has_applied),
         holders=holders,
         validates=any(answers[number].validated != applied for number in holders),
         shares=_shares_at_begin(state, places, applied) if terms.slots is not None else (),
         earlier=earlier if terms.has_local_steps else (),
     )
-    leavers = [number for number, one in state.workers.items() if one.leaves and number not in wanted]
-    dismissed = _to_all(state, leavers, _farewell(state))
-    workers = {number: one for number, one in state.workers.items() if number not in leavers}
-    state = replace(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
+    leavers = state.leaving - is_wanted
+    dismissed = _to_all(state, sorted(leavers), _farewell(state))
+    workers = state.workers
+    for number in leavers:
+        workers = workers.drop(number)
+    leaving = state.leaving & is_wanted
+    state = changed(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
+    state = changed(state, leaving=leaving)
     if terms.has_local_steps:
-        state = replace(state, epochs=(*order.earlier, (applied, wanted)))
-    waiting = [number for number in workers if number not in wanted]
+        state = changed(state, epochs=(*order.earlier, (applied, wanted)))
+    waiting = [number for number in workers if number not in is_wanted]
     return state, [*dismissed, *_to_all(state, wanted, order), *_let_follow(state, waiting)]
 
 
@@ -340,40 +374,51 @@ def _take_progress(state: Coordinator, event: Progressed) -> Result:
     if (
         state.phase is not Phase.RUNNING
         or event.epoch != state.epoch
-        or number not in state.members
+        or not state.has_member(number)
         or known is None
         or known.seat.member != event.member
     ):
         return state, _fence(state, event.member)
     # Reports may overtake one another; what a member has once made, it has.
     applied, is_done = max(event.applied, known.applied or 0), event.is_done or known.is_done
-    worker = replace(known, applied=applied, pace_s=event.pace_s or known.pace_s, is_done=is_done)
-    state = replace(state, workers={**state.workers, number: worker}, acting=state.acting | {number})
-    if all(state.workers[one].is_done for one in state.members):
-        state = replace(state, phase=Phase.FINISHED)
+    pace_s, workers, acting = event.pace_s or known.pace_s, state.workers, state.acting
+    if (known.applied, known.pace_s, known.is_done) != (applied, pace_s, is_done):
+        workers = workers.put(number, changed(known, applied=applied, pace_s=pace_s, is_done=is_done))
+    if number not in acting:
+        acting = acting.put(number, None)
+    if workers is not state.workers or acting is not state.acting:
+        state = changed(state, workers=workers, acting=acting)
+    if is_done and all(workers[one].is_done for one in state.members):
+        state = changed(state, phase=Phase.FINISHED)
         return state, _to_all(state, state.workers, Finish())
-    return _settle(state)
+    # What a member has made can only let those go that were kept because they alone had it.
+    return _settle(state) if state.leaving else (state, [])
 
 
 def _repeat(state: Coordinator) -> Result:
     """Repeat orders that were not obeyed yet, or divide the work anew if that makes steps much shorter."""
     if state.phase is Phase.COLLECTING:
-        silent = [number for number in state.members if number not in state.answers]
-        return state, _to_all(state, silent, Prepare(state.epoch))
+        return state, _to_all(state, state.answers.lacks(state.members), Prepare(state.epoch))
     if state.phase is Phase.RUNNING and state.begin is not None:
         begin = state.begin
         state = _look_at_paces(state, begin)
         if state.worth >= _LOOKS:
             return _collect(state)
-        silent = [number for number in state.members if number not in state.acting]
-        waiting = [number for number in state.workers if number not in state.members]
-        return state, [*_to_all(state, silent, begin), *_let_follow(state, waiting)]
+        orders: list[Order] = []
+        if len(state.acting) < len(state.members):
+            orders += _to_all(state, state.acting.lacks(state.members), begin)
+        if len(state.workers) > len(state.members):
+            orders += _let_follow(state, (number for number in state.workers if not state.has_member(number)))
+        return state, orders
     return state, []
 
 
 def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
     """Note whether steps would be much shorter if the work were divided anew; a look before another step is made is none."""
     servers = _servers_of(state, state.members)
+    first = state.workers[state.places[servers]].applied or 0
+    if first - begin.applied < _SETTLED_STEPS:
+        return state  # so are the steps that all have made
     workers = [state.workers[number] for number in state.places[servers:]]
     paces = [worker.pace_s for worker in workers]
     known = {place: pace for place, pace in enumerate(paces) if pace}
@@ -383,7 +428,7 @@ def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
         return state
     best = step_seconds(blocks_of(state.terms.micro_batches, paces), known)
     is_worth = best <= _WORTH * step_seconds(begin.blocks[servers:], known)
-    return replace(state, looked=applied, worth=state.worth + 1 if is_worth else 0)
+    return changed(state, looked=applied, worth=state.worth + 1 if is_worth else 0)
 
 
 def _after_end(state: Coordinator, event: Event) -> Result:
@@ -391,10 +436,13 @@ def _after_end(state: Coordinator, event: Event) -> Result:
         case Registered(seat) if state.phase is Phase.FINISHED:
             return state, [Order(seat.member, Finish())]
         case Registered(applied=int()):
-            return _register(replace(state, phase=Phase.COLLECTING, members=()), event)
+            return _register(changed(state, phase=Phase.COLLECTING, members=(), leaving=frozenset()), event)
         case Lost(member):
-            workers = {number: one for number, one in state.workers.items() if one.seat.member != member}
-            return replace(state, workers=workers), []
+            known = state.workers.get(member.number)
+            is_known = known is not None and known.seat.member == member
+            workers = state.workers.drop(member.number) if is_known else state.workers
+            leaving = state.leaving - {member.number} if is_known else state.leaving
+            return changed(state, workers=workers, leaving=leaving), []
         case Tick() if state.phase is Phase.FINISHED:
             return state, _to_all(state, state.workers, Finish())
         case Answered(member) | Progressed(member):

@@ -1,11 +1,12 @@
 """What the coordinator of an elastic run knows: its phase, the workers, and the epoch; `coordinator.py` changes it."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ttlaunch.membership.local_epochs import LocalEpoch
 from ttlaunch.membership.messages import Answered, Begin, Seat, Share
+from ttlaunch.membership.numbered import Numbered
 
 
 class Phase(StrEnum):
@@ -49,7 +50,6 @@ class Worker:
     Attributes:
         applied: The last step in its weights; None if it has none.
         pace_s: Seconds that it needs for a micro-batch, if it knows.
-        leaves: Whether it was asked to leave.
         is_done: Whether it has made the last step of the run.
         follows: Whether it can get the weights before it takes part.
         shares: What it has of the state of step `applied`, as its last answer said; empty: all of it, or nothing.
@@ -59,7 +59,6 @@ class Worker:
     seat: Seat
     applied: int | None
     pace_s: float | None = None
-    leaves: bool = False
     is_done: bool = False
     follows: bool = False
     shares: tuple[Share, ...] = ()
@@ -83,12 +82,13 @@ class Coordinator:
 
     Attributes:
         workers: All that are ready, by number, whether they take part or wait.
+        leaving: The numbers of the members that were asked to leave.
         seen: The largest incarnation of each number that has registered or was lost.
         members: The numbers of those that take part in `epoch`, or are asked to, sorted.
         places: The numbers of the members of the newest epoch that has begun, in the order of their places.
         answers: Of the members, in phase COLLECTING.
         begin: The order with which the epoch began, in phase RUNNING.
-        acting: The members that have reported since.
+        acting: The members that have reported since, as keys.
         worth: At how many looks in a row the work was worth dividing anew.
         looked: The step that all members had made at the last look; None before the first.
         epochs: The epochs that still count, where workers take steps of their own.
@@ -98,13 +98,14 @@ class Coordinator:
     terms: Terms
     phase: Phase = Phase.WAITING
     epoch: int = 0
-    workers: Mapping[int, Worker] = field(default_factory=dict)
-    seen: Mapping[int, int] = field(default_factory=dict)
+    workers: Numbered[Worker] = field(default_factory=Numbered)
+    leaving: frozenset[int] = frozenset()
+    seen: Numbered[int] = field(default_factory=Numbered)
     members: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
-    answers: Mapping[int, Answered] = field(default_factory=dict)
+    answers: Numbered[Answered] = field(default_factory=Numbered)
     begin: Begin | None = None
-    acting: frozenset[int] = frozenset()
+    acting: Numbered[None] = field(default_factory=Numbered)
     worth: int = 0
     looked: int | None = None
     epochs: tuple[LocalEpoch, ...] = ()
@@ -122,12 +123,17 @@ class Coordinator:
     @property
     def missing(self) -> int:
         """How many workers an epoch lacks; 0 if there are enough."""
-        return max(0, self.minimum - len(self.staying))
+        return max(0, self.minimum - len(self.workers) + len(self.leaving))
 
     @property
     def staying(self) -> frozenset[int]:
         """The numbers of the workers that are ready and were not asked to leave."""
-        return frozenset(number for number, worker in self.workers.items() if not worker.leaves)
+        return frozenset(self.workers) - self.leaving
+
+    def has_member(self, number: int) -> bool:
+        """Whether a worker is one of `members`."""
+        place = bisect_left(self.members, number)
+        return place < len(self.members) and self.members[place] == number
 
     @property
     def lacks_slots(self) -> bool:

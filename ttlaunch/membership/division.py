@@ -4,6 +4,7 @@ The sums have the same bits for any division (`runtime/comm/reduction.py`), so t
 """
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace
 
 from ttlaunch.spec.recipe.blocks import contiguous_blocks
 
@@ -89,9 +90,12 @@ def share(count: int, paces: Sequence[float | None], *, least: int) -> list[int]
     if len(known) < len(paces):
         return [len(block) for block in contiguous_blocks(count, len(paces))]
     counts = [least] * len(paces)
+    ends = [((least + 1) * pace, place) for place, pace in enumerate(known)]  # when each would end with a piece more
+    heapify(ends)
     for _ in range(count - sum(counts)):
-        soonest = min(range(len(known)), key=lambda place: ((counts[place] + 1) * known[place], place))
+        _, soonest = ends[0]
         counts[soonest] += 1
+        heapreplace(ends, ((counts[soonest] + 1) * known[soonest], soonest))
     return counts
 
 

@@ -10,7 +10,9 @@ M = micro-batches of a step, the leaves of the tree of `spec/recipe/blocks.py`. 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 from ttlaunch.records.parser import BadRecord, Count, Flag, Rank, Seconds, Step, Word, let_parse, read
 
@@ -201,10 +203,15 @@ class Begin:
     shares: tuple[Share | None, ...] = ()
     earlier: tuple[tuple[Step, tuple[Rank, ...]], ...] = ()
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of the members, in the order of their places."""
         return tuple(seat.member.number for seat in self.seats)
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """The place of each member, by its number."""
+        return {number: place for place, number in enumerate(self.numbers)}
 
 
 @dataclass(frozen=True)

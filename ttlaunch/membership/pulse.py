@@ -63,6 +63,11 @@ class Pulse:
             self._changed[number] = now
         self._heard[number], self._beats[number] = now, beat
 
+    def forget(self, number: int) -> None:
+        """Expect nothing of a member any more, which is gone."""
+        for known in (self._changed, self._heard, self._beats):
+            known.pop(number, None)
+
     def restart(self, numbers: Iterable[int], now: float) -> None:
         """Let the deadlines of these members, and of no others, begin now, as an epoch does."""
         self._changed = dict.fromkeys(numbers, now)

@@ -1,8 +1,9 @@
 """A worker of an elastic run as a state machine: what it may do, and what it answers. `runtime/elastic/` carries it out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ttlaunch.membership.messages import Answered, Begin, CutOff, Member, Prepare, Progressed, Share
+from ttlaunch.membership.numbered import changed
 
 Leaves = tuple[int, int]
 
@@ -36,7 +37,7 @@ class WorkerState:
     def place(self) -> int:
         """Its rank in the epoch in which it acts."""
         assert self.begin is not None  # noqa: S101 - it acts
-        return self.begin.numbers.index(self.member.number)
+        return self.begin.places[self.member.number]
 
     @property
     def is_first_step(self) -> bool:
@@ -48,7 +49,7 @@ def prepare(state: WorkerState, order: Prepare) -> WorkerState:
     """Stop acting; an order of an epoch that is over changes nothing. `answer` says what to report."""
     if order.epoch <= state.epoch:
         return state
-    return replace(state, epoch=order.epoch, begin=None)
+    return changed(state, epoch=order.epoch, begin=None)
 
 
 def answer(state: WorkerState) -> Answered:
@@ -75,13 +76,13 @@ def begin(state: WorkerState, order: Begin) -> WorkerState:
 
     If `order.behind` names this worker, it must get what it lacks from `order.holders`, and then call `catch_up`.
     """
-    if order.epoch != state.epoch or state.begin is not None or state.member.number not in order.numbers:
+    if order.epoch != state.epoch or state.begin is not None or state.member.number not in order.places:
         return state
-    place = order.numbers.index(state.member.number)
+    place = order.places[state.member.number]
     starts_here = state.applied == order.applied
     held = order.kept[place] if starts_here else ()
     # What it has of the mean of a step that all make again is of a cut that is over.
-    return replace(state, begin=order, held=held, is_ready=state.is_ready and not starts_here)
+    return changed(state, begin=order, held=held, is_ready=state.is_ready and not starts_here)
 
 
 def catch_up(state: WorkerState) -> WorkerState:
@@ -89,15 +90,15 @@ def catch_up(state: WorkerState) -> WorkerState:
     assert state.begin is not None  # noqa: S101 - it acts
     applied = state.begin.applied
     validated = state.validated if state.begin.validates else applied
-    return replace(state, applied=applied, held=(), validated=validated, is_ready=False)
+    return changed(state, applied=applied, held=(), validated=validated, is_ready=False)
 
 
 def take_share(state: WorkerState, share: Share) -> WorkerState:
     """Note that this worker has its slots of the cut of this epoch, beside those of the former one; it now may act."""
     assert state.begin is not None  # noqa: S101 - it acts
-    place = state.begin.numbers.index(state.member.number)
+    place = state.begin.places[state.member.number]
     former = state.begin.shares[place] if state.begin.shares else None
-    return replace(state, shares=(share,) if former in {None, share} else (share, former))
+    return changed(state, shares=(share,) if former in {None, share} else (share, former))
 
 
 def make_ready(state: WorkerState) -> WorkerState:
@@ -105,12 +106,12 @@ def make_ready(state: WorkerState) -> WorkerState:
 
     Every member has contributed to it, and has therefore got its slots: nobody needs those of the former cut any more.
     """
-    return replace(state, shares=state.shares[:1], is_ready=True)
+    return changed(state, shares=state.shares[:1], is_ready=True)
 
 
 def hold(state: WorkerState, nodes: tuple[Leaves, ...]) -> WorkerState:
     """Note the nodes of step `applied` + 1 that this worker has."""
-    return replace(state, held=nodes)
+    return changed(state, held=nodes)
 
 
 def leaves_to_compute(state: WorkerState) -> tuple[Leaves, ...]:
@@ -131,12 +132,12 @@ def nodes_of_step(state: WorkerState) -> tuple[tuple[Leaves, ...], ...]:
 def apply(state: WorkerState) -> WorkerState:
     """Note that the next step is in the weights. Only whoever has the whole mean of that step may call it."""
     assert state.begin is not None and state.applied is not None  # noqa: S101, PT018 - it acts
-    return replace(state, applied=state.applied + 1, held=(), shares=state.shares[:1], is_ready=False)
+    return changed(state, applied=state.applied + 1, held=(), shares=state.shares[:1], is_ready=False)
 
 
 def end_step(state: WorkerState, *, is_done: bool) -> WorkerState:
     """Note that what follows the update of a step is done, its validation if one is due, and whether the step was the last."""
-    return replace(state, validated=state.applied, is_done=is_done)
+    return changed(state, validated=state.applied, is_done=is_done)
 
 
 def progress(state: WorkerState, *, pace_s: float | None) -> Progressed:

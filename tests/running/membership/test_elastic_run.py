@@ -123,6 +123,7 @@ def test_workers_from_other_machines_leave_before_ranks_are_ordered_to_stop(tmp_
     say("registered", applied=0)
     for number in (0, 1):
         supervised.report(number, "answered", epoch=2, applied=0)
+    say("answered", epoch=2, applied=0)
     assert (0, 1, outside.number) == supervised.run.membership.state.members
     supervised.look(is_ending=True)
     assert not supervised.run.let_outside_go()

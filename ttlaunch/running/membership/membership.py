@@ -174,6 +174,7 @@ class Membership:
             self._journal.write("lost", worker=number, incarnation=member.incarnation, reason=reason)
             self._add_reason(f"{worker_name(number)} {reason}", now)
             self._handle(Lost(member), now)
+            self._pulse.forget(number)
 
     def note_end(self, number: int, now: float) -> None:
         """Note that a worker has ended as it was ordered to, because the run is being ended."""
@@ -183,6 +184,7 @@ class Membership:
             self._journal.write("ended", worker=number)
             if known is not None:
                 self._handle(Lost(known.seat.member), now)
+                self._pulse.forget(number)
 
     def let_come_again(self, number: int, now: float) -> None:
         """Forget why a worker has left, because a newer process has its number; an older one that still takes part is lost."""
