@@ -263,7 +263,7 @@ class Watch:
         Args:
             most: How many bytes of each rank to read at most; None: all that are there.
         """
-        by_rank = [self._new_records(state, most) for state in self.ranks]
+        by_rank = [self._new_records(state, most) for state in self._with_records()]
         fresh = merge(*by_rank, key=lambda pair: pair[1].time)
         while some := list(islice(fresh, _HELD_RECORDS)):
             for state, record in some:
@@ -299,7 +299,13 @@ class Watch:
         is_asked_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
         for state in self.ranks:
             state.is_asked_to_stop = is_asked_to_stop
+        for state in self._with_records():
             self._read_endings(state)
+
+    def _with_records(self) -> list[RankState]:
+        """Return the ranks that may have records; of the many workers that may come to an elastic run, most never do."""
+        begun = self._folder.begun_ranks() if any(one.phase is Phase.ABSENT for one in self.ranks) else ()
+        return [one for one in self.ranks if one.phase is not Phase.ABSENT or one.row.rank in begun]
 
     def read_all(self) -> None:
         """Do what `records` does, for callers who need only the states."""

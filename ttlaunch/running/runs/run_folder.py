@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,18 @@ class RunFolder:
 
     def file(self, name: str) -> Path:
         return self.path / name
+
+    def begun_ranks(self) -> Container[int]:
+        """Return the ranks that have a file in the folder of records; all that there can be, if it cannot be listed.
+
+        Cost: less than to look for three files.
+        """
+        try:
+            names = os.listdir(self.path / contract.RECORDS_DIR)  # noqa: PTH208 - a path for each takes longer
+        except OSError:
+            return range(sys.maxsize)
+        numbers = (name.partition(".")[0].removeprefix("rank-") for name in names)
+        return {int(number) for number in numbers if number.isdecimal() and number.isascii()}
 
 
 def start_time(run_id: str) -> float | None:
