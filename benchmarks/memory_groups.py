@@ -21,7 +21,7 @@ from typing import Self
 
 _ROOT = Path("/sys/fs/cgroup/memory")
 _TICK_S = 0.02
-_BASE, _IS_IN = "TTLAUNCH_BENCH_GROUPS", "TTLAUNCH_BENCH_IS_IN_GROUP"
+_BASE, _IS_IN = "BENCH_GROUPS_OF_RANKS", "BENCH_RANK_IS_IN_GROUP"
 _ENTER = f"""import os, sys
 if sys.orig_argv[1:3] == ["-m", "ttlaunch.runtime"] and "{_IS_IN}" not in os.environ:
     with open(os.environ["{_BASE}"] + "/rank-" + os.environ["TTLAUNCH_RANK"] + "/cgroup.procs", "w") as group:
