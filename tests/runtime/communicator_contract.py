@@ -193,7 +193,8 @@ def the_three_sums_agree(comm, among, size):
 
 def leaf(size, place):
     generator = torch.Generator().manual_seed(size * 100 + place)
-    return torch.randn(size, generator=generator) * 10.0 ** ((place * 5) % 11 - 5)
+    found = torch.randn(size, generator=generator, device="cpu").to(torch.get_default_device())
+    return found * 10.0 ** ((place * 5) % 11 - 5)
 
 
 def tree_sum(vectors):

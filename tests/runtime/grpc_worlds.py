@@ -49,8 +49,11 @@ def hosts(tmp_path):
 
 
 @contextmanager
-def opened(directories):
-    communicators = [GrpcCommunicator(directory, rank=rank) for rank, directory in enumerate(directories)]
+def opened(directories, stagings=None):
+    communicators = [
+        GrpcCommunicator(directory, rank=rank, staging=stagings and stagings[rank])
+        for rank, directory in enumerate(directories)
+    ]
     try:
         yield communicators
     finally:

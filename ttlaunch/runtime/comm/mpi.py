@@ -5,14 +5,17 @@ bytes. A small tensor travels behind its header in one message, at the price of 
 follows in messages of its own, straight from buffer to buffer. Steps use the same buffers again, so the request of each
 buffer, peer and tag is set up once and then only restarted. Open MPI's blocking calls busy-wait, so this module uses none of them
 once the ranks are connected.
+
+Tensors of a CUDA device are staged in host memory (`staging.py`). Only the rank's own thread may call MPI, so a send whose copy is
+not complete is queued, and begins in a later call of any method of the communicator or of its transfers.
 """
 
 import os
 import struct
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from mpi4py import MPI
@@ -27,6 +30,7 @@ from ttlaunch.runtime.comm.protocol import (
     check_sendable,
     described,
 )
+from ttlaunch.runtime.comm.staging import Arriving, Leaving, Staging
 from ttlaunch.runtime.world import Rank, World
 
 CHUNK_BYTES = 2**30
@@ -56,13 +60,15 @@ _NO_CHUNKS: _Requests = []
 class MpiCommunicator:
     """Tensors between the ranks of a world, over a communicator of its own.
 
-    Collective: every rank of `comm` must make one, in the same order. CUDA tensors travel through host memory.
+    Collective: every rank of `comm` must make one, in the same order. CUDA tensors travel through pinned host memory, and are
+    copied there while the rank goes on.
 
     Cost: a tensor of up to `INLINE_BYTES` takes one message, of its bytes and an 80-byte header. A larger one takes a
     message of 80 bytes, and one more for each `CHUNK_BYTES`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, world: World, rank: Rank) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, world: World, rank: Rank, staging: Staging | None = None) -> None:
+        """Join the ranks of `comm`; None for `staging`: that of CUDA devices, once a tensor of one is sent or received."""
         self.rank = rank
         # In a communicator of its own no message of torch's or of a recipe's own use of MPI can match one of these.
         self._comm = comm.Dup()
@@ -73,10 +79,15 @@ class MpiCommunicator:
         self._prepare: Callable[..., MPI.Prequest] = prepare
         self._layouts: dict[tuple[int, torch.dtype, torch.Size], _Layout] = {}
         self._headers: defaultdict[_Route, list[_HeaderBuffer]] = defaultdict(list)
+        self._staging = staging
+        self.queued: dict[_Route, deque[_QueuedSend]] = {}
+        self._held: set[Leaving | Arriving] = (
+            set()
+        )  # MPI reads or writes their memory, also if nobody waits for the transfer
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send and wait."""
-        if not tensor.is_cpu:
+        if self._staging is not None or not tensor.is_cpu:
             self.isend(tensor, dest=dest, tag=tag).wait()
             return
         # What `isend` and `wait` do, without an object for each message.
@@ -91,7 +102,7 @@ class MpiCommunicator:
         Raises:
             CommunicationError: The message has another dtype or shape.
         """
-        if not tensor.is_cpu:
+        if self._staging is not None or not tensor.is_cpu:
             self.irecv(tensor, source=source, tag=tag).wait()
             return
         layout = self._layout(tensor)
@@ -99,25 +110,80 @@ class MpiCommunicator:
         self._finish_receive(layout, buffer, chunks, source=source, tag=tag, tensor=tensor)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
-        host = tensor if tensor.is_cpu else tensor.detach().cpu()
-        idle, sending = self._begin_send(self._layout(host), dest, tag)
-        return _Send(sending, idle, oversubscribed=self._oversubscribed, kept=host)
+        if self._staging is None and tensor.is_cpu:
+            idle, sending = self._begin_send(self._layout(tensor), dest, tag)
+            return _Send(self, sending, idle, kept=tensor)
+        staging = self._staging_of(tensor)
+        leaving = None if staging is None else staging.leave(tensor, dest=dest, tag=tag)
+        host = tensor if leaving is None else leaving.host
+        message = _QueuedSend(self, self._layout(host), dest=dest, tag=tag, leaving=leaving, kept=host)
+        if leaving is not None:
+            self._held.add(leaving)
+        # Also a tensor that needs no copy: it must not overtake those before it.
+        self.queued.setdefault((dest, tag), deque()).append(message)
+        self.advance()
+        return message
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
-        host = tensor if tensor.is_cpu else tensor.detach().cpu()
-        layout = self._layout(host)
+        arriving = None if self._staging is None and tensor.is_cpu else self._arrive(tensor, source, tag)
+        layout = self._layout(tensor if arriving is None else arriving.host)
         buffer, chunks = self._begin_receive(layout, source, tag)
-        return _Receive(self, layout, buffer, chunks=chunks, tensor=tensor, host=host, source=source, tag=tag)
+        return _Receive(self, layout, buffer, chunks=chunks, tensor=tensor, arriving=arriving, source=source, tag=tag)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
         return wait_for_any(pending, timeout_s=timeout_s)
 
     def barrier(self) -> None:
-        """Wait for every rank, asleep where ranks outnumber cores. Collective."""
+        """Wait for every rank, asleep where ranks outnumber cores; all sends of this rank have begun before. Collective."""
+        self._begin_queued()
         wait_for(self._comm.Ibarrier(), self._oversubscribed)
 
     def close(self) -> None:
-        """Do nothing: MPI frees its resources when the world ends."""
+        """Begin what is queued; MPI frees its resources when the world ends."""
+        self._begin_queued()
+
+    def advance(self) -> None:
+        """Begin the queued sends whose copies are complete, in the order of each peer and tag."""
+        for route, sends in list(self.queued.items()):
+            while sends and sends[0].can_begin():
+                sends.popleft().begin()
+            if not sends:
+                del self.queued[route]
+
+    def complete(self, request: "_Testable") -> None:
+        """Wait for a request, and begin queued sends meanwhile: the peer may need one of them before it completes the request."""
+        wait_for(_Advancing(self, request.Test) if self.queued else request, self._oversubscribed)
+
+    def release(self, staged: Leaving | Arriving) -> None:
+        """Note that MPI neither reads nor writes this host memory any more."""
+        self._held.discard(staged)
+
+    def _arrive(self, tensor: Tensor, source: Rank, tag: int) -> Arriving | None:
+        """Make room for a tensor that is received, if it is staged."""
+        self.advance()
+        staging = self._staging_of(tensor)
+        if staging is None:
+            return None
+        arriving = staging.arrive(tensor, source=source, tag=tag)
+        self._held.add(arriving)
+        return arriving
+
+    def _begin_queued(self) -> None:
+        """Return when no send is queued; copies need nothing from other ranks, so this ends."""
+        while self.queued:
+            for sends in list(self.queued.values()):
+                sends[0].wait_for_copy()
+            self.advance()
+
+    def _staging_of(self, tensor: Tensor) -> Staging | None:
+        """Return what stages a tensor; None for one that travels from where it is."""
+        if self._staging is None:
+            if tensor.is_cpu:
+                return None
+            from ttlaunch.runtime.comm.cuda_copier import cuda_staging  # noqa: PLC0415  only ranks with such tensors
+
+            self._staging = cuda_staging()
+        return self._staging if self._staging.takes(tensor) else None
 
     def _layout(self, host: Tensor) -> "_Layout":
         """Return the kept layout of a buffer with this address, dtype and shape, or make it."""
@@ -161,7 +227,7 @@ class MpiCommunicator:
         self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, *, source: Rank, tag: int, tensor: Tensor
     ) -> None:
         """Wait for the header, then, if it matches, for the messages that follow it."""
-        wait_for(buffer.request or MPI.REQUEST_NULL, self._oversubscribed)
+        self.complete(buffer.request or MPI.REQUEST_NULL)
         if not buffer.data.startswith(layout.header):
             # The chunks that these receives expect will not come; left open, the receives would take later messages.
             for request in chunks:
@@ -170,7 +236,7 @@ class MpiCommunicator:
             raise CommunicationError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
         if chunks:
             for request in chunks:
-                wait_for(request, self._oversubscribed)
+                self.complete(request)
             layout.receives[source, tag].append(chunks)
         else:
             layout.view[:] = buffer.payload[: layout.size]
@@ -236,30 +302,98 @@ class _Sending:
             request.Start()
 
 
-class _Send:
-    __slots__ = ("_idle", "_kept", "_oversubscribed", "_sending")
+class _Testable(Protocol):
+    def Test(self) -> bool: ...
 
-    def __init__(self, sending: _Sending, idle: list[_Sending], *, oversubscribed: bool, kept: object) -> None:
+
+class _Advancing:
+    """What a rank waits for while it has sends to begin."""
+
+    __slots__ = ("_communicator", "_is_complete")
+
+    def __init__(self, communicator: MpiCommunicator, is_complete: Callable[[], bool]) -> None:
+        self._communicator = communicator
+        self._is_complete = is_complete
+
+    def Test(self) -> bool:
+        self._communicator.advance()
+        return self._is_complete()
+
+
+class _Send:
+    __slots__ = ("_communicator", "_idle", "_kept", "_sending")
+
+    def __init__(self, communicator: MpiCommunicator, sending: _Sending, idle: list[_Sending], *, kept: object) -> None:
+        self._communicator = communicator
         self._sending: _Sending | None = sending
         self._idle = idle
-        self._oversubscribed = oversubscribed
         self._kept = kept  # MPI reads this buffer until the requests are complete
 
     def wait(self) -> None:
         if self._sending is not None:
             sending, self._sending = self._sending, None
             for request in sending.requests:
-                wait_for(request, self._oversubscribed)
+                self._communicator.complete(request)
             # Only now: a persistent request must be complete before it is started again.
             self._idle.append(sending)
             self._kept = None
 
     def test(self) -> bool:
+        if self._communicator.queued:
+            self._communicator.advance()
         return self._sending is None or all(request.Test() for request in self._sending.requests)
 
 
+class _QueuedSend:
+    """A send that begins when its tensor has been copied, and those before it to the same peer with the same tag have begun."""
+
+    __slots__ = ("_begin", "_begun", "_communicator", "_leaving")
+
+    def __init__(
+        self,
+        communicator: MpiCommunicator,
+        layout: _Layout,
+        *,
+        dest: Rank,
+        tag: int,
+        leaving: Leaving | None,
+        kept: Tensor,
+    ) -> None:
+        def begin() -> _Send:
+            idle, sending = communicator._begin_send(layout, dest, tag)  # noqa: SLF001 - a part of the communicator
+            return _Send(communicator, sending, idle, kept=kept)
+
+        self._communicator = communicator
+        self._begin = begin
+        self._begun: _Send | None = None
+        self._leaving = leaving
+
+    def can_begin(self) -> bool:
+        return self._leaving is None or self._leaving.is_copied()
+
+    def wait_for_copy(self) -> None:
+        if self._leaving is not None:
+            self._leaving.wait()
+
+    def begin(self) -> None:
+        self._begun = self._begin()
+
+    def wait(self) -> None:
+        if self._begun is None:
+            self._communicator.complete(_Advancing(self._communicator, lambda: self._begun is not None))
+        assert self._begun is not None  # noqa: S101 - `complete` has waited for it
+        self._begun.wait()
+        if self._leaving is not None:
+            self._communicator.release(self._leaving)
+            self._leaving.end()
+
+    def test(self) -> bool:
+        self._communicator.advance()
+        return self._begun is not None and self._begun.test()
+
+
 class _Receive:
-    __slots__ = ("_buffer", "_chunks", "_communicator", "_host", "_layout", "_source", "_tag", "_tensor")
+    __slots__ = ("_arriving", "_buffer", "_chunks", "_communicator", "_layout", "_source", "_tag", "_tensor")
 
     def __init__(
         self,
@@ -269,7 +403,7 @@ class _Receive:
         *,
         chunks: _Requests,
         tensor: Tensor,
-        host: Tensor,
+        arriving: Arriving | None,
         source: Rank,
         tag: int,
     ) -> None:
@@ -278,7 +412,7 @@ class _Receive:
         self._buffer = buffer
         self._chunks = chunks
         self._tensor = tensor
-        self._host = host
+        self._arriving = arriving
         self._source = source
         self._tag = tag
 
@@ -288,12 +422,15 @@ class _Receive:
             communicator._finish_receive(  # noqa: SLF001  this class is a part of the communicator
                 self._layout, self._buffer, self._chunks, source=self._source, tag=self._tag, tensor=self._tensor
             )
-            if self._host is not self._tensor:
-                self._tensor.detach().copy_(self._host)
+            if self._arriving is not None:
+                communicator.release(self._arriving)
+                self._arriving.end()
 
     def test(self) -> bool:
         if self._communicator is None:
             return True
+        if self._communicator.queued:
+            self._communicator.advance()
         if self._buffer.request is None or not self._buffer.request.Test():
             return False
         fits = self._buffer.data.startswith(self._layout.header)  # if not, `wait()` raises
@@ -306,7 +443,7 @@ def _described(header: bytes) -> str:
     return f"{str(DTYPES[dtype]).removeprefix('torch.')} of shape {tuple(shape[:dims])}"
 
 
-def wait_for(request: MPI.Request, oversubscribed: bool) -> None:  # noqa: FBT001  hot path
+def wait_for(request: _Testable, oversubscribed: bool) -> None:  # noqa: FBT001  hot path
     """Poll until the request is complete.
 
     At first the rank polls without a pause, for at most some 50 µs: an answer that is on its way arrives before the

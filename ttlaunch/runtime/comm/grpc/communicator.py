@@ -13,26 +13,33 @@ from ttlaunch.runtime.comm.grpc.frames import Layout, bytes_of
 from ttlaunch.runtime.comm.grpc.links import Links
 from ttlaunch.runtime.comm.grpc.shared_state import StateSource
 from ttlaunch.runtime.comm.protocol import DTYPES, ENV_SYNCHRONOUS_SENDS, Pending, check_sendable
+from ttlaunch.runtime.comm.staging import Arriving, Leaving, Staging
 from ttlaunch.runtime.world import Rank
 
 _MOST_TAG = 2**32 - 1
 
 
 class GrpcCommunicator:
-    """Tensors between the ranks of a world. Waiting ranks sleep. CUDA tensors travel through host memory.
+    """Tensors between the ranks of a world. Waiting ranks sleep. CUDA tensors travel through pinned host memory.
+
+    A send of a CUDA tensor returns when the tensor has been copied there.
 
     Cost: for each `CHUNK_BYTES` of a tensor, or part of it, one frame of those bytes and a header of 112 bytes. A tensor above
         `INLINE_BYTES` is sent when its receive has begun, so a sender that comes first waits for a round trip.
     """
 
-    def __init__(self, directory: Directory, *, rank: Rank) -> None:
+    def __init__(self, directory: Directory, *, rank: Rank, staging: Staging | None = None) -> None:
         """Begin to listen; streams are opened when they are first used.
+
+        Args:
+            staging: None: that of CUDA devices, once a tensor of one is sent or received.
 
         Raises:
             CommunicationError: The rank cannot listen where the directory says.
         """
         self.rank = rank
         self._among = [Rank(peer) for peer in range(len(directory.names))]
+        self._staging = staging
         synchronous = os.environ.get(ENV_SYNCHRONOUS_SENDS) == "1"
         self._links = Links(directory, rank=rank, inline_bytes=-1 if synchronous else INLINE_BYTES)
 
@@ -49,13 +56,20 @@ class GrpcCommunicator:
         self.irecv(tensor, source=source, tag=tag).wait()
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
-        message = self._message(tensor, dest, tag)
+        self._check(tensor, dest, tag)
+        staging = self._staging_of(tensor)
+        leaving = None if staging is None else staging.leave(tensor, dest=dest, tag=tag)
+        if leaving is not None:
+            leaving.wait()  # the thread of the streams may send at once
+        message = _Message(tensor if leaving is None else leaving.host, self._links, staged=leaving)
         self._links.send(message.transfer, dest=dest, tag=tag)
         return message
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
-        message = self._message(tensor, source, tag)
-        message.is_filled_at_end = message.host is not tensor
+        self._check(tensor, source, tag)
+        staging = self._staging_of(tensor)
+        arriving = None if staging is None else staging.arrive(tensor, source=source, tag=tag)
+        message = _Message(tensor if arriving is None else arriving.host, self._links, staged=arriving)
         self._links.receive(message.transfer, source=source, tag=tag)
         return message
 
@@ -116,28 +130,34 @@ class GrpcCommunicator:
         """End all streams. Collective: call it after a barrier."""
         self._links.close()
 
-    def _message(self, tensor: Tensor, peer: Rank, tag: int) -> "_Message":
+    def _check(self, tensor: Tensor, peer: Rank, tag: int) -> None:
         check_sendable(tensor)
         if not 0 <= peer < len(self._among):
             raise ValueError(f"there is no rank {peer} in a world of {len(self._among)}")
         if not 0 <= tag <= _MOST_TAG:
             raise ValueError(f"tag {tag} is not between 0 and {_MOST_TAG}")
-        host = tensor if tensor.is_cpu else tensor.detach().cpu()
-        layout = Layout(DTYPES.index(host.dtype), tuple(host.shape), host.nbytes)
-        return _Message(Transfer(layout, bytes_of(host)), self._links, tensor=tensor, host=host)
+
+    def _staging_of(self, tensor: Tensor) -> Staging | None:
+        """Return what stages a tensor; None for one that travels from where it is."""
+        if self._staging is None:
+            if tensor.is_cpu:
+                return None
+            from ttlaunch.runtime.comm.cuda_copier import cuda_staging  # noqa: PLC0415  only ranks with such tensors
+
+            self._staging = cuda_staging()
+        return self._staging if self._staging.takes(tensor) else None
 
 
 class _Message:
-    """A transfer, and the tensors whose memory it reads or writes."""
+    """A transfer, and the tensor in host memory whose bytes it reads or writes, which lives as long as the transfer."""
 
-    __slots__ = ("_links", "_tensor", "host", "is_filled_at_end", "transfer")
+    __slots__ = ("_links", "_staged", "transfer")
 
-    def __init__(self, transfer: Transfer, links: Links, *, tensor: Tensor, host: Tensor) -> None:
-        self.transfer = transfer
-        self.host = host
-        self.is_filled_at_end = False
+    def __init__(self, host: Tensor, links: Links, *, staged: Leaving | Arriving | None) -> None:
+        layout = Layout(DTYPES.index(host.dtype), tuple(host.shape), host.nbytes)
+        self.transfer = Transfer(layout, bytes_of(host))
         self._links = links
-        self._tensor = tensor
+        self._staged = staged
 
     def wait(self) -> None:
         with self._links.changed:
@@ -145,9 +165,9 @@ class _Message:
                 self._links.changed.wait()
         if self.transfer.error is not None:
             raise self.transfer.error
-        if self.is_filled_at_end:
-            self._tensor.detach().copy_(self.host)
-            self.is_filled_at_end = False
+        if self._staged is not None:
+            self._staged.end()
+            self._staged = None
 
     def test(self) -> bool:
         return self.transfer.done
