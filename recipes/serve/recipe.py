@@ -31,6 +31,7 @@ class ServeConfig(Section):
     max_streams: Annotated[int, Field(ge=1, le=64)] = Field(8, description="slots: streams computed at once")
     max_waiting: Annotated[int, Field(ge=0, le=4096)] = Field(32, description="streams that may wait for a slot")
     max_context: Positive | None = Field(None, description="tokens of a stream; null: max_sequence_length")
+    training_rows: Positive | None = Field(None, description="tokens of a micro-batch; null: those of one sequence")
     exact: Literal["auto", "on", "off"] = Field("auto", description="on: only with the bits of training; off: faster")
     until_left: bool = Field(default=False, description="end when everybody who has connected has left again")
     guesses: bool = Field(default=True, description="compute guessed tokens in idle rows; changes no token")

@@ -97,8 +97,7 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
         **share,
     )
     padding, gather = agree_on_padding(ctx, sharing, served.exact), columns_among(ctx, sharing)
-    products = Products(cfg, model, gather=gather, padding=padding, **share)
-    broken = why_not_exact(cfg, ctx, model, products=products, exact=served.exact)
+    products = Products(cfg, model, gather=gather, padding=padding, training_rows=served.training_rows, **share)
     part = CachedPart(
         cfg,
         model,
@@ -107,6 +106,7 @@ def _part(cfg: Config, ctx: RankContext) -> tuple[CachedPart, list[str]]:
         products=products,
         scores_later=has_head and place < count - 1,
     )
+    broken = why_not_exact(cfg, ctx, model, part=part, exact=served.exact, training_rows=served.training_rows)
     return part, broken
 
 

@@ -27,6 +27,14 @@ def test_resume_of_compressed_gradients_with_other_workers_is_a_warning(ttlaunch
     golden("warnings/C077.txt", answer.stderr)
 
 
+def test_resume_on_another_device_is_a_warning(ttlaunch, trained, golden):
+    """The weights go on to the bit; what comes after them is rounded otherwise."""
+    trained("a", 10, recipe="data_parallel")
+    answer = ttlaunch("run data_parallel --resume latest --set device_config.device=auto --dry-run")
+    assert 0 == answer.status
+    golden("warnings/C078.txt", answer.stderr)
+
+
 def test_a_slow_worker_that_there_is_not_is_refused(refused):
     text = "elastic_dp_config:\n  slow_workers: {0: 2, 2: 3}\n"
     refused("run elastic_dp -c train.yaml", files={"train.yaml": text}, status=3)

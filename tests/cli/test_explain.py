@@ -23,6 +23,7 @@ _NEEDS_MORE = {
     "P016": "hosts that are reached over SSH",
     "P071": "a plan that is made, since it is a warning; `tests/engines/test_choice.py` has it",
     "P075": "a plan that is made, since it is a warning; `tests/app/test_early_variables.py` has it",
+    "P076": "a machine with a GPU; `tests/hosts/doctor/test_cuda.py` has it",
     "P073": "a cluster of Slurm, and is a warning; `tests/cluster/test_submit.py` has it",
     "P069": "a run that starts, since it is a warning; `tests/app/test_torchrun_options.py` has it",
     "P066": "a run that starts, since it is a warning; `tests/app/test_check_python.py` has it",

@@ -10,10 +10,20 @@ from ttlaunch.runtime.comm.torch_group import _listen, _own_network, process_gro
 
 
 def test_ranks_of_one_host_listen_where_no_other_host_can_reach_them():
-    listener, said = _listen(["here\n1", "here\n2"])
+    listener, said = _listen(["here\n1\n", "here\n2\n"], [0, 1])
     with listener:
         assert ("127.0.0.1", listener.getsockname()[1]) == listener.getsockname()
         assert f"127.0.0.1\n{listener.getsockname()[1]}\none host" == said
+
+
+def test_two_ranks_on_one_cuda_device_are_named_and_two_hosts_may_have_devices_of_one_name():
+    """NCCL refuses the first after all have connected, and names no rank; a container may give devices on two hosts one name."""
+    assert _listen(["a\n1\nGPU-7", "a\n2\nGPU-8", "a\n3\nGPU-7"], [4, 5, 6]) == (
+        None,
+        "\n\na CUDA device for each rank, and ranks 4 and 6 share one",
+    )
+    listener, _ = _listen(["a\n1\nGPU-7", "a\n2\nGPU-8"], [0, 1])
+    listener.close()
 
 
 def test_the_network_that_mpi_was_told_to_use_is_used(monkeypatch):

@@ -95,11 +95,14 @@ def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
     if choice is None or choice.loaded.checked.device_config.device != "cuda":
         return []
     from ttlaunch.agent.probe import gpu_files
-    from ttlaunch.hosts.doctor.cuda import Gpus, check_cuda
+    from ttlaunch.hosts.doctor.cuda import Gpus, check_cuda, check_one_each
 
     is_ours = prepared.surroundings.python == sys.executable  # this process can only look up its own packages
     gpus = Gpus(tuple(gpu_files()), installed_version("torch") if is_ours else None)
-    return check_cuda(choice.loaded, dict.fromkeys(prepared.plan.hosts, gpus), topology=prepared.topology)
+    hosts = dict.fromkeys(prepared.plan.hosts, gpus)
+    found = check_cuda(choice.loaded, hosts, topology=prepared.topology)
+    ranks_on = [row.host for row in prepared.plan.ranks]
+    return found or check_one_each(choice.loaded, hosts, ranks_on=ranks_on, needs=choice.recipe.needs_processes)
 
 
 def _no_free_port(error: OSError) -> Diagnostic:

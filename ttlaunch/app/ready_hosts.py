@@ -28,7 +28,7 @@ from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity
 from ttlaunch.engines.base import Capability
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_everything
-from ttlaunch.hosts.doctor.cuda import check_cuda, gpus_of_hosts
+from ttlaunch.hosts.doctor.cuda import check_cuda, check_one_each, gpus_of_hosts
 from ttlaunch.hosts.doctor.facts import HostFacts, facts_of_launcher
 from ttlaunch.hosts.doctor.network import NetworkChoice, check_choice, choose_network
 from ttlaunch.hosts.doctor.pair_checks import check_pairs
@@ -187,7 +187,10 @@ def _check_hosts(
     )
     found = [diagnostic for diagnostic in checked if diagnostic.severity is Severity.ERROR]
     if prepared.description.choice is not None:
-        found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=topology)
+        choice_made, gpus = prepared.description.choice, gpus_of_hosts(answers.facts)
+        found += check_cuda(choice_made.loaded, gpus, topology=topology)
+        ranks_on = [row.host for row in prepared.plan.ranks]
+        found += check_one_each(choice_made.loaded, gpus, ranks_on=ranks_on, needs=choice_made.recipe.needs_processes)
         from ttlaunch.app.served_memory import check_hosts  # programs start sooner without it
 
         found += check_hosts(prepared, answers.facts)

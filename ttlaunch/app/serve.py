@@ -37,6 +37,7 @@ _OF_MODEL = ("embedding.", "blocks.", "head.")
 _DTYPES = {"F32": "float32"}
 _LONGEST = 300
 _LEAST_COLUMNS = 16
+_OF_TRAINING = ("seed", "model_type", "tokenizer_type", "precision")
 """The least columns of a matrix that a rank may have, if its products are to have the bits of whole ones."""
 
 
@@ -94,9 +95,9 @@ def find_served(
         raise LaunchError(found)
     config = checkpoint.manifest["config"]
     training, sizes = read_section(config, "training_config"), read_section(config, "transformer_config")
-    _check_model(training, config)
+    _check_model(training, config, options.overrides)
     weights = whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
-    sizes = {**sizes, "max_sequence_length": _length(sizes, options)}
+    sizes_of_training, sizes = sizes, {**sizes, "max_sequence_length": _length(sizes, options)}
     _check_stages(sizes, options)
     if options.split == "columns":
         check_shares(sizes, options.ranks, kind=training["model_type"], vocabulary=weights[_EMBEDDING].shape[0])
@@ -106,6 +107,7 @@ def find_served(
         "weights_sha256": hash_of_weights(weights),
         "provenance_sha256": hash_of_provenance(checkpoint.manifest),
         "vocabulary": weights[_EMBEDDING].shape[0],
+        "training_rows": training["micro_batch_size"] * sizes_of_training["max_sequence_length"],
         "alphabet": find_alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
         **_tokenizer_of(training, working_folder),
     }
@@ -236,9 +238,9 @@ def _overrides(
     training, data = read_section(config, "training_config"), read_section(config, "data_config")
     device = read_section(config, "device_config")
     sections: dict[str, Mapping[str, Any]] = {
-        "training_config": {name: training[name] for name in ("seed", "model_type", "tokenizer_type", "precision")},
+        "training_config": {name: training[name] for name in _OF_TRAINING},
         "transformer_config": {**sizes, "dropout_prob": 0.0},
-        "device_config": {name: device[name] for name in ("device", "threads_per_rank")},
+        "device_config": {name: device[name] for name in ("device", "threads_per_rank", "deterministic")},
         "serve_config": serve,
     }
     if _is_drawn(config):
@@ -292,8 +294,8 @@ def read_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return dumped
 
 
-def _check_model(training: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Check that the model continues texts, in a number format that a CPU has.
+def _check_model(training: Mapping[str, Any], config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Check that the model continues texts, in a number format that the device has.
 
     Raises:
         LaunchError: It does not.
@@ -302,7 +304,10 @@ def _check_model(training: Mapping[str, Any], config: Mapping[str, Any]) -> None
     if kind == "conv":
         message = "the checkpoint's model classifies images (`model_type: conv`), so there is no text to continue"
         raise usage_error(message, "serve a run with `model_type: gpt`")
-    if training["precision"] == "fp16" and read_section(config, "device_config")["device"] != "cuda":
+    given = dict(one.partition("=")[::2] for one in overrides)
+    precision = given.get("training_config.precision", training["precision"])
+    device = given.get("device_config.device", read_section(config, "device_config")["device"])
+    if precision == "fp16" and device == "cpu":
         message = "the checkpoint was trained with `precision: fp16`, in which no CPU computes products as in training"
         raise usage_error(
             message, "`--set training_config.precision=fp32` serves it, with other bits than the training's"

@@ -1,6 +1,7 @@
 """Check that a run that resumes from a checkpoint continues its training, with the bits of an uninterrupted run.
 
-The number of ranks, their sockets and the validation interval may change; values on which the bits depend may not.
+The number of ranks, their sockets and the validation interval may change; values on which the bits depend may not, except the
+device: a training may go on elsewhere, and the user is told that its bits are others from there.
 """
 
 import json
@@ -38,7 +39,7 @@ class Change:
 def check_same_training(
     manifest: Mapping[str, Any], loaded: LoadedConfig, *, text_sha256: str | None, fixed: Sequence[str] = ()
 ) -> list[Diagnostic]:
-    """Report every reason why this configuration does not continue the checkpoint's training.
+    """Report every reason why this configuration does not continue the checkpoint's training; else, what it continues otherwise.
 
     Args:
         manifest: The checkpoint's manifest.
@@ -50,7 +51,8 @@ def check_same_training(
     model = type(loaded.checked)
     changes = list(find_changes(manifest["config"], now, model=model, fixed=fixed))
     shape = [change for change in changes if _is_in(change.key, marked(model, Bits.SHAPE))]
-    rest = [change for change in changes if change not in shape]
+    elsewhere = [change for change in changes if _is_in(change.key, marked(model, Bits.DEVICE))]
+    rest = [change for change in changes if change not in (*shape, *elsewhere)]
     found = list(_state_of_another_recipe(manifest, loaded, now, fixed=fixed))
     if shape:
         found.append(
@@ -69,7 +71,7 @@ def check_same_training(
     if not found and manifest["step"] > steps:
         message = f"the checkpoint is of step {manifest['step']}, but the run has {counted(steps, 'step')}"
         found.append(Diagnostic("C040", message, loaded.label("training_config.steps")))
-    return found or list(_other_senders(manifest["config"], now, loaded))
+    return found or [*_other_senders(manifest["config"], now, loaded), *_other_device(manifest, elsewhere, loaded)]
 
 
 def check_same_model(manifest: Mapping[str, Any], loaded: LoadedConfig) -> list[Diagnostic]:
@@ -99,6 +101,16 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
     kept = "the checkpoint keeps the compression error of each sender; a sender that it does not have begins with none"
     what = f"with `compression_config.kind: {kind}` bits depend on who sends"
     warning = _diagnose("C077", what, changed, loaded=loaded)
+    yield replace(warning, notes=(*warning.notes, kept), severity=Severity.WARNING)
+
+
+def _other_device(manifest: Mapping[str, Any], changes: list[Change], loaded: LoadedConfig) -> Iterator[Diagnostic]:
+    """Warn if the checkpoint is of another device."""
+    if not changes:
+        return
+    what = "the checkpoint is of another device, which rounds otherwise"
+    warning = _diagnose("C078", what, changes, loaded=loaded, hints=_as_before(changes))
+    kept = f"up to step {manifest['step']} the bits are those of the checkpoint; from there they are those of neither device alone"
     yield replace(warning, notes=(*warning.notes, kept), severity=Severity.WARNING)
 
 

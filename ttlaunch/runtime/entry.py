@@ -363,7 +363,7 @@ def read_checked_corpus(recipe: Recipe, world: World) -> Corpus | None:
 
 
 def choose_device(cfg: DeviceConfig, *, local_rank: int) -> "torch.device":
-    """What a rank computes on; sets torch's threads, and the device of this thread."""
+    """What a rank computes on; sets torch's threads, and for a CUDA device also this thread's device and which kernels are allowed."""
     import torch  # noqa: PLC0415  after the world is checked
 
     torch.set_num_threads(cfg.threads_per_rank)
@@ -371,7 +371,14 @@ def choose_device(cfg: DeviceConfig, *, local_rank: int) -> "torch.device":
     if not cuda:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise RuntimeError("`device_config.device` is cuda, and torch finds no CUDA device on this host")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}"
+        raise RuntimeError(f"`device_config.device` is cuda, and torch finds no CUDA device on this host{why}")
+    if cfg.deterministic:
+        # The backward pass of attention adds with atomics otherwise, and products may divide their sums by what other streams do.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(mode=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it is a property
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

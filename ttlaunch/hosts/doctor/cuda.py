@@ -3,18 +3,23 @@
 Where there is a device file and a torch that was built for it, only the rank can find out; it reports it at start (R002).
 """
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import Diagnostic, Label
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.model import Topology
 
 if TYPE_CHECKING:
     from ttlaunch.spec.recipe.config import LoadedConfig
+    from ttlaunch.spec.recipe.declare import NeedsProcesses
 
 _KEY = "device_config.device"
+_DEVICE_FILE = re.compile(r"/dev/nvidia[0-9]+")
 _INSTEAD = f"`--set {_KEY}=auto` computes on the CPU where there is no GPU"
 
 
@@ -62,6 +67,40 @@ def check_cuda(loaded: "LoadedConfig", hosts: Mapping[str, Gpus], *, topology: T
     others = tuple(Label(spans[host], text) for host, text in reasons.items() if host in spans)
     message = f"`device` is `cuda`, and torch can find no CUDA device on {first}{more}: {reason}"
     return [Diagnostic("P044", message, label, others, hints=(_INSTEAD,))]
+
+
+def check_one_each(
+    loaded: "LoadedConfig", hosts: Mapping[str, Gpus], *, ranks_on: Iterable[str], needs: "Sequence[NeedsProcesses]"
+) -> list[Diagnostic]:
+    """An error if ranks are to share a CUDA device in a group of torch's: NCCL needs one for each.
+
+    Args:
+        loaded: The configuration.
+        hosts: The hosts by their name in the hostfile.
+        ranks_on: The host of each rank.
+        needs: What of the recipe needs a process for each rank, because it is torch's.
+    """
+    if loaded.checked.device_config.device != "cuda":
+        return []
+    from ttlaunch.spec.recipe.config import value_of  # noqa: PLC0415 - only runs on GPUs need it
+
+    need = next((one for one in needs if value_of(loaded, one.key) == one.value), None)
+    if need is None:
+        return []
+    for host, ranks in Counter(ranks_on).items():
+        devices = sum(bool(_DEVICE_FILE.fullmatch(file)) for file in (hosts[host].files if host in hosts else ()))
+        if 0 < devices < ranks:
+            message = (
+                f"{counted(ranks, 'rank')} of {host} would share {counted(devices, 'CUDA device')}: `{need.key}` "
+                "uses NCCL, which needs one for each rank"
+            )
+            key = need.key if loaded.span(need.key) else _KEY
+            hints = (
+                f"`-n {devices}` starts a rank for each device",
+                "other recipes share a device: `data_parallel`, `zero`",
+            )
+            return [Diagnostic("P076", message, loaded.label(key, need.because), hints=hints)]
+    return []
 
 
 def _why_not(gpus: Gpus) -> str | None:

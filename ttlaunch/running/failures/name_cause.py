@@ -44,6 +44,7 @@ _SIGNALS = {
 _MOST_LINES, _LONGEST_LINE = 12, 500
 """How much of an exception's message and notes a verdict shows."""
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
+_OF_DEVICE, _NOT_DETERMINISTIC = "CUDA out of memory", "does not have a deterministic implementation"
 _PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
 _HIDDEN = quick_pattern(r"'([\w.]+)' is not a package\Z")
 """How Python says that it found a file where it looked for a package."""
@@ -121,10 +122,10 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
             f"`{name}: {first_line}`" if first_line else f"`{name}`",
             *more,
             *_clean_up_facts(state),
-            *_memory_facts(state.exit, kind),
+            *_memory_facts(state.exit, kind, first_line),
             *_peer_facts(kind),
         ),
-        next_step=_rename(kind, first_line),
+        next_step=_advice(kind, first_line),
         step=error.step,
         comes_again=other_world or kind in _COMES_AGAIN,
     )
@@ -167,12 +168,12 @@ def name_ending(state: RankState, ending: RankExit, tail: StderrTail, *, kind: C
     elif raised is not None and kind is not Cause.EXITED and ending.status == 1:
         code, cause = _CODES.get(kind, "R002"), _exception_clause(kind, raised.type, raised.message)
         place, facts = f"{raised.file}:{raised.line}" if raised.file else None, (f"`{raised.type}: {raised.message}`",)
-        advice = _rename(kind, raised.message)
+        advice = _advice(kind, raised.message)
     elif kind is Cause.LOST_PEER:
         cause, facts = "lost its peer", (f"it exited with status {ending.status}",)
     else:
         cause = f"exited with status {ending.status}"
-    facts += (*_memory_facts(ending, kind), *_peer_facts(kind))
+    facts += (*_memory_facts(ending, kind, raised.message if raised else ""), *_peer_facts(kind))
     return _failure(
         state,
         kind=kind,
@@ -229,8 +230,10 @@ def _exception_clause(kind: Cause, name: str, message: str) -> str:
     return _EXCEPTIONS.get(kind, "raised {}").format(name)
 
 
-def _rename(kind: Cause, message: str) -> str | None:
-    """Suggest to rename a file that hides a package, such as a `torch.py` beside the program; None for other mistakes."""
+def _advice(kind: Cause, message: str) -> str | None:
+    """Suggest to rename a file that hides a package, such as a `torch.py` beside the program, or to allow a kernel; None: nothing."""
+    if _NOT_DETERMINISTIC in message:
+        return "`--set device_config.deterministic=false` allows it; the bits then differ from run to run"
     hidden = _HIDDEN.search(message) if kind is Cause.IMPORT_ERROR else None
     return f"rename your `{hidden[1].replace('.', '/')}.py`: it hides the package of this name" if hidden else None
 
@@ -239,9 +242,12 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def _memory_facts(ending: RankExit | None, kind: Cause) -> tuple[str, ...]:
-    """Describe the rank's memory if memory was the cause; after a SIGKILL for another reason, note that it was not."""
-    if ending is None:
+def _memory_facts(ending: RankExit | None, kind: Cause, message: str) -> tuple[str, ...]:
+    """Describe the rank's memory if memory was the cause; after a SIGKILL for another reason, note that it was not.
+
+    Of a device's memory, the exception's own message tells what there was.
+    """
+    if ending is None or (kind is Cause.OUT_OF_MEMORY and _OF_DEVICE in message):
         return ()
     if kind is Cause.KILLED and ending.signal == signal.SIGKILL and ending.oom_kills == 0:
         return (_NOT_MEMORY,)

@@ -41,7 +41,7 @@ def process_group(ctx: Communicator, *, among: Sequence[Rank], device: torch.dev
         device: NCCL carries tensors of CUDA devices, gloo those in host memory.
 
     Raises:
-        ValueError: The ranks are threads of one process, as in `ttlaunch simulate`.
+        ValueError: The ranks are threads of one process, as in `ttlaunch simulate`, or two of them share a CUDA device.
 
     Cost: a `gather` and a `broadcast` of 256 bytes; the store and the group then open connections of their own.
     Order: the first rank listens before it sends its address. Torch decides the order of its own sums.
@@ -69,14 +69,14 @@ def _recorded_set_up(ctx: Communicator, among: Sequence[Rank]) -> AbstractContex
 
 def _set_up(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -> None:
     place = among.index(ctx.rank)
-    me = _padded(f"{socket.gethostname()}\n{os.getpid()}")
+    me = _padded(f"{socket.gethostname()}\n{os.getpid()}\n{_identity(device)}")
     processes = [_text(row) for row in gather(ctx, me, root=among[0], among=among)]
-    listener, reply = _listen(processes) if place == 0 else (None, "")
+    listener, reply = _listen(processes, among) if place == 0 else (None, "")
     answer = _padded(reply)
     broadcast(ctx, answer, root=among[0], among=among)
     address, port, where = _text(answer).split("\n")
     if not port:
-        raise ValueError("torch's process group needs a process for each rank, and these ranks share one")
+        raise ValueError(f"torch's process group needs {where}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _own_network(is_one_host=where == _ONE_HOST)[0])
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports it without saying so
         address,
@@ -91,14 +91,25 @@ def _set_up(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -
     dist.init_process_group(backend, store=store, rank=place, world_size=len(among), timeout=_COLLECTIVE_TIMEOUT)
 
 
-def _listen(processes: list[str]) -> tuple[socket.socket | None, str]:
+def _identity(device: torch.device) -> str:
+    """What distinguishes a CUDA device from the others of its host; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _listen(rows: list[str], among: Sequence[Rank]) -> tuple[socket.socket | None, str]:
     """Open a socket for the ranks' hosts; return it with the lines address, port, and `_ONE_HOST` if they share a host.
 
-    If ranks share a process there is no socket, and the lines are empty.
+    If ranks share a process or a CUDA device there is no socket; the first two lines are empty, and the third says what is needed.
     """
+    processes, devices = (
+        [tuple(row.split("\n")[place] for place in places) for row in rows] for places in ((0, 1), (0, 2))
+    )
     if len(set(processes)) < len(processes):
-        return None, "\n\n"
-    where = _ONE_HOST if len({row.split("\n")[0] for row in processes}) == 1 else ""
+        return None, "\n\na process for each rank, and these ranks share one"
+    shared = [rank for rank, one in zip(among, devices, strict=True) if one[1] and devices.count(one) > 1]
+    if shared:
+        return None, f"\n\na CUDA device for each rank, and ranks {shared[0]} and {shared[1]} share one"
+    where = _ONE_HOST if len({host for host, _ in processes}) == 1 else ""
     _, address = _own_network(is_one_host=where == _ONE_HOST)
     listener = socket.create_server((address, 0), backlog=len(processes))
     return listener, f"{address}\n{listener.getsockname()[1]}\n{where}"

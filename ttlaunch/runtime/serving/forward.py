@@ -24,6 +24,9 @@ from ttlaunch.runtime.serving.products import Products
 from ttlaunch.runtime.serving.step_plan import Copy, Span, StepPlan
 from ttlaunch.spec.recipe.sections import TrainingFile
 
+_MOST_GUESSED = 16
+"""On a GPU, products have up to some hundred idle rows, and logits of all of them would take long to copy."""
+
 _SHORT_BYTES = 1 << 16
 """Logits of guessed rows that another part sends: more of them would take longer than what guesses save."""
 
@@ -63,9 +66,9 @@ class KvCache:
         self.keys = products.padding.key_count(context, self.length)
         self.right_keys = _right_keys(cfg, products)
         shape = (blocks if heads else 0, slots, heads, self.keys, width)
-        self.keys_LSHCW = torch.zeros(shape, dtype=products.format)
-        self.values_LSHCW = torch.zeros(shape, dtype=products.format)
-        self.tokens_SC = torch.zeros(slots, context, dtype=torch.int64)
+        self.keys_LSHCW = torch.zeros(shape, dtype=products.format, device=products.device)
+        self.values_LSHCW = torch.zeros(shape, dtype=products.format, device=products.device)
+        self.tokens_SC = torch.zeros(slots, context, dtype=torch.int64, device=products.device)
 
     @property
     def slots(self) -> int:
@@ -109,7 +112,8 @@ class _Layout:
     """
 
     def __init__(self, plan: StepPlan, cache: KvCache, products: Products) -> None:
-        spans, padding, dtype = plan.spans, products.padding, products.format
+        # Few numbers each: they are found on the CPU, and moved once.
+        spans, padding, dtype, device = plan.spans, products.padding, products.format, products.device
         padded_rows = products.product_rows(plan.rows)
         self.rows = plan.rows
         self.cos_RW = self.sin_RW = torch.empty(0)  # of a model without rotary positions
@@ -129,11 +133,11 @@ class _Layout:
         by_shape = groupby(enumerate(spans), lambda item: (item[1].slot - item[0], *_shape_of(item[1], cache, padding)))
         for (_, count, keys), members in by_shape:
             group = [span for _, span in members]
-            self.groups.append(self._together(group, count, keys=keys, firsts=firsts, dtype=dtype))
+            self.groups.append(self._together(group, count, keys=keys, firsts=firsts, dtype=dtype, device=device))
         places = torch.empty(self.rows, dtype=torch.int64)
         start = 0
         for together in self.groups:  # of a repeated row, any place will do: all have equal bits
-            flat = together.rows_Bn.reshape(-1)
+            flat = together.rows_Bn.reshape(-1).cpu()
             places[flat] = torch.arange(start, start + len(flat))
             start += len(flat)
         self.places_R = rules.padded_rows(places, self.padded_R)
@@ -141,15 +145,28 @@ class _Layout:
         self.is_in_place = (
             not self.is_padded and len(self.groups) == 1 and self.groups[0].rows_Bn.shape == (self.rows, 1)
         )
+        self.slots_R, self.positions_R, self.padded_R = (
+            index.to(device) for index in (self.slots_R, self.positions_R, self.padded_R)
+        )
+        self.kept_N, self.wanted_R, self.places_R = (
+            index.to(device) for index in (self.kept_N, self.wanted_R, self.places_R)
+        )
 
     def _together(
-        self, spans: list[Span], count: int, *, keys: int, firsts: dict[int, int], dtype: torch.dtype
+        self,
+        spans: list[Span],
+        count: int,
+        *,
+        keys: int,
+        firsts: dict[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> _Together:
         rows_Bn = torch.tensor(
             [[firsts[span.slot] + min(row, span.count - 1) for row in range(count)] for span in spans]
         )
-        bias = rules.causal_bias(self.positions_R[rows_Bn], keys=keys, dtype=dtype)
-        return _Together(slice(spans[0].slot, spans[-1].slot + 1), keys, rows_Bn, bias)
+        bias = rules.causal_bias(self.positions_R[rows_Bn].to(device), keys=keys, dtype=dtype)
+        return _Together(slice(spans[0].slot, spans[-1].slot + 1), keys, rows_Bn.to(device), bias)
 
 
 def _shape_of(span: Span, cache: KvCache, padding: rules.Padding) -> tuple[int, int]:
@@ -166,7 +183,8 @@ def _right_keys(cfg: TrainingFile, products: Products) -> list[int]:
         return []
     width, is_shared = sizes.embedding_dim // sizes.num_heads, cfg.training_config.model_type == "llama"
     is_shared &= sizes.kv_heads < sizes.num_heads
-    return right_key_counts(sizes.max_sequence_length, width=width, dtype=products.format, is_shared=is_shared)
+    length, device = sizes.max_sequence_length, products.device
+    return right_key_counts(length, width=width, dtype=products.format, is_shared=is_shared, device=device)
 
 
 def _norm_of(module: nn.LayerNorm | nn.RMSNorm) -> Callable[[Tensor], Tensor]:
@@ -237,7 +255,7 @@ class CachedPart:
         More rows take a little more time, which the guesses that are right save several times. Where another part sends logits
         of each row, there are no more of them than fit into a short message.
         """
-        rows = max(rules.QUERY_ROWS, self.products.product_rows(1))
+        rows = min(_MOST_GUESSED, max(rules.QUERY_ROWS, self.products.product_rows(1)))
         return rows if self.has_head else max(1, min(rows, _SHORT_BYTES // (4 * self._model.vocabulary)))
 
     @torch.no_grad()
@@ -250,15 +268,15 @@ class CachedPart:
                 the part before returned.
 
         Returns:
-            Where the part ends with the head, logits, shape (plan.wanted, V), float32; otherwise rows, shape (plan.rows, D),
-            float32.
+            In the CPU's memory: where the part ends with the head, logits, shape (plan.wanted, V), float32; otherwise rows,
+            shape (plan.rows, D), float32.
 
         Cost: without shares no message; with shares each block gathers four times, 7 D values a row of a gpt, and the head
             once.
         """
         for copy in plan.copies:
             self.cache.copy(copy)
-        layout = _Layout(plan, self.cache, self.products)
+        layout, x = _Layout(plan, self.cache, self.products), x.to(self.products.device)
         if self._is_llama:
             self._turn_rows(layout)
         if self.has_embedding:
@@ -269,20 +287,20 @@ class CachedPart:
         for place, (index, block) in enumerate(self._model.blocks.items()):
             padded_RD = self._run_block(block, padded_RD, name=f"blocks.{index}", place=place, layout=layout)
         if self._model.head is None or self.scores_later:
-            return padded_RD[: layout.rows]
+            return padded_RD[: layout.rows].cpu()
         return self.score(rules.padded_rows(padded_RD, layout.wanted_R))
 
     @torch.no_grad()
     def score(self, rows_LD: Tensor) -> Tensor:
-        """Return the logits of rows that have passed all blocks, shape (L, V), float32; this part has the head."""
-        wanted = len(rows_LD)
+        """Return the logits of rows that have passed all blocks, shape (L, V), float32, in the CPU's memory; this part has the head."""
+        wanted, device = len(rows_LD), self.products.device
         if self._model.head is None:
             raise ValueError("this part of the model has no head")
         if not wanted:
-            return rows_LD.new_empty(0, self._model.vocabulary)
-        padded_R = torch.arange(self.products.product_rows(wanted)).clamp_(max=wanted - 1)
-        last_RD = self._norms[self._model.head.norm](rules.padded_rows(rows_LD, padded_R))
-        return self.products.whole("head", last_RD)[:wanted].float()
+            return torch.empty(0, self._model.vocabulary)
+        padded_R = torch.arange(self.products.product_rows(wanted), device=device).clamp_(max=wanted - 1)
+        last_RD = self._norms[self._model.head.norm](rules.padded_rows(rows_LD.to(device), padded_R))
+        return self.products.whole("head", last_RD)[:wanted].float().cpu()
 
     def _embed(self, embedding: Any, tokens_R: Tensor, layout: _Layout) -> Tensor:
         if isinstance(embedding, TokenEmbedding):
@@ -293,7 +311,7 @@ class CachedPart:
             rows_RD: Tensor = embedding.token(tokens_R) + embedding.position(positions_R)
             return rows_RD
         slots_R = rules.padded_rows(layout.slots_R, layout.padded_R)
-        seen_RC = positions_R[:, None] + torch.arange(1 - CONTEXT_TOKENS, 1)
+        seen_RC = positions_R[:, None] + torch.arange(1 - CONTEXT_TOKENS, 1, device=self.products.device)
         vectors_RCD = embedding.token(self.cache.tokens_SC[slots_R[:, None], seen_RC.clamp(min=0)])
         vectors_RCD[seen_RC < 0] = 0
         return self.products.whole("embedding.context", vectors_RCD.transpose(1, 2).reshape(len(tokens_R), -1))
@@ -326,7 +344,7 @@ class CachedPart:
 
     def _turn_rows(self, layout: _Layout) -> None:
         """Look up how far the position of each row turns its queries and keys."""
-        tables = self._positions.of_length(self.cache.length, device=torch.device("cpu"))
+        tables = self._positions.of_length(self.cache.length, device=self.products.device)
         positions_R = rules.padded_rows(layout.positions_R, layout.padded_R)
         layout.cos_RW, layout.sin_RW = (table[positions_R] for table in tables)
 

@@ -21,7 +21,9 @@ _LONGEST = 4096
 
 
 @torch.no_grad()
-def right_key_counts(length: int, *, width: int, dtype: torch.dtype, is_shared: bool = False) -> list[int]:
+def right_key_counts(
+    length: int, *, width: int, dtype: torch.dtype, is_shared: bool = False, device: torch.device | str = "cpu"
+) -> list[int]:
     """Return the multiples of 32 keys with which 4 query rows have the bits of training, in ascending order.
 
     Each of them is tried, with rows at both ends of those that need just so many keys.
@@ -31,6 +33,7 @@ def right_key_counts(length: int, *, width: int, dtype: torch.dtype, is_shared: 
         width: W.
         dtype: The format of attention.
         is_shared: Whether several heads of queries share keys.
+        device: Where attention is computed.
 
     Cost: attention of one sequence with two heads, and of 4 rows three times for each number of keys; about 20 ms for 512 tokens.
     """
@@ -38,7 +41,7 @@ def right_key_counts(length: int, *, width: int, dtype: torch.dtype, is_shared: 
         return []
     generator, step = torch.Generator().manual_seed(2), rules.FEW_KEYS
     q_HTW, k_HTW, v_HTW = (
-        torch.randn(1, heads, length, width, generator=generator).to(dtype)
+        torch.randn(1, heads, length, width, generator=generator).to(device, dtype)
         for heads in ((2, 1, 1) if is_shared else (2, 2, 2))
     )
     expected_HTW = functional.scaled_dot_product_attention(q_HTW, k_HTW, v_HTW, is_causal=True, enable_gqa=is_shared)
@@ -50,8 +53,8 @@ def right_key_counts(length: int, *, width: int, dtype: torch.dtype, is_shared: 
         return torch.equal(found, rules.padded_rows(expected_HTW.transpose(0, 2), rows).transpose(0, 2))
 
     def are_right(keys: int) -> bool:
-        several = torch.arange(keys - rules.QUERY_ROWS, keys)
-        first, last = (torch.tensor([place] * rules.QUERY_ROWS) for place in (keys - step, keys - 1))
+        several = torch.arange(keys - rules.QUERY_ROWS, keys, device=device)
+        first, last = (torch.tensor([place] * rules.QUERY_ROWS, device=device) for place in (keys - step, keys - 1))
         return all(is_right(rows, keys) for rows in (first, last, several))
 
     return [keys for keys in range(step, length, step) if are_right(keys)]

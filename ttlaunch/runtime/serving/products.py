@@ -17,23 +17,24 @@ from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.serving import rules, transposed
 from ttlaunch.runtime.serving.shares import Shares
+from ttlaunch.runtime.serving.tried_rows import tried_counts
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 Gather = Callable[[Tensor, Sequence[int]], Tensor]
 """Puts together what all shares have: from this rank's columns, shape (R, n), and the number of columns of every share in
 order, to all of them, shape (R, N). Every share calls it, in the same order."""
 
-_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def compute_format(cfg: TrainingFile) -> torch.dtype:
+def compute_format(cfg: TrainingFile, device: torch.device) -> torch.dtype:
     """Return the format in which a served model computes products and attention.
 
     Raises:
-        ValueError: No served model computes in `training_config.precision`.
+        ValueError: No model is served in `training_config.precision` on this device.
     """
     precision = cfg.training_config.precision
-    if precision not in _FORMATS:
+    if precision == "fp16" and device.type == "cpu":
         raise ValueError(f"no model is served in {precision} on a CPU")
     return _FORMATS[precision]
 
@@ -44,6 +45,7 @@ class Products:
     Attributes:
         heads: The heads of every block whose keys and values this rank keeps; empty if the model has none. Of a llama, where
             heads share them, each rank has all.
+        device: Where the model is.
         format: The number format of products and attention.
         padding: Whether rows get the bits of training.
     """
@@ -57,6 +59,7 @@ class Products:
         count: int = 1,
         gather: Gather | None = None,
         padding: rules.Padding = rules.EXACT,
+        training_rows: int | None = None,
     ) -> None:
         """Take the layers of a model, or copies of a share's columns where the model has whole matrices.
 
@@ -67,13 +70,16 @@ class Products:
             count: The number of ranks that share them.
             gather: Gathers columns; required if `count` is above 1.
             padding: `rules.EXACT`, or `rules.FAST` for fewer rows with other bits.
+            training_rows: Rows of a product in training, on which bits depend on a GPU; None: those of one sequence.
 
         Raises:
-            ValueError: The matrices are too narrow for so many shares, or the precision is not served.
+            ValueError: The matrices are too narrow for so many shares, the precision is not served, or on a GPU, products of training
+                are too large to try.
         """
         if count > 1 and gather is None:
             raise ValueError("shares of matrices need a way to gather columns")
-        self.format, self.padding = compute_format(cfg), padding
+        self.device = next(model.parameters()).device
+        self.format, self.padding = compute_format(cfg, self.device), padding
         self._gather, self._place, self._count = gather, place, count
         self._sharing = Shares(cfg, count)
         self.heads = self._sharing.heads(place)
@@ -85,6 +91,11 @@ class Products:
         matrices = [weight for weight, _ in self._layers.values()]
         # Ranks that share matrices send padded rows, so their number must not depend on what each of them can do.
         is_alone = padding.is_exact and count == 1
+        self._counts: tuple[int, ...] = ()
+        if padding.is_exact and self.device.type != "cpu":
+            self._counts = tried_counts(
+                self._layers.values(), rows=training_rows or cfg.transformer_config.max_sequence_length
+            )
         has_copies = is_alone and transposed.can_transpose(matrices, least_rows=padding.least_rows)
         self._of_few_rows = (
             {name: transposed.products_of_few_rows(*layer) for name, layer in self._layers.items()}
@@ -124,6 +135,9 @@ class Products:
 
     def product_rows(self, rows: int) -> int:
         """Return to how many rows those of a step are padded."""
+        if self._counts:
+            most = self._counts[-1]
+            return next((count for count in self._counts if count >= rows), -(-rows // most) * most)
         if self._of_few_rows and rows < self.padding.least_rows:
             return max(transposed.FEWEST_ROWS, rows)
         return self.padding.product_rows(rows)
@@ -157,6 +171,8 @@ class Products:
 
     def _exact(self, name: str, rows_RK: Tensor) -> Tensor:
         weight, bias_n = self._layers[name]
+        if self._counts:
+            return self._of_tried_rows(rows_RK, weight, bias_n)
         count, least = rows_RK.shape[0], self.padding.least_rows
         if count >= least or not self._of_few_rows:
             return functional.linear(rows_RK, weight, bias_n)
@@ -165,9 +181,16 @@ class Products:
             return product(rows_RK)
         # The other layers have products of so few rows, and this one has not: it is padded alone.
         more = next((rows for rows in sorted(products) if rows > count), least)
-        padded_RK = rules.padded_rows(rows_RK, torch.arange(more).clamp_(max=count - 1))
+        padded_RK = rules.padded_rows(rows_RK, torch.arange(more, device=self.device).clamp_(max=count - 1))
         found_Rn = products[more](padded_RK) if more < least else functional.linear(padded_RK, weight, bias_n)
         return found_Rn[:count]
+
+    def _of_tried_rows(self, rows_RK: Tensor, weight: Tensor, bias_n: Tensor | None) -> Tensor:
+        """Compute a layer of which training never computed more rows at once than the last of the tried counts."""
+        most = self._counts[-1]
+        if len(rows_RK) <= most:
+            return functional.linear(rows_RK, weight, bias_n)
+        return torch.cat([functional.linear(part, weight, bias_n) for part in rows_RK.split(most)])
 
     def gathered_as(self, name: str, own_Rn: Tensor) -> Tensor:
         """Put together the columns that all shares have of the outputs of layer `name`, shape (R, N)."""

@@ -134,8 +134,9 @@ def attend(q_BHnW: Tensor, k_BHTW: Tensor, v_BHTW: Tensor, *, bias_B1nT: Tensor)
 
 def causal_bias(positions_Bn: Tensor, *, keys: int, dtype: torch.dtype) -> Tensor:
     """Return what hides from queries at these positions the keys behind them, shape (B, 1, n, keys)."""
-    hidden_BnT = torch.arange(keys) > positions_Bn[..., None]
-    return torch.zeros(hidden_BnT.shape, dtype=dtype).masked_fill_(hidden_BnT, float("-inf"))[:, None]
+    device = positions_Bn.device
+    hidden_BnT = torch.arange(keys, device=device) > positions_Bn[..., None]
+    return torch.zeros(hidden_BnT.shape, dtype=dtype, device=device).masked_fill_(hidden_BnT, float("-inf"))[:, None]
 
 
 def cut_columns(columns: int, count: int) -> list[range]:

@@ -9,12 +9,13 @@ Shapes: N = values of a flat vector, in which each parameter begins at a leaf an
 L = leaves.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -60,39 +61,43 @@ class SquaredNorms:
         """
         self.nodes: list[Node] = []
         self._run = range(parts[0].values.start, _padded(parts[-1].values.stop)) if parts else range(0)
-        places: list[int] = []
-        lefts: dict[int, list[npt.NDArray[np.int64]]] = {}
+        leaves_of: list[range] = []
         for part in parts:
             first, count = part.first // LEAF_VALUES, -(-len(part.values) // LEAF_VALUES)
             shift = (part.values.start - self._run.start) // LEAF_VALUES - first
             for leaves in aligned_subtrees(range(first, first + count)):
                 self.nodes.append((part.parameter, leaves))
-                places.append(leaves.start + shift)
-                size = 1
-                while size < len(leaves):
-                    lefts.setdefault(size, []).append(
-                        np.arange(leaves.start + shift, leaves.stop + shift, 2 * size, dtype=np.int64)
-                    )
-                    size *= 2
-        self._places = np.array(places, dtype=np.int64)
-        self._levels = [(size, np.concatenate(found)) for size, found in sorted(lefts.items())]
+                leaves_of.append(range(leaves.start + shift, leaves.stop + shift))
+        self._order = sorted(range(len(leaves_of)), key=lambda node: len(leaves_of[node]), reverse=True)
+        self._leaves = [leaves_of[node] for node in self._order]
+        self._of_size = Counter(map(len, leaves_of))
 
     def sums(self, grads_N: Tensor) -> list[float]:
         """The sum of squares at each of `nodes`; the vector is only read.
 
-        Cost: one pass over the values, and a few additions for each leaf.
+        Cost: one pass over the values, and a few additions for each leaf, on the vector's device.
         """
         if not self.nodes:
             return []
         leaves = grads_N[self._run.start : self._run.stop].view(-1, LEAF_VALUES)
         norms_L = torch.empty(len(leaves), dtype=torch.float64, device=leaves.device)
-        for norms, some in zip(norms_L.split(_LEAVES_AT_ONCE), leaves.split(_LEAVES_AT_ONCE), strict=True):
-            torch.linalg.vector_norm(some, dim=1, dtype=torch.float64, out=norms)
-        sums_L = np.square(norms_L.cpu().numpy())
-        for size, left in self._levels:
-            sums_L[left] += sums_L[left + size]
-        found: list[float] = sums_L[self._places].tolist()
-        return found
+        for norms, values in zip(norms_L.split(_LEAVES_AT_ONCE), leaves.split(_LEAVES_AT_ONCE), strict=True):
+            torch.linalg.vector_norm(values, dim=1, dtype=torch.float64, out=norms)
+        norms_L.square_()
+        # numpy needs less time for each of the small additions; a GPU's memory stays where it is.
+        sums_L, join = (norms_L.numpy(), np.concatenate) if norms_L.is_cpu else (norms_L, torch.cat)
+        # The largest nodes come first. So while every node left has two sums or more, neighbours belong to one node, and nodes that
+        # have come down to one sum are the last ones.
+        left: Any = join([sums_L[some.start : some.stop] for some in self._leaves])
+        done = []
+        size = 1
+        while len(left):
+            last = len(left) - self._of_size[size]
+            done.append(left[last:])
+            left = left[0:last:2] + left[1:last:2]
+            size *= 2
+        by_order = join(done[::-1]).tolist()
+        return [total for _, total in sorted(zip(self._order, by_order, strict=True))]
 
 
 def join_sums(sums: Iterable[tuple[Node, float]]) -> dict[int, float]:

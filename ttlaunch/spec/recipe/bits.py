@@ -19,6 +19,7 @@ class Bits(StrEnum):
     LENGTH = "length"  # only through the learning rate, since the key sets the number of steps
     SHAPE = "shape"  # another value makes another model, for which the weights do not fit
     SENDERS = "senders"  # only if gradients are compressed: the key decides whose sums are encoded
+    DEVICE = "device"  # every number is rounded otherwise; a run may go on with another value, and is told so
 
 
 @dataclass(frozen=True)

@@ -297,9 +297,15 @@ class MultihostConfig(Section):
 class DeviceConfig(Section):
     """The device on which a rank computes."""
 
-    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: cuda where a rank has it, else cpu")
+    device: Annotated[Literal["cpu", "cuda", "auto"], Bits.DEVICE] = Field(
+        "cpu", description="auto: cuda where a rank has it, else cpu"
+    )
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="torch threads; 1 gives the same bits on every host"
+    )
+    deterministic: bool = Field(
+        default=True,
+        description="on CUDA devices: only kernels that add in one order; false: others too, with other bits in each run",
     )
     mesh_shape: Annotated[Annotated[list[Positive], Field(min_length=2, max_length=2)] | None, Bits.FREE] = Field(
         None,

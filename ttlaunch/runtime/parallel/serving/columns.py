@@ -50,7 +50,7 @@ def columns_among(ctx: RankContext, ranks: Sequence[Rank]) -> Gather:
             if rank == ctx.rank:
                 parts.append(mine_Rn)
                 continue
-            arriving = torch.empty(len(mine_Rn), width, dtype=mine_Rn.dtype)
+            arriving = mine_Rn.new_empty(len(mine_Rn), width)
             waiting.append(ctx.irecv(arriving, source=rank, tag=_COLUMNS, operation="columns"))
             waiting.append(ctx.isend(mine_Rn, dest=rank, tag=_COLUMNS, operation="columns"))
             parts.append(arriving)

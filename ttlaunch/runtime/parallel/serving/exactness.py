@@ -8,8 +8,8 @@ import torch
 
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
-from ttlaunch.runtime.serving.probe import probe
-from ttlaunch.runtime.serving.products import Products
+from ttlaunch.runtime.serving.forward import CachedPart
+from ttlaunch.runtime.serving.probe import probe, probe_whole
 from ttlaunch.runtime.serving.rules import EXACT, FAST, Padding
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -32,8 +32,8 @@ def agree_on_padding(ctx: RankContext, sharing: Sequence[Rank], exact: Exactness
     Cost: two numbers between the head and each other rank.
     Order: the head receives in the order of ranks; the largest number is the same in any order.
     """
-    if exact == "off" or len(sharing) == 1:
-        return FAST if exact == "off" else EXACT
+    if exact == "off" or len(sharing) == 1 or _of_device(ctx):
+        return FAST if exact == "off" or _of_device(ctx) else EXACT
     head, *others = sharing
     rows = torch.tensor([EXACT.least_rows])
     if ctx.rank != head:
@@ -50,21 +50,28 @@ def agree_on_padding(ctx: RankContext, sharing: Sequence[Rank], exact: Exactness
 
 
 def why_not_exact(
-    cfg: TrainingFile, ctx: RankContext, model: Model, *, products: Products, exact: Exactness
+    cfg: TrainingFile,
+    ctx: RankContext,
+    model: Model,
+    *,
+    part: CachedPart,
+    exact: Exactness,
+    training_rows: int | None = None,
 ) -> list[str]:
-    """Probe this rank's part for at most two seconds; at the head, return why the bits differ from those of training.
+    """Probe this rank's part; at the head, return why the bits differ from those of training.
 
     Args:
         cfg: The model's configuration.
         ctx: Any rank of a serving run; all call this once, before the first plan.
         model: The part that this rank has.
-        products: Its linear layers.
+        part: The same with its cache, which is empty.
         exact: `on`: raise where a rule does not hold.
+        training_rows: Tokens of a micro-batch in training; None: those of one sequence.
 
     Returns:
         Sentences; empty if the bits are those of training, and at every rank but the head.
 
-    Cost: one number from every rank to the head.
+    Cost: up to two seconds, on a GPU a forward pass of a micro-batch, and one number from every rank to the head.
     Order: the head receives in the order of ranks.
 
     Raises:
@@ -72,7 +79,9 @@ def why_not_exact(
     """
     if exact == "off":
         return ["it was asked for with `--exact off`"] if ctx.rank == ctx.sole("head") else []
-    found = [*_of_device(ctx), *probe(cfg, model, products)]
+    found = _of_device(ctx) or probe(cfg, model, part.products)
+    if ctx.device.type != "cpu" and not found:
+        found = probe_whole(cfg, model, part, training_rows=training_rows or cfg.transformer_config.max_sequence_length)
     head, others = ctx.sole("head"), (*ctx.ranks("stage"), *ctx.ranks("share"))
     if ctx.rank != head:
         ctx.send(torch.tensor([len(found)]), dest=head, tag=_FINDINGS)
@@ -92,4 +101,10 @@ def why_not_exact(
 
 
 def _of_device(ctx: RankContext) -> list[str]:
-    return [] if ctx.device.type == "cpu" else ["equal bits are known for CPUs only"]
+    """Why nobody knows whether this rank gives the bits of training, whatever a probe finds."""
+    is_alone = not (ctx.ranks("share") or ctx.ranks("stage"))
+    return (
+        []
+        if ctx.device.type == "cpu" or is_alone
+        else ["equal bits of a model on several ranks are known for CPUs only"]
+    )
