@@ -85,10 +85,12 @@ class SquaredNorms:
             torch.linalg.vector_norm(values, dim=1, dtype=torch.float64, out=norms)
         norms_L.square_()
         # numpy needs less time for each of the small additions; a GPU's memory stays where it is.
+        sums_L: Any
+        join: Any
         sums_L, join = (norms_L.numpy(), np.concatenate) if norms_L.is_cpu else (norms_L, torch.cat)
         # The largest nodes come first. So while every node left has two sums or more, neighbours belong to one node, and nodes that
         # have come down to one sum are the last ones.
-        left: Any = join([sums_L[some.start : some.stop] for some in self._leaves])
+        left = join([sums_L[some.start : some.stop] for some in self._leaves])
         done = []
         size = 1
         while len(left):
