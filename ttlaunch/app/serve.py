@@ -84,8 +84,6 @@ def find_served(
     Raises:
         LaunchError: There is no such checkpoint or folder, or its model cannot be served.
     """
-    from ttlaunch.running.runs.provenance import hash_of_provenance
-
     _check_overrides(options.overrides)
     place = where if working_folder == Path.cwd() else str(working_folder / where)
     if is_model_of_others(place):
@@ -97,23 +95,43 @@ def find_served(
     training, sizes = read_section(config, "training_config"), read_section(config, "transformer_config")
     _check_model(training, config, options.overrides)
     weights = whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
-    sizes_of_training, sizes = sizes, {**sizes, "max_sequence_length": _length(sizes, options)}
+    asked = _asked(checkpoint, training, sizes, weights=weights, working_folder=working_folder)
+    sizes = {**sizes, "max_sequence_length": _length(sizes, options)}
     _check_stages(sizes, options)
     if options.split == "columns":
         check_shares(sizes, options.ranks, kind=training["model_type"], vocabulary=weights[_EMBEDDING].shape[0])
-    path = checkpoint.path.resolve()
-    asked = {
-        "model": _name(checkpoint, path),
+    overrides = _overrides(config, options, sizes=sizes, serve={**asked, **_chosen(options)})
+    spec = RunSpec(
+        RECIPE,
+        on=options.on,
+        overrides=overrides,
+        ranks=options.ranks,
+        resume=str(checkpoint.path.resolve()),
+        runs_dir=runs_dir,
+    )
+    return spec, found
+
+
+def _asked(
+    checkpoint: "Checkpoint",
+    training: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    *,
+    weights: "Mapping[str, AnyTensor]",
+    working_folder: Path,
+) -> dict[str, Any]:
+    """Return the keys of `serve_config` that follow from a checkpoint."""
+    from ttlaunch.running.runs.provenance import hash_of_provenance
+
+    return {
+        "model": _name(checkpoint, checkpoint.path.resolve()),
         "weights_sha256": hash_of_weights(weights),
         "provenance_sha256": hash_of_provenance(checkpoint.manifest),
         "vocabulary": weights[_EMBEDDING].shape[0],
-        "training_rows": training["micro_batch_size"] * sizes_of_training["max_sequence_length"],
+        "training_rows": training["micro_batch_size"] * sizes["max_sequence_length"],
         "alphabet": find_alphabet(checkpoint, training, working_folder) if training["tokenizer_type"] == "char" else [],
         **_tokenizer_of(training, working_folder),
     }
-    overrides = _overrides(config, options, sizes=sizes, serve={**asked, **_chosen(options)})
-    spec = RunSpec(RECIPE, on=options.on, overrides=overrides, ranks=options.ranks, resume=str(path), runs_dir=runs_dir)
-    return spec, found
 
 
 def _serve_folder(where: str, options: ServeOptions, *, runs_dir: Path) -> RunSpec:

@@ -80,7 +80,8 @@ class SquaredNorms:
         if not self.nodes:
             return []
         leaves = grads_N[self._run.start : self._run.stop].view(-1, LEAF_VALUES)
-        norms_L = torch.empty(len(leaves), dtype=torch.float64, device=leaves.device)
+        # Zeros, because they are read also where nothing is computed (`hollow.py`).
+        norms_L = torch.zeros(len(leaves), dtype=torch.float64, device=leaves.device)
         for norms, values in zip(norms_L.split(_LEAVES_AT_ONCE), leaves.split(_LEAVES_AT_ONCE), strict=True):
             torch.linalg.vector_norm(values, dim=1, dtype=torch.float64, out=norms)
         norms_L.square_()
