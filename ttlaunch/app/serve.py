@@ -95,12 +95,12 @@ def find_served(
     training, sizes = read_section(config, "training_config"), read_section(config, "transformer_config")
     _check_model(training, config, options.overrides)
     weights = whole_weights(checkpoint, blocks=int(sizes["num_blocks"]))
-    asked = _asked(checkpoint, training, sizes, weights=weights, working_folder=working_folder)
-    sizes = {**sizes, "max_sequence_length": _length(sizes, options)}
-    _check_stages(sizes, options)
+    served = {**sizes, "max_sequence_length": _length(sizes, options)}
+    _check_stages(served, options)
     if options.split == "columns":
-        check_shares(sizes, options.ranks, kind=training["model_type"], vocabulary=weights[_EMBEDDING].shape[0])
-    overrides = _overrides(config, options, sizes=sizes, serve={**asked, **_chosen(options)})
+        check_shares(served, options.ranks, kind=training["model_type"], vocabulary=weights[_EMBEDDING].shape[0])
+    asked = _asked(checkpoint, training, sizes, weights=weights, working_folder=working_folder)
+    overrides = _overrides(config, options, sizes=served, serve={**asked, **_chosen(options)})
     spec = RunSpec(
         RECIPE,
         on=options.on,

@@ -91,11 +91,9 @@ class Products:
         matrices = [weight for weight, _ in self._layers.values()]
         # Ranks that share matrices send padded rows, so their number must not depend on what each of them can do.
         is_alone = padding.is_exact and count == 1
-        self._counts: tuple[int, ...] = ()
-        if padding.is_exact and self.device.type != "cpu":
-            self._counts = tried_counts(
-                self._layers.values(), rows=training_rows or cfg.transformer_config.max_sequence_length
-            )
+        is_on_gpu = padding.is_exact and self.device.type != "cpu"
+        most = training_rows or cfg.transformer_config.max_sequence_length
+        self._counts = tried_counts(self._layers.values(), rows=most) if is_on_gpu else ()
         has_copies = is_alone and transposed.can_transpose(matrices, least_rows=padding.least_rows)
         self._of_few_rows = (
             {name: transposed.products_of_few_rows(*layer) for name, layer in self._layers.items()}
