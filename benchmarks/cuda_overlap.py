@@ -134,14 +134,14 @@ def measure(options: argparse.Namespace) -> None:
     import torch
 
     from ttlaunch.runtime.comm.mpi import MpiCommunicator
+    from ttlaunch.runtime.entry import choose_device
     from ttlaunch.runtime.world import Rank, World
+    from ttlaunch.spec.recipe.sections import DeviceConfig
 
     plain = MPI.COMM_WORLD
     torch.set_num_threads(1)
-    device = torch.device(options.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", plain.rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    # As a run does, which also leaves out the kernels that add in another order each time.
+    device = choose_device(DeviceConfig(device=options.device), local_rank=plain.rank)
     count = plain.size
     world = World(ROOT, "", ("worker",) * count, ("here",) * count, tuple(range(count)), {}, None, None)
     made = {way: MpiCommunicator(plain, world=world, rank=Rank(plain.rank)) for way in WAYS}
