@@ -313,7 +313,7 @@ class Fleet:
         self._after(self.climate.step_s, "step", epoch)
 
     def _do_apply(self, processes: list[Process], epoch: int) -> None:
-        """Make the update, and say so, unless a process was told to stop before."""
+        """Apply the update and report it, unless the process was ordered to stop before."""
         for process in processes:
             state = process.state
             if not process.is_asleep and state.epoch == epoch and state.begin is not None:
