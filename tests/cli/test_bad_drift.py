@@ -35,6 +35,13 @@ def test_resume_on_another_device_is_a_warning(ttlaunch, trained, golden):
     golden("warnings/C078.txt", answer.stderr)
 
 
+def test_resume_with_other_kernels_is_a_warning(ttlaunch, trained):
+    trained("a", 10, recipe="data_parallel")
+    answer = ttlaunch("run data_parallel --resume latest --set device_config.deterministic=false --dry-run")
+    assert 0 == answer.status
+    assert "`device_config.deterministic` was true and is false" in answer.stderr
+
+
 def test_a_slow_worker_that_there_is_not_is_refused(refused):
     text = "elastic_dp_config:\n  slow_workers: {0: 2, 2: 3}\n"
     refused("run elastic_dp -c train.yaml", files={"train.yaml": text}, status=3)

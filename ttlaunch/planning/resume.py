@@ -105,12 +105,12 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
 
 
 def _other_device(manifest: Mapping[str, Any], changes: list[Change], loaded: LoadedConfig) -> Iterator[Diagnostic]:
-    """Warn if the checkpoint is of another device."""
+    """Warn if the checkpoint is of another device, or of other kernels."""
     if not changes:
         return
-    what = "the checkpoint is of another device, which rounds otherwise"
+    what = "the checkpoint is of another device or other kernels, which round otherwise"
     warning = _diagnose("C078", what, changes, loaded=loaded, hints=_as_before(changes))
-    kept = f"up to step {manifest['step']} the bits are those of the checkpoint; from there they are those of neither device alone"
+    kept = f"up to step {manifest['step']} the bits are those of the checkpoint; from there they are those of no run that kept its device"
     yield replace(warning, notes=(*warning.notes, kept), severity=Severity.WARNING)
 
 

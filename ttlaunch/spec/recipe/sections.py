@@ -303,7 +303,7 @@ class DeviceConfig(Section):
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="torch threads; 1 gives the same bits on every host"
     )
-    deterministic: bool = Field(
+    deterministic: Annotated[bool, Bits.DEVICE] = Field(
         default=True,
         description="on CUDA devices: only kernels that add in one order; false: others too, with other bits in each run",
     )
