@@ -308,7 +308,8 @@ def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
     mpi4py.rc.finalize = False
     from mpi4py import MPI  # noqa: PLC0415
 
-    MPI.Init_thread(MPI.THREAD_FUNNELED)
+    # Gradients of a GPU are sent by the thread in which autograd computes them, while this one waits for it.
+    MPI.Init_thread(MPI.THREAD_SERIALIZED)
     comm = MPI.COMM_WORLD
     if world.size != comm.size:
         library = MPI.Get_library_version().split(",")[0].strip("\0")
