@@ -22,7 +22,7 @@ from ttlaunch.diagnostics import Diagnostic, LaunchError, Source, file_error, re
 from ttlaunch.diagnostics.html import facts_html, text_html
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.lab.play import Played, play_ranks
-from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.planning.launch_plan import GRPC_PACKAGES, LaunchPlan, RecipeProgram
 from ttlaunch.planning.make import Surroundings
 from ttlaunch.planning.recipe_plan import plan_recipe
 from ttlaunch.records.simulation import SimulatedFinding, as_json
@@ -145,7 +145,7 @@ def plan_simulation(
         epochs=spec.epochs,
     )
     assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
-    missing = check_packages(plan.program, without=["mpi4py", "grpcio"])
+    missing = check_packages(plan.program, without=["mpi4py", *GRPC_PACKAGES])
     stop_on_errors([*resolved.diagnostics, *missing], dialogue)
     return plan
 

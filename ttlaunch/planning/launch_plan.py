@@ -15,6 +15,9 @@ from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.recipe.recorded_epochs import RecordedEpoch
 from ttlaunch.spec.recipe.recorded_updates import RecordedUpdate
 
+GRPC_PACKAGES = ("crc32c", "grpcio")
+"""What ranks import that exchange their messages over gRPC, instead of mpi4py."""
+
 
 @dataclass(frozen=True)
 class RankRow:
@@ -77,7 +80,7 @@ class RecipeProgram:
     @property
     def packages(self) -> tuple[str, ...]:
         """Return the packages that ranks import, by their names on the package index."""
-        return ("torch", "grpcio" if self.uses_grpc else "mpi4py", "numpy", "pydantic")
+        return ("torch", *(GRPC_PACKAGES if self.uses_grpc else ("mpi4py",)), "numpy", "pydantic")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ttlaunch.agent.tracing import may_trace
 from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed, shown
 from ttlaunch.engines.base import Capability, Engine
-from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.planning.launch_plan import GRPC_PACKAGES, LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.record_inputs import installed_version
 
 _START_PACKAGES = ("safetensors",)  # also needed by ranks that begin from a checkpoint or weights
@@ -47,7 +47,7 @@ def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> 
     needed = (*program.packages, *(_START_PACKAGES if program.start else ()))
     missing = [name for name in needed if name not in without and installed_version(name) is None]
     message = f"ranks need {listed(missing, last='and')}, not installed for this Python; nothing was started"
-    extras = "train,grpc" if "grpcio" in missing else "train"
+    extras = "train,grpc" if set(GRPC_PACKAGES).intersection(missing) else "train"
     hint = f"`pip install 'ttlaunch[{extras}]' -c constraints.txt`"
     return [Diagnostic("H005", message, hints=(hint,), blame=Blame.HOSTS)] if missing else []
 

@@ -81,7 +81,7 @@ def test_the_packages_are_those_that_an_import_would_find(ask):
     found = ask().python
 
     assert sys.version_info[:3] == found.version
-    names = ("torch", "mpi4py", "numpy", "pydantic", "grpcio")
+    names = ("torch", "mpi4py", "numpy", "pydantic", "crc32c", "grpcio")
     assert {name: version(name) for name in names} == dict(found.packages)
 
 

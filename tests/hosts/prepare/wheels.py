@@ -71,6 +71,7 @@ class WheelFolder:
         self.add("pydantic", "2.14.3", {"pydantic/__init__.py": ""})
         self.add("pyyaml", "6.0.3", {"yaml/__init__.py": ""})
         self.add("grpcio", "1.85.1", {"grpc/__init__.py": ""})
+        self.add("crc32c", "2.9", {"crc32c/__init__.py": ""})
         self.add_mpi()
         return self
 
@@ -82,7 +83,7 @@ class WheelFolder:
 
 PINS = (
     "torch==2.13.0\nsafetensors==0.8.0\nnumpy==2.4.6\npydantic==2.14.3\nPyYAML==6.0.3\nopenmpi==5.0.11\nmpi4py==4.1.2\n"
-    "grpcio==1.85.1\n"
+    "grpcio==1.85.1\ncrc32c==2.9\n"
 )
 """The constraints that fit them."""
 

@@ -12,6 +12,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import Interpreter, explain_end
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
+from ttlaunch.planning.launch_plan import GRPC_PACKAGES
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.host_scripts import HostAnswer, HostClock
 from ttlaunch.spec.topology.model import Topology
@@ -22,7 +23,7 @@ PROBE_S = 5.0
 RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
 """What ranks of recipes import unless their configuration says otherwise."""
 
-_ASKED_PACKAGES = (*RANK_PACKAGES, "grpcio")
+_ASKED_PACKAGES = (*RANK_PACKAGES, *GRPC_PACKAGES)
 SYSTEM_PYTHON = "python3"
 """Runs our scripts where it can, so that a broken interpreter for ranks can still be reported."""
 

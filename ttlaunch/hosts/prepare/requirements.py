@@ -19,6 +19,7 @@ IMPORTS = {
     "numpy": "numpy",
     "mpi4py": "mpi4py.MPI",
     "grpcio": "grpc",
+    "crc32c": "crc32c",
     "pydantic": "pydantic",
     "pyyaml": "yaml",
     "safetensors": "safetensors",

@@ -6,12 +6,12 @@ frames. Every frame is parsed here, before anything else looks at it.
 
 import ctypes
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 
 import torch
+from crc32c import crc32c
 from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS
@@ -117,7 +117,7 @@ def pack(frame: Frame) -> bytes:
         frame.offset,
         frame.layout.total,
     )
-    checksum = zlib.crc32(frame.payload, zlib.crc32(fields))
+    checksum = crc32c(frame.payload, crc32c(fields))
     return b"".join((fields, _CHECKSUM.pack(checksum), frame.payload))
 
 
@@ -135,7 +135,7 @@ def parse(data: bytes) -> Frame:
     *padded, offset, total = rest
     payload = memoryview(data)[HEADER_BYTES:]
     (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
-    if checksum != zlib.crc32(payload, zlib.crc32(memoryview(data)[: _FIELDS.size])):
+    if checksum != crc32c(payload, crc32c(memoryview(data)[: _FIELDS.size])):
         raise BadFrameError("a frame whose checksum does not match its content")
     shape = tuple(padded[:dims])
     if min(shape, default=0) < 0 or any(padded[dims:]) or prod(shape) * _ITEM_BYTES[dtype] != total:

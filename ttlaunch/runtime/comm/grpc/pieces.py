@@ -5,11 +5,12 @@ else looks at it.
 """
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from crc32c import crc32c
 
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, EMPTY, BadFrameError
 
@@ -113,7 +114,7 @@ def pack_piece(piece: Piece) -> bytes:
         )
     except struct.error as error:
         raise ValueError(f"{key} cannot be sent: {error}") from None
-    checksum = zlib.crc32(piece.payload, zlib.crc32(name, zlib.crc32(fields)))
+    checksum = crc32c(piece.payload, crc32c(name, crc32c(fields)))
     return b"".join((fields, _CHECKSUM.pack(checksum), name, piece.payload))
 
 
@@ -147,7 +148,7 @@ def parse_piece(data: bytes, *, most_bytes: int = CHUNK_BYTES) -> Piece:
         raise BadFrameError("a message whose header is none of this protocol")
     view = memoryview(data)
     (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
-    if checksum != zlib.crc32(view[_HEADER_BYTES:], zlib.crc32(view[: _FIELDS.size])):
+    if checksum != crc32c(view[_HEADER_BYTES:], crc32c(view[: _FIELDS.size])):
         raise BadFrameError("a message whose checksum does not match its content")
     payload = view[_HEADER_BYTES + name_bytes :]
     if len(data) < _HEADER_BYTES + name_bytes or last < first or (payload and kind != PieceKind.PIECE):
