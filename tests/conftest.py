@@ -164,10 +164,10 @@ def ttlaunch(here, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
     def invoke(line, *, stdin=None):
-        from ttlaunch.cli.main import app  # noqa: PLC0415 - only tests of the command line need it
+        from ttlaunch.cli.main import make_app  # noqa: PLC0415 - only tests of the command line need it
 
         words = shlex.split(line) if isinstance(line, str) else line
-        result = CliRunner().invoke(app, words, input=stdin)
+        result = CliRunner().invoke(make_app(*words[:1]), words, input=stdin)  # one command, as `main` makes it
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Answer(result.exit_code, result.stdout, result.stderr)

@@ -12,7 +12,7 @@ from ttlaunch.running.pretrained.tokenizer_json import tokenizer_json
 
 torch = pytest.importorskip("torch")
 
-from tests.runtime.llamas import random_llama  # noqa: E402 - needs transformers
+from tests.runtime.llamas import random_llama  # noqa: E402 - needs torch
 
 CHAT = "{{ messages[0].content }}"
 

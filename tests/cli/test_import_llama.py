@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.cli.test_import import imported, plan  # noqa: E402 - needs torch
-from tests.runtime.llamas import SCALED, random_llama, theirs_of  # noqa: E402 - needs transformers
+from tests.runtime.llamas import SCALED, random_llama, theirs_of  # noqa: E402 - needs torch
 
 pytestmark = pytest.mark.slow
 

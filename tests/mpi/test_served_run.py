@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 from tests.mpi.typed import command, how_in, train, words_of
@@ -184,6 +183,8 @@ def counts_everything(metrics):
 def test_the_client_of_openai_gets_what_it_asks_for_and_the_reason_where_a_rank_does_not_come_again(
     trained, tmp_path, undisturbed
 ):
+    import openai  # noqa: PLC0415 - every process of pytest would import it
+
     with served(trained, tmp_path, "--ranks", "2") as serving:
         serving.until_healthy()
         assert re.search(

@@ -1,7 +1,6 @@
 """Random Llamas of transformers, and models of ours with their weights."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.model.model import Model
@@ -13,6 +12,8 @@ SCALED |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 def random_llama(**changes):
     """A model of transformers whose norms are not the ones of a new one."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - every process of pytest would import it
+
     sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
     sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}
     torch.manual_seed(3)

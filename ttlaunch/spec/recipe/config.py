@@ -1,5 +1,6 @@
 """The training configuration: read a file, apply `--set`, check the result against the recipe, and keep each value's origin."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -321,6 +322,8 @@ def _as_yaml(value: Any, *, bare: bool) -> str:
     Texts are quoted, because YAML would read a bare `1e3` or `yes` as another type. With `bare`, plain words that YAML
     reads as texts are not quoted.
     """
+    if value is None or isinstance(value, bool | int):  # most values, and the library takes 0.2 ms for each
+        return json.dumps(value)
     import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
 
     style = '"' if isinstance(value, str) and not (bare and value.isidentifier()) else None

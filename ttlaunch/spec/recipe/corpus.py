@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from ttlaunch.diagnostics.count import counted
@@ -124,6 +124,16 @@ def read_corpus(path: Path | None) -> Corpus:
     Raises:
         CorpusError: The text is missing, empty, unreadable, or not UTF-8.
     """
+    return _standard_library() if path is None else _read(path)
+
+
+@cache
+def _standard_library() -> Corpus:
+    """Read the default corpus, once in a process: plans that follow each other use it, and ranks that share a process."""
+    return _read(None)
+
+
+def _read(path: Path | None) -> Corpus:
     name = "the standard library's sources" if path is None else str(path)
     try:
         files = _default_files() if path is None else list(_files_of(path))
