@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 from typer.testing import CliRunner
 
-from tests.matrices import cells_to_leave_out
+from tests.matrices import COLLECTED, cells_to_leave_out
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
@@ -60,6 +60,7 @@ def pytest_collection():
 
 def pytest_collection_modifyitems(config, items):
     """Leave out cells that repeat a claim, unless they are asked for, by option or by name."""
+    config.stash[COLLECTED] = [item.nodeid for item in items]
     if config.getoption("--every-cell") or any("[" in word for word in config.args):
         return
     left_out = set(cells_to_leave_out(items))

@@ -5,6 +5,11 @@ stays in every run with the cells that are likeliest to break it, or where the s
 `tests/runtime` has every layout, `ttlaunch parity` all of them over real ranks.
 """
 
+import pytest
+
+COLLECTED = pytest.StashKey[list[str]]()
+"""In pytest's configuration: the name of every test that it collected, also of those that it leaves out."""
+
 KEPT = {
     "agent/test_warm_start.py::test_a_forked_rank_that_fails_is_reported_as_any_other": ["exception", "killed", "left"],
     "cli/test_simulate.py::test_a_simulated_recipe_has_the_bits_of_a_run": ["pipeline"],

@@ -12,18 +12,23 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 MODULE = re.compile(r"(agent|cli|launch|plan|remote|runtime)/[a-z_/]+(\.py)?")
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_what_a_benchmark_imports_of_ttlaunch_is_there(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    missing = [
-        f"{node.module}.{alias.name}"
-        for node in imports
-        if node.module.startswith("ttlaunch")
+@pytest.fixture(scope="module")
+def nodes():
+    """By benchmark, what its source is made of."""
+    return {path.name: list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in FOLDER.glob("*.py")}
+
+
+def test_what_a_benchmark_imports_of_ttlaunch_is_there(nodes):
+    imported = {
+        (benchmark, node.module, alias.name)
+        for benchmark, found in nodes.items()
+        for node in found
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ttlaunch")
         for alias in node.names
-        if not _is_there(node.module, alias.name)
+    }
+    assert [] == [
+        f"{benchmark}: {module}.{name}" for benchmark, module, name in sorted(imported) if not _is_there(module, name)
     ]
-    assert missing == []
 
 
 def _is_there(module, name):
@@ -32,11 +37,13 @@ def _is_there(module, name):
     return hasattr(found, name) or (is_package and importlib.util.find_spec(f"{module}.{name}") is not None)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_the_modules_that_a_benchmark_names_by_their_path_are_there(path):
-    texts = [
-        node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
-    ]
-    named = [text for text in texts if isinstance(text, str) and MODULE.fullmatch(text)]
+def test_the_modules_that_a_benchmark_names_by_their_path_are_there(nodes):
+    texts = {
+        (benchmark, node.value)
+        for benchmark, found in nodes.items()
+        for node in found
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     package = FOLDER.parent / "ttlaunch"
-    assert [] == [name for name in named if not (package / f"{name.removesuffix('.py')}.py").is_file()]
+    named = sorted((benchmark, text) for benchmark, text in texts if MODULE.fullmatch(text))
+    assert [] == [one for one in named if not (package / f"{one[1].removesuffix('.py')}.py").is_file()]

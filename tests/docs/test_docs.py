@@ -19,38 +19,38 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 TEST = re.compile(r"\[`(test_\w+)`\]\(([^)]+\.py)\)")
 
 
+@pytest.fixture(scope="module")
+def texts():
+    """By page, its text."""
+    return {page: page.read_text(encoding="utf-8") for page in PAGES}
+
+
 def name(path):
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_link_leads_to_a_file(page):
-    broken = [
-        target for target in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()
-    ]
+def test_every_link_leads_to_a_file(texts):
+    links = [(page, target) for page, text in texts.items() for target in LINK.findall(text)]
 
-    assert [] == broken
+    assert [] == [(name(page), target) for page, target in links if not (page.parent / target).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_test_that_a_page_names_is_in_the_file_that_it_links(page):
-    named = TEST.findall(page.read_text(encoding="utf-8"))
-    assert [] == [
-        test for test, file in named if f"def {test}(" not in (page.parent / file).read_text(encoding="utf-8")
-    ]
+def test_every_test_that_a_page_names_is_in_the_file_that_it_links(texts):
+    named = [(page, test, file) for page, text in texts.items() for test, file in TEST.findall(text)]
+    sources = {path: path.read_text(encoding="utf-8") for path in {page.parent / file for page, _, file in named}}
+
+    assert [] == [(name(page), test) for page, test, file in named if f"def {test}(" not in sources[page.parent / file]]
 
 
-def commands_of(page):
-    text = page.read_text(encoding="utf-8")
+def commands_of(text):
     lines = [line.removeprefix("$ ") for block in SHELL_BLOCK.findall(text) for line in block.splitlines()]
     return [line for line in lines if line.startswith("ttlaunch ") and "…" not in line and "[OPTIONS]" not in line]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_command_and_option_in_a_page_exists(page):
+def test_every_command_and_option_in_a_page_exists(texts):
     root = get_command(app)
 
-    for line in commands_of(page):
+    for page, line in ((page, line) for page, text in texts.items() for line in commands_of(text)):
         words = shlex.split(line, comments=True)[1:]
         command = root
         while words and words[0] in getattr(command, "commands", {}):
@@ -58,8 +58,8 @@ def test_every_command_and_option_in_a_page_exists(page):
         known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
         typed = words[: words.index("--")] if "--" in words else words
         options = {word.partition("=")[0] for word in typed if OPTION.fullmatch(word.partition("=")[0])}
-        assert command is not root or options, line
-        assert options <= known, line
+        assert command is not root or options, f"{name(page)}: {line}"
+        assert options <= known, f"{name(page)}: {line}"
 
 
 def test_the_generated_reference_is_what_the_code_says():

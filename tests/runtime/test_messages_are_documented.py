@@ -1,6 +1,7 @@
 """Every public function that sends or receives states what it costs and in which order things happen."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,13 @@ VERBS = {"send", "recv", "isend", "irecv", "wait_any"}
 """What a communicator does; its kinds are documented once, at the protocol."""
 
 
+@cache
 def functions():
     """`(module, class or None, function)` for each function of the folders in which messages are sent."""
+    return list(_functions())
+
+
+def _functions():
     for path in sorted([*RUNTIME.glob("comm/*.py"), *RUNTIME.glob("parallel/**/*.py")]):
         module = path.relative_to(RUNTIME).as_posix()
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -54,42 +60,43 @@ def is_communicator(holder):
     return holder is not None and {node.name for node in holder.body if isinstance(node, ast.FunctionDef)} >= VERBS
 
 
-SENDING = {at: found for at, found in sending().items() if found[2].name[0] != "_" and not is_communicator(found[1])}
+@pytest.fixture(scope="module")
+def documented():
+    """By its place, each public function that sends or receives."""
+    return {at: one for at, one in sending().items() if one[2].name[0] != "_" and not is_communicator(one[1])}
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
+def test_functions_that_send_are_found_however_far_the_message_is(documented):
+    assert documented.keys() >= {
         "comm/collectives.py:all_reduce",
         "comm/agreement.py:agree",
         "parallel/gradients/exchange.py:GradientExchange.finish",
         "parallel/servers/parameter_server.py:ParameterServer.mean_gradient",
         "parallel/staleness/local_replica.py:LocalReplica.average",
         "parallel/zero/weights.py:GatheredWeights.fetch",
-    ],
-)
-def test_functions_that_send_are_found_however_far_the_message_is(at):
-    assert at in SENDING
-
-
-@pytest.mark.parametrize("at", SENDING)
-def test_a_function_that_sends_or_receives_states_cost_and_order(at):
-    _, holder, function = SENDING[at]
-    own = ast.get_docstring(function) or ""
-    either = own + ((ast.get_docstring(holder) or "") if holder else "")
-    assert ["Cost:", "Order:"] == [word for word, text in (("Cost:", own), ("Order:", either)) if word in text]
-
-
-@pytest.mark.parametrize("at", SENDING)
-def test_a_function_that_sends_or_receives_states_what_it_raises(at):
-    _, _, function = SENDING[at]
-    raised = {
-        node.exc.func.id
-        for node in ast.walk(function)
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
     }
-    said = (ast.get_docstring(function) or "").partition("Raises:")[2]
-    assert [name for name in sorted(raised) if name not in said] == []
+
+
+def test_functions_that_send_or_receive_state_cost_and_order(documented):
+    silent = []
+    for at, (_, holder, function) in documented.items():
+        own = ast.get_docstring(function) or ""
+        either = own + ((ast.get_docstring(holder) or "") if holder else "")
+        silent += [(at, word) for word, text in (("Cost:", own), ("Order:", either)) if word not in text]
+    assert [] == silent
+
+
+def test_functions_that_send_or_receive_state_what_they_raise(documented):
+    silent = []
+    for at, (_, _, function) in documented.items():
+        raised = {
+            node.exc.func.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
+        }
+        said = (ast.get_docstring(function) or "").partition("Raises:")[2]
+        silent += [(at, error) for error in sorted(raised) if error not in said]
+    assert [] == silent
 
 
 def test_the_protocol_of_communicators_states_cost_and_order():
