@@ -117,6 +117,14 @@ def _start_simulation(*words, **options):
     return start(*words, **options)
 
 
+@pytest.fixture
+def forked_predictions(monkeypatch):
+    """Fork predictions as well: for tests that do not ask what the libraries of a process hold, which takes ten seconds to import."""
+    from tests import forked_simulation  # noqa: PLC0415 - as above
+
+    monkeypatch.setattr(forked_simulation, "MODULES", forked_simulation.MODULES | {"ttlaunch.runtime.predict"})
+
+
 @pytest.fixture(scope="session")
 def skip_or_fail():
     """`skip_or_fail(reason)`: skip, or fail where every test must run."""

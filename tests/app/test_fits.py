@@ -69,6 +69,7 @@ def test_ranks_of_a_host_need_the_pages_of_libraries_once():
     assert {"a": alone["a"], "b": alone["a"]} == needed_by_host(two, ["a", "b"])
 
 
+@pytest.mark.slow
 def test_the_nearest_change_is_one_that_keeps_the_bits(ttlaunch):
     """Activations of 64 sequences are much of it, so computing them again is enough."""
     large = "--set training_config.batch_size=128 --set training_config.micro_batch_size=64"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ttlaunch.cli.main import main
+
 START = "import sys; sys.argv[0] = 'ttlaunch'; from ttlaunch.cli.main import main; main()"
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = sys.modules['mpi4py'] = None; " + START
 
@@ -24,13 +26,30 @@ def ask(environment):
     return [line for line in answer.stdout.splitlines() if line]
 
 
-def in_bash(line):
-    """What bash is told for a line with the cursor at its end; bash has split the words at `=`."""
+def variables_of_bash(line):
+    """What bash asks with for a line with the cursor at its end; it has split the words at `=`."""
     words = line.replace("=", " = ").rstrip(" ").split(" ") + ([""] if line.endswith(" ") else [])
     words = [word for number, word in enumerate(words) if word or number == len(words) - 1]
-    return ask(
-        {"_TTLAUNCH_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(words), "COMP_CWORD": f"{len(words) - 1}"}
-    )
+    return {"_TTLAUNCH_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(words), "COMP_CWORD": f"{len(words) - 1}"}
+
+
+@pytest.fixture
+def in_bash(here, monkeypatch, capsys):
+    """`in_bash(line)`: what bash is told, by the command line in this process."""
+    monkeypatch.setattr("sys.argv", ["ttlaunch"])
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)  # typer sets another one
+
+    def completions(line):
+        with monkeypatch.context() as asked:
+            for name, value in variables_of_bash(line).items():
+                asked.setenv(name, value)
+            with pytest.raises(SystemExit):
+                main()
+        said = capsys.readouterr()
+        assert "" == said.err
+        return [line for line in said.out.splitlines() if line]
+
+    return completions
 
 
 def in_zsh(line):
@@ -65,18 +84,18 @@ IN_BASH = {
 
 
 @pytest.mark.parametrize("line", IN_BASH)
-def test_bash_is_told_what_follows_the_last_equals_sign(here, line):
+def test_bash_is_told_what_follows_the_last_equals_sign(in_bash, line):
     assert IN_BASH[line] == in_bash(line)
 
 
-def test_keys_of_another_recipe_are_not_offered(here):
+def test_keys_of_another_recipe_are_not_offered(in_bash):
     keys = in_bash("ttlaunch run data_parallel --set ")
     assert "training_config.steps=" in keys
     assert [] == [key for key in keys if key.startswith(("sync_ps_config", "zero_config"))]
     assert "multihost_config.pipeline_parallel_config.replicas=" not in keys  # which this recipe does not read
 
 
-def test_without_a_recipe_the_shared_keys_are_offered(here):
+def test_without_a_recipe_the_shared_keys_are_offered(in_bash):
     assert "multihost_config.num_workers=" in in_bash("ttlaunch run --set multihost_config.")
 
 
@@ -92,7 +111,7 @@ def test_what_a_recipe_prints_is_no_completion(here):
     shutil.copytree(Path(__file__).parents[2] / "recipes/zero", here / "recipes/mine")
     recipe = here / "recipes/mine/recipe.py"
     recipe.write_text(f"print('hello')\n{recipe.read_text()}")
-    assert ["zero_config.stage=", "zero_config.stage=3"] == in_bash("ttlaunch run mine --set zero_")
+    assert ["zero_config.stage=", "zero_config.stage=3"] == ask(variables_of_bash("ttlaunch run mine --set zero_"))
 
 
 def read_until(terminal, text, *, timeout_s=30):

@@ -57,7 +57,7 @@ TO_PLAN = [line for text in (run.EXAMPLES, plan.EXAMPLES, place.EXAMPLES) for li
 
 
 @pytest.mark.parametrize("line", [line for line in TO_PLAN if "--step-time" not in line])
-@pytest.mark.usefixtures("ready")
+@pytest.mark.usefixtures("ready", "forked_predictions")
 def test_the_examples_of_run_plan_and_place_can_be_planned(ttlaunch, here, line):
     (here / "train.py").touch()
     if "--predict" in line or "--fits" in line:  # those play a step

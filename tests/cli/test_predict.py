@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 
+
+@pytest.mark.usefixtures("forked_predictions")
 def test_a_prediction_has_bytes_of_tensors_and_of_messages_and_the_formula(ttlaunch):
     tiny = (
         "--set training_config.steps=1 --set transformer_config.embedding_dim=16 --set transformer_config.num_heads=2"
