@@ -1,8 +1,10 @@
 """A second try for failed tests: what passes alone is printed and does not fail the run, unless there are many of it."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 CI = Path(__file__).parents[1] / ".ci"
 OUTER = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 """Variables that configure the pytest around these tests: the `-m` of `.ci/run` would deselect the tests made here."""
+MOST_S = 100
+"""Far longer than the five pytests of a second try take where several tests share two cores."""
 FLAKY = """\
     assert "PYTHONPATH" not in os.environ
     print("said in try", len(list(HERE.glob("{name}.*"))))
@@ -18,50 +22,48 @@ FLAKY = """\
 """
 
 
-def second_try(folder, *runs):
+def run_pytest(folder, words, variables):
+    """Run an inner pytest. If it does not end, its threads' stacks are in what it printed, and the test fails with them."""
+    command = [sys.executable, "-X", "faulthandler", *words]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=MOST_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            time.sleep(1)
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{command} had not ended after {MOST_S} s:\n{process.communicate()[0]}")
+    return process.returncode, printed
+
+
+def second_try(folder, *runs, workers=0):
     """Run tests with these bodies, one pytest after the other as `.ci/run` does; what the second try says of them all."""
     kept = folder / "failed.json"
-    own = {name: value for name, value in os.environ.items() if name not in OUTER}
+    own = {name: value for name, value in os.environ.items() if name not in OUTER and "XDIST" not in name}
     own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the plugin of hypothesis takes a second to import
+    options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
     for number, bodies in enumerate(runs):
         tests = [f"def test_{name}():\n{body}" for name, body in bodies.items()]
         head = "import os\nfrom pathlib import Path\nHERE = Path(__file__).parent\n\n\n"
         file = folder / f"test_some{number or ''}.py"
         file.write_text(head + "\n\n".join(tests), encoding="utf-8")
-        first = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                "second_try",
-                "-p",
-                "xdist",
-                "-n",
-                "2",
-                "-c",
-                os.devnull,
-                "--rootdir",
-                folder,
-                file,
-            ],
-            cwd=folder,
-            env={**own, "PYTHONPATH": str(CI), "SECOND_TRY_FILE": str(kept)},
-            capture_output=True,
-            text=True,
-            check=False,
+        distributed = ["-p", "xdist", "-n", str(workers)] if workers else []
+        status, printed = run_pytest(
+            folder,
+            ["-m", "pytest", "-p", "second_try", *distributed, *options, file],
+            {**own, "PYTHONPATH": str(CI), "SECOND_TRY_FILE": str(kept)},
         )
-        assert first.returncode == 1, first.stdout + first.stderr
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
-    again = subprocess.run(
-        [sys.executable, CI / "second_try.py", kept, "--", *words],
-        cwd=folder,
-        env=own,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return again.returncode, again.stdout
+        assert status == 1, printed
+    return run_pytest(folder, [CI / "second_try.py", kept, "--", sys.executable, "-m", "pytest", *options], own)
 
 
 @pytest.mark.slow
@@ -78,7 +80,9 @@ def test_three_tests_that_pass_alone_are_printed_with_both_outputs_and_do_not_fa
 
 @pytest.mark.slow
 def test_a_test_that_fails_again_fails_the_run_beside_a_flaky_one(tmp_path):
-    status, printed = second_try(tmp_path, {"shy": FLAKY.format(name="shy"), "wrong": "    assert 1 == 2\n"})
+    """With two processes of xdist, as in `.ci/run`; the others need none."""
+    bodies = {"shy": FLAKY.format(name="shy"), "wrong": "    assert 1 == 2\n"}
+    status, printed = second_try(tmp_path, bodies, workers=2)
     assert status == 1
     assert "failed twice: test_some.py::test_wrong" in printed
     assert "FLAKY: test_some.py::test_shy" in printed

@@ -1,10 +1,14 @@
 """Starts real ranks of a recipe under mpirun, without the launcher: writes the plan that they read, reads their records."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,11 @@ from ttlaunch.running.report import combine_digests
 from ttlaunch.spec.recipe.data import default_path, read_data
 from ttlaunch.spec.recipe.importing import import_recipe_module
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
 MPIRUN = Path(sys.executable).with_name("mpirun")
+
+FORKED = Path(__file__).with_name("forked_ranks.py")
 
 AS_RANK = """#!/bin/sh
 # Stands in for the launcher's shim: says which rank this is.
@@ -68,7 +75,28 @@ class FinishedRun:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(tmp_path_factory):
+def forker(tmp_path_factory):
+    """`forker()`: the socket of a process that has imported torch and forks ranks, which importing it takes longer than to train."""
+    with contextlib.ExitStack() as stack:
+
+        @cache
+        def start():
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ttl-fork-"))) / "ranks"  # a short path
+            command = [sys.executable, "-m", "tests.mpi.forked_ranks", "--serve", str(path)]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}  # read when torch is imported
+            process = stack.enter_context(
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE)  # its end ends the process
+            )
+            while not path.exists():
+                assert process.poll() is None, "torch cannot be imported"
+                time.sleep(0.01)
+            return path
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def run_ranks(tmp_path_factory, forker):
     """`run_ranks(recipe, roles, config, …)` runs to the end and returns what the ranks left behind."""
 
     def run(
@@ -91,7 +119,7 @@ def run_ranks(tmp_path_factory):
         wrapper = run_dir / "as-rank"
         wrapper.write_text(AS_RANK)
         wrapper.chmod(0o755)
-        command = [str(wrapper), sys.executable, "-m", "ttlaunch.runtime"]
+        command = [str(wrapper), sys.executable, "-I", "-S", str(FORKED), str(forker())]
         mca = ["--map-by", ":oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
         argv = [str(MPIRUN), *mca, "-n", str(mpirun_ranks or len(roles)), *command]
         process = subprocess.run(

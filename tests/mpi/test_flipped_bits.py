@@ -21,7 +21,7 @@ FLIP = """            if (here := Path(__file__).with_name("flip.txt")).exists()
                     dict(optimizer.named_state())["mean.head.output.weight"].view(torch.int32)[3, 5] ^= 1
 """
 SMALL = {
-    "training_config": {"steps": 60, "batch_size": 4, "micro_batch_size": 1, "validation_sequences": 4},
+    "training_config": {"steps": 24, "batch_size": 4, "micro_batch_size": 1, "validation_sequences": 4},
     "transformer_config": {"num_blocks": 1, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16},
 }
 KEYS = {f"{section}.{key}": value for section, keys in SMALL.items() for key, value in keys.items()}

@@ -17,12 +17,12 @@ from ttlaunch.agent.run_processes import run_processes
 pytestmark = pytest.mark.mpi
 
 SECTIONS = """\
-training_config: {{steps: {steps}, batch_size: 4, micro_batch_size: 1, validation_sequences: 4, validation_interval: 10}}
+training_config: {{steps: {steps}, batch_size: 4, micro_batch_size: 1, validation_sequences: 4, validation_interval: 12}}
 transformer_config: {{num_blocks: 4, num_heads: 2, embedding_dim: 32, max_sequence_length: 16, dropout_prob: 0.1}}
 scheduler_config: {{type: cosine, warmup_steps: 5}}
 checkpoint_config: {{interval: 8}}
 """
-STEPS = 30
+STEPS = 24
 LAYOUTS = {
     "single": ("hierarchical_parallel", 1, ""),
     "two tiers": ("hierarchical_parallel", 4, "multihost_config: {num_workers: 3}\n"),
@@ -93,8 +93,8 @@ def interrupted(tmp_path_factory):
             report, err = training.run(layout)
             assert report["status"] == "done", err
             (run,) = training.runs()
-            assert ["step-16", "step-24", "step-30"] == sorted(path.name for path in (run / "checkpoints").iterdir())
-            for step in (24, 30):
+            assert ["step-8", "step-16", "step-24"] == sorted(path.name for path in (run / "checkpoints").iterdir())
+            for step in (8, 24):
                 shutil.rmtree(run / contract.checkpoint_dir(step))
             trainings[layout] = training
         return trainings[layout]
@@ -123,7 +123,7 @@ def test_a_run_goes_on_in_any_layout(interrupted, undisturbed, before, after):
     run = training.folder / "runs" / report["run_id"]
     steps = {record["step"] for record in training.records(run, contract.KIND_STEP)}
     assert set(range(17, STEPS + 1)) == steps  # none is repeated, none is left out
-    manifest = json.loads((run / "checkpoints/step-30/manifest.json").read_text())
+    manifest = json.loads((run / "checkpoints/step-24/manifest.json").read_text())
     assert str(training.runs()[0] / "checkpoints/step-16") == manifest["began_from"]
 
 
@@ -175,7 +175,7 @@ def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undistur
         time.sleep(0.05)
     report, _ = training.run(after, "--resume", "latest")
     assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
-    assert report["began_from"]["step"] in {8, 16, 24, 30}  # 30 where the machine let training end before it was killed
+    assert report["began_from"]["step"] in {8, 16, 24}  # 24 where the machine let training end before it was killed
 
 
 def test_a_run_that_has_nothing_left_to_train_says_so_and_nothing_else(tmp_path):
@@ -218,11 +218,11 @@ def test_a_full_disk_is_only_said_if_so_configured(tmp_path, small_disk, undistu
     report, _ = training.run("single", *options)
     assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
     run = small_disk / report["run_id"]
-    assert [16, 24, 30] == [loss["step"] for loss in report["lost_checkpoints"]]
+    assert [16, 24] == [loss["step"] for loss in report["lost_checkpoints"]]
     assert all(loss["reason"].endswith("no space left on device") for loss in report["lost_checkpoints"])
     (warning,) = report["diagnostics"]
     assert ("R032", "warning") == (warning["code"], warning["severity"])
-    assert "steps 16, 24, 30 have no checkpoint" == warning["message"]
+    assert "steps 16, 24 have no checkpoint" == warning["message"]
     assert ["step-8"] == [path.name for path in (run / "checkpoints").iterdir()]
 
 
@@ -234,10 +234,10 @@ def test_each_lost_checkpoint_of_several_ranks_is_said_once(tmp_path, small_disk
     shown, said = training.start("four stages", *words).communicate(timeout=60)
     (run,) = (path for path in small_disk.glob("[!.]*") if path.is_dir())
     lost = [loss["step"] for loss in json.loads((run / "report.json").read_text())["lost_checkpoints"]]
-    assert {30} <= set(lost) <= {8, 16, 24, 30}
+    assert {24} <= set(lost) <= {8, 16, 24}
     live = [line for line in said.splitlines() if line.startswith("warning[R032]: step ") and ": /" in line]
     assert lost == [int(line.split()[2]) for line in live]
-    have = f"steps {', '.join(map(str, lost))} have" if len(lost) > 1 else "step 30 has"
+    have = f"steps {', '.join(map(str, lost))} have" if len(lost) > 1 else "step 24 has"
     assert f"warning[R032]: {have} no checkpoint\n" in said
     assert f"  no checkpoint of {', '.join(map(str, lost))}\n" in shown
     assert [] == [path.name for path in (run / "checkpoints").iterdir() if path.name.endswith(".tmp")]

@@ -192,6 +192,7 @@ library = Library()
         ("sys.exit(3)", "", KEPT, "R003", "exited"),
         ("os.execvp('true', ['true'])", "", "", "R005", "left_early"),
     ],
+    ids=["slow library", "slow library, status 0", "kept by C", "kept by C, status 3", "another program"],
 )
 def test_a_rank_that_takes_long_to_end_after_it_closed_its_connections_is_waited_for(
     here, start_run, fault, before, after, code, kind

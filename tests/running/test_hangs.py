@@ -285,6 +285,15 @@ main()
         ("stopped child", "R013", "cannot go on: its child `sleep` (process "),
         ("stopped shim", "R013", "cannot go on: its shim (process "),
     ],
+    ids=[
+        "another program",
+        "finalize",
+        "holds the interpreter",
+        "another collective",
+        "thread",
+        "stopped child",
+        "stopped shim",
+    ],
 )
 def test_the_rank_of_a_program_that_holds_up_the_others_is_named(here, start_run, kind, code, said):
     pytest.importorskip("mpi4py")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.running.bad_records import BadLine
 from ttlaunch.running.metrics.telemetry import read_telemetry
@@ -17,8 +18,6 @@ from ttlaunch.running.watch import Watch
 RECORDED = Path(__file__).parents[1] / "recorded"
 ROOT = RECORDED.parents[1]
 RUN = "2026-11-22T16-40-50-a581"
-ON_AVX512 = "47fa3095658e3bafe1fd6ef794fe0bdf9f2bde384128d1745ae6dc4ce8995732"
-"""The parameters where its last six steps are computed with AVX-512; it ran on a CPU with AVX2."""
 OPTIONS = (
     "--set training_config.steps=12 --set checkpoint_config.interval=6 --set transformer_config.num_blocks=1 "
     "--set transformer_config.embedding_dim=16 --set scheduler_config.warmup_steps=2"
@@ -81,16 +80,33 @@ def test_every_record_of_it_is_a_typed_one(old_run):
     assert [] == told
 
 
+def rounded_values(folder):
+    """What was computed after the checkpoint of step 6: losses, norms of gradients and a validation, by rank, kind and step."""
+    found = {}
+    for rank in range(4):
+        for line in (folder / contract.progress_file(rank)).read_text().splitlines():
+            record = json.loads(line)
+            if record.get("step", 0) > 6:
+                numbers = {key: record[key] for key in ("loss", "grad_norm") if key in record}
+                found |= {(rank, record["kind"], record["step"], key): value for key, value in numbers.items()}
+    return found
+
+
 @pytest.mark.mpi
 def test_training_goes_on_from_its_checkpoint(old_run, here, start_run):
-    """With the losses that it had itself, and where sums round as they did there, with its parameters."""
-    torch = pytest.importorskip("torch")
+    """With the losses that it had itself; and if this machine rounds as that one did, with its parameters.
+
+    Kernels differ between makers and generations of CPUs. A machine counts as one that rounds alike if every loss and every
+    norm since the checkpoint is equal to the bit.
+    """
     run = start_run("hierarchical_parallel", *OPTIONS.split(), "--resume", RUN)
     assert 0 == run.ends(within_s=120), run.stdout + run.stderr
     [folder] = [path for path in here.glob("runs/[!.]*") if path.is_dir() and path.name != RUN]
     before, after = (json.loads((path / "report.json").read_text()) for path in (old_run, folder))
     assert 6 == after["began_from"]["step"]
     assert before["last_validation"] == pytest.approx(after["last_validation"], rel=1e-6)
-    by_cpu = {"AVX2": before["parameters_sha256"], "AVX512": ON_AVX512}
-    if (cpu := torch.backends.cpu.get_cpu_capability()) in by_cpu:
-        assert by_cpu[cpu] == after["parameters_sha256"]
+    expected, found = rounded_values(old_run), rounded_values(folder)
+    assert 6 * 4 + 1 == len(expected)
+    assert expected == pytest.approx(found, rel=1e-5)
+    if expected == found:
+        assert before["parameters_sha256"] == after["parameters_sha256"]
