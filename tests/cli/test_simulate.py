@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED_LINE
 from tests.recipes.peers import write_peers
 from ttlaunch.running.checkpoints import complete
 
@@ -39,7 +40,7 @@ def settings(values):
 )
 def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
     """C6."""
-    run = json.loads(ttlaunch(f"run {recipe} {settings(values)} --format json").stdout)
+    run = json.loads(ttlaunch(f"run {recipe} {settings(values)} {FORKED_LINE} --format json").stdout)
     simulated = json.loads(ttlaunch(f"simulate {recipe} {settings(values)} --format json").stdout)
     assert run["parameters_sha256"]
     for key in ("parameters_sha256", "last_validation", "steps", "layout", "world_size", "status"):

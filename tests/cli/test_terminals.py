@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.forked import FORKED
 from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.cli.live import TableView, _engine_start, make_view, slow_start
@@ -64,7 +65,7 @@ def test_no_color_holds_for_help_and_explain(terminal):
 
 @pytest.mark.mpi
 def test_ctrl_c_at_80_columns_leaves_one_whole_table_and_the_runs_id_above_it(terminal):
-    shown = terminal("run", "hierarchical_parallel", "--set", "training_config.steps=5000", width=80)
+    shown = terminal("run", "hierarchical_parallel", *FORKED, "--set", "training_config.steps=5000", width=80)
     shown.read_until(lambda: re.search(r" [1-9][0-9]*/5000", shown.text), within_s=120)
     shown.type(b"\x03\n")  # the line break would scroll a table whose terminal echoes it
     assert 130 == shown.ends(within_s=60)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.forked import FORKED
 from tests.mpi.test_flipped_bits import KEYS
 
 pytestmark = pytest.mark.mpi
@@ -13,7 +14,7 @@ def test_chaos_flips_a_bit_of_a_gradient_and_the_audit_of_the_step_names_the_ran
     keys = KEYS | {"training_config.steps": 9, "multihost_config.num_workers": 3, "training_config.audit_interval": 5}
     settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
     plan = "flip-gradient rank=1 at step=4"
-    answer = ttlaunch(["chaos", "data_parallel", *settings, "--plan", plan, "--format", "json"])
+    answer = ttlaunch(["chaos", "data_parallel", *FORKED, *settings, "--plan", plan, "--format", "json"])
     found = json.loads(answer.stdout)
     assert (0, "named", [1]) == (answer.status, found["faults"][0]["outcome"], found["faults"][0]["ranks"])
     failure = found["report"]["failure"]

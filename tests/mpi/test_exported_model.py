@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.forked import FORKED
 from tests.mpi.typed import command, train
 
 torch = pytest.importorskip("torch")
@@ -57,7 +58,7 @@ def test_a_folder_is_trained_further_to_the_same_bits_on_any_number_of_ranks(tra
     for number, (recipe, ranks, sets) in enumerate(begins):
         options = [f"{key}={str(value).lower()}" for key, value in (steps | sets).items()]
         words = [word for option in options for word in ("--set", option)]
-        ended = command(trained, "run", recipe, "-n", str(ranks), "--runs-dir", f"runs-{number}", *words)
+        ended = command(trained, "run", recipe, "-n", str(ranks), "--runs-dir", f"runs-{number}", *FORKED, *words)
         assert 0 == ended.returncode, ended.stderr
         file = f"trained-{number}.safetensors"
         assert 0 == command(trained, "weights", "export", "latest", file, "--runs-dir", f"runs-{number}").returncode
@@ -84,7 +85,7 @@ def test_a_llama_of_transformers_is_trained_further_to_the_same_bits_and_leaves_
         }
         sets["checkpoint_config.initial_weights"] = "hf:llama"
         words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
-        ended = command(tmp_path, "run", recipe, "-n", str(ranks), "--format", "json", *words)
+        ended = command(tmp_path, "run", recipe, "-n", str(ranks), "--format", "json", *FORKED, *words)
         assert 0 == ended.returncode, ended.stderr
         found.add(json.loads(ended.stdout)["parameters_sha256"])
     assert 1 == len(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ttlaunch as library
+from tests.forked import FORKED, FORKED_IN_PYTHON
 from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
@@ -44,7 +45,7 @@ def recipe(here):
 def run(workers, **options):
     keys = KEYS | {"training_config.verify_interval": 6, "checkpoint_config.interval": 4}
     keys |= {"multihost_config.num_workers": workers, "checkpoint_config.keep": 20}
-    return library.run("flips", set=keys, **options)
+    return library.run("flips", set=keys | FORKED_IN_PYTHON["set"], warm=True, **options)
 
 
 def test_the_rank_with_the_flipped_bit_is_named_and_the_run_goes_on_from_the_last_step_that_agreed(recipe, here):
@@ -82,7 +83,7 @@ def test_the_demonstration_of_the_readme_names_the_rank_with_the_flipped_bit_and
     typed = text.partition("<!-- proof-commands -->")[2].split("```")[1].removeprefix("sh\n")
     *commands, bisect = typed.splitlines()
     keys = KEYS | {"training_config.steps": 28, "training_config.verify_interval": 13}
-    small = " ".join(f"--set {key}={value}" for key, value in keys.items())
+    small = " ".join([*FORKED, *(f"--set {key}={value}" for key, value in keys.items())])
     variables = {**os.environ, "PYTHON": sys.executable, "SMALL": small, "NO_COLOR": "1"}
 
     def type_in(script):

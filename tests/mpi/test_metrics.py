@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.forked import FORKED
 from ttlaunch.running.metrics.export import read_sinks
 from ttlaunch.running.metrics.telemetry import measured, read_telemetry
 
@@ -16,7 +17,7 @@ TINY += ["transformer_config.max_sequence_length=16", "training_config.log_layer
 @pytest.mark.mpi
 def test_a_run_with_a_good_and_a_broken_sink_ends_well(here):
     """D20, D25, E6: the events, the sink's file and the counted traffic agree; the broken sink is a warning."""
-    words = ["run", "data_parallel", *(word for one in TINY for word in ("--set", one)), "--format", "json"]
+    words = ["run", "data_parallel", *FORKED, *(word for one in TINY for word in ("--set", one)), "--format", "json"]
     words += ["--sink", "prometheus=m.prom", "--sink", f"tensorboard={'t' * 300}"]
     answer = subprocess.run(
         [sys.executable, "-m", "ttlaunch", *words], capture_output=True, text=True, timeout=200, check=False

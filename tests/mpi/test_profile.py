@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from tests.forked import FORKED
 from ttlaunch.profiling import profile_file
 
 TINY = ["training_config.steps=4", "training_config.validation_sequences=2", "transformer_config.embedding_dim=16"]
@@ -49,7 +50,7 @@ def test_the_traces_of_a_run_name_its_collectives(here):
 def test_what_ranks_measure_is_what_was_predicted_from_the_plan(here):
     """E9: of a rank that adds up gradients and of one that updates, too; and of the bytes between all of them."""
     words = [word for one in TINY[:-1] for word in ("--set", one)]
-    ttlaunch("run", "hierarchical_parallel", "--profile-steps", "1", *words)
+    ttlaunch("run", "hierarchical_parallel", "--profile-steps", "1", *FORKED, *words)
 
     verdict = json.loads(ttlaunch("report", "--format", "json"))["verdict"]
     assert (None, []) == (verdict["not_predicted"], verdict["notes"])

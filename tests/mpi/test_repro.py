@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
+
 pytestmark = pytest.mark.mpi
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -48,7 +50,7 @@ class Folder:
 def first(tmp_path_factory):
     """A folder in which a run has come to its end."""
     folder = Folder(tmp_path_factory.mktemp("repro"))
-    answer = folder.ttlaunch("run", "mine", "-n", "2", "-c", "train.yaml")
+    answer = folder.ttlaunch("run", "mine", "-n", "2", "-c", "train.yaml", *FORKED)
     assert answer.returncode == 0, answer.stderr
     return folder
 
@@ -218,7 +220,7 @@ def test_an_asynchronous_run_is_repeated_in_its_order_of_arrivals(tmp_path):
         + "elastic_dp_config: {slow_workers: {0: 4}, pull_interval: 2}\ncompression_config: {kind: int8}\n"
     )
     folder = Folder(tmp_path, is_empty=True)
-    answer = folder.ttlaunch("run", "elastic_dp", "-c", "train.yaml")
+    answer = folder.ttlaunch("run", "elastic_dp", "-c", "train.yaml", *FORKED)
     assert answer.returncode == 0, answer.stderr
     again = folder.ttlaunch("repro", "latest")
     assert again.returncode == 0, again.stderr
@@ -241,7 +243,7 @@ def test_a_run_with_old_gradients_is_repeated_in_one_process_from_its_records(tm
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 200)
     (tmp_path / "train.yaml").write_text(TINY.replace("steps: 4", "steps: 12"))
     folder = Folder(tmp_path, is_empty=True)
-    answer = folder.ttlaunch("run", "classic_dp", "-c", "train.yaml")
+    answer = folder.ttlaunch("run", "classic_dp", "-c", "train.yaml", *FORKED)
     assert answer.returncode == 0, answer.stderr
     again = folder.ttlaunch("repro", "latest")
     assert again.returncode == 0, again.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
+
 pytestmark = pytest.mark.mpi
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -61,7 +63,7 @@ def run(tmp_path):
         trainer = tmp_path / "mine" / "trainer.py"
         trainer.write_text(trainer.read_text() + BREAKS.format(condition=condition))
         answer = subprocess.run(
-            [sys.executable, "-m", "ttlaunch", "run", "mine", "-n", "2", "-c", "train.yaml", *options],
+            [sys.executable, "-m", "ttlaunch", "run", "mine", "-n", "2", "-c", "train.yaml", *FORKED, *options],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.forked import FORKED
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
 
@@ -47,7 +48,7 @@ class Training:
     def start(self, layout, *options, steps=STEPS, environment=None):
         recipe, ranks, section = LAYOUTS[layout]
         (self.folder / "train.yaml").write_text(SECTIONS.format(steps=steps) + section)
-        words = ["run", recipe, "--ranks", str(ranks), "-c", "train.yaml", "--format", "json", *options]
+        words = ["run", recipe, "--ranks", str(ranks), "-c", "train.yaml", "--format", "json", *FORKED, *options]
         return subprocess.Popen(
             [sys.executable, "-m", "ttlaunch", *words],
             cwd=self.folder,

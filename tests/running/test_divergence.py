@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED_LINE
 from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
@@ -104,7 +105,9 @@ def test_a_loss_far_above_the_median_of_those_before_is_a_spike(losses, expected
 
 @pytest.mark.parametrize("verb", [pytest.param("run", marks=pytest.mark.mpi), "simulate"])
 def test_a_run_and_a_simulation_that_diverge_fail_alike(ttlaunch, verb):
-    answer = ttlaunch(f"{verb} hierarchical_parallel --ranks 3 {DIVERGES} {SMALL} --format json")
+    answer = ttlaunch(
+        f"{verb} hierarchical_parallel --ranks 3 {DIVERGES} {SMALL} {FORKED_LINE if verb == 'run' else ''} --format json"
+    )
     report = json.loads(answer.stdout)
     assert (1, "failed", "R011") == (answer.status, report["status"], report["failure"]["code"])
     assert 2 == report["failure"]["step"]
@@ -118,7 +121,7 @@ def test_only_what_broke_is_said_of_a_run_that_failed(ttlaunch, here, verb):
     shutil.copytree(Path(__file__).parents[2] / "recipes/hierarchical_parallel", here / "mine")
     recipe = here / "mine/recipe.py"
     recipe.write_text(recipe.read_text().replace("traffic=traffic", "traffic=lambda config, ranks: []"))
-    line = f"{verb} ./mine --ranks 3 {DIVERGES} {SMALL} --format concise"
+    line = f"{verb} ./mine --ranks 3 {DIVERGES} {SMALL} {FORKED_LINE if verb == 'run' else ''} --format concise"
     assert {"R011"} == set(re.findall(r"R0[0-9]{2}", ttlaunch(line).stderr))
     sound = ttlaunch(line.replace("1e30", "0.001"))
     assert (0, {"R045"}) == (sound.status, set(re.findall(r"R0[0-9]{2}", sound.stderr)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
 from tests.running.conftest import StartedRun
 from ttlaunch import contract
 
@@ -126,7 +127,7 @@ def test_after_ctrl_c_all_ranks_save_and_leave_after_the_same_step(here, start_r
 
 
 def test_the_command_in_the_summary_goes_on_to_the_bits_of_an_uninterrupted_run(here, start_run, until, uninterrupted):
-    run = begin(here, start_run, "pipelines")
+    run = begin(here, start_run, "pipelines", *FORKED)
     wait_for_step(run, until, 5)
     run.process.send_signal(signal.SIGTERM)
     assert run.ends(within_s=20) == 143

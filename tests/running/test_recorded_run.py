@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
 from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.running.bad_records import BadLine
@@ -99,7 +100,7 @@ def test_training_goes_on_from_its_checkpoint(old_run, here, start_run):
     Kernels differ between makers and generations of CPUs. A machine counts as one that rounds alike if every loss and every
     norm since the checkpoint is equal to the bit.
     """
-    run = start_run("hierarchical_parallel", *OPTIONS.split(), "--resume", RUN)
+    run = start_run("hierarchical_parallel", *OPTIONS.split(), *FORKED, "--resume", RUN)
     assert 0 == run.ends(within_s=120), run.stdout + run.stderr
     [folder] = [path for path in here.glob("runs/[!.]*") if path.is_dir() and path.name != RUN]
     before, after = (json.loads((path / "report.json").read_text()) for path in (old_run, folder))

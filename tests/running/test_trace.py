@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.telemetry import ClockNote, MessageEnd, Span, read_trace_event
@@ -91,7 +92,16 @@ SMALL = {
 def traced(folder, recipe, **settings):
     """Run a recipe with real ranks, tracing three of its six steps, and load the timeline."""
     words = [word for key, value in (SMALL | settings).items() for word in ("--set", f"{key}={value}")]
-    command = [Path(sys.executable).with_name("ttlaunch"), "run", recipe, "--trace", "--trace-steps", "3", *words]
+    command = [
+        Path(sys.executable).with_name("ttlaunch"),
+        "run",
+        recipe,
+        "--trace",
+        "--trace-steps",
+        "3",
+        *FORKED,
+        *words,
+    ]
     process = subprocess.run(
         command,
         cwd=folder,

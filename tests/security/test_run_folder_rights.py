@@ -8,16 +8,17 @@ import sys
 
 import pytest
 
+from tests.forked import FORKED_LINE
 from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
 
 PROGRAM = "open('made', 'w').close()\nprint('hello')\n"
-RECIPE = """
-    data_parallel -n 2 --trace --profile-steps 2 --sink tensorboard
+RECIPE = f"""
+    data_parallel -n 2 {FORKED_LINE} --trace --profile-steps 2 --sink tensorboard
     --set training_config.steps=3 --set checkpoint_config.interval=2 --set training_config.validation_interval=2
     --set transformer_config.num_blocks=1 --set transformer_config.embedding_dim=16
-""".split()  # noqa: SIM905 - a line as it is typed
+""".split()
 
 
 @pytest.fixture
