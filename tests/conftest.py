@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 from typer.testing import CliRunner
 
-from tests.matrices import COLLECTED, cells_to_leave_out
+from tests.matrices import COLLECTED, begin_with_the_longest, cells_to_leave_out
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,9 +38,13 @@ def pytest_addoption(parser):
     parser.addoption("--every-cell", action="store_true", help="Run all of the matrices of tests/matrices.py.")
 
 
-def pytest_configure():
-    """A hang-up ends what tests start, also where the tests themselves were told to ignore it (`nohup pytest`)."""
+def pytest_configure(config):
+    """A hang-up ends what tests start, also where the tests themselves were told to ignore it (`nohup pytest`).
+
+    Files are handed to processes in the order of `begin_with_the_longest`, not first those with many tests.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,6 +65,7 @@ def pytest_collection():
 def pytest_collection_modifyitems(config, items):
     """Leave out cells that repeat a claim, unless they are asked for, by option or by name."""
     config.stash[COLLECTED] = [item.nodeid for item in items]
+    begin_with_the_longest(items)
     if config.getoption("--every-cell") or any("[" in word for word in config.args):
         return
     left_out = set(cells_to_leave_out(items))

@@ -21,7 +21,6 @@ KEPT = {
     ],
     # The others need packages that `benchmarks/frameworks.py` fetches.
     "cluster/test_frameworks.py::test_a_script_has_the_losses_of_torchrun_here_and_over_two_hosts": [
-        "accelerated",
         "fsdp2",
         "lightning_trainer",
     ],
@@ -45,7 +44,7 @@ KEPT = {
     "cluster/test_run_faults.py::test_a_removed_folder_of_a_run_on_a_host_is_named_with_who_needed_it": [
         ".ttlaunch/runs-the run's folder"
     ],
-    "cluster/test_run_faults.py::test_a_run_whose_daemon_on_a_host_was_killed_has_failed": ["openmpi", "warm"],
+    "cluster/test_run_faults.py::test_a_run_whose_daemon_on_a_host_was_killed_has_failed": ["openmpi"],
     "cluster/test_run_faults.py::test_a_signal_ends_the_run_on_every_host": ["15-agents", "2-openmpi"],
     "cluster/test_run_faults.py::test_what_a_killed_agent_left_is_ended_and_removed": ["warm"],
     "cluster/test_slurm_security.py::test_a_host_whose_steps_lie_ends_the_run_in_its_name_and_takes_nothing_from_the_others": [
@@ -313,7 +312,63 @@ KEPT = {
     "serving/test_chat_page.py::test_stopping_an_answer_ends_it_in_the_server": ["button", "closed tab"],
     "torch_hooks/test_recorded_calls.py::test_a_replica_has_the_bits_that_it_has_without_the_hooks": ["True"],
     "running/test_added_ranks.py::test_an_added_rank_runs_beside_the_first_ones_and_is_recorded_as_they_are": ["True"],
+    "cluster/test_elastic_supervisor_dies.py::test_no_step_is_lost_when_the_supervisor_of_a_run_over_hosts_is_killed": [
+        "zero"
+    ],
+    "cluster/test_exported_pods.py::test_the_commands_of_exported_pods_run_a_script_on_every_worker": ["jobset"],
+    "cluster/test_slurm_runs.py::test_a_request_that_slurm_will_never_meet_is_refused_and_leaves_the_queue": [
+        "run where.py --on slurm:nope-error[H046]: Slurm gives no hosts: invalid partition specified: nope",
+        "run where.py --on slurm --gres gpu:9-error[H046]: Slurm gives no hosts: ",
+    ],
+    "cluster/test_slurm_runs.py::test_a_killed_launcher_leaves_no_job_and_no_process": ["9"],
+    "cluster/test_slurm_runs.py::test_a_cancelled_job_is_named_as_the_cause_and_leaves_nothing": ["None"],
+    "cluster/test_slurm_transport.py::test_a_command_ends_with_its_status": ["0", "255"],
+    "cluster/test_slurm_transport.py::test_every_character_of_a_command_arrives": ["it's", "$HOME `id` $(id)", "-n"],
+    "cluster/test_submit.py::test_what_slurm_refuses_is_a_diagnostic_with_its_words_and_leaves_nothing": [
+        "--on slurm:nowhere-invalid partition specified: nowhere"
+    ],
+    "cluster/test_doctor.py::test_ranks_and_daemons_may_use_different_networks": ["eth1"],
 }
+
+
+LONGEST = (
+    "running/test_elastic_runs.py",
+    "engines/test_conformance.py",
+    "mpi/test_resume.py",
+    "mpi/test_frameworks.py",
+    "mpi/test_exported_model.py",
+    "agent/test_warm_start.py",
+    "running/test_culprits.py",
+    "running/test_elastic_runs_with_old_gradients.py",
+    "mpi/test_recipes.py",
+    "mpi/test_fully_sharded.py",
+    "mpi/test_served_run.py",
+    "mpi/test_repro.py",
+    "running/test_forked_ranks.py",
+    "running/test_forked_recipes.py",
+    "mpi/test_serve.py",
+    "running/test_torch_scripts.py",
+    "running/test_shadowed_servers.py",
+    "mpi/test_flipped_bits.py",
+    "running/test_faults.py",
+    "running/test_hangs.py",
+    "engines/test_recipes_over_grpc.py",
+    "torch_hooks/test_recorded_calls.py",
+    "mpi/test_verify.py",
+    "running/test_life_after_the_terminal.py",
+    "security/test_hostile_runs.py",
+    "running/test_elastic_shards.py",
+    "app/test_tutorial.py",
+    "cli/test_json_schemas.py",
+    "app/test_library.py",
+)
+"""Files whose tests take more than half a minute together, the longest first: one that is left to the end keeps other processes idle."""
+
+
+def begin_with_the_longest(items):
+    """Put the tests of the longest files first; the order of all others stays."""
+    places = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 def cells_to_leave_out(items):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.matrices import COLLECTED, KEPT
+from tests.matrices import COLLECTED, KEPT, LONGEST
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,6 +51,10 @@ def test_a_run_has_what_is_kept_of_a_matrix_and_all_of_other_tests(every_cell):
     found = collect("tests/mpi/test_drift.py")
     assert [f"{claim}[diloco]"] == [line for line in found if line.startswith(claim)]
     assert [line for line in expected if "that_lead" not in line] == [line for line in found if "that_lead" not in line]
+
+
+def test_the_longest_files_are_there():
+    assert [] == [name for name in LONGEST if not (ROOT / "tests" / name).is_file()]
 
 
 def test_a_cell_that_is_named_runs():

@@ -295,6 +295,7 @@ def test_a_run_gives_the_bits_of_the_command_line_and_says_nothing(here, capfd):
 
 
 @pytest.mark.mpi
+@pytest.mark.core
 def test_a_run_that_failed_is_a_report_with_its_cause(here):
     report = ttlaunch.run(["sh", "-c", "echo so it goes >&2; exit 7"], ranks=2)
     assert ("failed", 1) == (report.status, report.exit_status)

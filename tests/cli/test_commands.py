@@ -8,6 +8,7 @@ import pytest
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.core
 def test_a_command_after_dashes_runs_on_every_rank_as_it_was_typed(ttlaunch, here):
     command = 'echo "$TTLAUNCH_RANK of $TTLAUNCH_WORLD_SIZE: $0"'
 

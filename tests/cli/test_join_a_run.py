@@ -51,7 +51,7 @@ def run(tmp_path):
     """An elastic run in the background that takes workers on loopback and is slow until `quick` is there, and its folder."""
     slow_recipe(tmp_path)
     process = command(
-        *("run", "mine", "-n", "2", "--elastic", "1:3", "--coordinator", "127.0.0.1:0", "--set", STEPS),
+        *("run", "mine", "-n", "2", "--elastic", "1:3", "--warm", "--coordinator", "127.0.0.1:0", "--set", STEPS),
         *("--format", "json"),
         folder=tmp_path,
     )

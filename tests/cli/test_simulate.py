@@ -38,6 +38,7 @@ def settings(values):
     ],
     ids=["three tiers", "pipeline", "data parallel", "zero"],
 )
+@pytest.mark.core
 def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
     """C6."""
     run = json.loads(ttlaunch(f"run {recipe} {settings(values)} {FORKED_LINE} --format json").stdout)

@@ -235,6 +235,7 @@ def test_equal_ranks_give_equal_commands_of_a_length_that_does_not_grow(bench):
 # Ranks, their environment and what they print.
 
 
+@pytest.mark.core
 def test_every_rank_runs_once_and_knows_who_it_is(bench):
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "ROLE", "HOST", "RUN_ID"]
     values = " ".join(f'"$TTLAUNCH_{name}"' for name in names)
@@ -334,6 +335,7 @@ def test_a_rank_that_aborts_mpi_is_named_and_the_others_are_ended(bench):
     assert_nothing_is_left(run)
 
 
+@pytest.mark.core
 def test_a_rank_that_is_killed_is_named_first(bench):
     run = bench.start(WAIT, ranks=3)
     os.kill(bench.up(run, 3)[2], signal.SIGKILL)

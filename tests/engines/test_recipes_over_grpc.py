@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
 from tests.running.conftest import StartedRun, wait_until
 from ttlaunch import contract
 
@@ -24,7 +25,7 @@ SMALL = [
     "--set",
     "training_config.micro_batch_size=1",
 ]
-OVER_GRPC = ["--set", "multihost_config.socket_type=grpc"]
+OVER_GRPC = [*FORKED]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from tests.mpi.test_flipped_bits import KEYS
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.core
 def test_chaos_flips_a_bit_of_a_gradient_and_the_audit_of_the_step_names_the_rank(ttlaunch):
     keys = KEYS | {"training_config.steps": 9, "multihost_config.num_workers": 3, "training_config.audit_interval": 5}
     settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]

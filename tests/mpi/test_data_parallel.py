@@ -36,6 +36,7 @@ def reported(run, kind, key):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.core
 def test_workers_equal_one_process(run_ranks, alone, workers):
     """The spine: parameters, losses, norms and validations, with ragged blocks, dropout, clipping and accumulation."""
     run = run_ranks("data_parallel", ["worker"] * workers, small())

@@ -15,6 +15,7 @@ TINY += ["transformer_config.max_sequence_length=16", "training_config.log_layer
 
 
 @pytest.mark.mpi
+@pytest.mark.core
 def test_a_run_with_a_good_and_a_broken_sink_ends_well(here):
     """D20, D25, E6: the events, the sink's file and the counted traffic agree; the broken sink is a warning."""
     words = ["run", "data_parallel", *FORKED, *(word for one in TINY for word in ("--set", one)), "--format", "json"]

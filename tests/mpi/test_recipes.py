@@ -58,6 +58,7 @@ def check_equal(expected, found):
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("server", [["aggregator_optimizer"], ["aggregator", "optimizer"]])
+@pytest.mark.core
 def test_tiers_equal_one_process(run_ranks, reference, server, workers):
     """A2, A5, A9: 12 micro-batches of unequal blocks' subtrees, with clipping, dropout and accumulation."""
     found = run_ranks("hierarchical_parallel", ["worker"] * workers + server, small())

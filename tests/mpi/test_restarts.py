@@ -76,6 +76,7 @@ def run(tmp_path):
     return start
 
 
+@pytest.mark.core
 def test_a_run_that_breaks_once_ends_with_the_bits_of_one_that_never_broke(run, tmp_path):
     """C16, D23: the rank that is killed owns half of each layer and its optimizer state, which nobody else has."""
     undisturbed = json.loads(run("False", "--format", "json", recipe="zero").stdout)

@@ -94,7 +94,7 @@ def interrupted(tmp_path_factory):
             report, err = training.run(layout)
             assert report["status"] == "done", err
             (run,) = training.runs()
-            assert ["step-8", "step-16", "step-24"] == sorted(path.name for path in (run / "checkpoints").iterdir())
+            assert ["step-16", "step-24", "step-8"] == sorted(path.name for path in (run / "checkpoints").iterdir())
             for step in (8, 24):
                 shutil.rmtree(run / contract.checkpoint_dir(step))
             trainings[layout] = training

@@ -146,6 +146,7 @@ def test_raw_logits_of_real_ranks_are_those_of_training_at_every_length(run_rank
     assert [3] * 4 == [len(hashes) for _, *hashes in notes]
 
 
+@pytest.mark.core
 def test_generate_prints_the_text_or_why_it_does_not_fit_and_the_run_is_done(trained):
     refused = command(trained, "generate", "latest", "a" * 100)
     assert refused.returncode

@@ -83,6 +83,7 @@ def nothing_left(found):
 
 
 @pytest.mark.parametrize("plan", FAULTS)
+@pytest.mark.core
 def test_a_fault_is_named_in_time_and_leaves_nothing(chaos, plan):
     code, rank, status = FAULTS[plan]
     answer = chaos(plan, "work.py", "-n", "2", "--hang-timeout", "2")

@@ -104,6 +104,7 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("kills", "is_warm"), [({3: 0, 9: 1}, False), ({6: 2, 7: 0, 15: 1}, True)])
+@pytest.mark.core
 def test_killed_workers_are_replaced_and_the_parameters_are_those_of_one_process(here, expected, kills, is_warm):
     with running(here, ranks=4, elastic="1:4", is_warm=is_warm) as run:
         for step, victim in kills.items():

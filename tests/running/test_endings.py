@@ -126,6 +126,7 @@ def test_after_ctrl_c_all_ranks_save_and_leave_after_the_same_step(here, start_r
     assert f"\n  saved            step {stop['after_step']}\n  go on with       ttlaunch run " in run.stdout
 
 
+@pytest.mark.core
 def test_the_command_in_the_summary_goes_on_to_the_bits_of_an_uninterrupted_run(here, start_run, until, uninterrupted):
     run = begin(here, start_run, "pipelines", *FORKED)
     wait_for_step(run, until, 5)

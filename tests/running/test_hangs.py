@@ -190,6 +190,7 @@ def test_a_slow_run_that_gets_on_is_left_alone(start_recipe):
     assert run.report["status"] == "done"
 
 
+@pytest.mark.core
 def test_a_program_is_judged_by_its_output_if_a_timeout_is_named(here, start_run):
     (here / "work.py").write_text("import time\nprint('begins', flush=True)\ntime.sleep(600)\n")
     run = start_run("work.py", "-n", "2", "--hang-timeout", str(TIMEOUT_S))

@@ -65,6 +65,7 @@ def attach(here, *options):
     )
 
 
+@pytest.mark.core
 def test_a_closed_terminal_ends_the_watching_and_not_the_run(here, waiting, until):
     run = waiting()
     run.process.send_signal(signal.SIGHUP)
@@ -193,6 +194,7 @@ def test_a_run_whose_folder_is_removed_is_ended_at_once(waiting):
     assert [] == run_processes(folder.name)
 
 
+@pytest.mark.core
 def test_a_killed_view_takes_the_run_along(here, waiting, until):
     run = waiting("--grace", "1")
     run.process.kill()

@@ -94,6 +94,7 @@ def rounded_values(folder):
 
 
 @pytest.mark.mpi
+@pytest.mark.core
 def test_training_goes_on_from_its_checkpoint(old_run, here, start_run):
     """With the losses that it had itself; and if this machine rounds as that one did, with its parameters.
 

@@ -21,6 +21,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("victim", ["mpirun", "rank"])
+@pytest.mark.core
 def test_a_killed_run_leaves_no_shared_memory(here, start_run, victim):
     (here / "work.py").write_text(SHARES)
     run = start_run("work.py", "-n", "2")

@@ -1,4 +1,7 @@
-"""Plain scripts of torch whose ranks do not do the same: the run names the rank, its line, and where the others wait."""
+"""Plain scripts of torch whose ranks do not do the same: the run names the rank, its line, and where the others wait.
+
+Their ranks are forks, which saves each the seconds of importing torch; `tests/torch_hooks` has the same hooks in ranks that import it.
+"""
 
 import pytest
 
@@ -36,11 +39,12 @@ def start(here, start_run):
     def start(*options, wrap=DDP, skips="True", after="pass"):
         text = SCRIPT.replace("WRAP", wrap).replace("SKIPS", skips).replace("AFTER", after)
         (here / "train.py").write_text(text)
-        return start_run(*options, "-n", "2", "train.py")
+        return start_run("--warm", *options, "-n", "2", "train.py")
 
     return start
 
 
+@pytest.mark.core
 def test_the_exception_of_one_rank_comes_first_and_what_follows_in_the_others_is_one_note(start):
     """What torchrun prints of it, without `@record`, is the statuses of both ranks. `benchmarks/attribution.py` measures how long it takes."""
     run = start(skips="False", after="if skips and step == 3: raise ValueError('sample 7 is corrupt')")
@@ -127,7 +131,7 @@ print("trained", loss.item() < 100)
 def start_alone(here, start_run):
     def start(*options, last="loss.backward()"):
         (here / "train.py").write_text(ALONE.replace("LAST", last))
-        return start_run(*options, "-n", "2", "train.py")
+        return start_run("--warm", *options, "-n", "2", "train.py")
 
     return start
 

@@ -57,6 +57,7 @@ def interpreter(request):
     return Path(sys.executable) if request.param == "openmpi" else request.getfixturevalue("mpich_python")
 
 
+@pytest.mark.core
 def test_a_run_of_a_program_listens_on_loopback_alone(here, start_run, interpreter):  # noqa: F811 - a fixture
     (here / "work.py").write_text(TALKS)
     run = start_run("work.py", "-n", "2", python=interpreter)

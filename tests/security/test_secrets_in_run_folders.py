@@ -66,6 +66,7 @@ def ours(command, here):
 
 
 @pytest.mark.parametrize("ends_with", [0, 3])
+@pytest.mark.core
 def test_ranks_get_secrets_that_nothing_keeps(planted, here, ends_with):
     run, values, words = planted
     answer = run(ends_with=ends_with)
