@@ -1,6 +1,14 @@
 """How ranks are divided into classes that do the same."""
 
-from ttlaunch.runtime.alike import divided, first_classes, places_by_role, spans, with_witnesses
+from ttlaunch.runtime.alike import (
+    combed_classes,
+    divided,
+    first_classes,
+    periods,
+    places_within_role,
+    spans,
+    with_witnesses,
+)
 
 
 def test_a_division_begins_with_role_speed_and_share_and_the_first_of_each_role_is_alone():
@@ -24,6 +32,13 @@ def test_a_class_that_is_not_suspected_stays_as_it_is():
     assert ((0,), (1, 2), (3,), (4,), (5,)) == divided(((0,), (1, 2), (3, 4, 5)), [3], seen)
 
 
-def test_places_by_role_and_rows_of_ranks():
-    assert [0, 2, 1] == places_by_role(["worker", "server", "worker"])
+def test_places_within_role_and_rows_of_ranks():
+    assert [0, 0, 1] == places_within_role(["worker", "server", "worker"])
     assert [{"first": 0, "last": 1}, {"first": 4, "last": 4}] == spans([0, 1, 4])
+
+
+def test_ranks_are_also_divided_by_their_places_in_a_row_that_repeats():
+    roles = ["stage"] * 8
+    assert [2, 3, 4] == periods(["stage"] * 12, [(0, 1)])
+    assert [] == periods(["worker"] * 8 + ["server"], [(0, 8), (8, 3)])
+    assert ((0,), (1,), (2, 4, 6), (3, 5, 7)) == combed_classes(roles, [None] * 8, 2)

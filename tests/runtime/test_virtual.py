@@ -8,7 +8,8 @@ import torch
 from ttlaunch.records.virtual import VirtualOrder
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
-from ttlaunch.runtime.virtual import _Jitter, run_virtually
+from ttlaunch.runtime.timed_steps import Jitter
+from ttlaunch.runtime.virtual import run_virtually
 from ttlaunch.runtime.work import UPDATE_S
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.traffic import Ranks
@@ -144,6 +145,10 @@ def test_a_rank_that_looks_without_waiting_sees_what_has_arrived_by_its_own_time
 def workers(count, *, micro_batches, fold=True, **changed):
     """Workers of data_parallel on a clock."""
     world = tiny_world("data_parallel", ["worker"] * count, training_config={"batch_size": 2 * micro_batches})
+    return world, run_virtually(world, order(fold=fold, **changed))
+
+
+def order(**changed):
     given = {
         "steps": 3,
         "gflops": 50.0,
@@ -153,7 +158,17 @@ def workers(count, *, micro_batches, fold=True, **changed):
         "slow": {},
         "slow_links": {},
     }
-    return world, run_virtually(world, VirtualOrder(**{**given, **changed}, fold=fold))
+    return VirtualOrder(**{**given, **changed})
+
+
+KNOWN = {}
+
+
+def simulated(name, roles, *, micro_batches, sections=(), **changed):
+    """Ranks of a recipe on a clock, for two steps, with as many micro-batches in a validation as in a step."""
+    training = {"batch_size": micro_batches, "validation_sequences": micro_batches}
+    world = tiny_world(name, roles, training_config=training, **dict(sections))
+    return run_virtually(world, order(steps=2, **changed), known=KNOWN)
 
 
 @pytest.fixture(scope="module")
@@ -206,12 +221,54 @@ def test_folded_ranks_have_exactly_the_times_of_ranks_that_all_run():
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(alike, rank) for rank in range(8)]
 
 
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [
+        ("hierarchical_parallel", ["worker"] * 6 + ["aggregator", "optimizer"]),
+        ("sync_ps", ["worker"] * 6 + ["server"]),
+    ],
+)
+def test_workers_that_a_server_serves_in_turn_repeat_code_at_exactly_their_own_times(name, roles):
+    """With a slow worker, whose code is the same."""
+    repeated, every = (simulated(name, roles, micro_batches=6, slow={"3": 1.5}, fold=fold) for fold in (True, False))
+    assert ([{"first": 1, "last": 4}], []) == (repeated["repeats"], every["repeats"])
+    assert [of_rank(every, rank) for rank in range(len(roles))] == [
+        of_rank(repeated, rank) for rank in range(len(roles))
+    ]
+    assert every["edges"] == repeated["edges"]
+
+
+def test_the_stages_of_pipelines_fold_to_those_of_two_pipelines():
+    pipelines = {"schedule": "1f1b", "replicas": 4, "blocks_per_rank": [1, 1]}
+    folded, every = (
+        simulated(
+            "pipeline_parallel",
+            ["stage"] * 8,
+            micro_batches=8,
+            fold=fold,
+            sections={"multihost_config": {"pipeline_parallel_config": pipelines}},
+        )
+        for fold in (True, False)
+    )
+    assert [[0], [1], [2, 4], [3, 5], [6], [7]] == [
+        [span["first"] for span in one["members"]] for one in folded["classes"]
+    ]  # the last pipeline looks at the shortest micro-batch of a validation
+    assert [of_rank(every, rank) for rank in range(8)] == [of_rank(folded, rank) for rank in range(8)]
+
+
+def test_ranks_with_jitter_repeat_code_too():
+    roles = ["worker"] * 6 + ["server"]
+    repeated, every = (simulated("sync_ps", roles, micro_batches=6, jitter=0.3, fold=fold) for fold in (True, False))
+    assert [{"first": 1, "last": 4}] == repeated["repeats"]
+    assert [of_rank(every, rank) for rank in range(7)] == [of_rank(repeated, rank) for rank in range(7)]
+
+
 def test_jitter_is_even_around_the_usual_time_and_the_same_for_the_same_seed(two_workers):
     """The slowest of two ranks whose times are drawn evenly from 1 - j to 1 + j takes 1 + j/3 on average."""
     one, other = (workers(2, micro_batches=2, jitter=0.3, seed=5)[1] for _ in range(2))
     assert one == other
     usual, first, second = (of_rank(found, 0)["computing_s"] for found in (two_workers[1], one, other))
     assert 0.7 * usual < first == second < 1.3 * usual != first
-    drawn = _Jitter(0.3, seed=5)
+    drawn = Jitter(0.3, seed=5)
     slowest = [max(drawn.factor(rank, step) for rank in (0, 1)) for step in range(4000)]
     assert 1.1 == pytest.approx(sum(slowest) / len(slowest), abs=0.01)

@@ -40,9 +40,11 @@ def parse_slow(texts: Iterable[str], *, option: str) -> dict[int, float]:
 def render_virtual(found: VirtualRun) -> list[str]:
     """Render the time of a step and its parts; ranks with equal times share a line."""
     rows = [(_ranges(sorted(spans)), *key) for key, spans in _groups(found.groups).items()]
-    folded = (
-        "each runs its own code" if found.not_folded is None else f"each runs its own code, because {found.not_folded}"
-    )
+    folded = "each runs its own code"
+    if found.repeats:
+        folded = f"{found.repeats:,} of them repeat what the code of a few does, each at times of its own"
+    if found.not_folded is not None:
+        folded += f", because {found.not_folded}"
     if (runs := len(found.groups)) < found.plan.world_size:
         folded = f"{counted(runs, 'group')} of ranks that do the same, of which one stands for all"
     conditions = found.conditions

@@ -152,8 +152,9 @@ class VirtualRun:
         pairs, step_bytes: How many pairs of ranks send, and their bytes within the steps.
         differing: How many pairs sent other bytes than the recipe's formula says; 0 without a formula.
         no_formula: Why there is no formula, as a clause.
-        not_folded: Why every rank ran although equal ones were to run once, as a clause; None if that is not so.
+        not_folded: Why every rank has times of its own although equal ones were to run once, as a clause; None if that is not so.
         verdict: How the run would end; None if no fault was ordered.
+        repeats: How many ranks have times of their own and repeat what the code of a few of them does.
     """
 
     plan: LaunchPlan
@@ -167,6 +168,7 @@ class VirtualRun:
     no_formula: str | None
     not_folded: str | None
     verdict: VirtualVerdict | None = None
+    repeats: int = 0
 
     @property
     def slowest(self) -> StepTime | None:
@@ -185,6 +187,7 @@ class VirtualRun:
             "differing_pairs": self.differing,
             "no_formula": self.no_formula,
             "not_folded": self.not_folded,
+            "repeats": self.repeats,
             "verdict": None if self.verdict is None else self.verdict.as_json(),
         }
 
@@ -311,6 +314,7 @@ def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> Virtu
         differing=0 if formula is None else _differing(formula, groups, end),
         no_formula=reason,
         not_folded=end.not_folded,
+        repeats=sum(1 + span.last - span.first for span in end.repeats),
         verdict=verdict,
     )
 

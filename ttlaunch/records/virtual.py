@@ -59,6 +59,7 @@ class VirtualFault:
     at_s: Amount
 
 
+_NO_SPANS: tuple[Span, ...] = ()
 _NO_FAULTS: tuple[VirtualFault, ...] = ()
 
 
@@ -172,9 +173,10 @@ class VirtualEnd:
         classes: Each rank is in one of them.
         findings: Mistakes in the messages, in words.
         flops_per_s: How many floating-point operations a rank that is not slow computes in a second.
-        not_folded: Why every rank ran although equal ones were to run once, as a clause; None if that is not so.
+        not_folded: Why every rank has times of its own although equal ones were to run once, as a clause; None if that is not so.
         made: The faults that have happened, in order.
         errors: Of ranks that raised one.
+        repeats: The ranks that have times of their own and repeat what the code of a few of them does.
     """
 
     classes: tuple[VirtualClass, ...]
@@ -184,3 +186,4 @@ class VirtualEnd:
     not_folded: Text | None
     made: tuple[VirtualMade, ...]
     errors: tuple[VirtualError, ...]
+    repeats: tuple[Span, ...] = _NO_SPANS

@@ -14,6 +14,11 @@ from itertools import pairwise
 from ttlaunch.runtime.comm.virtual_world import Classes
 from ttlaunch.runtime.world import Rank
 
+_LONGEST = 8
+"""Longer rows of ranks that repeat are not looked for: each place in a row is a class or two."""
+
+_LEAST_ROWS = 3
+
 
 def first_classes(roles: Sequence[str], differences: Sequence[Hashable]) -> Classes:
     """Divide ranks by what is known before they run; the first rank of each role, which often decides for all, is alone.
@@ -28,6 +33,32 @@ def first_classes(roles: Sequence[str], differences: Sequence[Hashable]) -> Clas
         found[role, role in known, differences[rank]].append(Rank(rank))
         known.add(role)
     return _in_order(found.values())
+
+
+def combed_classes(roles: Sequence[str], differences: Sequence[Hashable], period: int) -> Classes:
+    """Divide ranks as `first_classes` does, and also by their places in a row of so many ranks that repeats, such as the stages of a pipeline.
+
+    The first such row is alone.
+    """
+    places = places_within_role(roles)
+    known = [(one, place % period, place < period) for one, place in zip(differences, places, strict=True)]
+    return first_classes(roles, known)
+
+
+def periods(roles: Sequence[str], seen: Iterable[tuple[Rank, Rank]]) -> list[int]:
+    """Return how long a row of ranks may be that repeats; nothing if no ranks of one role exchange messages.
+
+    Args:
+        roles: The role of each rank.
+        seen: Ranks, and those with which they have exchanged messages.
+    """
+    shared = {roles[one] for one, other in seen if roles[one] == roles[other]}
+    counts = [roles.count(role) for role in shared]
+    return [
+        period
+        for period in range(2, _LONGEST + 1)
+        if counts and all(count % period == 0 and count >= _LEAST_ROWS * period for count in counts)
+    ]
 
 
 def with_witnesses(classes: Classes) -> Classes:
@@ -82,12 +113,13 @@ def _parts(ranks: Sequence[Rank], observers: Sequence[Rank], seen: Mapping[tuple
     return [sorted(part) for part in (*parts.values(), *alone)]
 
 
-def places_by_role(roles: Sequence[str]) -> list[int]:
-    """Return for each rank its place in a list that has the ranks of the first role, then those of the second, and so on."""
-    order = [rank for role in dict.fromkeys(roles) for rank, one in enumerate(roles) if one == role]
-    found = [0] * len(roles)
-    for place, rank in enumerate(order):
-        found[rank] = place
+def places_within_role(roles: Sequence[str]) -> list[int]:
+    """Return for each rank how many ranks before it have its role."""
+    counts: dict[str, int] = defaultdict(int)
+    found = []
+    for role in roles:
+        found.append(counts[role])
+        counts[role] += 1
     return found
 
 

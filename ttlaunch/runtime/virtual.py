@@ -9,11 +9,9 @@ itself. It is in `virtual.json` in the folder that the environment names.
 import faulthandler
 import json
 import os
-import random
 import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,11 +25,20 @@ from ttlaunch import contract
 from ttlaunch.rank_exceptions.describe import describe
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualFault, VirtualOrder
-from ttlaunch.runtime.alike import divided, first_classes, places_by_role, spans, with_witnesses
+from ttlaunch.runtime.alike import (
+    combed_classes,
+    divided,
+    first_classes,
+    periods,
+    places_within_role,
+    spans,
+    with_witnesses,
+)
 from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.programs import Program
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.routes import Routes
-from ttlaunch.runtime.comm.virtual_clock import Link, Spent, VirtualClock
+from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_fates import Deed, FateOrder, Fates, RankEndedError
 from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError, VirtualOutcome, VirtualWorld
 from ttlaunch.runtime.context import RankContext, build_data
@@ -39,9 +46,10 @@ from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import read_checked_corpus, read_config
 from ttlaunch.runtime.hollow import Found, Hollow, has_values
-from ttlaunch.runtime.telemetry.memory import TensorOwners
+from ttlaunch.runtime.same_code import ranks_of_code, repeat_virtually, write_program
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
+from ttlaunch.runtime.timed_steps import Jitter, TimedSteps
 from ttlaunch.runtime.training.passes import differentiate
 from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.runtime.work import Work, spending
@@ -102,24 +110,25 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
     slow_links = {Rank(int(rank)): factor for rank, factor in order.slow_links.items()}
     link = Link(order.latency_s, order.bytes_per_s, slow_links, _routes(order, world))
     faults = [_fate_order(index, one) for index, one in enumerate(order.faults)]
-    jitter = _Jitter(order.jitter, order.seed)
+    jitter = Jitter(order.jitter, order.seed)
     known = {} if known is None else known
     play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s, faults, jitter, order.warm_up, known)
-    if jitter.part and world.size > _MOST_RANKS:
-        raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated with jitter, which makes each one differ")
-    folds = order.fold and order.network is None and not jitter.part
-    ranks = [Rank(rank) for rank in range(world.size)]
-    classes = first_classes(world.roles, _differences(play)) if folds else tuple((rank,) for rank in ranks)
-    return _run_folded(play, classes) | {"flops_per_s": flops_per_s}
+    if not order.fold:
+        found = _run_each(play, "each is to run its own code")
+    elif jitter.part or order.network is not None:  # each rank has its own times
+        found = _run_same_code(play, None)
+    else:
+        found = _run_folded(play)
+    return found | {"flops_per_s": flops_per_s}
 
 
-def _differences(play: "_Play") -> list[Hashable]:
+def _differences(play: "_Play", *, period: int = 1) -> list[Hashable]:
     """Return for each rank what may make it another one than those with its role: its speed, its port, its faults, its share of the data."""
     hits: dict[Rank, list[int]] = {}
     for fault in play.faults:
         for rank in fault.ranks:
             hits.setdefault(rank, []).append(fault.index)
-    blocks = _blocks(play.cfg, play.corpus, play.world.roles)
+    blocks = _blocks(play.cfg, play.corpus, play.world.roles, period=period)
     ranks = [Rank(rank) for rank in range(play.world.size)]
     return [
         (play.slowness.get(rank), play.link.slowness.get(rank), tuple(hits.get(rank, ())), blocks[rank])
@@ -140,52 +149,72 @@ def _routes(order: VirtualOrder, world: World) -> Routes | None:
     named = {link for one in network.routes for link in one.links}
     if len(network.places) != world.size or not named <= speeds.keys() & latencies.keys():
         raise ValueError("the links between ranks are those of another plan")
-    if world.size > _MOST_RANKS:
-        raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated that share links or ports")
     return Routes(network.places, {(one.source, one.dest): one.links for one in network.routes}, speeds, latencies)
 
 
-def _run_folded(play: "_Play", classes: Classes) -> dict[str, Any]:
-    """Run one rank of each class, and divide classes until all of their ranks are alike, or let every rank run.
+def _run_folded(play: "_Play") -> dict[str, Any]:
+    """Run one rank of each class of the coarsest division found whose ranks are alike; without one, each rank gets its own times.
 
     Raises:
-        ValueError: There are too many ranks for each to run.
+        ValueError: There are too many ranks for that.
     """
-    reason, size = None, play.world.size
-    while len(classes) < size:
+    roles, reason = play.world.roles, None
+    divisions = [first_classes(roles, _differences(play))]
+    tried = set[Classes]()
+    while divisions:
+        classes = min(divisions, key=len)
+        divisions.remove(classes)
         try:
             return play.run(classes) | {"not_folded": None}
         except NotAlikeError as error:
-            reason = error.reason
-            finer = divided(classes, error.classes, play.seen)
-        if not len(classes) < len(finer) <= _MOST_CLASSES:
-            break
-        classes = finer
-    if reason is not None and size > _MOST_RANKS:
-        raise ValueError(f"no more than {_MOST_RANKS} ranks can be simulated that are not alike: {reason}")
-    return play.run(tuple((Rank(rank),) for rank in range(size))) | {"not_folded": reason}
+            reason = reason or error.reason
+            finer = [divided(classes, error.classes, play.seen)]
+        if not tried:
+            rows = periods(roles, play.seen)
+            finer += [combed_classes(roles, _differences(play, period=period), period) for period in rows]
+        tried.add(classes)
+        most = min(_MOST_CLASSES, play.world.size - 1)
+        divisions += [one for one in finer if len(classes) < len(one) <= most and one not in {*tried, *divisions}]
+    return _run_same_code(play, reason)
+
+
+def _run_same_code(play: "_Play", reason: str | None) -> dict[str, Any]:
+    """Let every rank have its own times, and run the code of ranks that do the same three times in all.
+
+    Args:
+        play: The simulation.
+        reason: Why ranks are not alike; None if nobody has looked.
+
+    Raises:
+        ValueError: There are too many ranks for each to run its own code, and that is not the same.
+    """
+    groups = ranks_of_code(play.world.roles, _blocks(play.cfg, play.corpus, play.world.roles))
+    if groups:
+        try:
+            return play.run(_singles(play.world), groups) | {"not_folded": reason}
+        except NotAlikeError as error:
+            reason = error.reason if reason is None else f"{reason}, and {error.reason}"
+    return _run_each(play, reason)
+
+
+def _run_each(play: "_Play", reason: str | None) -> dict[str, Any]:
+    """Let every rank run its own code.
+
+    Raises:
+        ValueError: There are too many of them.
+    """
+    if play.world.size > _MOST_RANKS:
+        raise ValueError(f"no more than {_MOST_RANKS} ranks can run their own code: {reason}")
+    return play.run(_singles(play.world)) | {"not_folded": reason}
+
+
+def _singles(world: World) -> Classes:
+    return tuple((Rank(rank),) for rank in range(world.size))
 
 
 def _fate_order(index: int, fault: VirtualFault) -> FateOrder:
     ranks = frozenset(Rank(rank) for span in fault.ranks for rank in range(span.first, span.last + 1))
     return FateOrder(index, Deed(fault.deed), ranks, step=fault.step, at_s=fault.at_s)
-
-
-@dataclass(frozen=True)
-class _Jitter:
-    """By how much the speed of a rank differs from step to step.
-
-    Attributes:
-        part: The most by which a step's computing differs from the usual time, as a part of it; 0: none.
-    """
-
-    part: float
-    seed: int
-
-    def factor(self, rank: Rank, step: int) -> float:
-        """Return how many times as long a rank computes in a step, drawn evenly around 1."""
-        drawn = random.Random(f"jitter {self.seed} {rank} {step}").random()  # noqa: S311 - nothing secret
-        return 1.0 + self.part * (2.0 * drawn - 1.0)
 
 
 @dataclass
@@ -204,16 +233,20 @@ class _Play:
     slowness: Mapping[Rank, float]
     flops_per_s: float
     faults: Sequence[FateOrder]
-    jitter: _Jitter
+    jitter: Jitter
     warm_up: int
     known: dict[Hashable, Found] = field(default_factory=dict)
     seen: Mapping[tuple[Rank, Rank], int] = field(default_factory=dict)
 
-    def run(self, classes: Classes) -> dict[str, Any]:
+    def run(self, classes: Classes, same_code: Sequence[Sequence[Rank]] = ()) -> dict[str, Any]:
         """Run the first rank of each class, and the last one as a witness, which must get the same times.
 
+        Args:
+            classes: The classes.
+            same_code: Groups of ranks, each a class of its own, that repeat one program.
+
         Raises:
-            NotAlikeError: Ranks of a class do not do the same.
+            NotAlikeError: Ranks of a class, or of a group, do not do the same.
         """
         divided_ones = with_witnesses(classes)
         first = [ranks[0] for ranks in divided_ones]
@@ -223,18 +256,17 @@ class _Play:
             self.world.roles, clock, self.link, classes=divided_ones, carries=has_values, fates=fates
         )
         self.seen = virtual.seen
-        training = self.cfg.training_config if isinstance(self.cfg, TrainingFile) else None
-        facts = {} if training is None else {"micro_batches": training.micro_batches}
-        timed = {
-            rank: _TimedSteps(
-                rank, self.warm_up, clock=clock, virtual=virtual, facts=facts, fates=fates, jitter=self.jitter
+        programs = self._programs(same_code)
+        timed = {rank: self._timed_steps(rank, clock=clock, virtual=virtual, fates=fates) for rank in first}
+        try:
+            outcome = virtual.run(
+                {rank: partial(self._live, rank, virtual, timed[rank], program=programs.get(rank)) for rank in first}
             )
-            for rank in first
-        }
-        outcome = virtual.run({rank: partial(self._live, rank, virtual, timed[rank]) for rank in first})
-        for error in outcome.errors.values():
-            if len(first) < self.world.size:
-                raise NotAlikeError(f"{type(error).__name__}: {error}")
+        finally:
+            for program in programs.values():
+                program.close()
+        if same_code or len(first) < self.world.size:
+            _refuse_mistakes(outcome)
         ranks = [timed[ranks[0]].as_json() for ranks in classes]
         for place, members in enumerate(classes):
             if len(members) > 1 and timed[members[-1]].as_json() != ranks[place]:
@@ -242,6 +274,7 @@ class _Play:
         return {
             "classes": [{"members": spans(members), **one} for members, one in zip(classes, ranks, strict=True)],
             "edges": _edges(outcome, classes),
+            "repeats": spans(sorted(programs)) if programs else [],
             "findings": [finding.message for finding in outcome.findings],
             "made": [{**vars(one), "ranks": _members(one.ranks, divided_ones)} for one in fates.made],
             "errors": [
@@ -250,17 +283,49 @@ class _Play:
             ],
         }
 
-    def _live(self, rank: Rank, virtual: VirtualWorld, timed: "_TimedSteps") -> None:
+    def _programs(self, same_code: Sequence[Sequence[Rank]]) -> dict[Rank, Program]:
+        """Return the program of each rank that repeats one."""
+        found: dict[Rank, Program] = {}
+        for ranks in same_code:
+            program = write_program(ranks, self._run_role, flops_per_s=self.flops_per_s, known=self.known)
+            found |= dict.fromkeys(ranks, program)
+        return found
+
+    def _timed_steps(self, rank: Rank, *, clock: VirtualClock, virtual: VirtualWorld, fates: Fates) -> TimedSteps:
+        training = self.cfg.training_config if isinstance(self.cfg, TrainingFile) else None
+        facts = {} if training is None else {"micro_batches": training.micro_batches}
+        return TimedSteps(
+            rank, self.warm_up, clock=clock, virtual=virtual, facts=facts, fates=fates, jitter=self.jitter
+        )
+
+    def _live(self, rank: Rank, virtual: VirtualWorld, timed: TimedSteps, *, program: Program | None) -> None:
         """Run the role of a rank to its end, or until the rank is ended."""
-        communicator = virtual.communicator(rank)
-        ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=timed.traffic)
-        spend = spending(partial(virtual.compute, rank), flops_per_s=self.flops_per_s)
         try:
-            with Hollow(known=self.known, spend=spend):
-                getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
+            if program is not None:
+                repeat_virtually(program, rank, virtual=virtual, timed=timed)
+            else:
+                spend = spending(partial(virtual.compute, rank), flops_per_s=self.flops_per_s)
+                with Hollow(known=self.known, spend=spend):
+                    self._run_role(rank, virtual.communicator(rank), timed.traffic)
             timed.end = "done"
         except RankEndedError:
             timed.end = "ended"
+
+    def _run_role(self, rank: Rank, communicator: Communicator, traffic: TrafficCounter) -> None:
+        ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=traffic)
+        getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
+
+
+def _refuse_mistakes(outcome: VirtualOutcome) -> None:
+    """Refuse what looks like a mistake of the recipe where not every rank has run its own code: ranks may not be alike.
+
+    Raises:
+        NotAlikeError: There is one.
+    """
+    for error in outcome.errors.values():
+        raise NotAlikeError(f"{type(error).__name__}: {error}")
+    for finding in outcome.findings:
+        raise NotAlikeError(finding.message)
 
 
 def _members(ranks: Sequence[Rank], classes: Classes) -> list[dict[str, int]]:
@@ -287,21 +352,29 @@ def _edges(outcome: VirtualOutcome, classes: Classes) -> list[dict[str, int]]:
     return [{**dict(zip(names, row, strict=True)), "peers": peers} for row, peers in sorted(rows.items())]
 
 
-def _blocks(cfg: ConfigFile, corpus: Corpus | None, roles: Sequence[str]) -> list[Hashable]:
-    """Return for each rank what decides how much it computes: its blocks of the micro-batches of a step and of a validation."""
+def _blocks(cfg: ConfigFile, corpus: Corpus | None, roles: Sequence[str], *, period: int = 1) -> list[Hashable]:
+    """Return for each rank what decides how much it computes: its blocks of the micro-batches of a step and of a validation.
+
+    Args:
+        cfg: The configuration.
+        corpus: The data.
+        roles: The role of each rank.
+        period: So many ranks of a role, one after the other, have one share.
+    """
     if not isinstance(cfg, TrainingFile) or corpus is None:
         return [None] * len(roles)
-    data, found = build_data(corpus, cfg), list[Hashable]()
+    data, found = build_data(corpus, cfg), dict[str, list[Hashable]]()
     last = data.validation_micro_batches - 1
     for role in dict.fromkeys(roles):
-        count = roles.count(role)
+        count = max(1, roles.count(role) // period)
         steps = contiguous_blocks(cfg.training_config.micro_batches, count)
         looks = contiguous_blocks(data.validation_micro_batches, count)
-        found += [
+        found[role] = [
             (tuple(map(len, aligned_subtrees(one))), len(look), last in look)
             for one, look in zip(steps, looks, strict=True)
         ]
-    return [found[place] for place in places_by_role(roles)]
+    places = places_within_role(roles)
+    return [found[role][min(place // period, len(found[role]) - 1)] for role, place in zip(roles, places, strict=True)]
 
 
 def _context(
@@ -372,73 +445,6 @@ class _NoRecords(ProgressWriter):
 
     def close(self) -> None:
         """Close nothing."""
-
-
-class _TimedSteps:
-    """How one rank spends its steps; stands where a rank that is profiled has its profiler."""
-
-    is_active = False
-
-    def __init__(
-        self,
-        rank: Rank,
-        warm_up: int,
-        *,
-        clock: VirtualClock,
-        virtual: VirtualWorld,
-        facts: Mapping[str, int],
-        fates: Fates,
-        jitter: _Jitter,
-    ) -> None:
-        self._warm_up = warm_up
-        self.owners = TensorOwners()
-        self.end = "waits"
-        self.traffic = TrafficCounter(profile=self)
-        self.traffic.note(**facts)
-        self._rank, self._clock, self._world = rank, clock, virtual
-        self._fates, self._jitter = fates, jitter
-        self._before = Spent()
-        self._each_s: list[float] = []
-        self._in_steps = Spent()
-
-    def begin_step(self, step: int) -> None:
-        if self._jitter.part:
-            self._clock.set_jitter(self._rank, self._jitter.factor(self._rank, step))
-        self._before = self._clock.spent(self._rank)
-        self._world.enter_step(self._rank, is_step=True)
-
-    def end_step(self, step: int) -> dict[str, int]:
-        if step > self._warm_up:
-            spent = self._clock.spent(self._rank).since(self._before)
-            known = self._in_steps
-            self._in_steps = Spent(
-                known.computing_s + spent.computing_s,
-                known.exposed_s + spent.exposed_s,
-                known.waiting_s + spent.waiting_s,
-            )
-            self._each_s.append(spent.all_s)
-        self._world.enter_step(self._rank, is_step=False)
-        self._fates.report(self._rank, step)
-        return {}
-
-    def mark(self, _name: str) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-
-    def as_json(self) -> dict[str, Any]:
-        spent = self._in_steps if self._each_s else self._clock.spent(self._rank)
-        return {
-            "steps": len(self._each_s),
-            "all_s": spent.all_s,
-            **vars(spent),
-            "each_s": self._each_s,
-            "facts": self.traffic.facts,
-            "end": "stopped" if self._rank in self._fates.halted else self.end,
-            "last_step": self._fates.last_step(self._rank),
-            "last_s": self._clock.now_s(self._rank),
-        }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""Which ranks of a plan have the same code, which three of them run for all, and how a rank repeats it on a virtual clock."""
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from ttlaunch.runtime.alike import first_classes
+from ttlaunch.runtime.comm.programs import Author, Compute, Note, Program, Step, repeat
+from ttlaunch.runtime.comm.protocol import Communicator
+from ttlaunch.runtime.comm.virtual_world import VirtualWorld
+from ttlaunch.runtime.hollow import Found, Hollow, has_values
+from ttlaunch.runtime.telemetry.memory import TensorOwners
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
+from ttlaunch.runtime.timed_steps import TimedSteps
+from ttlaunch.runtime.work import spending
+from ttlaunch.runtime.world import Rank
+
+_LEAST = 4
+"""The code of three ranks runs, so fewer of them gain nothing."""
+
+Live = Callable[[Rank, Communicator, TrafficCounter], None]
+"""Runs the code of a rank with a communicator and a counter."""
+
+
+def ranks_of_code(roles: Sequence[str], shares: Sequence[Hashable]) -> list[tuple[Rank, ...]]:
+    """Return the groups of ranks whose code is probably the same: those of one role with equal shares of the data.
+
+    How fast they are, and what happens to them, does not matter: each repeats the code at times of its own.
+    """
+    return [ranks for ranks in first_classes(roles, shares) if len(ranks) >= _LEAST]
+
+
+def write_program(ranks: Sequence[Rank], live: Live, *, flops_per_s: float, known: dict[Hashable, Found]) -> Program:
+    """Return the program of some ranks; their code runs while they repeat it.
+
+    Args:
+        ranks: The ranks.
+        live: Runs the code of one.
+        flops_per_s: How many floating-point operations a rank that is not slow computes in a second.
+        known: What operations return.
+    """
+
+    def write(author: Author) -> None:
+        spend = spending(lambda seconds: author.deeds.append(Compute(seconds)), flops_per_s=flops_per_s)
+        with Hollow(known=known, spend=spend):
+            live(author.rank, author.communicator, _WrittenCounter(author))
+
+    return Program(ranks, write, carries=has_values)
+
+
+def repeat_virtually(program: Program, rank: Rank, *, virtual: VirtualWorld, timed: TimedSteps) -> None:
+    """Do what a program says for a rank, at its times."""
+
+    def step(deed: Step) -> None:
+        if deed.begins:
+            timed.begin_step(deed.step)
+        else:
+            timed.end_step(deed.step)
+
+    repeat(
+        program,
+        rank,
+        virtual.communicator(rank),
+        compute=partial(virtual.compute, rank),
+        step=step,
+        note=lambda facts: timed.traffic.note(**facts),
+    )
+
+
+class _WrittenCounter(TrafficCounter):
+    """Writes down what is noted, so that it is known at each moment, as with code that runs."""
+
+    def __init__(self, author: Author) -> None:
+        super().__init__(profile=_WrittenSteps(author))
+        self._author = author
+
+    def note(self, **facts: int) -> None:
+        """Write facts down, and note them."""
+        self._author.deeds.append(Note(tuple(facts.items())))
+        super().note(**facts)
+
+
+class _WrittenSteps:
+    """Writes down when steps begin and end; stands where a rank that is profiled has its profiler."""
+
+    is_active = False
+
+    def __init__(self, author: Author) -> None:
+        self.owners = TensorOwners()
+        self._author = author
+
+    def begin_step(self, step: int) -> None:
+        self._author.deeds.append(Step(step, begins=True))
+
+    def end_step(self, step: int) -> dict[str, int]:
+        self._author.deeds.append(Step(step, begins=False))
+        return {}
+
+    def mark(self, _name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
