@@ -267,12 +267,8 @@ class _Play:
                 program.close()
         if same_code or len(first) < self.world.size:
             _refuse_mistakes(outcome)
-        ranks = [timed[ranks[0]].as_json() for ranks in classes]
-        for place, members in enumerate(classes):
-            if len(members) > 1 and timed[members[-1]].as_json() != ranks[place]:
-                raise NotAlikeError(f"rank {members[0]} and rank {members[-1]} take different times", place)
         return {
-            "classes": [{"members": spans(members), **one} for members, one in zip(classes, ranks, strict=True)],
+            "classes": _checked(classes, timed),
             "edges": _edges(outcome, classes),
             "repeats": spans(sorted(programs)) if programs else [],
             "findings": [finding.message for finding in outcome.findings],
@@ -314,6 +310,19 @@ class _Play:
     def _run_role(self, rank: Rank, communicator: Communicator, traffic: TrafficCounter) -> None:
         ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=traffic)
         getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
+
+
+def _checked(classes: Classes, timed: Mapping[Rank, TimedSteps]) -> list[dict[str, Any]]:
+    """Return the times of each class.
+
+    Raises:
+        NotAlikeError: The first and the last rank of a class have different ones.
+    """
+    found = [timed[members[0]].as_json() for members in classes]
+    for place, members in enumerate(classes):
+        if len(members) > 1 and timed[members[-1]].as_json() != found[place]:
+            raise NotAlikeError(f"rank {members[0]} and rank {members[-1]} take different times", place)
+    return [{"members": spans(members), **one} for members, one in zip(classes, found, strict=True)]
 
 
 def _refuse_mistakes(outcome: VirtualOutcome) -> None:
