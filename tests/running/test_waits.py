@@ -65,7 +65,7 @@ def test_it_says_of_a_run_on_this_machine_what_a_report_of_its_hang_would(run, p
     boxes[2].begin_step(3)
     found = waits_now(run, states, is_recipe=True)
     seen = [
-        Seen(rank, ROLES[rank], "box", recording) for rank, recording in read_recorders(scratch, world_size=3).items()
+        Seen(rank, ROLES[rank], "box", recording) for rank, recording in read_recorders(scratch, ranks=range(3)).items()
     ]
     table = judge(seen, quiet_s=12.0, now=0.0).evidence
     assert ["waits for rank 2", "waits for rank 2", "waits for none"] == [one.state for one in found]

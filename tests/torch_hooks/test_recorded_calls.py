@@ -61,7 +61,7 @@ def start_ranks(here):
 
 
 def operations(folder, rank):
-    return read_recorders(folder, world_size=2)[rank].operations
+    return read_recorders(folder, ranks=range(2))[rank].operations
 
 
 CALLS = """\
@@ -103,7 +103,7 @@ def test_each_call_is_recorded_with_its_group_bytes_and_line(here, start_ranks):
     assert [(ISEND, 1, 1), (WAIT_SEND, 1, 1)] == sent
     assert [(IRECV, 0, 1), (WAIT_RECV, 0, 1)] == [(o.verb, o.peer, o.message) for o in second if not o.is_collective]
     # Both ranks count the operations of all ranks alike; the group of rank 0 alone has a count of its own.
-    counts = [read_recorders(here, world_size=2)[rank].channels[GROUP, WORLD, False] for rank in range(2)]
+    counts = [read_recorders(here, ranks=range(2))[rank].channels[GROUP, WORLD, False] for rank in range(2)]
     assert [6, 6] == counts
     assert [1] == [one.message for one in first if one.is_collective and one.tag != WORLD]
 
@@ -118,7 +118,7 @@ def test_an_operation_that_the_script_does_not_wait_for_yet_is_no_wait(here, sta
     start_ranks(script)
     kept = [one for one in operations(here, 0) if one.name == "torch's all_reduce"]
     assert [(BEGUN_COLLECTIVE, True)] == [(one.verb, one.is_open) for one in kept]
-    assert read_recorders(here, world_size=2)[0].waiting is None
+    assert read_recorders(here, ranks=range(2))[0].waiting is None
 
 
 TRAINING = """\
@@ -216,4 +216,4 @@ def test_a_call_that_the_recorder_has_no_room_for_ends_the_records_and_not_the_s
 
 def test_a_script_without_a_group_leaves_no_recorder(here, start_ranks):
     start_ranks("import torch\nimport os\nprint(sorted(n for n in os.environ if 'PYTHONPATH' in n))\n")
-    assert {} == read_recorders(here, world_size=2)
+    assert {} == read_recorders(here, ranks=range(2))

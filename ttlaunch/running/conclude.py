@@ -253,7 +253,7 @@ def _after_departure(failure: Failure, folder: RunFolder, ranks: Sequence[RankSt
     """
     if failure.kind not in {Cause.CRASHED, Cause.LOST_PEER}:
         return failure
-    recordings = read_recorders(folder.path, world_size=len(ranks))
+    recordings = read_recorders(folder.path, ranks=range(len(ranks)))
     broken = recordings.get(-1 if failure.rank is None else failure.rank)
     departure = find_departure(recordings) if broken and broken.waiting and broken.waiting.is_collective else None
     if departure is None:

@@ -6,7 +6,7 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,10 @@ class LastOperation:
         return asdict(self)
 
 
-def read_recorders(folder: Path, *, world_size: int) -> dict[int, Recording]:
-    """Read the recordings below a folder, by rank; ranks without a usable recording are left out."""
+def read_recorders(folder: Path, *, ranks: Iterable[int]) -> dict[int, Recording]:
+    """Read the recordings of ranks below a folder, by rank; those without a usable recording are left out."""
     recordings = {}
-    for rank in range(world_size):
+    for rank in ranks:
         with contextlib.suppress(OSError):
             recording = read_recorder(read_regular(folder / contract.recorder_file(rank), most=SIZE + 1))
             if recording is not None:
@@ -106,7 +106,7 @@ def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float 
     roles = [state.row.role for state in ranks]
     offsets = {state.row.rank: state.clock_offset_s for state in ranks}
     found = {}
-    for rank, recording in read_recorders(run_folder, world_size=len(ranks)).items():
+    for rank, recording in read_recorders(run_folder, ranks=range(len(ranks))).items():
         last = last_operation(recording, roles=roles, end=(time.time() if end is None else end) + offsets[rank])
         if last is not None:
             found[rank] = last

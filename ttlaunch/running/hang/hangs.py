@@ -117,9 +117,9 @@ class HangWatch:
         if now - self._looked < _LOOK_S:
             return None
         rested, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
-        recordings = (
-            read_recorders(self._controller.recordings, world_size=self._world_size) if self._may_record else {}
-        )
+        # Of the many workers that may come to an elastic run, most never do.
+        recording = [state.row.rank for state in ranks if state.phase is not Phase.ABSENT and self._may_record]
+        recordings = read_recorders(self._controller.recordings, ranks=recording)
         if self._has_moved(self._marks(ranks, recordings), rested):
             self._suspicion = None
             return None

@@ -28,6 +28,9 @@ from ttlaunch.running.watch import Phase, RankState
 
 _FUTILE = 3  # replacements in a row at one place that end before they have taken part
 _SAVE_AGAIN_S = 0.5
+_MEASURED_S = (
+    2.0  # a first step that takes longer is measured less exactly: looking for its end costs a sixth of a processor
+)
 _QUIET_S, _REMINDER_S = 15.0, 60.0  # after which, and how often then, it is said who is awaited
 _NO_CHECKPOINT = (
     "the run has saved no checkpoint; with `--set checkpoint_config.interval=N` one is saved after every N steps"
@@ -92,9 +95,11 @@ class ElasticRun:
 
     @property
     def is_changing(self) -> bool:
-        """Whether members have stopped and wait for orders, so that every moment counts."""
+        """Whether members have stopped and wait for orders, so that every moment counts, or have just gone on, which is measured."""
         changes = self.membership.changes
-        return self.membership.phase is MembersPhase.COLLECTING or bool(changes and changes[-1].pause_s is None)
+        if self.membership.phase is MembersPhase.COLLECTING:
+            return True
+        return bool(changes) and changes[-1].pause_s is None and time.time() - changes[-1].time < _MEASURED_S
 
     @property
     def is_over(self) -> bool:

@@ -65,9 +65,9 @@ def waits_now(path: Path, ranks: Sequence[RankState], *, is_recipe: bool) -> lis
     if len(present) > _MOST_RANKS:
         return []
     size = 1 + max((state.row.rank for state in present), default=-1)
-    copied = read_recorders(path, world_size=size)
+    copied = read_recorders(path, ranks=range(size))
     scratch = variable_of_run(path.name, contract.ENV_SCRATCH)
-    here = read_recorders(Path(scratch), world_size=size) if scratch.startswith("/") else {}
+    here = read_recorders(Path(scratch), ranks=range(size)) if scratch.startswith("/") else {}
     if not (copied or here):
         return []
     now = time.time()
