@@ -189,6 +189,39 @@ KEPT = {
         "in a validation",
         "while buckets are under way",
     ],
+    # Messages in random order: some seeds, of which each has hundreds of events.
+    "runtime/test_grpc_channels.py::test_every_receive_gets_its_message_in_any_order_of_events": [
+        f"{seed}-{window}" for seed in range(10) for window in (16384, -1)
+    ],
+    "runtime/test_grpc_channels.py::test_messages_of_two_epochs_never_mix_in_any_order_of_events": [
+        *map(str, range(20))
+    ],
+    "runtime/test_grpc_node_sums.py::test_a_total_is_there_exactly_if_its_leaves_are_and_has_each_once": [
+        *map(str, range(12))
+    ],
+    # Every layout has an overflow, a scale that falls or a scale that stays, and all of them the same bits.
+    "runtime/test_loss_scaling.py::test_a_scale_that_is_far_too_large_finds_its_way_down": [
+        "single",
+        "three tiers",
+        "two pipelines",
+    ],
+    "runtime/test_loss_scaling.py::test_a_smallest_scale_that_is_too_large_is_said_once_at_once_and_in_the_end": [
+        "two tiers",
+        "data parallel",
+        "pipeline",
+    ],
+    "runtime/test_loss_scaling.py::test_an_overflow_of_one_micro_batch_is_skipped_by_everybody": [
+        "data parallel",
+        "three tiers",
+        "two pipelines",
+        "two servers",
+        "workers of two ranks",
+    ],
+    "runtime/test_loss_scaling.py::test_the_scale_survives_a_resume": [
+        "single",
+        "two servers",
+        "workers of two ranks",
+    ],
     # Every layout with GPT, and each other model in layouts that divide it differently.
     "runtime/test_precision.py::test_bf16_has_the_same_bits_in_every_layout": [
         "False-gpt-two tiers",
@@ -328,6 +361,131 @@ KEPT = {
         "--on slurm:nowhere-invalid partition specified: nowhere"
     ],
     "cluster/test_doctor.py::test_ranks_and_daemons_may_use_different_networks": ["eth1"],
+    # Worlds of another shape, each with its own matrix or with the shared one.
+    "runtime/test_tensor_parallel.py::test_any_layout_goes_on_from_the_checkpoint_of_any_other": [
+        "2-after0",
+        "4-after1",
+        "2-after5",
+        "1-after4",
+    ],
+    "runtime/test_tensor_parallel.py::test_stages_and_replicas_of_a_split_model_change_no_bit": [
+        "-dp 2 x pp 2 x tp 2",
+        "tied-dp 3 x tp 2",
+        "tied-pp 2 x tp 2",
+    ],
+    "runtime/test_tensor_parallel.py::test_workers_that_split_the_model_equal_one_process_up_to_rounding": [
+        "-a square",
+        "-both",
+        "tied-two workers",
+    ],
+    # Bytes and messages follow a formula with a term for each key: every key with every value, most pairs of them.
+    "runtime/test_traffic.py::test_a_pipeline_moves_what_it_says": [
+        "[1, 1]-{'replicas': 2}-4",
+        "[1, 2, 1]-{'schedule': 'gpipe'}-7",
+        "[1]-{'replicas': 2}-7",
+        "[2, 1]-{'replicas': 3}-4",
+        "[2, 1]-{'schedule': '1f1b'}-7",
+        "[2, 2, 2]-{'schedule': 'interleaved', 'chunks_per_rank': 2}-4",
+        "[2, 2]-{'schedule': 'interleaved', 'chunks_per_rank': 2, 'replicas': 2}-7",
+    ],
+    "runtime/test_traffic.py::test_a_resumed_run_moves_what_it_says": [
+        "data parallel--between validations",
+        "data parallel-may stop early-nothing is left",
+        "pipeline--one step",
+        "pipeline-may stop early-after a validation",
+        "three tiers--after a validation",
+        "three tiers-may stop early-between validations",
+        "two tiers--nothing is left",
+        "two tiers-may stop early-one step",
+        "zero--after a validation",
+        "zero-may stop early-nothing is left",
+    ],
+    "runtime/test_traffic.py::test_a_split_model_moves_what_it_says": [
+        "2-1-4-{'model_type': 'mlp'}",
+        "2-2-3-{'activation_checkpointing': True}",
+        "2-2-3-{}",
+        "4-1-2-{}",
+    ],
+    "runtime/test_traffic.py::test_an_asynchronous_server_moves_what_its_workers_say": [
+        "1-int8-{}",
+        "1-none-{'is_ahead': False, 'pull_interval': 2}",
+        "3-int8-{'is_ahead': False, 'pull_interval': 2}",
+        "3-none-{}",
+    ],
+    "runtime/test_traffic.py::test_compressed_gradients_move_what_they_say": [
+        "2-int8",
+        "2-powersgd",
+        "3-bf16",
+        "3-powersgd",
+        "3-top_k",
+    ],
+    "runtime/test_traffic.py::test_every_precision_moves_what_it_says": [
+        "data parallel-bf16",
+        "pipeline-fp16",
+        "two tiers-bf16",
+    ],
+    "runtime/test_traffic.py::test_every_zero_stage_moves_what_it_says": [
+        "1-4-0",
+        "2-4-1",
+        "2-4-2",
+        "2-4-3",
+        "3-8-0",
+        "3-8-3",
+    ],
+    "runtime/test_traffic.py::test_stages_that_share_a_matrix_exchange_its_gradient_once_a_step": [
+        "[2, 2, 2]-{'replicas': 2}",
+        "[2, 2, 2]-{}",
+        "[2, 2]-{'schedule': 'interleaved', 'chunks_per_rank': 2}",
+        "[2, 2]-{}",
+        "[4]-{'replicas': 2}",
+    ],
+    "runtime/test_traffic.py::test_synchronous_servers_move_what_they_say": [
+        "1-1-4-",
+        "2-1-3-averaged",
+        "2-3-4-averaged",
+        "3-2-8-",
+    ],
+    "runtime/test_traffic.py::test_tiers_move_what_they_say": [
+        "1-4-two tiers",
+        "2-3-three tiers",
+        "2-4-two tiers",
+        "3-3-two tiers",
+        "3-8-three tiers",
+        "4-7-three tiers",
+    ],
+    "runtime/test_traffic.py::test_workers_of_several_ranks_move_what_they_say": [
+        "1-3-4-two tiers",
+        "2-2-4-three tiers",
+        "2-2-7-two tiers",
+        "2-3-8-three tiers",
+    ],
+    "runtime/test_zero.py::test_a_matrix_that_two_layers_share_has_one_owner": [
+        "2-{}-1",
+        "2-{}-3",
+        "3-{'model_type': 'mlp'}-0",
+        "3-{'model_type': 'mlp'}-2",
+        "3-{'model_type': 'mlp'}-3",
+    ],
+    "runtime/test_zero.py::test_every_stage_trains_to_the_bits_of_one_process": [
+        "0-3",
+        "1-2",
+        "1-4",
+        "2-3",
+        "3-2",
+        "3-3",
+        "3-4",
+    ],
+    # A pipe and a device, nesting and an early end are each tried on two files, and each file with two of them.
+    "security/test_a_strangers_run.py::test_a_file_of_a_run_that_is_none_neither_blocks_nor_fills_memory": [
+        "device-launcher.json",
+        "device-records/rank-0.progress.jsonl",
+        "early-events.jsonl",
+        "early-report.json",
+        "nested-launcher.json",
+        "nested-records/rank-0.progress.jsonl",
+        "pipe-events.jsonl",
+        "pipe-report.json",
+    ],
 }
 
 
