@@ -43,8 +43,8 @@ PACKAGE = Path(__file__).parents[2] / "ttlaunch"
 def blamed_by_code():
     """What the calls of `Diagnostic` with each code blame, as it is written."""
     found = defaultdict(set)
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for text in filter(lambda text: "Diagnostic(" in text, map(Path.read_text, PACKAGE.rglob("*.py"))):
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Call(func=ast.Name(id="Diagnostic"), args=[ast.Constant(value=code), *_], keywords=keywords):
                     given = {keyword.arg: ast.unparse(keyword.value) for keyword in keywords}
