@@ -122,7 +122,7 @@ def test_the_form_offers_no_key_that_cannot_be_set(client):
 @pytest.mark.parametrize("setting", ["training_config.stps=3", "training_config.steps=-1", "training_config.steps=x y"])
 def test_a_mistake_in_the_form_is_told_in_the_words_of_the_command_line(client, runs, setting):
     key, _, value = setting.partition("=")
-    told = CliRunner().invoke(make_app(), ["plan", "data_parallel", "--set", setting])
+    told = CliRunner().invoke(make_app("plan"), ["plan", "data_parallel", "--set", setting])
     assert refused(launch(client, recipe="data_parallel", set={key: value})).strip() in told.stderr
     assert [] == [*runs.iterdir()]
 

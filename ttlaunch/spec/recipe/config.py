@@ -322,7 +322,7 @@ def _as_yaml(value: Any, *, bare: bool) -> str:
     Texts are quoted, because YAML would read a bare `1e3` or `yes` as another type. With `bare`, plain words that YAML
     reads as texts are not quoted.
     """
-    if value is None or isinstance(value, bool | int):  # most values, and the library takes 0.2 ms for each
+    if value is None or isinstance(value, bool | int):  # most values, each of which takes the library 0.05 ms
         return json.dumps(value)
     import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
 
