@@ -226,7 +226,7 @@ def test_workers_with_steps_of_their_own_end_with_the_bits_of_the_journal(here):
     folder = run.folder
     assert (0, "same bits") == repeated(here, folder.name)
     # Three workers go on, and the checkpoint has the state of two.
-    again = [*COMMAND, "mine", *more, "--set", "training_config.steps=64", "--elastic", "1:3"]
+    again = [*COMMAND, "mine", *more, "--set", "training_config.steps=64", "--elastic", "1:3", "--warm"]
     done = subprocess.run(
         [*again, "-n", "3", "--resume", folder, "--format", "json"],
         cwd=here,
@@ -369,7 +369,7 @@ def kill_the_supervisor(run):
 
 def resumed(here, *arguments, recipe="data_parallel", ranks=2, elastic="1:2"):
     """Resume the newest run; returns the report of the new one, and what it printed."""
-    command = [*COMMAND, recipe, *SET, "--resume", "latest", "-n", str(ranks), "--elastic", elastic]
+    command = [*COMMAND, recipe, *SET, "--resume", "latest", "-n", str(ranks), "--elastic", elastic, "--warm"]
     done = subprocess.run([*command, *arguments], cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
     assert 0 == done.returncode, done.stderr
     newest = max(here.glob("runs/*/report.json"), key=lambda path: path.stat().st_mtime)

@@ -57,6 +57,19 @@ def test_an_owner_killed_with_its_shadow_ends_the_run_by_name_and_another_number
     assert "--resume" in report["failure"]["next_step"]
     assert newest_step(folder) >= 8
     command = ["--resume", folder.name]
-    resumed = [*COMMAND, "zero", *SET, *CHECKPOINTS, "-n", "3", "--elastic", "1:3", *command, "--format", "json"]
+    resumed = [
+        *COMMAND,
+        "zero",
+        *SET,
+        *CHECKPOINTS,
+        "-n",
+        "3",
+        "--elastic",
+        "1:3",
+        "--warm",
+        *command,
+        "--format",
+        "json",
+    ]
     done = subprocess.run(resumed, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=True)
     assert expected == json.loads(done.stdout)["parameters_sha256"]

@@ -99,13 +99,12 @@ def assert_failed(run, *, code, rank, role, cause):
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_broken_rank_ends_the_run_and_is_named(here, start_run, role, fault):
-    """A worker over MPI, whose ranks import torch themselves; the others over gRPC, as forks."""
     statement, code, cause = FAULTS[fault]
     shutil.copytree(RECIPES / "hierarchical_parallel", here / "mine", ignore=shutil.ignore_patterns("__pycache__"))
     with (here / "mine/trainer.py").open("a") as file:
         file.write(BREAKS.format(role=role, rank=ROLES[role], fault=statement))
     (here / "train.yaml").write_text(TINY)
-    run = start_run("mine", "-c", "train.yaml", *(() if role == "worker" else FORKED))
+    run = start_run("mine", "-c", "train.yaml", *FORKED)
     broke = float(run.wait_for_file("fault"))
     status = run.ends(within_s=WITHIN_S - (time.time() - broke))
     print(f"\n{role} {fault}: {time.time() - broke:.1f} s")

@@ -34,7 +34,7 @@ def kill(run, *numbers, after):
 
 
 def resumed(here):
-    command = [*COMMAND, TIERS, *SET, "--resume", "latest", "-n", "3", "--elastic", "3:3", "--format", "json"]
+    command = [*COMMAND, TIERS, *SET, "--resume", "latest", "-n", "3", "--elastic", "3:3", "--warm", "--format", "json"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
     assert 0 == done.returncode, done.stderr
     return json.loads(done.stdout)
