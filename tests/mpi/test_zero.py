@@ -9,7 +9,7 @@ from ttlaunch.profiling import ENV_PROFILE_STEPS
 
 pytestmark = pytest.mark.mpi
 
-STEPS = 50
+STEPS = 30
 
 
 def small(*, zero_stage=None, steps=STEPS):
@@ -29,7 +29,7 @@ def by_step(run, kind, key):
 
 @pytest.mark.parametrize(("workers", "zero_stage"), [(2, 3), (3, 1)])
 def test_workers_train_to_the_bits_of_one_process(run_ranks, workers, zero_stage):
-    """C7, C14, C15, D2: 50 steps, end to end; every loss, norm and validation, and the parameters at the end.
+    """C7, C14, C15, D2: 30 steps, end to end; every loss, norm and validation, and the parameters at the end.
 
     Also with steps that torch's profiler records, and one in which memory is counted.
     """
