@@ -360,8 +360,6 @@ KEPT = {
     ],
     "cluster/test_slurm_runs.py::test_a_killed_launcher_leaves_no_job_and_no_process": ["9"],
     "cluster/test_slurm_runs.py::test_a_cancelled_job_is_named_as_the_cause_and_leaves_nothing": ["None"],
-    "cluster/test_slurm_transport.py::test_a_command_ends_with_its_status": ["0", "255"],
-    "cluster/test_slurm_transport.py::test_every_character_of_a_command_arrives": ["it's", "$HOME `id` $(id)", "-n"],
     "cluster/test_submit.py::test_what_slurm_refuses_is_a_diagnostic_with_its_words_and_leaves_nothing": [
         "--on slurm:nowhere-invalid partition specified: nowhere"
     ],

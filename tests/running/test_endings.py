@@ -17,7 +17,7 @@ from ttlaunch import contract
 pytestmark = pytest.mark.mpi
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-STEPS = 400
+STEPS = 200
 TRAINING = f"""\
 training_config: {{steps: {STEPS}, batch_size: 4, micro_batch_size: 1, validation_sequences: 4, validation_interval: 500}}
 transformer_config: {{num_blocks: 2, num_heads: 2, embedding_dim: 16, max_sequence_length: 16}}
@@ -104,7 +104,7 @@ def uninterrupted(tmp_path_factory):
     (folder / "train.yaml").write_text(TRAINING)
     run = StartedRun(folder, ["hierarchical_parallel", "-c", "train.yaml", "-n", "1"])
     try:
-        assert run.ends(within_s=60) == 0
+        assert run.ends(within_s=120) == 0
         return run.report["parameters_sha256"]
     finally:
         run.close()
@@ -138,7 +138,7 @@ def test_the_command_in_the_summary_goes_on_to_the_bits_of_an_uninterrupted_run(
     assert run.stderr.startswith("SIGTERM: ranks finish their step and save it, within 30 s; another signal ")
     command = shlex.split(stop["resume"])
     assert [command[:2], command[-2:]] == [["ttlaunch", "run"], ["--resume", first.name]]
-    assert start_run(*command[2:], "-n", "1").ends(within_s=60) == 0
+    assert start_run(*command[2:], "-n", "1").ends(within_s=120) == 0
     [second] = [path for path in here.glob("runs/2*") if path != first]
     report = json.loads((second / contract.REPORT_FILE).read_text())
     assert report["began_from"]["step"] == stop["after_step"]
