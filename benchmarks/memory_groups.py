@@ -8,7 +8,8 @@ The kernel kills a rank when it needs more than its limit and nothing of the gro
 So `peaks` has what cannot: anonymous memory, shared memory, and what the kernel itself keeps for the process.
 
 It needs root and a memory controller of version 1; `Groups.can_be_made` says whether both are there. The groups are made below that of the calling process
-and removed afterwards. A rank enters its group when its interpreter starts, and then starts it anew, so all of its memory counts.
+and removed afterwards. A rank enters its group when its interpreter starts, and then starts it anew, so all of its memory counts. It takes the settings that its shim
+gives it where the shim, too, is in the group.
 """
 
 import os
@@ -27,6 +28,9 @@ if sys.orig_argv[1:3] == ["-m", "ttlaunch.runtime"] and "{_IS_IN}" not in os.env
     with open(os.environ["{_BASE}"] + "/rank-" + os.environ["TTLAUNCH_RANK"] + "/cgroup.procs", "w") as group:
         group.write(str(os.getpid()))
     os.environ["{_IS_IN}"] = "1"
+    from ttlaunch.agent.memory import settings_for_limit
+    for name, value in settings_for_limit(ranks=1).items():
+        os.environ.setdefault(name, value)
     os.execv(sys.executable, sys.orig_argv)
 """
 

@@ -11,7 +11,7 @@ too restless to say what was true. The first run measures its tensors, the secon
 
 A trial of memory takes the same models, and makes only a run of three steps that measures its tensors.
 
-A trial of `--fits` takes a random model and a limit within `NEAR` of what the prediction needs, and runs each rank in a control group with this limit: the
+A trial of `--fits` takes a random model, small enough to be done in a minute, and a limit within `NEAR` of what the prediction needs, and runs each rank in a control group with this limit: the
 run fits if the kernel kills no rank. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second. The processes of
 the ranks are compared with the prediction, too, if the run fits.
 
@@ -187,11 +187,12 @@ def fits_trial(number: int) -> dict[str, Any]:
     chance = random.Random(number)
     recipe = RECIPES[number % len(RECIPES)]
     model = {
-        "embedding_dim": 64 * chance.randint(2, 12),
+        "embedding_dim": 64 * chance.randint(2, 10),
         "num_blocks": 4 if recipe == "pipeline_parallel" else chance.randint(2, 6),
-        "max_sequence_length": chance.choice((64, 128, 256)),
+        "max_sequence_length": chance.choice((32, 64, 128)),
     }
     values = {**settings(recipe, {}, steps=3), **{f"transformer_config.{key}": one for key, one in model.items()}}
+    values |= {"training_config.batch_size": 8, "training_config.micro_batch_size": chance.choice((1, 2, 4))}
     ranks = chance.choice((1, 2))
     found = predict(ttlaunch.plan(recipe, ranks=ranks, set=values))
     if isinstance(found, NotPredicted):
@@ -210,7 +211,12 @@ def fits_trial(number: int) -> dict[str, Any]:
         with Groups({one.rank: limit for one in found.ranks}) as groups:
             report = start(runs_dir=folder, env=groups.environment)
         peaks = {one["rank"]: one["peak_memory_bytes"] for one in (read_run(report.folder).report or {})["ranks"]}
-    row |= {"measured": max(groups.peaks.values()), "each": list(groups.peaks.values()), "fits": not groups.killed}
+    row |= {
+        "model": model,
+        "measured": max(groups.peaks.values()),
+        "each": list(groups.peaks.values()),
+        "fits": not groups.killed,
+    }
     if report.status == "done":
         whole = judge(None, found, [], processes=peaks).memory
         return {**row, "processes": [(one.predicted, one.measured) for one in whole]}

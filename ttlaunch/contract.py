@@ -45,9 +45,8 @@ ENV_MASTER_PORT = "TTLAUNCH_MASTER_PORT"
 ENV_PEERS = "TTLAUNCH_PEERS"  # a JSON list: where each rank listens for the ranks of other hosts, `address:port`
 ENV_CERTIFICATES = "TTLAUNCH_CERTIFICATES"  # a JSON object of texts in PEM: `authority`, `own`, `key`
 ENV_WORLD = "TTLAUNCH_WORLD"  # the run whose ranks a rank takes part with, where a run of its own has started it
-ENV_INCARNATION = (
-    "TTLAUNCH_INCARNATION"  # the incarnation that its coordinator has given to a worker that joins by itself
-)
+ENV_INCARNATION = "TTLAUNCH_INCARNATION"  # the one that a worker that joins by itself has from its coordinator
+ENV_MEMORY = "TTLAUNCH_MEMORY"  # the bytes that a control group allows this rank, if it is less than all of the machine
 ENV_ANSWERS_AT = "TTLAUNCH_ANSWERS_AT"  # the path of the socket on which the head of a serving run takes asks
 ENV_RESTARTS = "TTLAUNCH_RESTARTS"  # how often the run has been restarted
 ENV_MOST_RESTARTS = "TTLAUNCH_MOST_RESTARTS"

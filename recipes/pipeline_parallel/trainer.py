@@ -99,7 +99,7 @@ def _run_passes(cfg: Config, ctx: RankContext, step: int, *, part: PipelinePart)
         else:
             x, out = inputs.pop(here), outputs.pop(here)
             seed = part.model.loss_scaler.seed(out) if chunk.is_last else links.receive_gradients(action)
-            out.backward(seed)
+            part.run_backward(out, seed)
             if not chunk.is_first:
                 links.send_gradients(action, x.grad)
             loss = part.model.note_loss(part.model.masks(step, index), out.item()) if chunk.is_last else 0.0  # unknown

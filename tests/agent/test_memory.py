@@ -2,7 +2,7 @@
 
 import pytest
 
-from ttlaunch.agent.memory import memory_limit, oom_kills
+from ttlaunch.agent.memory import memory_limit, oom_kills, settings_for_limit
 
 MACHINE = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\n", "proc/vmstat": "nr_free 3\noom_kill 7\n"}
 UNIFIED = {
@@ -37,11 +37,28 @@ HIDDEN = {"proc/self/cgroup": "4:memory:/elsewhere\n", "sys/fs/cgroup/memory/mem
     ids=["no groups", "version 2", "container", "version 1", "hidden path"],
 )
 def test_kills_and_limit_are_those_of_the_own_group(tmp_path, files, kills, limit):
-    for name, text in {**MACHINE, **files}.items():
-        path = tmp_path / name
+    write(tmp_path, {**MACHINE, **files})
+    assert (oom_kills(root=str(tmp_path)), memory_limit(root=str(tmp_path))) == (kills, limit)
+
+
+@pytest.mark.parametrize(
+    ("files", "is_limited"),
+    [({}, False), (UNIFIED, True), (IN_A_CONTAINER, True), (OLD, True), (HIDDEN, False)],
+    ids=["no groups", "version 2", "container", "version 1", "hidden path"],
+)
+def test_a_rank_returns_freed_memory_only_where_a_group_limits_it(tmp_path, files, is_limited):
+    write(tmp_path, {**MACHINE, **files})
+    limit = memory_limit(root=str(tmp_path))
+    found = settings_for_limit(ranks=2, root=str(tmp_path))
+    assert (str(limit // 2) if is_limited else None) == found.get("TTLAUNCH_MEMORY")
+    assert is_limited == ("MALLOC_TRIM_THRESHOLD_" in found)
+
+
+def write(folder, files):
+    for name, text in files.items():
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert (oom_kills(root=str(tmp_path)), memory_limit(root=str(tmp_path))) == (kills, limit)
 
 
 def test_a_kernel_that_says_nothing_is_believed(tmp_path):

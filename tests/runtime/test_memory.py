@@ -47,6 +47,19 @@ def owned(**tensors):
     return owners, holder
 
 
+def test_small_pieces_stay_with_the_process_and_large_ones_do_not():
+    with StepMemory(TensorOwners(), mapped_from=SIZE) as memory:
+        small = [torch.zeros(900) for _ in range(3)]
+        del small
+        large = torch.zeros(2000)
+        del large
+        kept = torch.zeros(1000)
+    del kept
+
+    assert 3 * 3600 == memory.peaks["peak"]
+    assert (2 * SIZE + 3 * 3600, SIZE + 3 * 3600) == (memory.extent, memory.left)
+
+
 def test_a_piece_counts_once_and_until_the_last_lets_go():
     def block():
         first = torch.zeros(1000)

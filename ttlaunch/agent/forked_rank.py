@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _IMPORTED = ("torch", "torch.distributed", "torch._dynamo")
 """What ranks share. The first optimizer or DistributedDataParallel imports the last one, which takes as long as torch itself."""
+_OPTIONS_OF_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # as malloc.h numbers them
 _SAME_SEED = 67280421310721  # of torch's generator in versions in which it does not begin with a random seed
 _LONGEST_PRINTED = 1 << 20
 
@@ -185,6 +186,7 @@ class RankForker:
         os.environ.clear()
         os.environ.update(environment)
         _show_environment(environment)
+        _set_thresholds(environment)
         take_name(self._name)
         os.chdir(folder)
         _seed_again()
@@ -213,6 +215,14 @@ def _seed_again() -> None:
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)
+
+
+def _set_thresholds(environment: Mapping[str, str]) -> None:
+    """Give glibc the thresholds that it reads from these variables when a process starts, which a fork does not."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    for name, number in _OPTIONS_OF_MALLOPT.items():
+        if mallopt is not None and environment.get(name, "").isdecimal():
+            mallopt(number, int(environment[name]))
 
 
 def _show_environment(environment: Mapping[str, str]) -> None:

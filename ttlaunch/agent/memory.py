@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 
+from ttlaunch import contract
+from ttlaunch.records.prediction import MAPPED_FROM
+
 _CONTROL_GROUPS = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60
 
@@ -37,6 +40,26 @@ def memory_limit(*, root: str = "/") -> int | None:
             limits += [_number(os.path.join(folder, name)) for name in ("memory.max", "memory.limit_in_bytes")]
             folder = os.path.dirname(folder)
     return min((limit for limit in limits if limit is not None and limit < _UNLIMITED), default=None)
+
+
+def settings_for_limit(*, ranks: int, root: str = "/") -> dict[str, str]:
+    """Return the variables of a rank that returns freed memory at once; empty if the control groups above it allow all of the machine's.
+
+    The group's limit is divided by the number of ranks on this host.
+
+    By default, glibc raises its thresholds with the sizes that a program frees, up to 32 and 64 MiB. Then tens of megabytes of freed
+    memory stay with the process, how many depends on chance, and the kernel may kill a rank for them. With thresholds that stay what they
+    are at first, its memory is that of its tensors.
+    """
+    total = _entry(os.path.join(root, "proc/meminfo"), "MemTotal:")
+    limit = memory_limit(root=root)
+    if limit is None or total is None or limit >= total * 1024:
+        return {}
+    return {
+        contract.ENV_MEMORY: str(limit // ranks),
+        "MALLOC_MMAP_THRESHOLD_": str(MAPPED_FROM),
+        "MALLOC_TRIM_THRESHOLD_": str(MAPPED_FROM),
+    }
 
 
 def _folders(root: str) -> list[str]:

@@ -24,6 +24,7 @@ import time
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.memory import settings_for_limit  # noqa: E402
 from ttlaunch.agent.parent_death import end_with_parent, prctl  # noqa: E402
 from ttlaunch.agent.rank_output import RankOutput  # noqa: E402
 from ttlaunch.agent.rank_records import RankRecords  # noqa: E402
@@ -116,6 +117,11 @@ def rank_environment(
             environment[contract.ENV_NO_MPI] = "1"
     elif plan.get("warm"):
         environment.update(_with_at_start(environment.pop("PYTHONPATH", None)))
+    if plan["recipe"] is not None:
+        environment.pop(contract.ENV_MEMORY, None)  # inherited if this run was started from within another one
+        beside = sum(other["host"] == row["host"] for other in plan["ranks"])
+        for name, value in settings_for_limit(ranks=beside).items():
+            environment.setdefault(name, value)
     environment.setdefault(
         "PYTHONFAULTHANDLER", "1"
     )  # a crash in compiled code then prints the Python line that led to it

@@ -15,11 +15,13 @@ from ttlaunch.running.metrics.prediction import PredictedRank, Prediction, held_
 
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kKMGT])(i?)B")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-_RUNNING_BYTES = 30_000_000
-"""What a rank takes beside its tensors and what its libraries take after their import, without pages of files: Python, messages, and what the kernel
-keeps for the process. Measured with the built-in recipes over Open MPI."""
-_RESERVE, _RESERVE_BYTES = 1.03, 10_000_000
-"""How much more than that a rank may need: its tensors lie between holes, and buckets may become larger than predicted."""
+_RUNNING_BYTES, _COMPUTING_BYTES = 7_000_000, 6_000_000
+"""What a rank takes beside its tensors, its data and what its libraries take after their import, without pages of files: Python, messages, and
+what the kernel keeps for the process; and what the library of matrix products keeps, if the rank makes passes. Measured with the built-in recipes over
+Open MPI."""
+_LIMITED, _UNLIMITED = (1.002, 4_000_000), (1.03, 10_000_000)
+"""How much more than that a rank may need, as a part and in bytes: the kernel's tables of pages, 8 bytes for each of 4 kB, and by how much ranks
+differed from the prediction. Where no group limits them, their tensors lie between holes."""
 _LAST_STAGE = 3
 
 
@@ -84,7 +86,7 @@ def find_fit(spec: RunSpec, config: Mapping[str, Any], prediction: Prediction, *
 
 def needed_bytes(prediction: Prediction) -> int:
     """Return with how much memory the largest rank cannot be killed for its limit, on the safe side."""
-    return max((_safe(unreclaimable_bytes(prediction, one)) for one in prediction.ranks), default=0)
+    return max((_safe(unreclaimable_bytes(prediction, one), *_LIMITED) for one in prediction.ranks), default=0)
 
 
 def unreclaimable_bytes(prediction: Prediction, one: PredictedRank) -> int:
@@ -93,8 +95,17 @@ def unreclaimable_bytes(prediction: Prediction, one: PredictedRank) -> int:
     It can take back pages of files, such as the code of libraries: it reads them again when they are used. Where memory is scarce, it does that
     before it kills, so a rank is killed only for what remains. Whether other ranks on its host share its libraries changes nothing.
     """
+    at_most = max(
+        prediction.data_bytes + one.extent + one.saved * one.saves_early,
+        prediction.data_bytes + one.left + one.saved,
+        prediction.data_most_bytes + one.held.get("parameters", 0) + one.held.get("gradients", 0),
+    )
+    return _kept_bytes(prediction, one) + at_most
+
+
+def _kept_bytes(prediction: Prediction, one: PredictedRank) -> int:
     own = prediction.library_bytes - prediction.shared_bytes + _RUNNING_BYTES
-    return own + held_at_most(one)
+    return own + one.factors + _COMPUTING_BYTES * one.makes_passes
 
 
 def needed_by_host(prediction: Prediction, hosts: Sequence[str]) -> dict[str, int]:
@@ -110,13 +121,14 @@ def needed_by_host(prediction: Prediction, hosts: Sequence[str]) -> dict[str, in
         hosts, prediction.shared_bytes
     )  # the pages of libraries are there once, for all ranks of a host
     for one, host in zip(prediction.ranks, hosts, strict=True):
-        found[host] += _safe(unreclaimable_bytes(prediction, one))
+        size = _kept_bytes(prediction, one) + prediction.data_bytes + held_at_most(one)
+        found[host] += _safe(size, *_UNLIMITED)
     return found
 
 
-def _safe(size: int) -> int:
+def _safe(size: int, part: float, more: int) -> int:
     """Add the reserve; the part is of all bytes, libraries included."""
-    return int(_RESERVE * size) + _RESERVE_BYTES
+    return int(part * size) + more
 
 
 def _changes(config: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -9,6 +9,8 @@ from ttlaunch.records.parser import Size, record
 
 PREDICTION_FILE = "prediction.json"
 """Its place in the folder of a run, or of the process that predicts."""
+MAPPED_FROM = 128 * 1024
+"""From so many bytes on, a piece of memory of a rank that has a limit is mapped by itself, and returned when it is freed."""
 
 
 @record
@@ -18,7 +20,8 @@ class RankPrediction:
     Attributes:
         facts: The numbers that formulas of traffic need.
         held: What it holds from step to step.
-        memory: The most at any moment of a step, and of all kinds together.
+        memory: The most at any moment of a step, and of all kinds together; also the most where freed memory of pieces smaller than
+            `MAPPED_FROM` stays with the process, during a step (`extent`) and at its end (`left`).
     """
 
     facts: dict[str, Size]
@@ -32,8 +35,12 @@ class PredictionEnd:
 
     Attributes:
         library_shared_bytes: Those of `library_bytes` that are pages of files, of which all ranks of a host have the same.
+        data_bytes: What the training data takes in each rank.
+        data_most_bytes: What it takes at most while it is prepared.
     """
 
     library_bytes: Size
     ranks: tuple[RankPrediction, ...]
     library_shared_bytes: Size = 0
+    data_bytes: Size = 0
+    data_most_bytes: Size = 0

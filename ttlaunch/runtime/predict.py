@@ -9,28 +9,32 @@ import faulthandler
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ttlaunch import contract
-from ttlaunch.records.prediction import PREDICTION_FILE
+from ttlaunch.records.prediction import MAPPED_FROM, PREDICTION_FILE
 from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState
+from ttlaunch.runtime.checkpoint.digests import factor_bytes
 from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.context import RankContext, build_data
 from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import read_checked_corpus, read_config
 from ttlaunch.runtime.hollow import Hollow, has_values
+from ttlaunch.runtime.resident import peak_resident_bytes
 from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error
 from ttlaunch.runtime.telemetry.traffic_counter import FORWARD, TrafficCounter
 from ttlaunch.runtime.world import Rank, World, read_world
+from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.importing import import_recipe_module
-from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
 
 _STEP = 2
 """The step whose memory counts: in the first one, ranks still make what they use in all later ones."""
@@ -61,7 +65,7 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
     cfg = read_config(recipe, _shortened(world.config) if recipe.is_asynchronous else world.config)
     corpus = read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
-    library_bytes, shared_bytes = _import_transport(world)
+    beside = {**_import_transport(world), **_prepare_data(corpus, cfg)}
     in_process = InProcessWorld(world.roles, carries=has_values)
     unfinished = {Rank(rank) for rank in range(world.size)}
     facts = {"micro_batches": cfg.training_config.micro_batches} if isinstance(cfg, TrainingFile) else {}
@@ -87,7 +91,7 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
     if outcome.findings:
         raise RuntimeError(outcome.findings[0].message)
     ranks = [one.as_json() for _, one in sorted(measured.items())]
-    return {"library_bytes": library_bytes, "library_shared_bytes": shared_bytes, "ranks": ranks}
+    return {**beside, "ranks": ranks}
 
 
 def _shortened(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +100,7 @@ def _shortened(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "training_config": {**training, "steps": min(training["steps"], _STEP + 1)}}
 
 
-def _import_transport(world: World) -> tuple[int, int]:
+def _import_transport(world: World) -> dict[str, int]:
     """Import what ranks exchange messages with; return the bytes that this process has in memory then, and those of them in files."""
     if world.uses_mpi:
         import mpi4py  # noqa: PLC0415
@@ -105,14 +109,39 @@ def _import_transport(world: World) -> tuple[int, int]:
         from mpi4py import MPI  # noqa: F401, PLC0415
     else:
         from ttlaunch.runtime.comm.grpc import communicator  # noqa: F401, PLC0415
+    resident, shared = _resident()
+    return {"library_bytes": resident, "library_shared_bytes": shared}
+
+
+def _resident() -> tuple[int, int]:
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
     return resident * os.sysconf("SC_PAGE_SIZE"), shared * os.sysconf("SC_PAGE_SIZE")
 
 
-class _NotedContext(RankContext):
-    """A rank that notes whether it saves checkpoints, for which it keeps a copy of what it saves."""
+def _prepare_data(corpus: Corpus | None, cfg: ConfigFile) -> dict[str, int]:
+    """Prepare the training data once, as each rank does; return what it takes then, and at most until then."""
+    if corpus is None or not isinstance(cfg, TrainingFile):
+        return {}
+    before = _resident()[0]
+    with suppress(OSError):  # without it, the peak may be an earlier one
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    data = build_data(corpus, cfg)
+    after, most = _resident()[0], peak_resident_bytes()
+    del data
+    return {"data_bytes": max(0, after - before), "data_most_bytes": max(0, most - before)}
 
-    saves = False
+
+class _NotedContext(RankContext):
+    """A rank that notes what it keeps beside the tensors of a step: a copy of what it saves, and factors for comparisons."""
+
+    saves = compares = False
+
+    def compare(self, step: int, held: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """Compare nothing, but note what a comparison keeps."""
+        if not self.compares:
+            self.compares = True
+            self.traffic.note(factor_bytes=factor_bytes(tensor for _, tensor in held()))
+        super().compare(step, held)
 
     def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> bool:
         """Save nothing."""
@@ -149,7 +178,7 @@ class _Measured:
 
     def begin_step(self, step: int) -> None:
         if step <= _STEP:  # a training may have one step only
-            self._memory = self._counting.enter_context(StepMemory(self.owners))
+            self._memory = self._counting.enter_context(StepMemory(self.owners, mapped_from=MAPPED_FROM))
 
     def end_step(self, step: int) -> dict[str, int]:
         self._counting.close()
@@ -167,9 +196,10 @@ class _Measured:
         """Leave nothing behind."""
 
     def as_json(self) -> dict[str, Any]:
-        memory, held = ({}, {}) if self._memory is None else (self._memory.peaks, self._memory.held)
-        facts = {**self.traffic.facts, "passes": self._passes}
-        return {"facts": facts, "held": held, "memory": memory}
+        facts, one = {**self.traffic.facts, "passes": self._passes}, self._memory
+        if one is None:
+            return {"facts": facts, "held": {}, "memory": {}}
+        return {"facts": facts, "held": one.held, "memory": {**one.peaks, "extent": one.extent, "left": one.left}}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,10 @@ class PredictedRank:
         sums_at_most: By the formula, the most that partial sums of gradients take; they are among the buffers.
         makes_passes: Whether it runs the model in a step.
         saved: The bytes of the copy that it keeps for its checkpoints: weights and optimizer state; 0 if it saves none.
+        saves_early: Whether it makes steps after its first checkpoint, so that the copy is there at the peak of a step.
+        extent: The most bytes that tensors take where small pieces of memory stay with the process when they are freed.
+        left: Those at the end of a step.
+        factors: What is kept to compare replicas.
     """
 
     rank: int
@@ -54,6 +58,10 @@ class PredictedRank:
     sums_at_most: int
     makes_passes: bool = True
     saved: int = 0
+    saves_early: bool = True
+    extent: int = 0
+    left: int = 0
+    factors: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -68,6 +76,8 @@ class Prediction:
         flows: What goes from rank to rank, by operation; None if the bytes cannot be known beforehand.
         no_flows: Why not, as a clause.
         shared_bytes: Those of `library_bytes` that are pages of files, of which the ranks of a host have only one copy together.
+        data_bytes: What the training data takes in each rank.
+        data_most_bytes: What it takes at most while it is prepared.
     """
 
     library_bytes: int
@@ -75,6 +85,8 @@ class Prediction:
     flows: "tuple[Traffic, ...] | None"
     no_flows: str | None
     shared_bytes: int = 0
+    data_bytes: int = 0
+    data_most_bytes: int = 0
 
     @property
     def step_bytes(self) -> int:
@@ -85,6 +97,8 @@ class Prediction:
         return {
             "library_bytes": self.library_bytes,
             "library_shared_bytes": self.shared_bytes,
+            "data_bytes": self.data_bytes,
+            "data_most_bytes": self.data_most_bytes,
             "ranks": [one.as_json() for one in self.ranks],
             "flows": None if self.flows is None else [dict(vars(one)) for one in self.flows],
             "no_flows": self.no_flows,
@@ -118,7 +132,15 @@ def read_prediction(data: bytes, plan: Mapping[str, Any], *, runs_recipe: bool) 
         for rank, (role, one) in enumerate(zip(roles, found.ranks, strict=True))
     )
     sent = None if flows is None else tuple(flows)
-    return Prediction(found.library_bytes, ranks, sent, reason, found.library_shared_bytes)
+    return Prediction(
+        found.library_bytes,
+        ranks,
+        sent,
+        reason,
+        found.library_shared_bytes,
+        data_bytes=found.data_bytes,
+        data_most_bytes=found.data_most_bytes,
+    )
 
 
 def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any], workers: int) -> PredictedRank:
@@ -135,7 +157,16 @@ def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any
         _sums_at_most(one.facts, workers=workers),
         one.facts.get("passes") != 0,
         one.held.get("parameters", 0) + one.held.get("optimizer", 0) if one.facts.get("saves") else 0,
+        _saves_early(config),
+        one.memory.get("extent", 0),
+        one.memory.get("left", 0),
+        one.facts.get("factor_bytes", 0),
     )
+
+
+def _saves_early(config: Mapping[str, Any]) -> bool:
+    interval = config.get("checkpoint_config", {}).get("interval")
+    return interval is not None and interval < config.get("training_config", {}).get("steps", 0)
 
 
 def _formula(facts: Mapping[str, int], config: Mapping[str, Any], *, updates: bool) -> dict[str, int]:

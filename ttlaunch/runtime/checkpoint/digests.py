@@ -92,6 +92,12 @@ def make_digests(cfg: ConfigFile, records: ProgressWriter) -> ReplicaDigests | N
     return ReplicaDigests(cfg.training_config.verify_interval, write=partial(records.write, contract.KIND_DIGESTS))
 
 
+def factor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return what the factors for digests of these tensors take; they are kept from the first comparison on."""
+    longest = max((len(as_words(tensor)) for tensor in tensors), default=0)
+    return torch.int64.itemsize * min(_BLOCK, longest)
+
+
 def as_words(tensor: Tensor) -> Tensor:
     """Return the bits of a tensor as 32-bit integers, shape `(N,)`; as bytes if their number is no multiple of four."""
     values = tensor.detach().reshape(-1)

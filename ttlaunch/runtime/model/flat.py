@@ -91,12 +91,20 @@ class FlatParameters:
 def digest(name: str, tensor: Tensor) -> str:
     """SHA-256 of name, shape, dtype and bytes, in hexadecimal."""
     about = f"{name}\n{tuple(tensor.shape)}\n{str(tensor.dtype).removeprefix('torch.')}\n"
-    return hashlib.sha256(about.encode() + raw_bytes(tensor)).hexdigest()
+    found = hashlib.sha256(about.encode())
+    found.update(
+        _bytes_of(tensor)
+    )  # without a copy: an embedding may be most of a model, and the checkpoint's copy is still there
+    return found.hexdigest()
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
     """The bytes of a tensor's values in row-major order, of any dtype, from any device; they are copied."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return _bytes_of(tensor).tobytes()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def digests(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

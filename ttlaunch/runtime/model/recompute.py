@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttlaunch.runtime.model.backward import run_backward
+
 Block = Callable[[Tensor], Tensor]
 
 
@@ -45,5 +47,5 @@ class _Recomputed(torch.autograd.Function):
         x_BTD = kept_BTD.detach().requires_grad_()
         with torch.enable_grad():
             out_BTD = ctx.block(x_BTD)
-        torch.autograd.backward(out_BTD, gradients)
+        run_backward(out_BTD, *gradients)
         return None, x_BTD.grad

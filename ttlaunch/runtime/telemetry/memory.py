@@ -77,10 +77,16 @@ class StepMemory:
     Attributes:
         peaks: When the block is over, the most bytes of each kind at any moment, and of all together: `peak`.
         held: The bytes of each kind that owners held when the block began.
+        extent: The most bytes of all kinds together where the memory of pieces smaller than `mapped_from` stays with the process when
+            they are freed: the most of large pieces at one moment and the most of small ones.
+        left: The same at the end, when the large pieces of the step are gone.
     """
 
-    def __init__(self, owners: TensorOwners) -> None:
+    def __init__(self, owners: TensorOwners, *, mapped_from: int = 0) -> None:
         self._owners = owners
+        self._mapped_from = mapped_from
+        self.extent = self.left = 0
+        self._small: list[int] = []  # bytes at each moment, without those of unknown origin that are seen later
         self.peaks = dict.fromkeys((*KINDS, "peak"), 0)
         self.held = dict.fromkeys(KINDS, 0)
         self._kinds: dict[
@@ -134,6 +140,8 @@ class StepMemory:
             kind = self._kinds[address]
             now[kind] = now.get(kind, 0) + storage.nbytes()
         self._moments.append(now)
+        sizes = [storage.nbytes() for storage in self._live.values()] if self._mapped_from else []
+        self._small.append(sum(size for size in sizes if size < self._mapped_from))
 
     def _settle(self) -> None:
         """Decide what memory of unknown origin was, and find the peaks.
@@ -143,14 +151,21 @@ class StepMemory:
         """
         last = {self._kinds[address]: storage.nbytes() for address, storage in self._live.items()}
         buffers = {kind: size for kind, size in last.items() if kind not in KINDS}
-        for moment in self._moments:
+        large = small = left = 0
+        for moment, seen in zip(self._moments, self._small, strict=True):
             made = sum(size for kind, size in moment.items() if kind not in KINDS and kind not in buffers)
             now = {kind: moment[kind] for kind in KINDS}
             now[ACTIVATIONS] += made
             now[BUFFERS] += sum(moment.get(kind, size) for kind, size in buffers.items())
             now["peak"] = sum(now.values())
             self.peaks = {kind: max(most, now[kind]) for kind, most in self.peaks.items()}
+            unseen = (size for kind, size in buffers.items() if kind not in moment)
+            small_now = seen + sum(size for size in unseen if size < self._mapped_from)
+            left = now["peak"] - small_now
+            large, small = max(large, left), max(small, small_now)
+        self.extent, self.left = large + small, left + small
         self._moments.clear()
+        self._small.clear()
 
 
 class _Operations(TorchDispatchMode):

@@ -1,5 +1,6 @@
 """What every recipe does around its updates: validate before the first, report each, and save checkpoints."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
@@ -7,9 +8,13 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState, held_tensors
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.freed_memory import keep_if_plenty
 from ttlaunch.runtime.training.validation import HasLayerNorms, report_layer_norms, validation_is_due
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
+
+_ENOUGH_STEPS = 2
+"""After so many steps the tensors of a rank have been at their peak."""
 
 
 class TrainingLoop:
@@ -111,6 +116,8 @@ class TrainingLoop:
             report_layer_norms(self._cfg, self._ctx, self._norms, step)
         self._compare(step)
         self._save(step)
+        if step == self._ctx.steps_done + _ENOUGH_STEPS:
+            keep_if_plenty(os.environ)
 
     def _of_this_rank(self, known: dict[str, float], *, counts: bool) -> dict[str, float]:
         """Return what this rank reports of a step: each member of an elastic run its loss, and one of them what the step counted."""

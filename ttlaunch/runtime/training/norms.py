@@ -24,7 +24,7 @@ from ttlaunch.spec.recipe.blocks import aligned_subtrees
 LEAF_VALUES = 16
 """The border that `FlatParameters` begins each parameter at."""
 
-_LEAVES_AT_ONCE = 65_536
+_LEAVES_AT_ONCE = 8_192
 """torch makes float64 copies of what it takes the norm of: of the whole vector, it would be twice as large as the gradient."""
 
 Node = tuple[int, range]

@@ -14,6 +14,7 @@ from ttlaunch.runtime.audit.auditor import Audit, BlockDigest
 from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import MicroBatch, micro_batches
+from ttlaunch.runtime.model.backward import run_backward
 from ttlaunch.runtime.model.dropout import Masks
 from ttlaunch.runtime.model.losses import IGNORED, count_tokens, summed_loss
 from ttlaunch.runtime.model.model import Model
@@ -47,7 +48,7 @@ def differentiate(
     summed, tokens = whole.note_loss(masks, loss.item()), count_tokens(y_BT)
     if before_backward is not None:
         before_backward(tokens=tokens, loss=summed)
-    loss.backward(whole.loss_scaler.seed(loss))
+    run_backward(loss, whole.loss_scaler.seed(loss))
     return summed, tokens
 
 

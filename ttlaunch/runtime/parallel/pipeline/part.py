@@ -14,6 +14,7 @@ from ttlaunch.runtime.comm.collectives import chain_all_gather
 from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import MicroBatch
+from ttlaunch.runtime.model.backward import run_backward
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.parts import cut_into_parts
 from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean
@@ -112,6 +113,10 @@ class PipelinePart:
         return PipelineLinks(
             self._ctx, self.grid, order, num_chunks=len(self.chunks), shapes=shapes, device=self._ctx.device
         )
+
+    def run_backward(self, out: Tensor, gradient: Tensor | None) -> None:
+        """Run the backward pass from what a chunk has returned, of which this is the gradient; None: 1."""
+        run_backward(out, gradient)
 
     def add_gradients(self, chunk: Chunk, index: int, *, tokens: int, loss: float) -> None:
         """Enter the gradients that the backward pass of one micro-batch has computed.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import MicroBatch, validation_micro_batches
+from ttlaunch.runtime.model.backward import run_backward
 from ttlaunch.runtime.model.losses import count_tokens, summed_loss
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.zero.weights import GatheredWeights
@@ -61,10 +62,10 @@ class LayerPasses:
             _, _, y_BT = self.batches[place]
             loss = summed_loss(self._model(x, self._masks[place], layer=layer), y_BT)
             self.counts.append((count_tokens(y_BT), self._model.note_loss(self._masks[place], loss.item())))
-            loss.backward(self._model.loss_scaler.seed(loss))
+            run_backward(loss, self._model.loss_scaler.seed(loss))
         else:
             out_BTD = self._out[place].pop()
-            out_BTD.backward(self._gradients[place])
+            run_backward(out_BTD, self._gradients[place])
         self._gradients[place] = x.grad
 
 
