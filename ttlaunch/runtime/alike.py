@@ -52,13 +52,21 @@ def periods(roles: Sequence[str], seen: Iterable[tuple[Rank, Rank]]) -> list[int
         roles: The role of each rank.
         seen: Ranks, and those with which they have exchanged messages.
     """
-    shared = {roles[one] for one, other in seen if roles[one] == roles[other]}
-    counts = [roles.count(role) for role in shared]
+    counts = [roles.count(role) for role in _with_peers(roles, seen)]
     return [
         period
         for period in range(2, _LONGEST + 1)
         if counts and all(count % period == 0 and count >= _LEAST_ROWS * period for count in counts)
     ]
+
+
+def exchange_within_roles(roles: Sequence[str], seen: Iterable[tuple[Rank, Rank]]) -> bool:
+    """Whether ranks of one role exchange messages."""
+    return bool(_with_peers(roles, seen))
+
+
+def _with_peers(roles: Sequence[str], seen: Iterable[tuple[Rank, Rank]]) -> set[str]:
+    return {roles[one] for one, other in seen if roles[one] == roles[other]}
 
 
 def with_witnesses(classes: Classes) -> Classes:

@@ -5,11 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from ttlaunch.runtime.alike import first_classes
 from ttlaunch.runtime.comm.programs import Author, Compute, Note, Program, Step, repeat
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.virtual_world import VirtualWorld
-from ttlaunch.runtime.hollow import Found, Hollow, has_values
+from ttlaunch.runtime.hollow import Found, Hollow
 from ttlaunch.runtime.telemetry.memory import TensorOwners
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.timed_steps import TimedSteps
@@ -31,12 +33,20 @@ def ranks_of_code(roles: Sequence[str], shares: Sequence[Hashable]) -> list[tupl
     return [ranks for ranks in first_classes(roles, shares) if len(ranks) >= _LEAST]
 
 
-def write_program(ranks: Sequence[Rank], live: Live, *, flops_per_s: float, known: dict[Hashable, Found]) -> Program:
+def write_program(
+    ranks: Sequence[Rank],
+    live: Live,
+    *,
+    carries: Callable[[Tensor], bool],
+    flops_per_s: float,
+    known: dict[Hashable, Found],
+) -> Program:
     """Return the program of some ranks; their code runs while they repeat it.
 
     Args:
         ranks: The ranks.
         live: Runs the code of one.
+        carries: Whether the values of a tensor matter.
         flops_per_s: How many floating-point operations a rank that is not slow computes in a second.
         known: What operations return.
     """
@@ -46,7 +56,7 @@ def write_program(ranks: Sequence[Rank], live: Live, *, flops_per_s: float, know
         with Hollow(known=known, spend=spend):
             live(author.rank, author.communicator, _WrittenCounter(author))
 
-    return Program(ranks, write, carries=has_values)
+    return Program(ranks, write, carries=carries)
 
 
 def repeat_virtually(program: Program, rank: Rank, *, virtual: VirtualWorld, timed: TimedSteps) -> None:

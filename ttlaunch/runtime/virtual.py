@@ -28,6 +28,7 @@ from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualFa
 from ttlaunch.runtime.alike import (
     combed_classes,
     divided,
+    exchange_within_roles,
     first_classes,
     periods,
     places_within_role,
@@ -114,7 +115,7 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
     known = {} if known is None else known
     play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s, faults, jitter, order.warm_up, known)
     if not order.fold:
-        found = _run_each(play, "each is to run its own code")
+        found = play.run(_singles(world)) | {"not_folded": None}
     elif jitter.part or order.network is not None:  # each rank has its own times
         found = _run_same_code(play, None)
     else:
@@ -158,24 +159,34 @@ def _run_folded(play: "_Play") -> dict[str, Any]:
     Raises:
         ValueError: There are too many ranks for that.
     """
-    roles, reason = play.world.roles, None
-    divisions = [first_classes(roles, _differences(play))]
-    tried = set[Classes]()
-    while divisions:
-        classes = min(divisions, key=len)
-        divisions.remove(classes)
+    roles = play.world.roles
+    first = first_classes(roles, _differences(play))
+    try:
+        return play.run(first) | {"not_folded": None}
+    except NotAlikeError as error:
+        reason = error.reason
+        finer = divided(first, error.classes, play.seen)
+    rows = periods(roles, play.seen)
+    if not exchange_within_roles(roles, play.seen):
+        # Ranks that only a server serves differ more and more, the more often they are divided.
+        return _run_same_code(play, reason)
+    combed = [combed_classes(roles, _differences(play, period=period), period) for period in rows]
+    return _run_coarsest(play, [finer, *combed]) or _run_same_code(play, reason)
+
+
+def _run_coarsest(play: "_Play", divisions: Iterable[Classes]) -> dict[str, Any] | None:
+    """Try divisions, those with few classes first, and divide further those whose ranks are not alike; None if there are none left."""
+    most = min(_MOST_CLASSES, play.world.size - 1)
+    left, tried = set(divisions), set[Classes]()
+    while left := {one for one in left - tried if len(one) <= most}:
+        classes = min(left, key=lambda one: (len(one), one))
+        tried.add(classes)
         try:
             return play.run(classes) | {"not_folded": None}
         except NotAlikeError as error:
-            reason = reason or error.reason
-            finer = [divided(classes, error.classes, play.seen)]
-        if not tried:
-            rows = periods(roles, play.seen)
-            finer += [combed_classes(roles, _differences(play, period=period), period) for period in rows]
-        tried.add(classes)
-        most = min(_MOST_CLASSES, play.world.size - 1)
-        divisions += [one for one in finer if len(classes) < len(one) <= most and one not in {*tried, *divisions}]
-    return _run_same_code(play, reason)
+            finer = divided(classes, error.classes, play.seen)
+        left |= {finer} if len(finer) > len(classes) else set()
+    return None
 
 
 def _run_same_code(play: "_Play", reason: str | None) -> dict[str, Any]:
@@ -188,23 +199,14 @@ def _run_same_code(play: "_Play", reason: str | None) -> dict[str, Any]:
     Raises:
         ValueError: There are too many ranks for each to run its own code, and that is not the same.
     """
-    groups = ranks_of_code(play.world.roles, _blocks(play.cfg, play.corpus, play.world.roles))
+    groups, why = ranks_of_code(play.world.roles, _blocks(play.cfg, play.corpus, play.world.roles)), reason
     if groups:
         try:
             return play.run(_singles(play.world), groups) | {"not_folded": reason}
         except NotAlikeError as error:
-            reason = error.reason if reason is None else f"{reason}, and {error.reason}"
-    return _run_each(play, reason)
-
-
-def _run_each(play: "_Play", reason: str | None) -> dict[str, Any]:
-    """Let every rank run its own code.
-
-    Raises:
-        ValueError: There are too many of them.
-    """
+            why = error.reason if reason is None else f"{reason}, and {error.reason}"
     if play.world.size > _MOST_RANKS:
-        raise ValueError(f"no more than {_MOST_RANKS} ranks can run their own code: {reason}")
+        raise ValueError(f"no more than {_MOST_RANKS} ranks can run their own code: {why or 'no two are alike'}")
     return play.run(_singles(play.world)) | {"not_folded": reason}
 
 
@@ -253,7 +255,7 @@ class _Play:
         clock = VirtualClock(first, slowness=self.slowness)
         fates = Fates(self.faults, first, clock)
         virtual = VirtualWorld(
-            self.world.roles, clock, self.link, classes=divided_ones, carries=has_values, fates=fates
+            self.world.roles, clock, self.link, classes=divided_ones, carries=self._carries, fates=fates
         )
         self.seen = virtual.seen
         programs = self._programs(same_code)
@@ -279,11 +281,19 @@ class _Play:
             ],
         }
 
+    def _carries(self, tensor: Tensor) -> bool:
+        """Whether the values of a message matter; bytes without compression are numbers that have none, and may be as large as a gradient."""
+        compression = getattr(self.cfg, "compression_config", None)
+        is_packed = tensor.dtype is torch.uint8 and compression is not None and compression.kind == "none"
+        return has_values(tensor) and not is_packed
+
     def _programs(self, same_code: Sequence[Sequence[Rank]]) -> dict[Rank, Program]:
         """Return the program of each rank that repeats one."""
         found: dict[Rank, Program] = {}
         for ranks in same_code:
-            program = write_program(ranks, self._run_role, flops_per_s=self.flops_per_s, known=self.known)
+            program = write_program(
+                ranks, self._run_role, carries=self._carries, flops_per_s=self.flops_per_s, known=self.known
+            )
             found |= dict.fromkeys(ranks, program)
         return found
 
