@@ -2,11 +2,11 @@
 
     python benchmarks/virtual_scale.py [--most 10000] [--no-limits] [--no-curves] [--recipe NAME ...] [--write docs/explanation] [--anew]
 
-Folded: `data_parallel` on 8, 32 and 64 ranks, with and without a slow rank. The times of each step of each rank have to be the same floats as
-those of ranks that all run their own code.
+Folded: recipes on 8, 32 and 64 workers, with and without a slow rank. The times of each step of each rank have to be the same floats as those of
+ranks that all run their own code.
 
-Size: 3 steps of 1,024 ranks within 60 s and 2 GB, of 10,000 within 120 s, both in processor time; with 1,024, the bytes of each pair of
-ranks have to be those of the recipe's formula.
+Size: 3 steps of 1,024 workers within 60 s and 2 GB, of 10,000 within 120 s, both in processor time; with 1,024, the bytes of each pair of
+ranks have to be those of the recipe's formula. `--recipe` chooses recipes, for these too.
 
 Curves: each worker has the same work whatever their number, 20 GFLOP a step at 50 GFLOP/s, with 10 Gbit/s and 50 µs between any two ranks. A recipe
 stops scaling where less than half of the slowest rank's step is computing. `--write` writes the numbers, the picture and the page of the
@@ -33,9 +33,11 @@ from ttlaunch.lab.virtual import Conditions, StepTime, VirtualRun, run_virtually
 LIMITS_S = {1024: 60.0, 10_000: 120.0}
 MOST_BYTES = 2e9
 SIZES = (2, 8, 32, 128, 1024, 10_000)
+SIZES_OF_FOLDS = (8, 32, 64)
 FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp", "tensor_parallel", "pipeline_parallel")
-FOLDED = ("data_parallel",)
-ALL_RUN = ("zero", "hierarchical_parallel", "sync_ps")
+REPEATED = ("hierarchical_parallel", "sync_ps")
+ALL_RUN = ("zero", *REPEATED)
+CHECKED = ("data_parallel", "tensor_parallel", "pipeline_parallel", *REPEATED)
 MOST_THAT_ALL_RUN = 128
 MODEL = (
     "transformer_config={num_blocks: 4, num_heads: 4, embedding_dim: 256, max_sequence_length: 128}",
@@ -72,8 +74,8 @@ scaling where that is less than half: from there on, more workers add less than 
 
 {ends}
 
-Where one rank stands for many, thousands of workers take a minute or two; the curves of such recipes that end earlier have not been measured further. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers do the same at the same time, and each has to run: their
-curves end at {most_all} workers. The ranks of `zero` run all, too, because each begins with another shard. Of `tensor_parallel` and `pipeline_parallel`, more ranks than the curves have are refused, because they are not found to be alike. `elastic_dp` is left
+Where one rank stands for many, thousands of workers take a minute or two; the curves of such recipes that end earlier have not been measured further. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
+[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), up to 1,024 workers and more; their curves were measured before that, when each worker had to run. The ranks of `zero` run all, because each owns shards of other sizes: its curve is cut at {most_all} workers. `elastic_dp` is left
 out: its workers share no step. `fully_sharded` needs a process for each rank.
 
 Other machines move these points: twice the bandwidth moves them to the right, faster processors to the left. `ttlaunch simulate RECIPE --virtual --what-if` shows where yours are.
@@ -108,20 +110,22 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=10_000, help="no more ranks than these")
     parser.add_argument("--no-limits", action="store_true")
     parser.add_argument("--no-curves", action="store_true")
-    parser.add_argument("--recipe", action="append", help="curves of these alone; repeatable")
+    parser.add_argument("--recipe", action="append", help="these alone; repeatable")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write scaling.json and scaling.svg there")
     parser.add_argument("--anew", action="store_true", help="also measure the points that scaling.json has")
     options = parser.parse_args()
     is_met: list[bool] = []
     if not options.no_limits:
-        cells = itertools.product(FOLDED, (8, 32, 64), (False, True))
-        is_met += [_folds(name, ranks, {ranks // 3: 1.5} if is_slow else {}) for name, ranks, is_slow in cells]
-        is_met += [_is_in_time(ranks) for ranks in LIMITS_S if ranks <= options.most]
+        names = [name for name in CHECKED if name in (options.recipe or CHECKED)]
+        for name, workers, is_slow in itertools.product(names, SIZES_OF_FOLDS, (False, True)):
+            if workers <= options.most:
+                is_met.append(_folds(name, workers, {workers // 3: 1.5} if is_slow else {}))
+        is_met += [_is_in_time(name, workers) for name in names for workers in LIMITS_S if workers <= options.most]
     if not options.no_curves:
         names = options.recipe or [*FOLDS, *ALL_RUN]
         known = {} if options.anew or options.write is None else _read(options.write)
         for name in names:
-            most = options.most if name in FOLDS else min(options.most, MOST_THAT_ALL_RUN)
+            most = options.most if name in (*FOLDS, *REPEATED) else min(options.most, MOST_THAT_ALL_RUN)
             for curve in _curve(name, known.get(name, []), most=most):
                 if options.write is not None:
                     _write({name: curve}, options.write)
@@ -147,28 +151,37 @@ def _times(found: VirtualRun) -> dict[int, StepTime]:
     return {rank: one for one in found.groups for rank in one.members}
 
 
-def _folds(name: str, ranks: int, slow: dict[int, float]) -> bool:
-    folded, every = (_simulate(name, ranks, Conditions(slow=slow, fold=fold), work=1) for fold in (True, False))
+def _folds(name: str, workers: int, slow: dict[int, float]) -> bool:
+    folded, every = (_simulate(name, workers, Conditions(slow=slow, fold=fold), work=1) for fold in (True, False))
     one, other = _times(folded), _times(every)
     parts = ("step_ms", "computing_ms", "exposed_ms", "waiting_ms", "each_ms")
-    same = all(getattr(one[rank], part) == getattr(other[rank], part) for rank in range(ranks) for part in parts)
+    same = all(getattr(one[rank], part) == getattr(other[rank], part) for rank in other for part in parts)
+    ranks = every.plan.world_size
     is_met = same and len(every.groups) == ranks and not folded.differing and folded.no_formula is None
     print(
-        f"{name:18} {ranks:6} ranks {'one slow' if slow else 'all alike':10} {len(folded.groups)} groups, {'equal' if is_met else 'DIFFERENT'}",
+        f"{name:22} {ranks:6} ranks {'one slow' if slow else 'all alike':10} {_how(folded)}, {'equal' if is_met else 'DIFFERENT'}",
         flush=True,
     )
     return is_met
 
 
-def _is_in_time(ranks: int) -> bool:
+def _how(found: VirtualRun) -> str:
+    return f"{found.repeats} repeat the code of 3" if found.repeats else f"{len(found.groups)} groups"
+
+
+def _is_in_time(name: str, workers: int) -> bool:
     before = _spent_s()
-    found = _simulate("data_parallel", ranks, Conditions(), work=1)
+    try:
+        found = _simulate(name, workers, Conditions(), work=1)
+    except LaunchError as error:
+        print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}  MISSED", flush=True)
+        return False
     took_s, most = _spent_s() - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    is_exact = found.differing == 0 and (ranks > min(LIMITS_S) or found.no_formula is None)
-    is_met = took_s <= LIMITS_S[ranks] and most <= MOST_BYTES and is_exact
+    is_exact = found.differing == 0 and (found.plan.world_size > min(LIMITS_S) or found.no_formula is None)
+    is_met = took_s <= LIMITS_S[workers] and most <= MOST_BYTES and is_exact
     bytes_of = "not compared" if found.no_formula else f"{found.pairs:,} pairs, {found.differing} differ"
     print(
-        f"{ranks:6} ranks {len(found.groups)} groups, {took_s:.1f} s, {most / 1e6:.0f} MB, bytes: {bytes_of}{'' if is_met else '  MISSED'}",
+        f"{name:22} {workers:6} workers {_how(found)}, {took_s:.1f} s, {most / 1e6:.0f} MB, bytes: {bytes_of}{'' if is_met else '  MISSED'}",
         flush=True,
     )
     return is_met
@@ -188,7 +201,7 @@ def _curve(name: str, known: list[Place], *, most: int) -> Iterator[list[Place]]
         if any(one.workers == workers for one in known):
             continue
         try:
-            run = _simulate(name, workers, Conditions(steps=2, fold=name in FOLDS))
+            run = _simulate(name, workers, Conditions(steps=2))
         except LaunchError as error:
             print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}", flush=True)
             break
@@ -219,7 +232,7 @@ def _write(new: dict[str, list[Place]], folder: Path) -> None:
     curves = _read(folder) | new
     content = {name: [vars(one) for one in curves[name]] for name in (*FOLDS, *ALL_RUN) if name in curves}
     (folder / "scaling.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    charts = [_chart("ranks that fold", curves, FOLDS), _chart("each rank runs", curves, ALL_RUN)]
+    charts = [_chart("ranks that fold", curves, FOLDS), _chart("each rank has its own times", curves, ALL_RUN)]
     note = "the share of a step that the slowest rank computes, %; to the right, workers as powers of two"
     (folder / "scaling.svg").write_text(
         render_charts_svg("Weak scaling on a virtual clock", charts, note=note), encoding="utf-8"
