@@ -3,6 +3,7 @@
 from ttlaunch.runtime.alike import (
     combed_classes,
     divided,
+    exchange_within_roles,
     first_classes,
     periods,
     places_within_role,
@@ -40,5 +41,7 @@ def test_places_within_role_and_rows_of_ranks():
 def test_ranks_are_also_divided_by_their_places_in_a_row_that_repeats():
     roles = ["stage"] * 8
     assert [2, 3, 4] == periods(["stage"] * 12, [(0, 1)])
-    assert [] == periods(["worker"] * 8 + ["server"], [(0, 8), (8, 3)])
+    served = ["worker"] * 8 + ["server"]
+    assert ([], False) == (periods(served, [(0, 8), (8, 3)]), exchange_within_roles(served, [(0, 8), (8, 3)]))
+    assert exchange_within_roles(served, [(0, 8), (1, 2)])
     assert ((0,), (1,), (2, 4, 6), (3, 5, 7)) == combed_classes(roles, [None] * 8, 2)

@@ -80,7 +80,7 @@ def simulate(
             min=0.001,
             max=99,
             metavar="PERCENT",
-            help="With --virtual: how much faster or slower each rank computes in a step, drawn anew for each. At most 256 ranks.",
+            help="With --virtual: how much faster or slower each rank computes in a step, drawn anew for each.",
         ),
     ] = None,
     seed: Annotated[
