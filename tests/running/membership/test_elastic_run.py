@@ -93,6 +93,17 @@ def supervised(tmp_path):
     return found
 
 
+def test_the_supervisor_looks_often_while_members_wait_or_have_just_gone_on_and_no_longer(tmp_path):
+    supervised = Supervised(tmp_path)
+    assert not supervised.run.is_changing
+    supervised.begin()
+    assert supervised.run.is_changing
+    supervised.run.membership.changes[-1].time -= 60  # a first step that takes long
+    assert not supervised.run.is_changing
+    supervised.run.membership.lose(1, "was killed", 0.0)
+    assert supervised.run.is_changing
+
+
 def test_a_killed_worker_is_tolerated_and_the_next_row_of_its_place_starts_once(supervised):
     supervised.end(1, status=None, signal=9)
     supervised.look()
