@@ -64,8 +64,6 @@ WITH_A_RUN = {
     "run data_parallel -d --set training_config.steps=1": "detached",
     "serve latest --port 0 --api-port 0 --detach": "detached",
 }
-SUPERVISED = {"attach", "generate", "repro", "run", "serve", "stop"}
-"""Commands that start a run or wait for one, whose supervisor is a child of theirs; others run in the process of the test."""
 NEEDS_HOSTS_OR_MINUTES = {"chaos", "compare", "join", "parity", "prepare", "sync", "verify", "workers"}
 """Commands that no test here calls, or an elastic run, as `join` and `workers`, which have tests of their own; that they name a schema follows from the only function that prints JSON."""
 
@@ -107,14 +105,14 @@ def started(here):
 
 
 @pytest.mark.mpi
-def test_a_run_and_what_reads_it_name_their_schemas(started, ttlaunch, here):
+def test_a_run_and_what_reads_it_name_their_schemas(started, here):
     (here / "work.py").write_text("print('a line')")
     check(started, "run work.py", "run")
     check(started, "logs", "log-line")
     line = "run data_parallel --set training_config.steps=2 --set checkpoint_config.interval=1"
     check(started, line, "run")
     for command, name in WITH_A_RUN.items():
-        check(started if command.split()[0] in SUPERVISED else ttlaunch, command, name)
+        check(started, command, name)
     started("stop latest")
 
 
