@@ -17,7 +17,7 @@ from ttlaunch import contract
 pytestmark = pytest.mark.mpi
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-STEPS = 200
+STEPS = 300
 TRAINING = f"""\
 training_config: {{steps: {STEPS}, batch_size: 4, micro_batch_size: 1, validation_sequences: 4, validation_interval: 500}}
 transformer_config: {{num_blocks: 2, num_heads: 2, embedding_dim: 16, max_sequence_length: 16}}
