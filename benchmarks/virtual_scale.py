@@ -75,7 +75,7 @@ scaling where that is less than half: from there on, more workers add less than 
 {ends}
 
 Where one rank stands for many, thousands of workers take a minute or two; the curves of such recipes that end earlier have not been measured further. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
-[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), up to 1,024 workers and more; their curves were measured before that, when each worker had to run. The ranks of `zero` run all, because each owns shards of other sizes: its curve is cut at {most_all} workers. `elastic_dp` is left
+[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), which was tried with 1,024 workers of `hierarchical_parallel` and 256 of `sync_ps`; their curves were measured before that, when each worker had to run. The ranks of `zero` run all, because each owns shards of other sizes: its curve is cut at {most_all} workers. `elastic_dp` is left
 out: its workers share no step. `fully_sharded` needs a process for each rank.
 
 Other machines move these points: twice the bandwidth moves them to the right, faster processors to the left. `ttlaunch simulate RECIPE --virtual --what-if` shows where yours are.
