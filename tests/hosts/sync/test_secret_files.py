@@ -124,12 +124,13 @@ def test_a_file_looks_secret_by_its_name_and_where_that_says_little_by_what_is_i
         ("-----BEGIN CERTIFICATE-----\nMIIE\n", False),
     ],
 )
-@pytest.mark.parametrize("piece", [1, 7, 1000, 65536, 1 << 20])
-def test_a_private_key_is_found_at_any_place_whatever_the_pieces_that_a_file_is_read_in(text, secret, piece):
-    content, search = text.encode(), KeySearch()
-    for start in range(0, len(content), piece):
-        search.add(content[start : start + piece])
-    assert secret is search.found
+def test_a_private_key_is_found_at_any_place_whatever_the_pieces_that_a_file_is_read_in(text, secret):
+    content = text.encode()
+    for piece in (1, 7, 1000, 65536, 1 << 20):
+        search = KeySearch()
+        for start in range(0, len(content), piece):
+            search.add(content[start : start + piece])
+        assert secret is search.found, piece
 
 
 @pytest.mark.parametrize(
