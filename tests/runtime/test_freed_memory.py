@@ -41,7 +41,7 @@ def test_large_pieces_go_back_to_the_kernel_until_there_is_plenty(plenty, given_
     assert given_back == (freed > 15 * MB)
 
 
-@pytest.mark.parametrize("allowed", [None, 199 * MB])
-def test_without_a_limit_or_with_little_room_nothing_changes(allowed):
+@pytest.mark.parametrize(("allowed", "to_come"), [(None, 0), (225 * MB, 0), (250 * MB, 30 * MB)])
+def test_without_a_limit_or_with_little_room_nothing_changes(allowed, to_come):
     environment = {} if allowed is None else {contract.ENV_MEMORY: str(allowed)}
-    assert not keep_if_plenty(environment, peak=100 * MB)
+    assert not keep_if_plenty(environment, to_come=to_come, peak=100 * MB)

@@ -1,7 +1,8 @@
 """Freed memory: where a control group limits a rank, it goes back to the kernel at once, unless there turns out to be plenty.
 
 The shim starts a rank in such a group with small thresholds of malloc. Then each large tensor is memory that the kernel gives and takes back,
-which costs time: the pages must be cleared. Where the group allows twice what the rank has needed in its first steps, that time is wasted.
+which costs time: the pages must be cleared. Where the group allows clearly more than the rank has needed in its first steps, that time is
+wasted.
 """
 
 import ctypes
@@ -13,19 +14,24 @@ from ttlaunch.runtime.resident import peak_resident_bytes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _LARGEST = 32 * 1024 * 1024
 """What glibc lets its threshold grow to by itself; that of the free memory at the end of the heap is twice as much."""
-_PLENTY = 2
-"""How many times its peak a rank must have: a copy for checkpoints may still come, which is smaller than the rest, and holes."""
+_HOLES, _KEPT = 1.25, 3 * _LARGEST
+"""How much more than it has needed a rank must have: holes between tensors, as a factor, and what the thresholds let it keep, in bytes."""
 
 
-def keep_if_plenty(environment: Mapping[str, str], *, peak: int | None = None) -> bool:
-    """Keep freed memory from now on if this rank may have at least twice its peak until now; return whether it does.
+def keep_if_plenty(environment: Mapping[str, str], *, to_come: int = 0, peak: int | None = None) -> bool:
+    """Keep freed memory from now on if this rank may have clearly more than its peak until now; return whether it does.
 
     Args:
         environment: This rank's.
+        to_come: The bytes that it will need besides.
         peak: The most bytes that it has had; None: what the kernel says.
     """
     allowed = environment.get(contract.ENV_MEMORY)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if allowed is None or mallopt is None or int(allowed) < _PLENTY * (peak or peak_resident_bytes()):
+    if allowed is None or mallopt is None or int(allowed) < _least(to_come + (peak or peak_resident_bytes())):
         return False
     return all((mallopt(_MMAP_THRESHOLD, _LARGEST), mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)))
+
+
+def _least(size: int) -> int:
+    return int(_HOLES * size) + _KEPT

@@ -117,7 +117,12 @@ class TrainingLoop:
         self._compare(step)
         self._save(step)
         if step == self._ctx.steps_done + _ENOUGH_STEPS:
-            keep_if_plenty(os.environ)
+            keep_if_plenty(os.environ, to_come=self._copied_bytes())
+
+    def _copied_bytes(self) -> int:
+        """Return how much memory a copy for a checkpoint takes on this rank; 0 if the run saves none."""
+        saves = self._cfg.checkpoint_config.interval is not None
+        return sum(tensor.nbytes for _, tensor in self._all_saved()) if saves else 0
 
     def _of_this_rank(self, known: dict[str, float], *, counts: bool) -> dict[str, float]:
         """Return what this rank reports of a step: each member of an elastic run its loss, and one of them what the step counted."""
