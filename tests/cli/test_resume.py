@@ -123,7 +123,7 @@ def test_resume_of_a_run_without_a_checkpoint_is_refused(refused, trained):
 
 def test_resume_of_a_run_that_is_not_there_is_refused(refused, trained):
     trained("a", 10)
-    refused(f"{RESUME} b", status=2)
+    refused(f"{RESUME} nobodys-run", status=2)
 
 
 @pytest.mark.parametrize("words", ["2026-08-23", "3fa1", "runs/2026-08-23T10-14-07-3fa1"])

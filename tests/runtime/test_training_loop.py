@@ -31,6 +31,7 @@ def reported(*, rank, knows=True, is_elastic=True, **known):
     ctx = SimpleNamespace(
         elastic=Member(knows=knows) if is_elastic else None,
         rank=rank,
+        steps_done=0,
         data=lambda cfg: SimpleNamespace(total_steps=100),
         report=lambda step, **values: found.append((step, values)),
         compare=lambda *_: None,

@@ -314,6 +314,9 @@ def repeat(
 ) -> None:
     """Do what a program says for a rank, which waits where it has to.
 
+    Cost: the messages of the program's code, with the same bytes.
+    Order: that of the code; sums are not made again.
+
     Raises:
         NotAlikeError: The rank does not do the same as others with its code.
     """
