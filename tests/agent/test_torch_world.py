@@ -147,7 +147,6 @@ dist.destroy_process_group()
 
 @pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.core
 def test_a_script_of_torchrun_trains_unchanged_with_the_same_losses(here):
     (here / "train.py").write_text(DDP)
 

@@ -50,6 +50,7 @@ def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
     assert 0 < sum(edge["bytes"] for edge in simulated["edges"])
 
 
+@pytest.mark.slow
 def test_fabric_sockets_are_simulated_with_the_same_bits_and_messages(ttlaunch):
     """The meshes need links, as in a run; what crosses them is the same over sockets of any kind."""
     line = f"simulate data_parallel --on 2loudboxes {settings(SMALL)} --format json --set multihost_config.socket_type"

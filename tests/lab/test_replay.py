@@ -203,6 +203,7 @@ def test_the_repair_of_changed_code_is_a_command_that_has_the_option(run, ttlaun
     assert f"`ttlaunch repro {run.name} --with-changes`" in answer.stderr
 
 
+@pytest.mark.slow
 def test_the_command_shows_texts_layers_and_gradients_and_json_has_hashes_of_all(run, ttlaunch, monkeypatch):
     answer = ttlaunch(f"replay {run} --step 6 --format json")
     found = json.loads(answer.stdout)

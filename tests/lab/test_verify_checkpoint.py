@@ -92,6 +92,7 @@ def test_provenance_is_in_no_file_of_weights_so_their_hash_is_that_of_every_layo
     assert b"provenance" not in files[0]
 
 
+@pytest.mark.slow
 def test_the_whole_training_is_computed_again_through_all_runs(first, second, check):
     found = check(second, from_start=True)
 
@@ -99,6 +100,7 @@ def test_the_whole_training_is_computed_again_through_all_runs(first, second, ch
     assert [(first.name, 0, 4), (second.name, 4, 7)] == [(one.run, one.began, one.step) for one in found.intervals]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_predecessors_are_gone_is_computed_from_what_is_there(first, second, check):
     with moved(second / "checkpoints/step-6"):
         found = check(second)

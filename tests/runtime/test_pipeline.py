@@ -113,6 +113,7 @@ def test_one_replica_writes_and_any_layout_goes_on(train, alone, before, ranks):
     check_going_on(train, alone(**steps), first, at=(2, 4, 4), **steps)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_blocks_that_move_are_whole_and_any_layout_goes_on(train, alone):
     """With `auto` blocks have moved between the two checkpoints, and move again after the resume."""
     steps = {"training_config": {"steps": 16, "validation_interval": 8}}
