@@ -110,6 +110,7 @@ def run_ranks(tmp_path_factory, forker):
         environment=None,
         timeout_s=120,
         before=None,
+        forks=True,
     ):
         run_dir = tmp_path_factory.mktemp("run with space")
         plan = make_plan(recipe, roles, config or {}, data) | {"start": start}
@@ -119,7 +120,8 @@ def run_ranks(tmp_path_factory, forker):
         wrapper = run_dir / "as-rank"
         wrapper.write_text(AS_RANK)
         wrapper.chmod(0o755)
-        command = [str(wrapper), sys.executable, "-I", "-S", str(FORKED), str(forker())]
+        as_fork = ["-I", "-S", str(FORKED), str(forker())] if forks else ["-m", "ttlaunch.runtime"]
+        command = [str(wrapper), sys.executable, *as_fork]
         mca = ["--map-by", ":oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
         argv = [str(MPIRUN), *mca, "-n", str(mpirun_ranks or len(roles)), *command]
         process = subprocess.run(

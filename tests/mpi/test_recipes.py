@@ -270,5 +270,5 @@ def test_a_rank_never_imports_the_compiler(run_ranks, tmp_path):
     check = "\n\n_trainer = trainer\ndef trainer(cfg, ctx):\n    import sys\n    _trainer(cfg, ctx)\n"
     check += "    assert 'torch._dynamo' not in sys.modules\n"
     (folder / "trainer.py").write_text((source / "trainer.py").read_text() + check)
-    run = run_ranks(folder, ["trainer"], small(2))
+    run = run_ranks(folder, ["trainer"], small(2), forks=False)
     assert run.process.returncode == 0, run.output
