@@ -17,7 +17,8 @@ from ttlaunch.agent.run_processes import processes_of_runs
 pytestmark = pytest.mark.slow
 
 SOON_S = 240.0
-STEPS = "training_config.steps=40"
+STEPS = "training_config.steps=200"
+"""A minute and a half at the slow pace: a worker may need half of that to import torch, and joins a run that is not over."""
 
 
 def command(*words, folder, **options):
@@ -51,7 +52,7 @@ def run(tmp_path):
     """An elastic run in the background that takes workers on loopback and is slow until `quick` is there, and its folder."""
     slow_recipe(tmp_path)
     process = command(
-        *("run", "mine", "-n", "2", "--elastic", "1:3", "--warm", "--coordinator", "127.0.0.1:0", "--set", STEPS),
+        *("run", "mine", "-n", "2", "--elastic", "1:3", "--coordinator", "127.0.0.1:0", "--set", STEPS),
         *("--format", "json"),
         folder=tmp_path,
     )
