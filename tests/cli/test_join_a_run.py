@@ -17,8 +17,8 @@ from ttlaunch.agent.run_processes import processes_of_runs
 pytestmark = pytest.mark.slow
 
 SOON_S = 240.0
-STEPS = "training_config.steps=200"
-"""A minute and a half at the slow pace: a worker may need half of that to import torch, and joins a run that is not over."""
+STEPS = "training_config.steps=100"
+"""At the slow pace most of a minute: a worker that imports torch meanwhile joins a run that is not over."""
 
 
 def command(*words, folder, **options):
