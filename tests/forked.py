@@ -7,4 +7,4 @@ Ranks over MPI import it themselves: `tests/running`, `tests/engines` and `ttlau
 """
 FORKED_LINE = " ".join(FORKED)
 FORKED_IN_PYTHON = {"warm": True, "set": {"multihost_config.socket_type": "grpc"}}
-"""The same as arguments of `ttlaunch.run`."""
+"""`FORKED` as arguments of `ttlaunch.run`."""

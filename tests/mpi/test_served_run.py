@@ -81,7 +81,7 @@ def ranks_of(run_id):
     return found
 
 
-def wait_for(found, process, *, most_s=180):
+def wait_for(found, process, *, most_s=90):
     end = time.monotonic() + most_s
     while not (value := found()):
         assert process.poll() is None, "the command has ended"

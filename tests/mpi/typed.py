@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-from tests.forked import FORKED
-
 
 def words_of(*words):
     return [sys.executable, "-m", "ttlaunch", *words]
@@ -23,5 +21,5 @@ def command(folder, *words):
 def train(folder, recipe, sets, *, ranks=1):
     """Train a small model, whose run and checkpoints are below the folder then."""
     options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
-    done = command(folder, "run", recipe, "-n", str(ranks), *FORKED, *options, "--format", "json")
+    done = command(folder, "run", recipe, "-n", str(ranks), *options, "--format", "json")
     assert 0 == done.returncode, done.stderr
