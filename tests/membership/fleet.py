@@ -273,9 +273,7 @@ class Fleet:
     def _do_followed(self, process: Process, epoch: int) -> None:
         if not process.is_asleep and process.state.applied is None and not process.state.epoch:
             del epoch
-            process.state = worker.end_step(
-                worker.WorkerState(process.state.member, applied=self._applied), is_done=False
-            )
+            process.state = worker.end_step(worker.WorkerState(process.state.member, applied=self._applied))
             self._do_register(process)
 
     def _begin(self, process: Process, order: Begin) -> None:
@@ -295,7 +293,7 @@ class Fleet:
 
     def _act(self, process: Process) -> None:
         """Have a member begin to compute; the first step is over some time after the last has."""
-        self._feed(worker.progress(worker.end_step(process.state, is_done=False), pace_s=1.0))
+        self._feed(worker.progress(worker.end_step(process.state), pace_s=1.0))
         self._acting += 1
         if self.state.begin is not None and self._acting == len(self.state.members):
             self._after(self.climate.step_s, "step", self.state.epoch)
@@ -320,7 +318,7 @@ class Fleet:
                 self._apply(process, state)
 
     def _apply(self, process: Process, state: WorkerState) -> None:
-        process.state = worker.end_step(worker.apply(state), is_done=False)
+        process.state = worker.end_step(worker.apply(state))
         if process.state.applied != self._applied:
             raise Violation(
                 f"worker {state.member.number} makes step {process.state.applied} in place of {self._applied}"

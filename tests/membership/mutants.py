@@ -84,6 +84,16 @@ def validate_again(state: WorkerState) -> WorkerState:
     return replace(state, applied=state.begin.applied, held=())
 
 
+def remember_who_was_done(state: Coordinator, event: Event) -> Result:
+    """Count who was done in the epoch before as done in this one."""
+    after, orders = coordinator.step(state, event)
+    if after.begin is not None and after.begin != state.begin:
+        for number in after.members:
+            if (before := state.workers.get(number)) is not None and before.is_done:
+                after = replace(after, workers=after.workers.put(number, before))
+    return after, orders
+
+
 def say_the_next_step(process: Process, step: int) -> Process:
     """Have the weights of a step, and say that they are those of the next."""
     taken = take_the_state(process, step)
@@ -125,6 +135,7 @@ _TOGETHER = Setting(minimum=2, budget=Budget(suspicions=1))
 _LONGER = Setting(
     workers=3, maximum=3, work=Work(micro_batches=3, steps=2), budget=Budget(suspicions=1), comes_again=False
 )
+_THREE = Setting(workers=3, maximum=3, work=Work(micro_batches=3), budget=Budget(crashes=1), comes_again=False)
 _CHANGING = Setting(workers=1, budget=Budget(joins=1, leaves=1))
 _COMING = Setting(workers=1, work=Work(steps=2), budget=Budget(joins=1))
 _CUT = Setting(workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=1))
@@ -139,6 +150,7 @@ MUTANTS: dict[str, tuple[Rules, Setting, str]] = {
     "no R3: the evicted are not told": (Rules(step=tell_nobody), _TOGETHER, "no longer finish"),
     "kept nodes count twice": (Rules(step=change_begin(keep_every_node)), _SUSPECTED, "not each leaf once"),
     "a mean is forgotten too early": (Rules(forgets_mean=forget_when_sending), _LONGER, "forgotten"),
+    "who was done stays so": (Rules(step=remember_who_was_done), _THREE, "told before it has done"),
     "the lost come back": (Rules(step=bring_back), Setting(budget=Budget(crashes=1)), "which is lost"),
     "registers with a step that it lacks": (Rules(follow=say_the_next_step), _COMING, "and counts as one with"),
     "applies before all are ready": (Rules(awaits_all=apply_when_ready), _CUT, "no longer finish"),

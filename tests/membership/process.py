@@ -124,7 +124,7 @@ class Process:
         """Whether what follows the last update, such as the validation, is still to be done."""
         state = self.state
         if state.begin is None or self.lacks_state or state.is_done:
-            return False
+            return state.begin is not None and state.is_done and not state.has_ended
         is_due = state.begin.validates or not state.is_first_step
         return is_due and state.validated != state.applied
 
@@ -265,7 +265,8 @@ def begin(process: Process, order: Begin, work: Work) -> Process:
 
 def end_step(process: Process, work: Work) -> Process:
     """Do what follows an update."""
-    state = worker.end_step(process.state, is_done=process.state.applied == work.steps)
+    state = worker.end_step(process.state)
+    state = worker.end_run(state) if state.applied == work.steps else state
     return replace(process, state=state, ended=state.applied)
 
 

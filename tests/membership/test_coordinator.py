@@ -341,6 +341,17 @@ def test_the_run_ends_when_every_member_has_made_the_last_step():
     assert [Finish(), Finish()] == [order.message for order in orders]
 
 
+def test_in_a_new_epoch_who_was_done_says_it_again():
+    """The member that is gone may have had to write the last checkpoint: another one does it, and the others wait."""
+    run = Run(3).begun()
+    run.feed(Progressed(Member(1, 0), 1, 9, is_done=True)), run.feed(Progressed(Member(2, 0), 1, 9, is_done=True))
+    run.feed(Lost(Member(0, 0)))
+    begin = begin_of(run.answer(9, is_done=True))
+    assert not run.feed(Progressed(Member(2, 0), begin.epoch, 9, is_done=True))
+    orders = run.feed(Progressed(Member(1, 0), begin.epoch, 9, is_done=True))
+    assert [Finish(), Finish()] == [order.message for order in orders]
+
+
 def test_after_the_last_step_a_member_that_lacks_it_only_catches_up():
     run = Run(3).begun()
     run.feed(Lost(Member(2, 0)))

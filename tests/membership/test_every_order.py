@@ -10,7 +10,7 @@ from tests.membership.mutants import MUTANTS, setting_of
 from tests.membership.process import Work
 from tests.membership.world import Budget, Setting, World
 
-LONGEST_TRACE = 15
+LONGEST_TRACE = 19
 SETTINGS = {
     "one crashes, one is suspected": Setting(budget=Budget(crashes=1, suspicions=1)),
     "one crashes between buckets of two steps": Setting(work=Work(steps=2, buckets=2), budget=Budget(crashes=1)),

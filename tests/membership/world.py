@@ -416,6 +416,8 @@ class World:
                 yield "told to follow", replace(one, source=message)
             case Dismiss() if may_return:
                 yield "come again", acts.come_again(one)
+            case Finish() if one.state.begin is not None and not one.state.has_ended:
+                raise Violation(f"finish {one.number}: told before it has done what follows the last step")
             case Dismiss() | Finish():
                 yield "finish", replace(one, is_alive=False)
 

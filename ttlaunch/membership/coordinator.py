@@ -324,6 +324,9 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
     workers = state.workers
     for number in leavers:
         workers = workers.drop(number)
+    for number in wanted:
+        if workers[number].is_done:  # who is gone may have had a part in the last checkpoint
+            workers = workers.put(number, changed(workers[number], is_done=False))
     leaving = state.leaving & is_wanted
     state = changed(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
     state = changed(state, leaving=leaving)

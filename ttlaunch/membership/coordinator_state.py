@@ -50,7 +50,7 @@ class Worker:
     Attributes:
         applied: The last step in its weights; None if it has none.
         pace_s: Seconds that it needs for a micro-batch, if it knows.
-        is_done: Whether it has made the last step of the run.
+        is_done: Whether it has made the last step of the run, and done in this epoch what follows it.
         follows: Whether it can get the weights before it takes part.
         shares: What it has of the state of step `applied`, as its last answer said; empty: all of it, or nothing.
         is_ready: Whether it was ready, then, to make the step after `applied`.

@@ -112,7 +112,7 @@ class Progressed:
 
     Attributes:
         pace_s: Seconds that it needs for a micro-batch; None as long as it does not know.
-        is_done: Whether it has made the last step of the run.
+        is_done: Whether it has made the last step of the run, and done in this epoch what follows it.
     """
 
     member: Member

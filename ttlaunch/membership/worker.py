@@ -19,6 +19,8 @@ class WorkerState:
         held: The nodes that it has of step `applied` + 1.
         validated: The last step whose validation it has finished; equal to `applied` where none was due.
         is_done: Whether it has made the last step of the run.
+        ended_in: The epoch in which it has done what follows that step, if it has in any; a later epoch asks for it again, since a
+            member that is gone may not have done its part.
         shares: What it has of the state of step `applied`, as in `Answered`: its slots of the newest cut first.
         is_ready: Whether it has the mean gradient of its slots for the next step.
     """
@@ -30,6 +32,7 @@ class WorkerState:
     held: tuple[Leaves, ...] = ()
     validated: int | None = None
     is_done: bool = False
+    ended_in: int | None = None
     shares: tuple[Share, ...] = ()
     is_ready: bool = False
 
@@ -38,6 +41,11 @@ class WorkerState:
         """Its rank in the epoch in which it acts."""
         assert self.begin is not None  # noqa: S101 - it acts
         return self.begin.places[self.member.number]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to do for it in this epoch."""
+        return self.is_done and self.ended_in == self.epoch
 
     @property
     def is_first_step(self) -> bool:
@@ -135,11 +143,16 @@ def apply(state: WorkerState) -> WorkerState:
     return changed(state, applied=state.applied + 1, held=(), shares=state.shares[:1], is_ready=False)
 
 
-def end_step(state: WorkerState, *, is_done: bool) -> WorkerState:
-    """Note that what follows the update of a step is done, its validation if one is due, and whether the step was the last."""
-    return changed(state, validated=state.applied, is_done=is_done)
+def end_step(state: WorkerState) -> WorkerState:
+    """Note that what follows the update of a step is done: its validation, if one is due."""
+    return changed(state, validated=state.applied)
+
+
+def end_run(state: WorkerState) -> WorkerState:
+    """Note that this worker has done, in this epoch, all that follows the last step, such as its part of the last checkpoint."""
+    return changed(state, is_done=True, ended_in=state.epoch)
 
 
 def progress(state: WorkerState, *, pace_s: float | None) -> Progressed:
     """Say how far this worker is."""
-    return Progressed(state.member, state.epoch, state.applied or 0, pace_s, state.is_done)
+    return Progressed(state.member, state.epoch, state.applied or 0, pace_s, state.has_ended)

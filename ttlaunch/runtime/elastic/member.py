@@ -338,7 +338,7 @@ class ElasticMember:
                 self.regroup()
             else:
                 if begin.applied <= step:
-                    self._update(lambda state: worker.end_step(state, is_done=state.is_done))
+                    self._update(worker.end_step)
                 self._report_progress()
                 return
 
@@ -357,7 +357,7 @@ class ElasticMember:
                 if self.owes_validation:
                     self.validate(self.applied)
                 at_end()
-                self._update(lambda state: replace(state, is_done=True))
+                self._update(worker.end_run)
                 self._report_progress()
                 if self._standing.await_end(self._reporter.waiting()):
                     return
