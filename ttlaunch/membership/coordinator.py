@@ -319,14 +319,8 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
         shares=_shares_at_begin(state, places, applied) if terms.slots is not None else (),
         earlier=earlier if terms.has_local_steps else (),
     )
-    leavers = state.leaving - is_wanted
-    dismissed = _to_all(state, sorted(leavers), _farewell(state))
-    workers = state.workers
-    for number in leavers:
-        workers = workers.drop(number)
-    for number in wanted:
-        if workers[number].is_done:  # who is gone may have had a part in the last checkpoint
-            workers = workers.put(number, changed(workers[number], is_done=False))
+    dismissed = _to_all(state, sorted(state.leaving - is_wanted), _farewell(state))
+    workers = _workers_at_begin(state, wanted)
     leaving = state.leaving & is_wanted
     state = changed(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
     state = changed(state, leaving=leaving)
@@ -334,6 +328,17 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
         state = changed(state, epochs=(*order.earlier, (applied, wanted)))
     waiting = [number for number in workers if number not in is_wanted]
     return state, [*dismissed, *_to_all(state, wanted, order), *_let_follow(state, waiting)]
+
+
+def _workers_at_begin(state: Coordinator, wanted: tuple[int, ...]) -> Numbered[Worker]:
+    """Drop who leaves. No member is done: who is gone may have had a part in the last checkpoint."""
+    workers = state.workers
+    for number in state.leaving.difference(wanted):
+        workers = workers.drop(number)
+    for number in wanted:
+        if workers[number].is_done:
+            workers = workers.put(number, changed(workers[number], is_done=False))
+    return workers
 
 
 def _servers_of(state: Coordinator, members: Sequence[int]) -> int:
