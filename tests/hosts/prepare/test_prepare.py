@@ -24,7 +24,7 @@ def test_a_bare_host_becomes_ready_and_its_environment_is_the_one_that_runs_use(
         check=True,
     )
     assert f"{bench.remote}/env\n" == asked.stdout
-    assert "1 host ready: 8 packages\n" == answer.stdout.splitlines(keepends=True)[-1]
+    assert "1 host ready: 9 packages\n" == answer.stdout.splitlines(keepends=True)[-1]
 
 
 def test_the_host_has_exactly_the_packages_of_the_lock_and_no_pip(bench):

@@ -61,7 +61,7 @@ export function badge(state) {
 
 /** What an empty view shows. */
 export function empty(title, ...more) {
-  return h("div", { class: "empty" }, h("p", { class: "title" }, title), more.map((text) => h("p", {}, prose(text))));
+  return h("div", { class: "empty" }, h("p", { class: "title" }, title), more.map((text) => h("p", {}, typeof text === "string" ? prose(text) : text)));
 }
 
 /** Text of our own with what is between two backticks as code. */
