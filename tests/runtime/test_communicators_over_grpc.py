@@ -1,6 +1,8 @@
 """The transport over gRPC keeps the promises of every transport, and names what a peer does wrong."""
 
 import queue
+import socket
+import struct
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -129,17 +131,33 @@ def test_a_rank_of_another_run_is_refused(tmp_path):
 
 
 @contextmanager
-def stranger(folder, *, rank="1", incarnation="0", world="run 1"):
-    """A stream to rank 0 that writes what it is told."""
-    with grpc.insecure_channel(f"unix:{folder}/rank-0.sock") as channel:
-        frames = queue.Queue()
-        call = channel.stream_stream("/ttlaunch.v1.Peer/Link")(
-            iter(frames.get, None),
-            metadata=(("ttlaunch-worker", rank), ("ttlaunch-incarnation", incarnation), ("ttlaunch-world", world)),
-            timeout=20,
-        )
-        yield frames, call
-        frames.put(None)
+def stranger(folder, **who):
+    """A stream to rank 0 on the same host that writes what it is told."""
+    with grpc.insecure_channel(f"unix:{folder}/rank-0.sock") as channel, stream_on(channel, **who) as stream:
+        yield stream
+
+
+@contextmanager
+def stranger_on_another_host(directory):
+    """A stream to rank 0 by mutual TLS, of whoever has the certificate of rank 1."""
+    found = directory.certificates
+    credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.own)
+    options = [("grpc.ssl_target_name_override", peer_name(0))]
+    address = directory.addresses[0].network
+    with grpc.secure_channel(address, credentials, options=options) as channel, stream_on(channel) as stream:
+        yield stream
+
+
+@contextmanager
+def stream_on(channel, *, rank="1", incarnation="0", world="run 1"):
+    frames = queue.Queue()
+    call = channel.stream_stream("/ttlaunch.v1.Peer/Link")(
+        iter(frames.get, None),
+        metadata=(("ttlaunch-worker", rank), ("ttlaunch-incarnation", incarnation), ("ttlaunch-world", world)),
+        timeout=20,
+    )
+    yield frames, call
+    frames.put(None)
 
 
 @pytest.mark.parametrize("text", ["-1", "1e3", "", "9" * 400, "x"])
@@ -148,17 +166,73 @@ def test_a_number_that_is_no_rank_is_refused(tmp_path, text):
         assert grpc.StatusCode.PERMISSION_DENIED == call.code()
 
 
-def test_a_frame_that_no_rank_sends_is_an_error_that_names_the_sender(tmp_path):
-    with world(tmp_path, 2) as (comm, _), stranger(tmp_path) as (frames, call):
+@contextmanager
+def lane_of_stranger(folder, **who):
+    """The lane of a stranger that is taken for a member, and its call."""
+    with stranger(folder, **who) as (_frames, call), socket.socket(socket.AF_UNIX) as lane:
+        lane.connect(f"{folder}/rank-0.lane")
+        lane.sendall(bytes.fromhex(dict(call.initial_metadata())["ttlaunch-lane"]))
+        yield lane, call
+
+
+def framed(data):
+    return struct.pack("<I", len(data)) + data
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (framed(bytes(200)), "a frame whose header"),
+        (struct.pack("<I", MOST_BYTES + 1), f"a frame of {MOST_BYTES + 1} bytes"),
+        (framed(b"x"), "a frame of 1 bytes"),
+        (framed(bytes(MOST_BYTES)), "a frame whose header"),
+    ],
+)
+def test_a_frame_that_no_rank_sends_is_an_error_that_names_the_sender(tmp_path, sent, words):
+    with world(tmp_path, 2) as (comm, _), lane_of_stranger(tmp_path) as (lane, call):
         waiting = comm.irecv(torch.empty(3), source=1)
-        frames.put(bytes(200))
-        with pytest.raises(CommunicationError, match=r"^rank 1 \(peer\) sent a frame whose header"):
+        lane.sendall(sent)
+        with pytest.raises(CommunicationError, match=rf"^rank 1 \(peer\) sent {words}"):
+            waiting.wait()
+        call.code()  # the call ends as well
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\0\0", framed(bytes(200))[:100]], ids=["nothing", "half a length", "half a frame"]
+)
+def test_a_lane_that_ends_without_a_goodbye_is_a_lost_peer(tmp_path, sent):
+    with world(tmp_path, 2) as (comm, _), lane_of_stranger(tmp_path) as (lane, call):
+        waiting = comm.irecv(torch.empty(3), source=1)
+        lane.sendall(sent)
+        lane.close()
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: its connection broke$"):
             waiting.wait()
         call.code()
 
 
-def test_a_message_that_is_larger_than_a_frame_may_be_ends_the_stream(tmp_path):
-    with world(tmp_path, 2) as (comm, _), stranger(tmp_path) as (frames, call):
+def test_a_lane_that_ends_with_a_goodbye_is_a_peer_that_has_ended(tmp_path):
+    with world(tmp_path, 2) as (comm, _), lane_of_stranger(tmp_path) as (lane, call):
+        waiting = comm.irecv(torch.empty(3), source=1)
+        lane.sendall(framed(b""))
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: it has ended$"):
+            waiting.wait()
+        call.code()
+
+
+def test_a_call_that_ends_takes_its_lane_with_it(tmp_path):
+    """As where a child of the peer keeps the other end of the lane open."""
+    with world(tmp_path, 2) as (comm, _), lane_of_stranger(tmp_path) as (lane, call):
+        waiting = comm.irecv(torch.empty(3), source=1)
+        call.cancel()
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: its connection broke$"):
+            waiting.wait()
+        lane.settimeout(10)
+        assert lane.recv(1) == b""
+
+
+def test_a_message_between_hosts_that_is_larger_than_a_frame_may_be_ends_the_stream(hosts):
+    first, second = hosts(2)
+    with opened([first]) as (comm,), stranger_on_another_host(second) as (frames, call):
         waiting = comm.irecv(torch.empty(3), source=1)
         frames.put(bytes(2 * MOST_BYTES))
         assert grpc.StatusCode.RESOURCE_EXHAUSTED == call.code()

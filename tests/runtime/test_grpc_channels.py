@@ -63,7 +63,7 @@ class Pair:
         return False
 
     def answer(self):
-        data = self.receiver.take()
+        data, _ = self.receiver.take() or (None, None)
         self.answers += [data] if data else []
         return data is not None
 

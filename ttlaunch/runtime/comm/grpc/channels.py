@@ -13,7 +13,7 @@ message that nobody has asked for holds up no other, and no tensor is copied on 
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, EMPTY, BadFrameError, Frame, Kind, Layout, pack
@@ -110,8 +110,8 @@ class Outgoing:
         self._ready.append((message, transfer))  # messages take turns, so a small one does not wait for a large one
         return data, None
 
-    def feed(self, frame: Frame) -> None:
-        """Take note of an answer of the receiver.
+    def feed(self, frame: Frame) -> bool:
+        """Take note of an answer of the receiver; return False, because no answer ends a transfer.
 
         Raises:
             BadFrameError: No receiver answers so.
@@ -126,6 +126,7 @@ class Outgoing:
                 self._granted.add(message)
         else:
             raise BadFrameError(f"an answer that fits no message ({frame.kind.name})")
+        return False
 
     def abandon(self) -> list[Transfer]:
         """Forget and return the transfers that are not done; nothing reads their tensors any more."""
@@ -169,8 +170,8 @@ class Incoming:
         elif transfer.layout.total > INLINE_BYTES:
             self._grant(message, transfer)
 
-    def feed(self, frame: Frame) -> None:
-        """Take a frame of the sender.
+    def feed(self, frame: Frame) -> bool:
+        """Take a frame of the sender, whose payload need not outlive the call; return whether a transfer is done now.
 
         Raises:
             BadFrameError: No sender sends it.
@@ -180,14 +181,17 @@ class Incoming:
             raise BadFrameError(f"a frame that only a receiver sends ({frame.kind.name})")
         if message in self._unwanted:
             self._drop(message, frame)
-        elif message in self._waiting:
-            self._match(message, frame)
-        else:
+            return False
+        transfer = self._waiting.get(message)
+        if transfer is None:
             self._keep(message, frame)
+            return False
+        self._match(message, frame)
+        return transfer.done
 
-    def take(self) -> bytes | None:
-        """Return the next answer to the sender; None if there is none now."""
-        return pack(self._answers.popleft()) if self._answers else None
+    def take(self) -> tuple[bytes, None] | None:
+        """Return the next answer to the sender, which ends no transfer; None if there is none now."""
+        return (pack(self._answers.popleft()), None) if self._answers else None
 
     def abandon(self) -> list[Transfer]:
         """Forget and return the transfers that are not done; nothing writes to their tensors any more."""
@@ -226,6 +230,7 @@ class Incoming:
             self._early_bytes += _kept(frame.layout)
             if len(frame.payload) != frame.layout.total or self._early_bytes > EAGER_BYTES:
                 raise BadFrameError("more than was granted")
+            frame = replace(frame, payload=memoryview(bytes(frame.payload)))
         self._early[message] = frame
 
     def _drop(self, message: Message, frame: Frame) -> None:
@@ -286,8 +291,8 @@ class Fence(Generic[_End]):
         self._is_over = True
         return self.end.abandon()
 
-    def feed(self, frame: Frame) -> None:
-        """Give a frame to the end of its epoch.
+    def feed(self, frame: Frame) -> bool:
+        """Give a frame to the end of its epoch; return whether a transfer is done now.
 
         Raises:
             BadFrameError: The peer of this end sends no such frame.
@@ -295,8 +300,8 @@ class Fence(Generic[_End]):
         end = self._end_for(frame)
         if end is None:
             self.dropped += 1
-        else:
-            end.feed(frame)
+            return False
+        return end.feed(frame)
 
     def _end_for(self, frame: Frame) -> _End | None:
         if frame.incarnation != self._incarnation or frame.epoch < self._epoch:

@@ -121,7 +121,7 @@ def pack(frame: Frame) -> bytes:
     return b"".join((fields, _CHECKSUM.pack(checksum), frame.payload))
 
 
-def parse(data: bytes) -> Frame:
+def parse(data: bytes | memoryview) -> Frame:
     """Return the frame that these bytes are; its payload refers to them.
 
     Raises:

@@ -1,23 +1,26 @@
 """The gRPC streams between one rank and its peers: one for each direction in which messages flow.
 
-The sender opens the stream; the receiver's answers come back on it. One thread runs all streams of a rank, and sleeps while
-nothing moves. The rank's own thread hands it transfers and waits under one condition. Streams belong to workers and not to
-ranks, so they stay when an epoch begins in which the same workers have other ranks.
+The sender opens the stream; the receiver's answers come back on it. Within a host, the frames of both go by a lane beside it; see
+`lanes.py`. One thread runs all streams and lanes of a rank, and sleeps while nothing moves. The rank's own thread hands it
+transfers and waits under one condition. Streams belong to workers and not to ranks, so they stay when an epoch begins in which the
+same workers have other ranks.
 """
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, ENCRYPTED_CHUNK_BYTES, BadFrameError, parse
+from ttlaunch.runtime.comm.grpc.lanes import LANE, Door, Lane, door_of, open_lane
 from ttlaunch.runtime.comm.grpc.peers import (
     SERVER_OPTIONS,
     SERVICE,
@@ -42,46 +45,6 @@ _NOT_YET = frozenset((grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS)
 """What a peer answers that begins the same epoch a moment later, or has not noticed yet that an earlier stream ended."""
 _LONGEST_S = 400 * 86_400.0  # as long as the certificates of a run hold
 
-_End = TypeVar("_End", Outgoing, Incoming)
-
-
-@dataclass(eq=False)
-class _Channel(Generic[_End]):
-    """One end of the messages between two workers, and the state of its stream.
-
-    Attributes:
-        woken: Set when there may be frames to send.
-        is_awake: Whether `woken` is set, or frames are being sent.
-        task: What keeps the stream; None if there is none.
-        writing: The transfer whose last frame is being sent.
-        lost: Why no more messages pass in this epoch.
-    """
-
-    fence: Fence[_End]
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
-    is_awake: bool = False
-    task: "asyncio.Task[Any] | None" = None
-    writing: Transfer | None = None
-    lost: CommunicationError | None = None
-
-    def fail(self, error: CommunicationError) -> None:
-        """Fail all transfers, and those that will begin in this epoch."""
-        self.lost = self.lost or error
-        self.abandon(self.lost)
-
-    def abandon(self, error: CommunicationError) -> None:
-        """Fail all transfers."""
-        for transfer in [*self.fence.abandon(), *([self.writing] if self.writing else [])]:
-            transfer.fail(error)
-
-    def begin(self, epoch: int) -> None:
-        self.fence.begin(epoch)
-        self.lost = None
-
-    def cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-
 
 class Links:
     """The streams of one rank.
@@ -102,8 +65,8 @@ class Links:
         self._members = directory.members
         self._rank = rank
         self._inline_bytes = inline_bytes
-        self._outgoing: dict[Peer, _Channel[Outgoing]] = {}
-        self._incoming: dict[Peer, _Channel[Incoming]] = {}
+        self._outgoing: dict[Peer, Channel[Outgoing]] = {}
+        self._incoming: dict[Peer, Channel[Incoming]] = {}
         self._dropped = 0  # by ends that are no more
         self._over: EpochOverError | None = None
         self._is_closing = False
@@ -198,25 +161,25 @@ class Links:
     def _await(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _start(self, work: Coroutine[Any, Any, None], channel: "_Channel[Any]") -> None:
+    def _start(self, work: Coroutine[Any, Any, None], channel: "Channel[Any]") -> None:
         channel.task = self._loop.create_task(work)
         self._tasks.add(channel.task)
         channel.task.add_done_callback(self._tasks.discard)
 
-    def _wake(self, channel: "_Channel[Any]") -> None:
+    def _wake(self, channel: "Channel[Any]") -> None:
         """Let the stream of a channel look for frames; called under `changed`, from any thread."""
         if not channel.is_awake:
             channel.is_awake = True
-            self._loop.call_soon_threadsafe(channel.woken.set)
+            self._loop.call_soon_threadsafe(channel.wake)
 
     def _position(self) -> Position:
         with self.changed:
             return Position(self._directory.epoch, self._directory.peer(self._rank), self._members)
 
-    def _channels(self) -> "list[_Channel[Any]]":
+    def _channels(self) -> "list[Channel[Any]]":
         return [*self._outgoing.values(), *self._incoming.values()]
 
-    def _outgoing_to(self, peer: Peer) -> "_Channel[Outgoing]":
+    def _outgoing_to(self, peer: Peer) -> "Channel[Outgoing]":
         if peer not in self._outgoing:
             route = route_between(self._directory, self._rank, self._members[peer])
             incarnation = route.own.incarnation
@@ -227,25 +190,25 @@ class Links:
                     epoch=epoch, incarnation=incarnation, inline_bytes=self._inline_bytes, chunk_bytes=chunk_bytes
                 )
 
-            channel = _Channel(Fence(make, epoch=self._directory.epoch, incarnation=incarnation))
+            channel = Channel(Fence(make, epoch=self._directory.epoch, incarnation=incarnation))
             self._outgoing[peer] = channel
             self._loop.call_soon_threadsafe(self._start, self._connect(route, channel), channel)
         return self._outgoing[peer]
 
-    def _incoming_from(self, peer: Peer) -> "_Channel[Incoming]":
+    def _incoming_from(self, peer: Peer) -> "Channel[Incoming]":
         if peer not in self._incoming:
 
             def make(epoch: int) -> Incoming:
                 return Incoming(self._name(peer), epoch=epoch, incarnation=peer.incarnation)
 
-            self._incoming[peer] = _Channel(Fence(make, epoch=self._directory.epoch, incarnation=peer.incarnation))
+            self._incoming[peer] = Channel(Fence(make, epoch=self._directory.epoch, incarnation=peer.incarnation))
         return self._incoming[peer]
 
     def _name(self, peer: Peer) -> str:
         rank = self._members.get(peer)
         return f"worker {peer.worker}" if rank is None else self._directory.names[rank]
 
-    def _drop(self, channel: "_Channel[Any]") -> None:
+    def _drop(self, channel: "Channel[Any]") -> None:
         self._dropped += channel.fence.dropped
         self._loop.call_soon_threadsafe(channel.cancel)
 
@@ -257,6 +220,7 @@ class Links:
         handlers = self.services.handlers(link=self._serve)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
+            self._door = Door(door_of(own.socket))
             self._server.add_insecure_port(f"unix:{own.socket}")
             if own.network is not None and directory.certificates is not None:
                 found = directory.certificates
@@ -265,17 +229,17 @@ class Links:
                 )
                 self._server.add_secure_port(own.network, credentials)
             await self._server.start()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise CommunicationError(f"{directory.names[self._rank]} cannot listen: {error}") from error
 
-    async def _connect(self, route: Route, channel: "_Channel[Outgoing]") -> None:
+    async def _connect(self, route: Route, channel: "Channel[Outgoing]") -> None:
         """Open the stream to a peer, and send on it until it ends."""
         try:
             async with await self._reach(route) as connection:
                 call = await self._open(connection, route.own)
                 self._calls.append(call)
                 try:
-                    if not await self._exchange(route.peer, call, channel):
+                    if not await self._exchange(route, call, channel):
                         call.cancel()
                     status = await call.code()
                     if status != grpc.StatusCode.OK:
@@ -299,16 +263,49 @@ class Links:
                 return call
             await asyncio.sleep(_LOOK_S)
 
-    async def _exchange(self, peer: Peer, call: Any, channel: "_Channel[Outgoing]") -> bool:
+    async def _exchange(self, route: Route, call: Any, channel: "Channel[Outgoing]") -> bool:
         """Send and read until the stream ends; return whether the peer ended it."""
         # A write to a stream that was refused would replace the words of the refusal by gRPC's own.
         if not await _is_accepted(call):
             return True
-        sending = self._loop.create_task(self._send_frames(channel, call.write))
+        secret = dict(await call.initial_metadata()).get(LANE)
+        if secret is None:
+            return await self._use_stream(route.peer, channel, call)
         try:
-            return await self._read(peer, call.read, channel)
+            connection = await open_lane(door_of(route.address.socket), secret)
+        except (OSError, ValueError) as error:
+            self._lose(route.peer, channel, f"its lane cannot be opened: {error}")
+            return False
+        call.add_done_callback(lambda _: channel.close_lane())  # a child of a dead peer may keep the other end open
+        return not isinstance(await self._use_lane(route.peer, channel, connection), BadFrameError)
+
+    async def _use_stream(self, peer: Peer, channel: "Channel[Any]", stream: Any) -> bool:
+        """Exchange frames on a gRPC stream; return whether it ended, and not because of a frame that no rank sends."""
+        sending = self._loop.create_task(self._send_frames(channel, stream.write))
+        try:
+            while (data := await stream.read()) is not grpc.aio.EOF:
+                self._feed(channel, data)
+        except BadFrameError as error:
+            self._fail(channel, CommunicationError(f"{self._name(peer)} sent {error}"))
+            return False
         finally:
             sending.cancel()
+        return True
+
+    async def _use_lane(self, peer: Peer, channel: "Channel[Any]", connection: socket.socket) -> Exception | None:
+        """Exchange frames by a lane until it ends; return what went wrong."""
+        channel.lane = lane = Lane(
+            connection, take=lambda: self._next_frame(channel), feed=lambda data: self._feed(channel, data)
+        )
+        lane.pump()
+        try:
+            error = await lane.ended
+        finally:
+            channel.lane = None
+            lane.close()
+        if isinstance(error, BadFrameError):
+            self._fail(channel, CommunicationError(f"{self._name(peer)} sent {error}"))
+        return error
 
     async def _reach(self, route: Route) -> grpc.aio.Channel:
         """Return a connection to a peer as soon as it listens.
@@ -331,35 +328,32 @@ class Links:
             raise PeerLostError(f"{route.name} did not answer at {target.address} within {_REACH_S:g} s") from None
         return connection
 
-    async def _send_frames(self, channel: "_Channel[Outgoing]", write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _send_frames(self, channel: "Channel[Any]", write: Callable[[bytes], Awaitable[None]]) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads the answers learns why
             while True:
-                with self.changed:
-                    taken = channel.fence.end.take()
-                    channel.is_awake = taken is not None
-                    data, channel.writing = taken or (None, None)
+                data = self._next_frame(channel)
                 if data is None:
                     await channel.woken.wait()
                     channel.woken.clear()
-                    continue
-                await write(data)
-                if channel.writing is not None:
-                    with self.changed:
-                        channel.writing.done, channel.writing = True, None
-                        self.changed.notify_all()
+                else:
+                    await write(data)
 
-    async def _read(self, peer: Peer, read: Callable[[], Awaitable[Any]], channel: "_Channel[Any]") -> bool:
-        """Feed a channel with what comes; return whether the stream ended, and not because of a frame that no rank sends."""
-        while (data := await read()) is not grpc.aio.EOF:
-            try:
-                with self.changed:
-                    channel.fence.feed(parse(data))
-                    self._wake(channel)
-                    self.changed.notify_all()
-            except BadFrameError as error:
-                self._fail(channel, CommunicationError(f"{self._name(peer)} sent {error}"))
-                return False
-        return True
+    def _next_frame(self, channel: "Channel[Any]") -> bytes | None:
+        """Return the next frame to send, None if there is none now; the one before it has been handed over."""
+        with self.changed:
+            if channel.writing is not None:
+                channel.writing.done = True
+                self.changed.notify_all()
+            data, channel.writing = channel.fence.end.take() or (None, None)
+            channel.is_awake = data is not None
+        return data
+
+    def _feed(self, channel: "Channel[Any]", data: bytes | memoryview) -> None:
+        frame = parse(data)
+        with self.changed:
+            if channel.fence.feed(frame):
+                self.changed.notify_all()
+        channel.wake()
 
     async def _serve(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Receive from one peer."""
@@ -368,15 +362,11 @@ class Links:
             channel = self._incoming_from(peer)
             is_taken = channel.task is not None
             if not is_taken:
-                channel.task = self._loop.create_task(self._read(peer, context.read, channel))
+                channel.task = self._loop.create_task(self._receive(peer, channel, context))
         if is_taken:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{self._name(peer)} is connected already")
         assert channel.task is not None  # noqa: S101 - only this function ends it
-        answering: asyncio.Task[None] | None = None
         try:
-            # First, and alone: an answer that gRPC sends meanwhile would carry metadata of its own, which it refuses as the second.
-            await context.send_initial_metadata(((WORKER, str(peer.worker)),))
-            answering = self._loop.create_task(self._answer(channel, context))
             await asyncio.wait([channel.task])
         except BaseException:  # cancelled, or the connection broke before the peer knew that it is accepted
             channel.task.cancel()
@@ -384,11 +374,24 @@ class Links:
             raise
         finally:
             reading, channel.task = channel.task, None
-            if answering is not None:
-                answering.cancel()
         if reading.cancelled():  # by another epoch; the cancellation of this function would not tell the peer
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {peer.worker} is no member any more")
         self._lose(peer, channel, "it has ended" if reading.exception() is None else "its connection broke")
+
+    async def _receive(self, peer: Peer, channel: "Channel[Incoming]", context: Context) -> None:
+        """Tell a peer that it is accepted, and take its frames until it ends."""
+        accepted = WORKER, str(peer.worker)
+        if context.peer().startswith("unix:"):
+            with self._door.expect() as (secret, arriving):
+                await context.send_initial_metadata((accepted, (LANE, secret)))
+                connection = await arriving
+            error = await self._use_lane(peer, channel, connection)
+            if isinstance(error, OSError):
+                raise error
+        else:
+            # First, and alone: an answer that gRPC sends meanwhile would carry metadata of its own, which it refuses as the second.
+            await context.send_initial_metadata((accepted,))
+            await self._use_stream(peer, channel, context)
 
     async def _identify(self, context: Context) -> Peer:
         """Return which worker of the run makes a call; refuse anybody else."""
@@ -406,20 +409,11 @@ class Links:
             await context.abort(status, words)
             raise
 
-    async def _answer(self, channel: "_Channel[Incoming]", context: Context) -> None:
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads notices the same
-            while True:
-                with self.changed:
-                    data = channel.fence.end.take()
-                    channel.is_awake = data is not None
-                if data is None:
-                    await channel.woken.wait()
-                    channel.woken.clear()
-                else:
-                    await context.write(data)
-
     async def _end(self) -> None:
         """End the streams to other ranks when what was sent has arrived, then those from other ranks."""
+        for channel in self._outgoing.values():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(channel.lane.finish() if channel.lane else asyncio.sleep(0), _FLUSH_S)
         for call in list(self._calls):
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
                 await asyncio.wait_for(call.done_writing(), _FLUSH_S)
@@ -429,16 +423,17 @@ class Links:
         for task in self._tasks:
             task.cancel()
         await self._server.stop(_FLUSH_S)
+        self._door.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:  # of gRPC's own, which would complain about a loop that ends before them
             await asyncio.wait(left, timeout=_FLUSH_S)
 
-    def _lose(self, peer: Peer, channel: "_Channel[Any]", why: str) -> None:
+    def _lose(self, peer: Peer, channel: "Channel[Any]", why: str) -> None:
         """Fail the transfers of one direction; if the peer is gone, the stream of the other direction ends by itself."""
         if not self._is_closing:
             self._fail(channel, PeerLostError(f"{self._name(peer)} is gone: {why}"))
 
-    def _fail(self, channel: "_Channel[Any]", error: CommunicationError) -> None:
+    def _fail(self, channel: "Channel[Any]", error: CommunicationError) -> None:
         with self.changed:
             channel.fail(error)
             self.changed.notify_all()

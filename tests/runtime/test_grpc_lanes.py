@@ -1,0 +1,164 @@
+"""Lanes carry frames of any size both ways, in order, however little the kernel takes at a time; and only who shows the secret gets one."""
+
+import asyncio
+import os
+import random
+import socket
+from contextlib import suppress
+
+import pytest
+
+from ttlaunch.runtime.comm.grpc import lanes
+from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError
+from ttlaunch.runtime.comm.grpc.lanes import Door, Lane, door_of, open_lane
+
+SIZES = (1, 112, 5_000, 20_000, 300_000, MOST_BYTES)
+
+
+class End:
+    """One end of a lane: the frames that it sends, in order, and those that came."""
+
+    def __init__(self, connection, to_send=()):
+        self.to_send, self.came = list(to_send), []
+        self.lane = Lane(connection, take=self.take, feed=self.feed)
+
+    def take(self):
+        return self.to_send.pop(0) if self.to_send else None
+
+    def feed(self, data):
+        self.came.append(bytes(data))
+
+
+def within(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kernel_bytes", [2_000, 2**20])
+def test_frames_of_any_size_come_whole_and_in_order_both_ways(monkeypatch, seed, kernel_bytes):
+    monkeypatch.setattr(lanes, "_SOCKET_BYTES", kernel_bytes)
+    rng = random.Random(seed)  # noqa: S311 - no secret
+    there, back = ([rng.randbytes(rng.choice(SIZES)) for _ in range(20)] for _ in range(2))
+
+    async def exchange():
+        first, second = (End(*pair) for pair in zip(socket.socketpair(), (there, back), strict=True))
+        first.lane.pump()
+        second.lane.pump()
+        while len(second.came) < len(there) or len(first.came) < len(back):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await first.lane.finish()
+        assert (await second.lane.ended, there, back) == (None, second.came, first.came)
+        assert isinstance(await first.lane.ended, ConnectionError)  # the second one did not say goodbye
+
+    within(exchange())
+
+
+def test_what_is_left_comes_before_the_goodbye_though_the_reader_is_slow():
+    frames = [bytes([number]) * MOST_BYTES for number in range(5)]
+
+    async def exchange():
+        ours, theirs = socket.socketpair()
+        sender = End(ours, frames)
+        finishing = asyncio.create_task(sender.lane.finish())
+        await asyncio.sleep(0.05)
+        assert not finishing.done()  # the kernel does not hold that much
+        receiver = End(theirs)
+        await finishing
+        assert (await receiver.lane.ended, frames) == (None, receiver.came)
+        sender.lane.close()
+
+    within(exchange())
+
+
+def test_a_lane_whose_peer_is_gone_ends_in_both_directions():
+    async def lose():
+        ours, theirs = socket.socketpair()
+        sender = End(ours, [bytes(MOST_BYTES)] * 3)
+        sender.lane.pump()
+        theirs.close()
+        assert isinstance(await sender.lane.ended, ConnectionError)
+        sender.lane.pump()  # a wake that comes late does nothing
+        await sender.lane.finish()
+
+    within(lose())
+
+
+def test_a_frame_that_is_refused_ends_the_lane_and_what_follows_is_not_looked_at():
+    came = []
+
+    def feed(data):
+        came.append(bytes(data))
+        raise BadFrameError("a frame")
+
+    async def refuse():
+        ours, theirs = socket.socketpair()
+        lane = Lane(ours, take=lambda: None, feed=feed)
+        theirs.send(b"\x01\0\0\0a\x01\0\0\0b")
+        assert isinstance(await lane.ended, BadFrameError)
+        assert theirs.recv(1) == b""
+        theirs.close()
+
+    within(refuse())
+    assert came == [b"a"]
+
+
+def test_a_door_lets_in_who_shows_the_secret_once_and_nobody_else(tmp_path, monkeypatch):
+    place = door_of(tmp_path / "rank-3.sock")
+
+    async def knock():
+        door = Door(place)
+        with door.expect() as (secret, arriving):
+            for wrong in (os.urandom(16).hex(), secret[:30], secret[2:] + "00"):
+                stranger = await open_lane(place, wrong)
+                assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
+                stranger.close()
+            assert not arriving.done()
+            ours = await open_lane(place, secret)
+            theirs = await arriving
+            again = await open_lane(place, secret)
+            assert await asyncio.get_running_loop().sock_recv(again, 1) == b""
+            await asyncio.get_running_loop().sock_sendall(ours, b"frame")
+            assert await asyncio.get_running_loop().sock_recv(theirs, 10) == b"frame"
+            for one in (ours, theirs, again):
+                one.close()
+        door.close()
+        assert not place.exists()
+
+    within(knock())
+
+
+def test_who_shows_nothing_is_sent_away_and_too_many_at_a_time_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(lanes, "_KNOCK_S", 0.2)
+    monkeypatch.setattr(lanes, "_MOST_KNOCKING", 3)
+    place = tmp_path / "rank-3.lane"
+
+    async def knock():
+        door, loop = Door(place), asyncio.get_running_loop()
+        silent = [await open_lane(place, "") for _ in range(5)]
+        with suppress(ConnectionError):
+            assert [await loop.sock_recv(one, 1) for one in silent] == [b""] * 5
+        with door.expect() as (secret, arriving):
+            friend = await open_lane(place, secret)
+            (await arriving).close()
+            friend.close()
+        for one in silent:
+            one.close()
+        door.close()
+
+    within(knock())
+
+
+def test_a_door_stands_where_that_of_an_earlier_life_was_left(tmp_path):
+    async def twice():
+        place = tmp_path / "rank-3.lane"
+        left = socket.socket(socket.AF_UNIX)
+        left.bind(str(place))
+        left.close()
+        door = Door(place)
+        with door.expect() as (secret, arriving):
+            friend = await open_lane(place, secret)
+            (await arriving).close()
+            friend.close()
+        door.close()
+
+    within(twice())

@@ -1,0 +1,62 @@
+"""The messages between two workers in one direction, and the stream and the lane that carry their frames; see `links.py`."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ttlaunch.runtime.comm.grpc.channels import Fence, Incoming, Outgoing, Transfer
+from ttlaunch.runtime.comm.grpc.lanes import Lane
+from ttlaunch.runtime.comm.protocol import CommunicationError
+
+_End = TypeVar("_End", Outgoing, Incoming)
+
+
+@dataclass(eq=False)
+class Channel(Generic[_End]):
+    """One end of the messages between two workers, and the state of its stream.
+
+    Attributes:
+        woken: Set when there may be frames to send.
+        is_awake: Whether `woken` is set, or frames are being sent.
+        lane: What frames go by; None between hosts, and while there is none.
+        task: What keeps the stream; None if there is none.
+        writing: The transfer whose last frame is being sent.
+        lost: Why no more messages pass in this epoch.
+    """
+
+    fence: Fence[_End]
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    is_awake: bool = False
+    lane: Lane | None = None
+    task: "asyncio.Task[Any] | None" = None
+    writing: Transfer | None = None
+    lost: CommunicationError | None = None
+
+    def fail(self, error: CommunicationError) -> None:
+        """Fail all transfers, and those that will begin in this epoch."""
+        self.lost = self.lost or error
+        self.abandon(self.lost)
+
+    def abandon(self, error: CommunicationError) -> None:
+        """Fail all transfers."""
+        for transfer in [*self.fence.abandon(), *([self.writing] if self.writing else [])]:
+            transfer.fail(error)
+
+    def begin(self, epoch: int) -> None:
+        self.fence.begin(epoch)
+        self.lost = None
+
+    def wake(self) -> None:
+        """Look for frames to send; in the thread of the streams."""
+        if self.lane is not None:
+            self.lane.pump()
+        else:
+            self.woken.set()
+
+    def close_lane(self) -> None:
+        if self.lane is not None:
+            self.lane.close()
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
