@@ -50,8 +50,8 @@ class Pair:
         taken = self.sender.take()
         if taken is None:
             return False
-        data, finished = taken
-        self.frames.append(data)
+        parts, finished = taken
+        self.frames.append(b"".join(parts))
         if finished is not None:
             finished.done = True
         return True
@@ -63,9 +63,11 @@ class Pair:
         return False
 
     def answer(self):
-        data, _ = self.receiver.take() or (None, None)
-        self.answers += [data] if data else []
-        return data is not None
+        taken = self.receiver.take()
+        if taken is None:
+            return False
+        self.answers.append(b"".join(taken[0]))
+        return True
 
     def return_answer(self):
         if self.answers:

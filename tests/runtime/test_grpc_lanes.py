@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -20,10 +20,13 @@ class End:
 
     def __init__(self, connection, to_send=()):
         self.to_send, self.came = list(to_send), []
-        self.lane = Lane(connection, take=self.take, feed=self.feed)
+        self.lane = Lane(connection, guard=nullcontext(), take=self.take, feed=self.feed)
 
     def take(self):
-        return self.to_send.pop(0) if self.to_send else None
+        if not self.to_send:
+            return None
+        data = self.to_send.pop(0)
+        return data[:112], memoryview(data)[112:]
 
     def feed(self, data):
         self.came.append(bytes(data))
@@ -92,7 +95,7 @@ def test_a_frame_that_is_refused_ends_the_lane_and_what_follows_is_not_looked_at
 
     async def refuse():
         ours, theirs = socket.socketpair()
-        lane = Lane(ours, take=lambda: None, feed=feed)
+        lane = Lane(ours, guard=nullcontext(), take=lambda: None, feed=feed)
         theirs.send(b"\x01\0\0\0a\x01\0\0\0b")
         assert isinstance(await lane.ended, BadFrameError)
         assert theirs.recv(1) == b""
@@ -162,3 +165,21 @@ def test_a_door_stands_where_that_of_an_earlier_life_was_left(tmp_path):
         door.close()
 
     within(twice())
+
+
+def test_a_tensor_that_changes_after_its_transfer_was_abandoned_leaves_as_it_was():
+    tensor = bytearray(b"a" * MOST_BYTES)
+
+    async def abandon():
+        ours, theirs = socket.socketpair()
+        sender = End(ours, [memoryview(tensor)])
+        sender.lane.pump()
+        sender.lane.keep_left()
+        tensor[:] = b"b" * MOST_BYTES
+        receiver = End(theirs)
+        await sender.lane.finish()
+        await receiver.lane.ended
+        assert receiver.came == [b"a" * MOST_BYTES]
+        sender.lane.close()
+
+    within(abandon())

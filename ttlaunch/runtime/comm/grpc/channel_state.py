@@ -38,7 +38,9 @@ class Channel(Generic[_End]):
         self.abandon(self.lost)
 
     def abandon(self, error: CommunicationError) -> None:
-        """Fail all transfers."""
+        """Fail all transfers; their tensors are neither read nor written any more."""
+        if self.lane is not None:
+            self.lane.keep_left()
         for transfer in [*self.fence.abandon(), *([self.writing] if self.writing else [])]:
             transfer.fail(error)
 

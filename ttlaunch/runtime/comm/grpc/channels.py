@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, EMPTY, BadFrameError, Frame, Kind, Layout, pack
+from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, EMPTY, BadFrameError, Frame, Kind, Layout, Parts, parts_of
 from ttlaunch.runtime.comm.protocol import CommunicationError
 
 INLINE_BYTES = 2**14
@@ -92,8 +92,11 @@ class Outgoing:
             return
         self._ready.append((message, transfer))
 
-    def take(self) -> tuple[bytes, Transfer | None] | None:
-        """Return the next frame to send, and the transfer that is done when it has been sent; None if there is none now."""
+    def take(self) -> tuple[Parts, Transfer | None] | None:
+        """Return the next frame to send, and the transfer that is done when it has been sent; None if there is none now.
+
+        The frame's payload is the tensor's memory. After `abandon` it must not be read any more.
+        """
         while self._announcements:
             message = self._announcements.popleft()
             if message in self._held:  # else it was granted meanwhile
@@ -137,8 +140,8 @@ class Outgoing:
 
     def _pack(
         self, kind: Kind, message: Message, layout: Layout, *, offset: int = 0, payload: memoryview = EMPTY
-    ) -> bytes:
-        return pack(Frame(kind, *message, self._epoch, self._incarnation, layout, offset, payload))
+    ) -> Parts:
+        return parts_of(Frame(kind, *message, self._epoch, self._incarnation, layout, offset, payload))
 
 
 class Incoming:
@@ -189,9 +192,9 @@ class Incoming:
         self._match(message, frame)
         return transfer.done
 
-    def take(self) -> tuple[bytes, None] | None:
+    def take(self) -> tuple[Parts, None] | None:
         """Return the next answer to the sender, which ends no transfer; None if there is none now."""
-        return (pack(self._answers.popleft()), None) if self._answers else None
+        return (parts_of(self._answers.popleft()), None) if self._answers else None
 
     def abandon(self) -> list[Transfer]:
         """Forget and return the transfers that are not done; nothing writes to their tensors any more."""

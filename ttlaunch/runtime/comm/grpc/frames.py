@@ -30,6 +30,10 @@ MOST_BYTES = HEADER_BYTES + CHUNK_BYTES
 _ITEM_BYTES = tuple(torch.empty(0, dtype=dtype).element_size() for dtype in DTYPES)
 
 
+Parts = tuple[bytes, memoryview]
+"""A frame: the bytes of its header, and its payload, which may still be a tensor's memory."""
+
+
 class BadFrameError(ValueError):
     """A frame that no rank of ttlaunch sends; the text says what is wrong with it."""
 
@@ -102,6 +106,11 @@ def pack(frame: Frame) -> bytes:
 
     Cost: one copy of the payload.
     """
+    return b"".join(parts_of(frame))
+
+
+def parts_of(frame: Frame) -> Parts:
+    """Return the bytes of a frame's header, and its payload where it is."""
     shape = frame.layout.shape
     fields = _FIELDS.pack(
         _MAGIC,
@@ -118,7 +127,7 @@ def pack(frame: Frame) -> bytes:
         frame.layout.total,
     )
     checksum = crc32c(frame.payload, crc32c(fields))
-    return b"".join((fields, _CHECKSUM.pack(checksum), frame.payload))
+    return b"".join((fields, _CHECKSUM.pack(checksum))), frame.payload
 
 
 def parse(data: bytes | memoryview) -> Frame:

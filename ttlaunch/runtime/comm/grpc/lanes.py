@@ -11,10 +11,10 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError
+from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError, Parts
 
 LANE = "ttlaunch-lane"
 """The metadata of an accepted call within a host: the secret that opens its lane."""
@@ -40,19 +40,25 @@ class Lane:
     """
 
     def __init__(
-        self, connection: socket.socket, *, take: Callable[[], bytes | None], feed: Callable[[memoryview], None]
+        self,
+        connection: socket.socket,
+        *,
+        guard: AbstractContextManager[object],
+        take: Callable[[], Parts | None],
+        feed: Callable[[memoryview], None],
     ) -> None:
         """Begin to receive.
 
         Args:
             connection: Closed when the lane ends.
+            guard: Held while the memory of what is being sent is read.
             take: Returns the next frame to send, None if there is none now. The frame before it is with the kernel by then.
             feed: Takes a frame, whose bytes are only there until it returns; it may raise `BadFrameError`.
         """
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Exception | None] = self._loop.create_future()
         self._connection = connection
-        self._take, self._feed = take, feed
+        self._guard, self._take, self._feed = guard, take, feed
         self._is_over = False  # what awaits `ended` may be cancelled, and then that is, too
         self._left: list[memoryview] = []  # of the frame that is being sent
         self._is_ending = False
@@ -73,13 +79,18 @@ class Lane:
                     self._loop.remove_writer(self._connection)
                     return
                 while self._left:
-                    self._advance(self._connection.sendmsg(self._left))
+                    with self._guard:
+                        self._advance(self._connection.sendmsg(self._left))
         except BlockingIOError:
             pass
         except OSError as error:
             self._end(error)
             return
         self._loop.add_writer(self._connection, self.pump)
+
+    def keep_left(self) -> None:
+        """Copy what is left of the frame that is being sent: its tensor may change from now on. Called under the guard."""
+        self._left = [memoryview(bytes(part)) for part in self._left]
 
     async def finish(self) -> None:
         """Send what is left, and say that nothing follows; returns early if the peer is gone."""
@@ -93,10 +104,14 @@ class Lane:
 
     def _begin_frame(self) -> bool:
         """Take what to send next; return False if there is nothing now."""
-        data = self._take()
-        if data is not None:
-            self._left = [memoryview(_LENGTH.pack(len(data))), memoryview(data)]
-        elif self._is_ending and not self._said_goodbye.done():
+        with self._guard:
+            parts = self._take()
+            if parts is not None:
+                head, payload = parts
+                length = _LENGTH.pack(len(head) + len(payload))
+                self._left = [memoryview(length + head), *([payload] if payload else [])]
+                return True
+        if self._is_ending and not self._said_goodbye.done():
             self._left = [memoryview(_LENGTH.pack(0))]
             self._said_goodbye.set_result(None)
         return bool(self._left)

@@ -19,7 +19,7 @@ import grpc.aio
 from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer
-from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, ENCRYPTED_CHUNK_BYTES, BadFrameError, parse
+from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, ENCRYPTED_CHUNK_BYTES, BadFrameError, Parts, parse
 from ttlaunch.runtime.comm.grpc.lanes import LANE, Door, Lane, door_of, open_lane
 from ttlaunch.runtime.comm.grpc.peers import (
     SERVER_OPTIONS,
@@ -295,7 +295,10 @@ class Links:
     async def _use_lane(self, peer: Peer, channel: "Channel[Any]", connection: socket.socket) -> Exception | None:
         """Exchange frames by a lane until it ends; return what went wrong."""
         channel.lane = lane = Lane(
-            connection, take=lambda: self._next_frame(channel), feed=lambda data: self._feed(channel, data)
+            connection,
+            guard=self.changed,
+            take=lambda: self._next_frame(channel),
+            feed=lambda data: self._feed(channel, data),
         )
         lane.pump()
         try:
@@ -331,22 +334,27 @@ class Links:
     async def _send_frames(self, channel: "Channel[Any]", write: Callable[[bytes], Awaitable[None]]) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads the answers learns why
             while True:
-                data = self._next_frame(channel)
+                with self.changed:
+                    parts = self._next_frame(channel)
+                    data = None if parts is None else b"".join(parts)
                 if data is None:
                     await channel.woken.wait()
                     channel.woken.clear()
                 else:
                     await write(data)
 
-    def _next_frame(self, channel: "Channel[Any]") -> bytes | None:
-        """Return the next frame to send, None if there is none now; the one before it has been handed over."""
+    def _next_frame(self, channel: "Channel[Any]") -> Parts | None:
+        """Return the next frame to send, None if there is none now; the one before it has been handed over.
+
+        Its payload may only be read while `changed` is held all the time.
+        """
         with self.changed:
             if channel.writing is not None:
                 channel.writing.done = True
                 self.changed.notify_all()
-            data, channel.writing = channel.fence.end.take() or (None, None)
-            channel.is_awake = data is not None
-        return data
+            parts, channel.writing = channel.fence.end.take() or (None, None)
+            channel.is_awake = parts is not None
+        return parts
 
     def _feed(self, channel: "Channel[Any]", data: bytes | memoryview) -> None:
         frame = parse(data)
