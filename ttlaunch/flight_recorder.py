@@ -10,6 +10,7 @@ ring of the last operations, and the texts that operations refer to by number. A
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 MAGIC = int.from_bytes(b"TTLBOX1\0", "little")
 HEADER_WORDS = 16
 WORD_MAGIC, WORD_RANK, WORD_CLOCK, WORD_EPOCH, WORD_BEGUN, WORD_STEPS, WORD_TIMED = range(7)
-WORD_SLOWEST, WORD_PASSES, WORD_PHASE, WORD_PHASE_SINCE, WORD_TEXTS, WORD_CHANNELS = range(7, 13)
+WORD_SLOWEST, WORD_PASSES, WORD_PHASE, WORD_PHASE_SINCE, WORD_TEXTS, WORD_CHANNELS, WORD_MOVED = range(7, 14)
 """Words of the header.
 
 `CLOCK` and `EPOCH` are the same moment by the monotonic and by the wall clock, in nanoseconds; `BEGUN`: operations begun;
 `STEPS`: the last step that was finished; `TIMED`: how many steps were timed; `SLOWEST`: the slowest of them, in nanoseconds;
 `PASSES`: passes through the model; `PHASE`: the text that the rank has announced, 0 for none; `TEXTS`: bytes of texts in use;
-`CHANNELS`: channels in use.
+`CHANNELS`: channels in use; `MOVED`: when an operation last ended, or was last found to be waited for, by the monotonic clock.
+
+Whatever a rank enters changes the header, so a reader that finds the header as it was need not read the rest.
 """
 
 CHANNEL = struct.Struct("=iiqq")
@@ -36,7 +39,7 @@ OPERATION = struct.Struct("=qqqqqiiiiHHHH")
 peer, tag, bucket, verb, text of its name, text of its place, unused."""
 
 CHANNELS, OPERATIONS, TEXT_BYTES = 512, 128, 16384
-CHANNELS_AT = 8 * HEADER_WORDS
+HEADER_BYTES = CHANNELS_AT = 8 * HEADER_WORDS
 RING_AT = (
     CHANNELS_AT + (CHANNELS + 1) * CHANNEL.size
 )  # one more entry counts the messages of all channels beyond the table
@@ -117,6 +120,7 @@ class Recording:
 
     Attributes:
         begun: The number of operations begun.
+        moved: When an operation last ended, or was last found to be waited for, in nanoseconds by the monotonic clock; 0 before.
         steps: The last step that was finished.
         timed: The number of steps that were timed.
         slowest: The duration of the slowest timed step, in nanoseconds.
@@ -131,6 +135,7 @@ class Recording:
     clock: int
     epoch: int
     begun: int
+    moved: int
     steps: int
     timed: int
     slowest: int
@@ -139,21 +144,6 @@ class Recording:
     phase_since: int
     channels: Mapping[tuple[int, int, bool], int]
     operations: tuple[Operation, ...]
-
-    @property
-    def counters(self) -> tuple[int, ...]:
-        """The counters that change while the rank makes progress, and only then."""
-        last = self.operations[-1] if self.operations else None
-        still_open = sum(operation.is_open for operation in self.operations)
-        return (
-            self.begun,
-            still_open,
-            last.ended if last else 0,
-            self.steps,
-            self.timed,
-            self.passes,
-            self.phase_since,
-        )
 
     @property
     def waiting(self) -> Operation | None:
@@ -167,6 +157,11 @@ class Recording:
     def seconds(self, moment: int) -> float:
         """Convert a time of the rank's monotonic clock to seconds since the epoch, by the clock of the rank's host."""
         return (self.epoch + moment - self.clock) / 1e9
+
+
+def is_header(data: bytes) -> bool:
+    """Whether these are the first `HEADER_BYTES` of a recording."""
+    return len(data) == HEADER_BYTES and int.from_bytes(data[:8], sys.byteorder) == MAGIC
 
 
 def read_recorder(data: bytes) -> Recording | None:
@@ -186,6 +181,7 @@ def read_recorder(data: bytes) -> Recording | None:
         clock=words[WORD_CLOCK],
         epoch=words[WORD_EPOCH],
         begun=words[WORD_BEGUN],
+        moved=words[WORD_MOVED],
         steps=words[WORD_STEPS],
         timed=words[WORD_TIMED],
         slowest=words[WORD_SLOWEST],

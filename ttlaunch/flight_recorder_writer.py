@@ -41,6 +41,7 @@ from ttlaunch.flight_recorder import (
     WORD_CLOCK,
     WORD_EPOCH,
     WORD_MAGIC,
+    WORD_MOVED,
     WORD_PASSES,
     WORD_PHASE,
     WORD_PHASE_SINCE,
@@ -148,7 +149,10 @@ class FlightRecorder:
     def end(self, offset: int, now: int) -> None:
         """Enter that an operation has ended."""
         # The third word of the entry: while it is 0, readers take the operation for one that is still under way.
-        self._words[(offset >> 3) + 2] = now
+        words = self._words
+        words[(offset >> 3) + 2] = now
+        # A time, not a count: operations of torch end in its own threads, two of which could count the same number.
+        words[WORD_MOVED] = now
 
     def join_group(self, among: Sequence[int] | None = None) -> int:
         """Announce that this rank takes part in collective operations of MPI or torch, which `begin` enters under `GROUP`.
@@ -173,6 +177,7 @@ class FlightRecorder:
     def begin_wait(self, offset: int) -> None:
         """Enter that the rank now waits for an operation of a group that it had begun in the background."""
         _VERB.pack_into(self._map, offset + VERB_AT, COLLECTIVE)
+        self._words[WORD_MOVED] = time.monotonic_ns()
 
     def begin_step(self, step: int) -> None:
         """Enter that the following operations belong to this step."""

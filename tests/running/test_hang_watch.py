@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.flight_recorder import COLLECTIVE, DATA_PARALLEL_START, DONE, GROUP
+from ttlaunch.flight_recorder import BEGUN_COLLECTIVE, COLLECTIVE, DATA_PARALLEL_START, DONE, GROUP, read_recorder
 from ttlaunch.flight_recorder_writer import FlightRecorder
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.records.agents import RankProcess, StoppedHelper
 from ttlaunch.records.endings import ErrorInFlight
+from ttlaunch.running import flight_recorders
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -354,3 +355,43 @@ def test_a_program_that_prints_now_and_then_is_left_alone(run, tmp_path):
         assert one.rest(6.5) is None
     failure = told_after(one, least=0.5, most=6)
     assert (failure.code, failure.cause) == ("R017", "no rank has printed anything for 10 s")
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The recorders that were parsed, each time."""
+    found = []
+
+    def parse(data):
+        found.append(read_recorder(data))
+        return found[-1]
+
+    monkeypatch.setattr(flight_recorders, "read_recorder", parse)
+    return found
+
+
+def test_a_run_that_moves_has_no_recorder_parsed_however_long_its_pauses_are(run, parsed):
+    one = run()
+    one.steps(10, seconds=0.1)
+    for step in range(11, 15):
+        assert one.rest(25) is None
+        one.boxes[step % 2].begin_step(step)
+        one.boxes[step % 2].end_step(SECOND)
+    assert [] == parsed
+
+
+def test_a_long_phase_has_each_recorder_parsed_once(run, parsed):
+    one = run()
+    one.boxes[0].announce("evaluation")
+    assert one.rest(100) is None
+    assert [0, 1] == sorted(recording.rank for recording in parsed)
+
+
+def test_a_wait_that_begins_in_a_long_pause_is_seen_although_the_recorder_was_parsed_before(run, parsed):
+    one = run(timeout_s=2.0)
+    at = one.boxes[1].begin(BEGUN_COLLECTIVE, ("all_reduce", None), None, peer=GROUP, tag=0, size=0, now=1)
+    one.boxes[0].announce("evaluation")
+    assert one.rest(10) is None
+    one.boxes[1].begin_wait(at)
+    assert one.rest(10) is None
+    assert [False, True] == [one.waiting is not None for one in parsed if one.rank == 1]

@@ -35,10 +35,17 @@ def phases(run):
     return {state.row.rank: state.phase for state in run.watch.ranks if state.phase is not Phase.ABSENT}
 
 
-def test_ranks_that_have_not_come_are_not_looked_for_one_by_one(run):
+def asked(run):
+    """Which ranks are there, and the files of ranks that were asked for meanwhile."""
     run.folder.asked.clear()
-    assert {0: Phase.WAITING} == phases(run)
-    assert {0} == {int(name.split("rank-")[1].split(".")[0]) for name in run.folder.asked if "rank-" in name}
+    return phases(run), [name for name in run.folder.asked if "rank-" in name]
+
+
+def test_files_that_are_not_there_are_not_looked_for_one_by_one(run):
+    assert ({0: Phase.WAITING}, []) == asked(run)
+    (run.folder.path / contract.exit_file(0)).write_text(json.dumps({"status": 0, "time": 1.0}))
+    assert ({0: Phase.DONE}, [contract.exit_file(0)]) == asked(run)
+    assert ({0: Phase.DONE}, []) == asked(run)
 
 
 def test_a_rank_that_comes_later_is_seen_by_its_first_record(run):

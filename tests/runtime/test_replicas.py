@@ -50,9 +50,9 @@ def test_each_end_is_a_sign_of_life(books):
     one, box = books
     began = one.begin(0, 400)
     one.begin(1, 80)
-    before = box().counters
+    before = box().moved
     one.end(done(), bucket=0, size=400, began=began)
-    assert before != box().counters
+    assert before != box().moved
 
 
 def test_those_that_are_done_before_the_last_has_begun_are_not_waited_for(books):

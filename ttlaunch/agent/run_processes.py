@@ -14,6 +14,7 @@ from ttlaunch import contract
 
 _LOOK_AGAIN_S = 0.02
 _LAST_BREATH_S = 2.0
+_LONGEST_STAT = 4096  # a line has some 300 bytes
 _MOST_PROCESSES = 4096  # below another one that are looked at
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -115,10 +116,9 @@ def tree_below(pid: int) -> list[int]:
 def page_faults(pid: int) -> int:
     """Return the page faults of a process, which increase while it loads libraries; 0 if it has ended."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = _stat(pid)
         return int(fields[7]) + int(fields[9])
-    except (OSError, IndexError, ValueError):
+    except (IndexError, ValueError):
         return 0
 
 
@@ -139,11 +139,25 @@ def is_stopped(pid: int) -> bool:
 
 def process_state(pid: int) -> str:
     """Return the kernel's letter for the state of a process; empty if there is no such process."""
+    fields = _stat(pid)
+    return fields[0].decode("ascii", "replace") if fields else ""
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of `/proc/PID/stat` after the process's name; nothing if there is no such process.
+
+    Asked several times a second for each rank, so without the buffer and the decoder of a text file, which take as long as the kernel.
+    """
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return os.read(descriptor, _LONGEST_STAT).rpartition(b")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return []
+    finally:
+        os.close(descriptor)
 
 
 def process_variable(pid: int, name: str) -> str:

@@ -6,7 +6,7 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ttlaunch import contract
 from ttlaunch.diagnostics.count import render_size
 from ttlaunch.flight_recorder import (
     DONE,
+    HEADER_BYTES,
     NO_BUCKET,
     SIZE,
     SKIPPED,
@@ -22,6 +23,7 @@ from ttlaunch.flight_recorder import (
     WORLD,
     Operation,
     Recording,
+    is_header,
     read_recorder,
 )
 from ttlaunch.quick_dataclass import dataclass
@@ -70,6 +72,42 @@ def read_recorders(folder: Path, *, ranks: Iterable[int]) -> dict[int, Recording
             if recording is not None:
                 recordings[rank] = recording
     return recordings
+
+
+class FollowedRecorders:
+    """The flight recorders of ranks that live, looked at a few times a second.
+
+    Cost: a look reads the header of each, 128 bytes. A recorder is parsed, which takes a hundred times as long, when somebody asks what is
+    in it, and only once as long as it does not change.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Follow the recorders below a folder; none has been looked at."""
+        self._folder = folder
+        self._paths: dict[int, str] = {}
+        self._headers: dict[int, bytes] = {}
+        self._parsed: dict[int, tuple[bytes, Recording]] = {}
+
+    def look(self, ranks: Iterable[int]) -> Mapping[int, bytes]:
+        """Return the header of each usable recorder of these ranks, by rank: it is another one once the rank has entered anything."""
+        self._headers = {}
+        for rank in ranks:
+            path = self._paths.get(rank) or self._paths.setdefault(
+                rank, str(self._folder / contract.recorder_file(rank))
+            )
+            with contextlib.suppress(OSError):
+                header = read_regular(path, most=HEADER_BYTES)
+                if is_header(header):
+                    self._headers[rank] = header
+        return self._headers
+
+    def recordings(self, ranks: Iterable[int] | None = None) -> dict[int, Recording]:
+        """Return what is in the recorders that the last look found: of these ranks, or of all."""
+        asked = self._headers.keys() if ranks is None else self._headers.keys() & set(ranks)
+        changed = [rank for rank in asked if self._parsed.get(rank, (b"",))[0] != self._headers[rank]]
+        for rank, recording in read_recorders(self._folder, ranks=changed).items():
+            self._parsed[rank] = self._headers[rank], recording
+        return {rank: self._parsed[rank][1] for rank in sorted(asked) if rank in self._parsed}
 
 
 def keep_recorders(source: Path, run_folder: Path, *, world_size: int) -> None:

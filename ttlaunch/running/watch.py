@@ -3,7 +3,7 @@
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from heapq import merge
@@ -44,12 +44,10 @@ from ttlaunch.running.bad_records import BadLine, BadRecords, good_progress, goo
 from ttlaunch.running.loss_spikes import LossSpikes
 from ttlaunch.running.replicas import ReplicaWatch
 from ttlaunch.running.runs.files import Tail, read_file
-from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.runs.run_folder import RunFolder, ranks_named
 
 _HELD_RECORDS = 4096
-_MOST_STAGES = 16
-_MOST_METRICS = 64
-_MOST_NOT_FINITE = 64
+_MOST_STAGES, _MOST_METRICS, _MOST_NOT_FINITE = 16, 64, 64
 _OWN_PLACE = frozenset(
     {"loss", "grad_norm", contract.ARRIVED_FROM, *contract.COUNTED, *(contract.OWN + name for name in contract.COUNTED)}
 )
@@ -299,12 +297,14 @@ class Watch:
         is_asked_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
         for state in self.ranks:
             state.is_asked_to_stop = is_asked_to_stop
-        for state in self._with_records():
-            self._read_endings(state)
+        names = self._folder.records()
+        for state in self._with_records(names):
+            self._read_endings(state, names)
 
-    def _with_records(self) -> list[RankState]:
+    def _with_records(self, names: Collection[str] | None = None) -> list[RankState]:
         """Return the ranks that may have records; of the many workers that may come to an elastic run, most never do."""
-        begun = self._folder.begun_ranks() if any(one.phase is Phase.ABSENT for one in self.ranks) else ()
+        has_absent = any(state.phase is Phase.ABSENT for state in self.ranks)
+        begun = ranks_named(names or self._folder.records()) if has_absent else ()
         return [one for one in self.ranks if one.phase is not Phase.ABSENT or one.row.rank in begun]
 
     def read_all(self) -> None:
@@ -326,17 +326,17 @@ class Watch:
         for record in good_records(tail, read_progress, rank=rank, file=name, complain=self.bad.add, most=most):
             yield state, cast("AnyProgress", self._in_our_time(state, record))
 
-    def _read_endings(self, state: RankState) -> None:
+    def _read_endings(self, state: RankState, names: Collection[str] | None) -> None:
         rank = state.row.rank
-        state.error = state.error or self._read_ending(state, RankError, contract.error_file(rank))
-        state.exit = state.exit or self._read_ending(state, RankExit, contract.exit_file(rank))
+        state.error = state.error or self._read_ending(state, RankError, contract.error_file(rank), names)
+        state.exit = state.exit or self._read_ending(state, RankExit, contract.exit_file(rank), names)
         if state.error or (state.exit and state.exit.is_failure):
             state.phase = Phase.FAILED
         elif state.exit:
             state.phase = Phase.DONE
 
-    def _read_ending(self, state: RankState, cls: type[_T], name: str) -> _T | None:
-        data = read_file(self._folder.file(name))
+    def _read_ending(self, state: RankState, cls: type[_T], name: str, names: Collection[str] | None) -> _T | None:
+        data = read_file(self._folder.file(name)) if names is None or name in names else None
         if data is None:
             return None
         record = read(cls, data)
@@ -359,8 +359,7 @@ class Watch:
         return record and self._in_our_time(state, record)
 
     def _in_our_time(self, state: RankState, record: _T) -> _T:
-        offset = self._clocks.get(state.row.host)
-        return moved_back(record, offset) if offset else record
+        return moved_back(record, offset) if (offset := self._clocks.get(state.row.host)) else record
 
 
 def look_bytes(world_size: int) -> int:
@@ -374,9 +373,8 @@ def steps_done(ranks: Sequence[RankState]) -> int:
     Only ranks that update weights count, which are those that report a gradient norm; without such ranks, all count. A
     worker may have reported a step whose gradient is not applied yet.
     """
-    if any(
-        state.row.later for state in ranks
-    ):  # workers come and go: all of them update, and the one that reports may have ended
+    # Where workers come and go, all of them update, and the one that reports may have ended.
+    if any(state.row.later for state in ranks):
         return max(state.step for state in ranks)
     updating = [state.step for state in ranks if state.grad_norm is not None]
     return max(updating or [state.step for state in ranks], default=0)

@@ -428,7 +428,7 @@ class LostCheckpoints:
             ranks: The ranks, which report shards that they could not write; several of one checkpoint count as one loss.
             uncompleted: By step, why a checkpoint could not be completed although its shards had arrived.
         """
-        for losses in (*(state.lost_checkpoints for state in ranks), uncompleted):
+        for losses in (*(state.lost_checkpoints for state in ranks if state.lost_checkpoints), uncompleted):
             for step, reason in dict(losses).items():
                 if step not in self.reasons:
                     self.reasons[step] = reason

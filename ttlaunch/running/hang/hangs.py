@@ -19,7 +19,7 @@ from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.stderr_tail import read_thread_error
-from ttlaunch.running.flight_recorders import read_recorders
+from ttlaunch.running.flight_recorders import FollowedRecorders
 from ttlaunch.running.hang.departure import find_departure
 from ttlaunch.running.hang.obstacles import find_obstacle
 from ttlaunch.running.hang.odd_one import describe_crowd, describe_place, find_odd_one
@@ -104,6 +104,7 @@ class HangWatch:
         self._launcher = plan.engine.names.launcher
         self._folder = folder
         self._controller = controller
+        self._recorders = FollowedRecorders(controller.recordings)
         self._timeout_s = timeout_s
         self._clock = clock
         self._quiet = _Quiet()
@@ -118,31 +119,33 @@ class HangWatch:
             return None
         rested, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
         # Of the many workers that may come to an elastic run, most never do.
-        recording = [state.row.rank for state in ranks if state.phase is not Phase.ABSENT and self._may_record]
-        recordings = read_recorders(self._controller.recordings, ranks=recording)
-        if self._has_moved(self._marks(ranks, recordings), rested):
+        ranks = [state for state in ranks if state.phase is not Phase.ABSENT]
+        if self._has_moved(self._marks(ranks), rested):
             self._suspicion = None
             return None
-        ranks = [state for state in ranks if state.phase is not Phase.ABSENT]
         missing = [state for state in ranks if state.phase is Phase.WAITING]
         if missing:
             is_long = self._quiet.seconds >= max(FIRST_TIMEOUT_S, self._timeout_s or 0.0)
             return _not_started(missing, len(ranks), self._quiet.seconds, launcher=self._launcher) if is_long else None
-        return self._suspect(ranks, recordings, now)
+        # What the recorders hold is asked only once the least quiet time has passed, and is then judged.
+        if self._quiet.seconds < (LEAST_TIMEOUT_S if self._timeout_s is None else self._timeout_s):
+            return None
+        return self._suspect(ranks, self._recorders.recordings(), now)
 
-    def _marks(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> object:
+    def _marks(self, ranks: Sequence[RankState]) -> object:
         """Return values that change only while the run makes progress, to be compared between two looks."""
-        common = [(state.phase, state.exit is not None, state.step, state.stage) for state in ranks]
+        headers = self._recorders.look([state.row.rank for state in ranks] if self._may_record else [])
+        common = [(state.row.rank, state.phase, state.exit is not None, state.step, state.stage) for state in ranks]
         printed: Sequence[int] = ()
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
             printed = [size_of(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
         faults: Mapping[int, int] = {}
         is_judged = self._is_recipe or self._timeout_s is not None
-        if is_judged and self._controller.answers_at_once and (loading := self._loading(ranks, recordings)):
+        if is_judged and self._controller.answers_at_once and (loading := self._loading(ranks)):
             snapshot = self._controller.snapshot(loading, since=0.0)
             faults = snapshot.page_faults if snapshot else {}
-        return common, printed, {rank: recording.counters for rank, recording in recordings.items()}, faults
+        return common, printed, headers, faults
 
     def _suspect(self, ranks: list[RankState], recordings: Mapping[int, Recording], now: float) -> Failure | None:
         """If nothing has changed during the timeout: take a snapshot, then ask for stacks, then judge.
@@ -159,7 +162,7 @@ class HangWatch:
                 case.snapshot = ProcessSnapshot(frozenset(), {})
             # Hosts send fresh flight recorders before the answer: the next call must read these before it judges.
             return None
-        if case.asked_at is None and self._is_loading(case, ranks, recordings=recordings, now=now):
+        if case.asked_at is None and self._is_loading(case, ranks, now):
             return None
         # A rank that announced a long phase, such as a checkpoint, may take its time, and so may processes that are exiting,
         # which have no counters; unless a signal has stopped one of the run's processes.
@@ -178,13 +181,11 @@ class HangWatch:
             return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
         return _in_groups(seen, self._quiet.seconds) or _silent(seen, self._quiet.seconds)
 
-    def _is_loading(
-        self, case: _Suspicion, ranks: Sequence[RankState], *, recordings: Mapping[int, Recording], now: float
-    ) -> bool:
+    def _is_loading(self, case: _Suspicion, ranks: Sequence[RankState], now: float) -> bool:
         """Whether ranks on other hosts may still be loading their libraries; this takes two snapshots to find out."""
         if self._controller.answers_at_once or case.snapshot is None:
             return False
-        loading = {state.row.rank for state in self._loading(ranks, recordings)}
+        loading = {state.row.rank for state in self._loading(ranks)}
         faults = {rank: count for rank, count in case.snapshot.page_faults.items() if rank in loading}
         if not faults:
             return False
@@ -203,19 +204,20 @@ class HangWatch:
             return True
         return False
 
-    def _loading(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> list[RankState]:
+    def _loading(self, ranks: Sequence[RankState]) -> list[RankState]:
         """Return the ranks that still import their packages; only their page faults show progress.
 
         A rank of a script says when it begins to import torch, and when its first backward pass begins; the first optimizer imports as
         much again, and so does DistributedDataParallel before it waits for other ranks.
         """
+        starting = [state for state in ranks if state.phase is Phase.STARTING]
+        loading = [state for state in starting if self._is_recipe or state.stage in _LOADING_STAGES]
         waiting = {
             rank
-            for rank, recording in recordings.items()
+            for rank, recording in self._recorders.recordings(state.row.rank for state in loading).items()
             if recording.waiting and recording.waiting.name != DATA_PARALLEL_START
         }
-        starting = [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
-        return [state for state in starting if self._is_recipe or state.stage in _LOADING_STAGES]
+        return [state for state in loading if state.row.rank not in waiting]
 
     def _may_judge(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> bool:
         """Whether a hang can be judged: a program needs a timeout from the user, and ranks of a recipe flight recorders."""

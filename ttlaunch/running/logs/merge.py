@@ -23,7 +23,7 @@ from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.regular_files import next_data, open_regular
 from ttlaunch.running.bad_records import good_records
 from ttlaunch.running.runs.files import Tail, read_file, size_of
-from ttlaunch.running.watch import Watch, look_bytes
+from ttlaunch.running.watch import Phase, Watch, look_bytes
 
 MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
 """The file with the stretches of all ranks' output in the order in which they were printed, relative to the run folder."""
@@ -120,17 +120,22 @@ class RankOutputs:
                 begin = (covered or {}).get((rank, stream), 0)
                 self._streams[rank, stream] = _Stream(folder / name, begin, begin)
 
-    def poll(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
+    def poll(
+        self, offsets_s: Mapping[int, float] | None = None, *, among: Iterable[int] | None = None
+    ) -> list[Stretch]:
         """Return the stretches that are new since the last call; of a rank with very many notes, the next calls return the rest.
 
         Args:
             offsets_s: By rank, the seconds by which its host's clock is ahead of this machine's.
+            among: The ranks that can have printed anything; None: all.
         """
-        return self._take_new(offsets_s or {}, most=look_bytes(len(self._times)))
+        return self._take_new(offsets_s or {}, among=among, most=look_bytes(len(self._times)))
 
-    def _take_new(self, offsets_s: Mapping[int, float], *, most: int | None) -> list[Stretch]:
+    def _take_new(
+        self, offsets_s: Mapping[int, float], *, among: Iterable[int] | None, most: int | None
+    ) -> list[Stretch]:
         notes = self._held
-        for rank in self._times:
+        for rank in self._times if among is None else among:
             notes += self._new_notes(rank, offsets_s.get(rank, 0.0), most=most)
         notes.sort(key=lambda note: note.time)
         found, self._held = [], []
@@ -153,7 +158,7 @@ class RankOutputs:
             offsets_s: As for `poll`.
             unknown_time: The time of stretches without a note; the present if not given.
         """
-        found = self._take_new(offsets_s or {}, most=None)
+        found = self._take_new(offsets_s or {}, among=None, most=None)
         now = time.time() if unknown_time is None else unknown_time
         for key, one in self._streams.items():
             if (size := size_of(one.path)) > one.taken:
@@ -241,7 +246,8 @@ class MergedWriter:
         Raises:
             OSError: The file cannot be written, or a rank's file cannot be read.
         """
-        self._write(self._outputs.poll(self._watch.clock_offsets()))
+        present = [state.row.rank for state in self._watch.ranks if state.phase is not Phase.ABSENT]
+        self._write(self._outputs.poll(self._watch.clock_offsets(), among=present))
 
     def finish(self) -> None:
         """Write all remaining stretches, and what could not be kept; call it when no rank writes any more.

@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,24 @@ class RunFolder:
     def file(self, name: str) -> Path:
         return self.path / name
 
-    def begun_ranks(self) -> Container[int]:
-        """Return the ranks that have a file in the folder of records; all that there can be, if it cannot be listed.
+    def records(self) -> Collection[str] | None:
+        """Return the files in the folder of records, each by its name in the run's folder; None if it cannot be listed.
 
-        Cost: less than to look for three files.
+        Cost: less than to look for three of them.
         """
         try:
             names = os.listdir(self.path / contract.RECORDS_DIR)  # noqa: PTH208 - a path for each takes longer
         except OSError:
-            return range(sys.maxsize)
-        numbers = (name.partition(".")[0].removeprefix("rank-") for name in names)
-        return {int(number) for number in numbers if number.isdecimal() and number.isascii()}
+            return None
+        return {f"{contract.RECORDS_DIR}/{name}" for name in names}
+
+
+def ranks_named(records: Iterable[str] | None) -> Container[int]:
+    """Return the ranks to which files of records belong, from what `RunFolder.records` has returned; for None, all that there can be."""
+    if records is None:
+        return range(sys.maxsize)
+    numbers = (name.partition(".")[0].removeprefix(f"{contract.RECORDS_DIR}/rank-") for name in records)
+    return {int(number) for number in numbers if number.isdecimal() and number.isascii()}
 
 
 def start_time(run_id: str) -> float | None:
