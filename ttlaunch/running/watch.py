@@ -327,16 +327,18 @@ class Watch:
             yield state, cast("AnyProgress", self._in_our_time(state, record))
 
     def _read_endings(self, state: RankState, names: Collection[str] | None) -> None:
-        rank = state.row.rank
-        state.error = state.error or self._read_ending(state, RankError, contract.error_file(rank), names)
-        state.exit = state.exit or self._read_ending(state, RankExit, contract.exit_file(rank), names)
+        error, end = contract.error_file(state.row.rank), contract.exit_file(state.row.rank)
+        if state.error is None and (names is None or error in names):
+            state.error = self._read_ending(state, RankError, error)
+        if state.exit is None and (names is None or end in names):
+            state.exit = self._read_ending(state, RankExit, end)
         if state.error or (state.exit and state.exit.is_failure):
             state.phase = Phase.FAILED
         elif state.exit:
             state.phase = Phase.DONE
 
-    def _read_ending(self, state: RankState, cls: type[_T], name: str, names: Collection[str] | None) -> _T | None:
-        data = read_file(self._folder.file(name)) if names is None or name in names else None
+    def _read_ending(self, state: RankState, cls: type[_T], name: str) -> _T | None:
+        data = read_file(self._folder.file(name))
         if data is None:
             return None
         record = read(cls, data)
