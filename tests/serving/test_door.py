@@ -241,7 +241,7 @@ def refused(*arguments, **environment):
 def test_a_taken_port_and_a_missing_key_are_told_in_one_line():
     with addresses.listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        expected = f"error: cannot listen on port {port} of 127.0.0.1: Address already in use\n"
+        expected = f"error: cannot listen on port {port} of 127.0.0.1: address already in use\n"
         assert expected == refused("--api-port", str(port))
     expected = (
         "error: 0.0.0.0 can be reached by others, so that clients need a key: --key-file FILE or $TTLAUNCH_SERVE_KEY\n"

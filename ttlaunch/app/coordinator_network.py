@@ -50,7 +50,10 @@ class OpenNetwork:
             try:
                 ports = [held.enter_context(hold_port()).getsockname()[1] for _ in plan.ranks]
             except OSError as error:
-                _refuse(f"this machine has too few free ports for the workers: {error.strerror or error}", _EXAMPLE)
+                _refuse(
+                    f"this machine has too few free ports for the workers: {(error.strerror or str(error)).lower()}",
+                    _EXAMPLE,
+                )
             own = self.authority.issue([contract.peer_name(row.rank) for row in plan.ranks])
             ip = str(self.listener.getsockname()[0])
             place = f"[{ip}]" if ":" in ip else ip

@@ -182,7 +182,7 @@ def _held_port() -> Iterator[int]:
     try:
         held = hold_port()
     except OSError as error:
-        message = f"this machine has no free port for its worker: {error.strerror or error}"
+        message = f"this machine has no free port for its worker: {(error.strerror or str(error)).lower()}"
         raise LaunchError([Diagnostic("P068", message, blame=Blame.HOSTS)]) from error
     with held:
         yield held.getsockname()[1]
@@ -196,7 +196,7 @@ def _own_address(url: InvitationUrl) -> str:
             probe.connect(place)
             return str(probe.getsockname()[0])
     except OSError as error:
-        message = f"the address of this machine towards {shown(url.host)} cannot be found: {error.strerror or error}"
+        message = f"the address of this machine towards {shown(url.host)} cannot be found: {(error.strerror or str(error)).lower()}"
         raise usage_error(message, "`--address IP` names the one at which other workers reach it") from error
 
 

@@ -181,7 +181,9 @@ def run_hollow(
             command = [sys.executable, "-m", module]
             process = start_process(command, folder=working_folder, environment={**os.environ, **variables, **given})
         except OSError as error:
-            return NotPredicted(f"no process can be started in {working_folder}: {error.strerror}")
+            return NotPredicted(
+                f"no process can be started in {working_folder}: {(error.strerror or str(error)).lower()}"
+            )
         try:
             _, errors = process.communicate()
         finally:

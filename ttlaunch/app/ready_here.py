@@ -107,7 +107,7 @@ def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
 
 def _no_free_port(error: OSError) -> Diagnostic:
     """Report that this machine has no port on which rank 0 could listen for the others."""
-    message = f"this machine has no free port for the store of rank 0: {error.strerror or error}"
+    message = f"this machine has no free port for the store of rank 0: {(error.strerror or str(error)).lower()}"
     hint = (
         "`ss -ltn` lists who listens; `sysctl net.ipv4.ip_local_port_range` shows the ports that connections may take"
     )

@@ -202,7 +202,7 @@ def _act(do: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Aw
             ]
             return _Json({"error": error.diagnostics[0].message, "diagnostics": found}, 422)
         except OSError as error:
-            raise HTTPException(422, f"nothing was done: {error.strerror or error}") from None
+            raise HTTPException(422, f"nothing was done: {(error.strerror or str(error)).lower()}") from None
 
     return answer
 
@@ -212,7 +212,7 @@ def _why(error: OSError | ValueError) -> str:
     if not isinstance(error, OSError):
         return str(error)
     named = f"{Path(os.fsdecode(error.filename)).name}: " if isinstance(error.filename, str | bytes | Path) else ""
-    return f"{named}{error.strerror or error}"
+    return f"{named}{(error.strerror or str(error)).lower()}"
 
 
 def _event(number: str, kind: str, content: dict[str, Any]) -> str:

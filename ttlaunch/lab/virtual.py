@@ -263,7 +263,9 @@ def run_each_virtually(
         try:
             process = start_process(command, folder=Path(first.working_folder), environment=environment)
         except OSError as error:
-            raise _failed(f"no process can be started in {first.working_folder}: {error.strerror}") from error
+            raise _failed(
+                f"no process can be started in {first.working_folder}: {(error.strerror or str(error)).lower()}"
+            ) from error
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -173,9 +173,11 @@ def post(at: HttpAddress, body: bytes, *, headers: Mapping[str, str], within_s: 
     except TimeoutError as error:
         raise NoAnswerError(f"{at} does not answer within {within_s:.0f} s") from error
     except socket.gaierror as error:
-        raise NoAnswerError(f"no host is known as {shown(at.host)}: {error.strerror}") from error
+        raise NoAnswerError(
+            f"no host is known as {shown(at.host)}: {(error.strerror or str(error)).lower()}"
+        ) from error
     except OSError as error:
-        raise NoAnswerError(f"{at} cannot be reached: {error.strerror or error}") from error
+        raise NoAnswerError(f"{at} cannot be reached: {(error.strerror or str(error)).lower()}") from error
     except (http.client.HTTPException, ValueError) as error:
         raise NoAnswerError(f"{at} does not answer as a server of HTTP does: {shown(error)}") from error
 

@@ -91,7 +91,9 @@ def _sockets(arguments: argparse.Namespace) -> list[socket.socket]:
         try:
             sockets.append(listen(arguments.host, port))
         except OSError as error:
-            raise _RefusedError(f"cannot listen on port {port} of {arguments.host}: {error.strerror}") from None
+            raise _RefusedError(
+                f"cannot listen on port {port} of {arguments.host}: {(error.strerror or str(error)).lower()}"
+            ) from None
     return sockets
 
 

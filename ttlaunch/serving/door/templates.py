@@ -74,4 +74,4 @@ def render_chat(hello: Hello, messages: tuple[ChatMessage, ...], child: Child | 
             its.send(request, is_last=True)
             return its.answer().decode()
     except OSError as error:
-        raise UntrustedError(f"no process could be started for it: {error.strerror}") from error
+        raise UntrustedError(f"no process could be started for it: {(error.strerror or str(error)).lower()}") from error

@@ -140,7 +140,9 @@ def _read(path: Path | None) -> Corpus:
         text = b"".join(_read_text(file) for file in files)
     except OSError as error:
         where = Path(error.filename) if error.filename else path
-        raise CorpusError(CorpusReason.UNREADABLE, f"cannot read {where}: {error.strerror}", path=where) from error
+        raise CorpusError(
+            CorpusReason.UNREADABLE, f"cannot read {where}: {(error.strerror or str(error)).lower()}", path=where
+        ) from error
     if not text:
         raise CorpusError(CorpusReason.EMPTY, f"{name} has no text", path=path)
     return Corpus(name, text, hashlib.sha256(text).hexdigest())
