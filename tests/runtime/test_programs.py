@@ -1,10 +1,14 @@
 """Ranks that repeat what the code of three of them does: at exactly the times of ranks that all run, or not at all."""
 
+from contextlib import suppress
+from functools import partial
+
 import pytest
 import torch
 
 from ttlaunch.runtime.comm.programs import Compute, Program, Step, repeat
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
+from ttlaunch.runtime.comm.virtual_fates import Deed, FateOrder, Fates, RankEndedError
 from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
 
 WORKERS = range(1, 7)
@@ -36,12 +40,16 @@ def worker(comm, compute, step):
         step(Step(number, begins=False))
 
 
-def play(worker, *, repeats, serve=server):
+def play(worker, *, repeats, serve=server, orders=()):
     """Run the server and the workers; return what each worker's clock shows at its steps, how it spent its time, and whose code ran."""
     ranks, ran = [0, *WORKERS], set()
     clock = VirtualClock(ranks, slowness={3: 1.5})
     world = VirtualWorld(
-        ["server", *["worker"] * len(WORKERS)], clock, LINK, carries=lambda one: one.dtype is torch.int64
+        ["server", *["worker"] * len(WORKERS)],
+        clock,
+        LINK,
+        carries=lambda one: one.dtype is torch.int64,
+        fates=Fates(orders, ranks, clock),
     )
     seen = {rank: [] for rank in ranks}
 
@@ -51,22 +59,24 @@ def play(worker, *, repeats, serve=server):
 
     program = Program(list(WORKERS), write, carries=lambda one: one.dtype is torch.int64)
 
+    def note_step(rank, deed):
+        seen[rank].append((deed, clock.now_s(rank)))
+
+    def repeating(rank):
+        with suppress(RankEndedError):
+            yield from repeat(program, rank, world, step=partial(note_step, rank), note=lambda _: None)
+
     def live(rank):
         def compute(seconds):
             world.compute(rank, seconds)
 
-        def step(deed):
-            seen[rank].append((deed, clock.now_s(rank)))
-
-        if rank == 0:
-            serve(world.communicator(rank), compute, step)
-        elif repeats:
-            repeat(program, rank, world.communicator(rank), compute=compute, step=step, note=lambda _: None)
-        else:
-            worker(world.communicator(rank), compute, step)
+        step = partial(note_step, rank)
+        with suppress(RankEndedError):
+            (worker if rank else serve)(world.communicator(rank), compute, step)
 
     try:
-        outcome = world.run({rank: lambda rank=rank: live(rank) for rank in ranks})
+        scripts = {rank: repeating(rank) for rank in (WORKERS if repeats else ())}
+        outcome = world.run({rank: partial(live, rank) for rank in ranks if rank not in scripts}, scripts)
     finally:
         program.close()
     assert ({}, []) == (outcome.errors, outcome.findings)
@@ -79,6 +89,19 @@ def test_ranks_that_repeat_have_exactly_the_times_of_ranks_that_run():
     assert run == repeated
     assert len(WORKERS) == len({spent.waiting_s for _, spent in run[1:]})  # so none could stand for another
     assert {1, 4, 6} == ran
+
+
+STOPPED = [FateOrder(0, Deed.STOP, frozenset({2}), at_s=0.1), FateOrder(1, Deed.CONTINUE, frozenset({2}), at_s=7.0)]
+KILLED = [FateOrder(0, Deed.END, frozenset({5}), at_s=9.0)]
+
+
+@pytest.mark.parametrize(("orders", "hit", "steps"), [(STOPPED, 2, 4), (KILLED, 5, 1)])
+def test_what_happens_to_a_rank_that_repeats_happens_as_to_one_that_runs(orders, hit, steps):
+    repeated, _ = play(worker, repeats=True, orders=orders)
+    run, _ = play(worker, repeats=False, orders=orders)
+    assert run == repeated
+    assert steps == len(run[hit][0])
+    assert run != play(worker, repeats=False)[0]
 
 
 def test_code_that_differs_in_the_middle_is_not_repeated():

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from ttlaunch.runtime.alike import first_classes
 from ttlaunch.runtime.comm.programs import Author, Compute, Note, Program, Step, repeat
 from ttlaunch.runtime.comm.protocol import Communicator
+from ttlaunch.runtime.comm.turns import Script
 from ttlaunch.runtime.comm.virtual_world import VirtualWorld
 from ttlaunch.runtime.hollow import Found, Hollow
 from ttlaunch.runtime.telemetry.memory import TensorOwners
@@ -59,8 +59,8 @@ def write_program(
     return Program(ranks, write, carries=carries)
 
 
-def repeat_virtually(program: Program, rank: Rank, *, virtual: VirtualWorld, timed: TimedSteps) -> None:
-    """Do what a program says for a rank, at its times."""
+def repeat_virtually(program: Program, rank: Rank, *, virtual: VirtualWorld, timed: TimedSteps) -> Script:
+    """Do what a program says for a rank, at its times; yield where the rank has to wait."""
 
     def step(deed: Step) -> None:
         if deed.begins:
@@ -68,14 +68,7 @@ def repeat_virtually(program: Program, rank: Rank, *, virtual: VirtualWorld, tim
         else:
             timed.end_step(deed.step)
 
-    repeat(
-        program,
-        rank,
-        virtual.communicator(rank),
-        compute=partial(virtual.compute, rank),
-        step=step,
-        note=lambda facts: timed.traffic.note(**facts),
-    )
+    return repeat(program, rank, virtual, step=step, note=lambda facts: timed.traffic.note(**facts))
 
 
 class _WrittenCounter(TrafficCounter):

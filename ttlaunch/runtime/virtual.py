@@ -39,6 +39,7 @@ from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.programs import Program
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.routes import Routes
+from ttlaunch.runtime.comm.turns import Script
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_fates import Deed, FateOrder, Fates, RankEndedError
 from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError, VirtualOutcome, VirtualWorld
@@ -260,10 +261,12 @@ class _Play:
         self.seen = virtual.seen
         programs = self._programs(same_code)
         timed = {rank: self._timed_steps(rank, clock=clock, virtual=virtual, fates=fates) for rank in first}
+        scripts = {
+            rank: _repeating(program, rank, virtual=virtual, timed=timed[rank]) for rank, program in programs.items()
+        }
+        lives = {rank: partial(self._live, rank, virtual, timed[rank]) for rank in first if rank not in scripts}
         try:
-            outcome = virtual.run(
-                {rank: partial(self._live, rank, virtual, timed[rank], program=programs.get(rank)) for rank in first}
-            )
+            outcome = virtual.run(lives, scripts)
         finally:
             for program in programs.values():
                 program.close()
@@ -275,10 +278,7 @@ class _Play:
             "repeats": spans(sorted(programs)) if programs else [],
             "findings": [finding.message for finding in outcome.findings],
             "made": [{**vars(one), "ranks": _members(one.ranks, divided_ones)} for one in fates.made],
-            "errors": [
-                _described(rank, error, at_s=clock.now_s(rank), folder=self.world.recipe_folder)
-                for rank, error in outcome.errors.items()
-            ],
+            "errors": _errors(outcome, clock, folder=self.world.recipe_folder),
         }
 
     def _carries(self, tensor: Tensor) -> bool:
@@ -304,15 +304,12 @@ class _Play:
             rank, self.warm_up, clock=clock, virtual=virtual, facts=facts, fates=fates, jitter=self.jitter
         )
 
-    def _live(self, rank: Rank, virtual: VirtualWorld, timed: TimedSteps, *, program: Program | None) -> None:
+    def _live(self, rank: Rank, virtual: VirtualWorld, timed: TimedSteps) -> None:
         """Run the role of a rank to its end, or until the rank is ended."""
         try:
-            if program is not None:
-                repeat_virtually(program, rank, virtual=virtual, timed=timed)
-            else:
-                spend = spending(partial(virtual.compute, rank), flops_per_s=self.flops_per_s)
-                with Hollow(known=self.known, spend=spend):
-                    self._run_role(rank, virtual.communicator(rank), timed.traffic)
+            spend = spending(partial(virtual.compute, rank), flops_per_s=self.flops_per_s)
+            with Hollow(known=self.known, spend=spend):
+                self._run_role(rank, virtual.communicator(rank), timed.traffic)
             timed.end = "done"
         except RankEndedError:
             timed.end = "ended"
@@ -320,6 +317,15 @@ class _Play:
     def _run_role(self, rank: Rank, communicator: Communicator, traffic: TrafficCounter) -> None:
         ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=traffic)
         getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
+
+
+def _repeating(program: Program, rank: Rank, *, virtual: VirtualWorld, timed: TimedSteps) -> Script:
+    """Repeat a program to its end, or until the rank is ended."""
+    try:
+        yield from repeat_virtually(program, rank, virtual=virtual, timed=timed)
+        timed.end = "done"
+    except RankEndedError:
+        timed.end = "ended"
 
 
 def _checked(classes: Classes, timed: Mapping[Rank, TimedSteps]) -> list[dict[str, Any]]:
@@ -353,9 +359,14 @@ def _members(ranks: Sequence[Rank], classes: Classes) -> list[dict[str, int]]:
     return spans(found) if found else []
 
 
-def _described(rank: Rank, error: BaseException, *, at_s: float, folder: Path) -> dict[str, Any]:
-    found = describe(error, folder=str(folder))
-    return {"rank": rank, "at_s": at_s, **{name: found[name] for name in ("type", "module", "message", "file", "line")}}
+def _errors(outcome: VirtualOutcome, clock: VirtualClock, *, folder: Path) -> list[dict[str, Any]]:
+    """Describe the exceptions of ranks."""
+    names = ("type", "module", "message", "file", "line")
+    described = {rank: describe(error, folder=str(folder)) for rank, error in outcome.errors.items()}
+    return [
+        {"rank": rank, "at_s": clock.now_s(rank), **{name: found[name] for name in names}}
+        for rank, found in described.items()
+    ]
 
 
 def _edges(outcome: VirtualOutcome, classes: Classes) -> list[dict[str, int]]:

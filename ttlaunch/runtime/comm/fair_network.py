@@ -4,35 +4,19 @@ Every message that is under way has a rate. Rates are max-min fair: none can gro
 change only when a message begins or has passed. Equal messages between equal ports are one `Flow` with a count for each port, so thousands
 of ranks that do the same cost as much as one, with the same floating-point operations.
 
+Few flows are handled one by one, and many in arrays (`flow_table.py`), again with the same operations.
+
 Source: D. Bertsekas, R. Gallager, "Data Networks", 2nd edition, Prentice Hall 1992: the algorithm for max-min fair rates.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
-from ttlaunch.runtime.world import Rank
+from ttlaunch.runtime.comm.flow_table import Flow, FlowTable, Port
 
-Port = tuple[str, Rank]
-"""What messages share: what leaves a rank (`out`), or enters it (`in`)."""
-
-
-@dataclass(eq=False)
-class Flow:
-    """Messages of one size that begin at the same time and share all ports in the same way.
-
-    Attributes:
-        loads: How many of them pass through each port. Of equal ports, one is named.
-        left: The bytes of each that had not passed at the time `since_s`, when it got its rate.
-        version: Changes with the rate.
-    """
-
-    loads: Mapping[Port, int]
-    left: float
-    passed: Callable[[float], object] = field(repr=False)
-    rate: float = 0.0
-    since_s: float = 0.0
-    version: int = 0
+_MANY = 32
+"""So many flows are faster in arrays; fewer than half of them are faster without."""
 
 
 class FairNetwork:
@@ -46,30 +30,42 @@ class FairNetwork:
         """
         self._capacity = capacity
         self._flows: dict[Flow, None] = {}  # in the order in which they began
+        self._table: FlowTable | None = None  # of them, while they are many
 
     def begin(self, flow: Flow, *, now_s: float) -> None:
         """Enter messages; `share` gives them a rate."""
         flow.since_s = now_s
         self._flows[flow] = None
+        if self._table is not None:
+            self._table.add(flow)
+        elif len(self._flows) >= _MANY:
+            self._table = FlowTable(self._flows, self._capacity)
 
     def end(self, flow: Flow) -> None:
         """Take out messages that have passed."""
         del self._flows[flow]
+        if self._table is not None:
+            self._table.remove(flow)
+            if len(self._flows) < _MANY // 2:
+                self._table.write_back(self._flows)
+                self._table = None
 
-    def share(self, now_s: float) -> list[tuple[Flow, float]]:
+    def share(self, now_s: float) -> tuple[float, list[Flow]]:
         """Give all messages their rates.
 
         Returns:
-            The flows whose rate has changed, and when each has passed if no rate changes before.
+            When the next ones have passed if no rate changes before, infinity without any; and these, in the order in which they began.
         """
-        changed: list[tuple[Flow, float]] = []
+        if self._table is not None:
+            return self._table.share(now_s)
         rates = fair_rates(self._flows, self._capacity)
-        for flow in self._flows:
-            if rates[flow] != flow.rate:
+        for flow, rate in rates.items():
+            if rate != flow.rate:
                 flow.left = max(0.0, flow.left - flow.rate * (now_s - flow.since_s))
-                flow.rate, flow.since_s, flow.version = rates[flow], now_s, flow.version + 1
-                changed.append((flow, now_s + flow.left / flow.rate))
-        return changed
+                flow.rate, flow.since_s = rate, now_s
+                flow.passes_s = now_s + flow.left / rate
+        next_s = min((flow.passes_s for flow in self._flows), default=math.inf)
+        return next_s, [flow for flow in self._flows if flow.passes_s == next_s]
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Callable[[Port], float]) -> dict[Flow, float]:

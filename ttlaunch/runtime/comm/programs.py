@@ -3,7 +3,7 @@
 Where a server serves one rank after the other, no two ranks have the same times, so none can stand for another. But what their code does
 is the same: it computes so long, begins such a message, waits for it. A `Program` is that list. It is found while the ranks repeat it: the code
 of the first, the middle and the last of them runs in threads in which no time passes. It stops only where it waits for a message that
-carries values, until some rank has received them.
+carries values, until some rank has received them. The ranks that repeat it have neither threads nor tensors: each is a script of the world (`repeat`).
 
 What ranks do may differ in two ways that follow from their places: the partner of a message is the same rank, or one at the same distance; and the values
 that a rank sends, such as the number of its first micro-batch, grow evenly from rank to rank. Both are read off from the first and the last rank, and
@@ -13,7 +13,7 @@ arrived by now is not repeated, since the answer depends on the time. Whatever e
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ttlaunch.runtime.comm.posted import PostedCommunicator
-from ttlaunch.runtime.comm.protocol import Communicator, Pending, same_bytes
-from ttlaunch.runtime.comm.turns import WorldEndedError
-from ttlaunch.runtime.comm.virtual_world import NotAlikeError
+from ttlaunch.runtime.comm.protocol import CommunicationError, same_bytes
+from ttlaunch.runtime.comm.turns import Script, WorldEndedError
+from ttlaunch.runtime.comm.virtual_messages import Form, VirtualTransfer
+from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
 from ttlaunch.runtime.world import Rank
 
 
@@ -39,7 +40,7 @@ class Post:
     """Begin a transfer.
 
     Attributes:
-        like: A tensor of the message's type and shape.
+        form: The message's type and shape.
         values: What is sent, if values matter.
         has_values: Whether they do.
     """
@@ -47,7 +48,7 @@ class Post:
     peer: Rank
     tag: int
     is_send: bool
-    like: Tensor
+    form: Form
     values: Tensor | None
     has_values: bool
 
@@ -162,9 +163,8 @@ class Author:
         has_values = self._carries(tensor)
         with _disable_current_modes():
             own = tensor.detach()
-            like = torch.empty(tensor.shape, dtype=tensor.dtype)  # memory that nobody touches takes no pages
             values = own.clone() if is_send and has_values else None
-        self.deeds.append(Post(peer, tag, is_send, like, values, has_values))
+        self.deeds.append(Post(peer, tag, is_send, Form.of(own), values, has_values))
         self._tensors.append(own)
         return Written(self, len(self._tensors) - 1, needs_values=has_values and not is_send)
 
@@ -202,6 +202,43 @@ class Written:
         self.author.refuse()
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Compute several things, one after the other."""
+
+    each_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Posts:
+    """Begin a transfer on each rank of a program.
+
+    Attributes:
+        first: What the first rank does.
+        offset: How far the peer is from each rank; None: it is the same one for all.
+        grown: By how much the values of the last rank are more than those of the first; None if they are the same.
+    """
+
+    first: Post
+    offset: int | None
+    grown: Tensor | None
+
+    def peer(self, rank: Rank) -> Rank:
+        return self.first.peer if self.offset is None else Rank(rank + self.offset)
+
+    def values(self, place: int, count: int) -> Tensor | None:
+        """Return what the rank at a place among so many ranks sends."""
+        values = self.first.values
+        if self.grown is None or values is None:
+            return values
+        with _disable_current_modes():
+            return (values + self.grown * place / (count - 1)).to(values.dtype)
+
+
+Shared = Stretch | Posts | Wait | Step | Note | End
+"""What all ranks of a program do."""
+
+
 class Program:
     """What the code of some ranks does."""
 
@@ -216,27 +253,25 @@ class Program:
             carries: Whether the values of a tensor matter.
         """
         chosen = ranks[0], ranks[len(ranks) // 2], ranks[-1]
-        self._first, self._middle, self._last = self._authors = [Author(one, live, carries=carries) for one in chosen]
+        self._authors = [Author(one, live, carries=carries) for one in chosen]
         self._place_of = {rank: place for place, rank in enumerate(ranks)}
-        self._is_checked = 0  # so many deeds of the three agree
+        self._found: dict[int, tuple[Shared, int]] = {}
         self._received: dict[int, Tensor] = {}
 
-    def deed(self, place: int, rank: Rank) -> Deed:
-        """Return what a rank does at this place.
+    def deed(self, place: int) -> tuple[Shared, int]:
+        """Return what all ranks do at this place, and the place after that.
 
         Raises:
             NotAlikeError: The three ranks whose code runs do not do the same there.
         """
-        first, last = self._first.deed(place), self._last.deed(place)
-        if place >= self._is_checked:
-            read_off, middle = self._between(first, last, self._middle.rank), self._middle.deed(place)
-            if read_off is None or not _is_same(read_off, middle):
-                self._refuse(place)
-            self._is_checked = place + 1
-        found = self._between(first, last, rank)
+        found = self._found.get(place)
         if found is None:
-            self._refuse(place)
+            found = self._found[place] = self._find(place)
         return found
+
+    def values(self, posts: Posts, rank: Rank) -> Tensor | None:
+        """Return what a rank sends."""
+        return posts.values(self._place_of[rank], len(self._place_of))
 
     def receive(self, number: int, values: Tensor, rank: Rank) -> None:
         """Hand over the values of a message that a rank has received, to whose code waits for them.
@@ -249,27 +284,49 @@ class Program:
             self._received[number] = values
             for author in self._authors:
                 author.receive(number, values)
-        elif not same_bytes(known, values):
-            raise NotAlikeError(f"rank {rank} receives other values than ranks with the same code")
+        elif known is not values:
+            with _disable_current_modes():
+                is_same = known.shape == values.shape and same_bytes(known, values)
+            if not is_same:
+                raise NotAlikeError(f"rank {rank} receives other values than ranks with the same code")
 
     def close(self) -> None:
         """End the threads of code that has not come to its end."""
         for author in self._authors:
             author.close()
 
-    def _between(self, first: Deed, last: Deed, rank: Rank) -> Deed | None:
-        """Read off what a rank does; None if the first and the last one do not do the same."""
-        if not isinstance(first, Post) or not isinstance(last, Post):
-            return first if first == last else None
-        one, other = first.peer - self._first.rank, last.peer - self._last.rank
-        if not _is_like(first, last) or not (first.peer == last.peer or one == other):
-            return None
-        peer = first.peer if first.peer == last.peer else Rank(rank + one)
-        if first.values is None or last.values is None or not _differ(first.values, last.values):
-            return first if peer == first.peer else replace(first, peer=peer)
-        place, count = self._place_of[rank], len(self._place_of) - 1
-        grown = (last.values - first.values) * place
-        return replace(first, peer=peer, values=(first.values + grown / count).to(first.like.dtype))
+    def _find(self, place: int) -> tuple[Shared, int]:
+        each_s: list[float] = []
+        with _disable_current_modes():  # the thread whose turn it is may be that of a rank without arithmetic
+            while isinstance(deed := self._shared(place), Compute):
+                each_s.append(deed.seconds)
+                place += 1
+        return (Stretch(tuple(each_s)), place) if each_s else (deed, place + 1)
+
+    def _shared(self, place: int) -> Compute | Shared:
+        """Read off what all ranks do from what the first and the last one do, and check it with the middle one."""
+        first, middle, last = (author.deed(place) for author in self._authors)
+        if not isinstance(first, Post):
+            return first if first == last == middle else self._refuse(place)
+        if not isinstance(last, Post) or not isinstance(middle, Post):
+            self._refuse(place)
+        one, other = (deed.peer - author.rank for deed, author in ((first, self._authors[0]), (last, self._authors[2])))
+        is_fixed = first.peer == last.peer
+        if not _is_like(first, last) or not (is_fixed or one == other):
+            self._refuse(place)
+        grown = None
+        if first.values is not None and last.values is not None and _differ(first.values, last.values):
+            grown = last.values - first.values
+        found = Posts(first, None if is_fixed else one, grown)
+        rank = self._authors[1].rank
+        values = self.values(found, rank)
+        if (
+            not _is_like(first, middle)
+            or found.peer(rank) != middle.peer
+            or (values is not None and middle.values is not None and _differ(values, middle.values))
+        ):
+            self._refuse(place)
+        return found
 
     def _refuse(self, place: int) -> NoReturn:
         ranks = ", ".join(str(one.rank) for one in self._authors)
@@ -277,21 +334,7 @@ class Program:
 
 
 def _is_like(one: Post, other: Post) -> bool:
-    return (one.tag, one.is_send, one.has_values, one.like.dtype, one.like.shape) == (
-        other.tag,
-        other.is_send,
-        other.has_values,
-        other.like.dtype,
-        other.like.shape,
-    )
-
-
-def _is_same(one: Deed, other: Deed) -> bool:
-    if not isinstance(one, Post) or not isinstance(other, Post):
-        return one == other
-    if not _is_like(one, other) or one.peer != other.peer:
-        return False
-    return one.values is None or other.values is None or not _differ(one.values, other.values)
+    return (one.tag, one.is_send, one.has_values, one.form) == (other.tag, other.is_send, other.has_values, other.form)
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
@@ -306,13 +349,12 @@ def _reason(error: BaseException) -> str:
 def repeat(
     program: Program,
     rank: Rank,
-    communicator: Communicator,
+    world: VirtualWorld,
     *,
-    compute: Callable[[float], object],
     step: Callable[[Step], object],
     note: Callable[[Mapping[str, int]], object],
-) -> None:
-    """Do what a program says for a rank, which waits where it has to.
+) -> Script:
+    """Do what a program says for a rank; yield where the rank has to wait.
 
     Cost: the messages of the program's code, with the same bytes.
     Order: that of the code; sums are not made again.
@@ -320,29 +362,40 @@ def repeat(
     Raises:
         NotAlikeError: The rank does not do the same as others with its code.
     """
-    begun: list[tuple[Pending, Tensor | None]] = []
+    begun: list[tuple[VirtualTransfer | None, bool]] = []  # and whether received values matter; None: it is done
     place = 0
     while True:
-        deed = program.deed(place, rank)
-        place += 1
+        deed, place = program.deed(place)
         match deed:
-            case Compute(seconds):
-                compute(seconds)
-            case Post(peer, tag, is_send=True):
-                sent = deed.like if deed.values is None else deed.values
-                begun.append((communicator.isend(sent, dest=peer, tag=tag), None))
-            case Post(peer, tag):
-                box = torch.empty_like(deed.like) if deed.has_values else deed.like
-                received = box if deed.has_values else None
-                begun.append((communicator.irecv(box, source=peer, tag=tag), received))
+            case Stretch(each_s):
+                yield from world.compute_each(rank, each_s)
+            case Posts(first):
+                yield from world.living(rank)
+                values, peer, tag, is_send = program.values(deed, rank), deed.peer(rank), first.tag, first.is_send
+                transfer = world.begin(first.form, values, rank=rank, peer=peer, tag=tag, is_send=is_send)
+                begun.append((transfer, first.has_values and not is_send))
             case Wait(number):
-                transfer, received = begun[number]
-                transfer.wait()
-                if received is not None:
-                    program.receive(number, received, rank)
+                waited, needs_values = begun[number]
+                begun[number] = None, False
+                if waited is not None:
+                    yield from world.pauses((waited,))
+                    values = _values_of(waited)
+                    if needs_values and values is not None:
+                        program.receive(number, values, rank)
             case Step():
                 step(deed)
             case Note(facts):
                 note(dict(facts))
             case End():
                 return
+
+
+def _values_of(transfer: VirtualTransfer) -> Tensor | None:
+    """Return what a transfer, which is done, has brought, if values matter.
+
+    Raises:
+        CommunicationError: The other end does not match.
+    """
+    if transfer.batch.error is not None:
+        raise CommunicationError(transfer.batch.error)
+    return transfer.batch.values

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ttlaunch.runtime.comm.fair_network import Port
+from ttlaunch.runtime.comm.flow_table import Port
 from ttlaunch.runtime.world import Rank
 
 WITHIN_S, WITHIN_BYTES_PER_S = 50e-6, 8e9

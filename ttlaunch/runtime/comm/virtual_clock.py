@@ -6,10 +6,10 @@ are processed in the order of their times.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ttlaunch.runtime.comm.fair_network import Port
+from ttlaunch.runtime.comm.flow_table import Port
 from ttlaunch.runtime.comm.routes import Routes
 from ttlaunch.runtime.world import Rank
 
@@ -121,10 +121,18 @@ class VirtualClock:
 
     def compute(self, rank: Rank, seconds: float) -> None:
         """Let a rank compute what takes so long on a rank that is not slow."""
-        took = seconds * self._slowness.get(rank, 1.0) * self._jitter.get(rank, 1.0)
+        self.compute_each(rank, (seconds,))
+
+    def compute_each(self, rank: Rank, each_s: Sequence[float]) -> None:
+        """Let a rank compute several things, one after the other, as `compute` does."""
+        slowness, jitter = self._slowness.get(rank, 1.0), self._jitter.get(rank, 1.0)
         own = self._own[rank]
-        own.now_s += took
-        own.spent.computing_s += took
+        now_s, computing_s = own.now_s, own.spent.computing_s
+        for seconds in each_s:
+            took = seconds * slowness * jitter
+            now_s += took
+            computing_s += took
+        own.now_s, own.spent.computing_s = now_s, computing_s
 
     def at(self, when_s: float, happens: Callable[[float], object], *, is_last: bool = False) -> None:
         """Let something happen at a time.

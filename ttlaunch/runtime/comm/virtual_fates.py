@@ -65,11 +65,13 @@ class Fates:
 
     Attributes:
         made: What has happened, in order.
+        has_orders: Whether anything is ever to happen.
     """
 
     def __init__(self, orders: Iterable[FateOrder], ranks: Collection[Rank], clock: VirtualClock) -> None:
         """Know what is to happen to these ranks."""
         self._pending = list(orders)
+        self.has_orders = bool(self._pending)
         self._ranks, self._clock = frozenset(ranks), clock
         self._steps = dict.fromkeys(ranks, 0)
         self._ends: dict[Rank, float] = {}

@@ -74,7 +74,8 @@ class GradientAggregator:
         """
         self._flat = FlatParameters(parameters)
         self._ctx = ctx
-        self._nodes = [(rank, leaves) for rank, block in workers.items() for leaves in aligned_subtrees(block)]
+        self._nodes_of = {rank: list(aligned_subtrees(block)) for rank, block in workers.items()}
+        self._nodes = [(rank, leaves) for rank, nodes in self._nodes_of.items() for leaves in nodes]
         self._workers = tuple(workers)
         self._shared = shared
         self._followers = (*workers, *followers)
@@ -180,7 +181,7 @@ class GradientAggregator:
         found: list[tuple[Rank, Tensor, Pending]] = []
         with operation(self._ctx, "counts"):
             for worker in self._workers:
-                buffer = torch.empty(sum(rank == worker for rank, _ in self._nodes), 4, dtype=torch.float64)
+                buffer = torch.empty(len(self._nodes_of[worker]), 4, dtype=torch.float64)
                 found.append((worker, buffer, self._ctx.irecv(buffer, source=worker, tag=COUNTS)))
             for worker, rows, message in found:
                 message.wait()
@@ -189,7 +190,7 @@ class GradientAggregator:
         return add_up((leaves, row, None) for (_, leaves), row in zip(self._nodes, rows, strict=True))
 
     def _check_counts(self, worker: Rank, rows: Tensor) -> None:
-        expected = [leaves for rank, leaves in self._nodes if rank == worker]
+        expected = self._nodes_of[worker]
         sent = [range(int(start), int(start + size)) for start, size in rows[:, :2].tolist()]
         if sent != expected:
             raise CommunicationError(f"rank {worker} brings the sums over {sent}, expected {expected}")
