@@ -17,7 +17,7 @@ from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.virtual import VIRTUAL_ERROR_FILE, VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualOrder
 from ttlaunch.runtime.hollow import Found
-from ttlaunch.runtime.virtual import run_virtually
+from ttlaunch.runtime.virtual import run_virtually, spare_searches
 from ttlaunch.runtime.world import read_world
 
 
@@ -25,6 +25,7 @@ def main() -> None:
     """Run the plans in the folder that the environment names."""
     faulthandler.enable()
     torch.set_num_threads(1)
+    spare_searches()
     known: dict[Hashable, Found] = {}
     for number in range(int(sys.argv[1])):
         folder = Path(os.environ[contract.ENV_RUN_DIR]) / str(number)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import cast
 
 from torch import Tensor
 
@@ -118,7 +119,7 @@ class CountingCommunicator:
 
         The flight recorder enters one wait, for any rank that has not yet sent what this rank has requested under the tag.
         """
-        transfers = [one for one in pending if isinstance(one, _Timed | _Traced)]
+        transfers = cast("Sequence[_Timed | _Traced]", pending)
         label, place = self._label_and_place()
         recorder, offset, began = self.traffic.recorder, 0, _now()
         if recorder is not None and timeout_s != 0:  # with 0 the rank only looks and does not wait

@@ -220,10 +220,15 @@ class VirtualWorld:
         """Yield where a rank, whose turn it is, has to wait until one of its transfers is done, or until the timeout."""
         rank = transfers[0].rank
         yield from self.living(rank)
-        if not any(one.batch.is_done for one in transfers):
-            wait = self._waiting[rank] = Wait(transfers, rank)
-            for one in transfers:
-                one.batch.wait = wait
+        wait = Wait(transfers, rank)
+        for one in transfers:  # a plain loop: a server may wait for thousands, thousands of times
+            batch = one.batch
+            if batch.is_done:
+                wait.is_over = True
+                break
+            batch.wait = wait
+        if not wait.is_over:
+            self._waiting[rank] = wait
             if timeout_s is not None:
                 self._clock.at(self._clock.now_s(rank) + timeout_s, partial(self._end_wait, wait))
             yield
@@ -419,6 +424,9 @@ class VirtualWorld:
         batch.is_done = True
         if batch.wait is not None:
             self._end_wait(batch.wait, at_s)
+            batch.wait = (
+                None  # so that nothing refers to itself in a circle, which only a search of all objects would free
+            )
 
     def _check_alike(self, sends: Batch, receives: Batch) -> None:
         source, dest, tag, _ = sends.key

@@ -239,8 +239,8 @@ class TrafficCounter:
 
     def _flush(self) -> None:
         """Append a line; a full disk costs the line, not the run."""
-        line = json.dumps(self._stretch(), separators=(",", ":")) + "\n"
         if self._path is not None:
+            line = json.dumps(self._stretch(), separators=(",", ":")) + "\n"
             with (
                 contextlib.suppress(OSError),
                 open(self._path, "a", encoding="utf-8", opener=contract.open_private) as file,

@@ -3,6 +3,7 @@
 Shapes: N = values of the server's shard, V = micro-batches of a validation, W = workers.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -268,10 +269,9 @@ class ParameterServer:
 
     def _next_worker(self, timeout_s: float | None) -> Rank | None:
         """Sleep until the counts of any worker arrive; return None after `timeout_s`."""
-        waiting = list(self._receiving)
         with operation(self._ctx, "counts"):
-            place = self._ctx.wait_any([self._receiving[worker][1] for worker in waiting], timeout_s=timeout_s)
-        return None if place is None else waiting[place]
+            place = self._ctx.wait_any([message for _, message in self._receiving.values()], timeout_s=timeout_s)
+        return None if place is None else next(itertools.islice(self._receiving, place, None))
 
     def _take_counts(self, worker: Rank, *, newest: int) -> tuple[Tensor, int]:
         """Return the counts that a worker has sent, and the step of its gradient."""
