@@ -1,6 +1,6 @@
 """The virtual clock with thousands of ranks: folded exactly as unfolded, 1,024 and 10,000 ranks, and where recipes stop scaling.
 
-    python benchmarks/virtual_scale.py [--most 10000] [--no-limits] [--no-curves] [--recipe NAME ...] [--write docs/explanation] [--anew]
+    python benchmarks/virtual_scale.py [--most 10000] [--no-folds] [--no-limits] [--no-curves] [--recipe NAME ...] [--write docs/explanation] [--anew]
 
 Folded: recipes on 8, 32 and 64 workers, with and without a slow rank. The times of each step of each rank have to be the same floats as those of
 ranks that all run their own code.
@@ -75,7 +75,7 @@ scaling where that is less than half: from there on, more workers add less than 
 {ends}
 
 Where one rank stands for many, thousands of workers take a minute or two; the curves of such recipes that end earlier have not been measured further. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
-[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), which was tried with 1,024 workers of `hierarchical_parallel` and 256 of `sync_ps`; their curves were measured before that, when each worker had to run. The ranks of `zero` run all, because each owns shards of other sizes: its curve is cut at {most_all} workers. `elastic_dp` is left
+[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), without threads of their own. The ranks of `zero` run all, because each owns shards of other sizes: its curve is cut at {most_all} workers. `elastic_dp` is left
 out: its workers share no step. `fully_sharded` needs a process for each rank.
 
 Other machines move these points: twice the bandwidth moves them to the right, faster processors to the left. `ttlaunch simulate RECIPE --virtual --what-if` shows where yours are.
@@ -108,6 +108,7 @@ def main() -> int:
     """Print the tables; status 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description="Measure simulations on a virtual clock.")
     parser.add_argument("--most", type=int, default=10_000, help="no more ranks than these")
+    parser.add_argument("--no-folds", action="store_true")
     parser.add_argument("--no-limits", action="store_true")
     parser.add_argument("--no-curves", action="store_true")
     parser.add_argument("--recipe", action="append", help="these alone; repeatable")
@@ -115,11 +116,12 @@ def main() -> int:
     parser.add_argument("--anew", action="store_true", help="also measure the points that scaling.json has")
     options = parser.parse_args()
     is_met: list[bool] = []
-    if not options.no_limits:
-        names = [name for name in CHECKED if name in (options.recipe or CHECKED)]
+    names = [name for name in CHECKED if name in (options.recipe or CHECKED)]
+    if not options.no_folds:
         for name, workers, is_slow in itertools.product(names, SIZES_OF_FOLDS, (False, True)):
             if workers <= options.most:
                 is_met.append(_folds(name, workers, {workers // 3: 1.5} if is_slow else {}))
+    if not options.no_limits:
         is_met += [_is_in_time(name, workers) for name in names for workers in LIMITS_S if workers <= options.most]
     if not options.no_curves:
         names = options.recipe or [*FOLDS, *ALL_RUN]

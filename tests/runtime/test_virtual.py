@@ -126,6 +126,28 @@ def test_a_timeout_ends_at_its_time():
     assert 1.0 == clock.spent(0).waiting_s
 
 
+def test_a_message_that_a_rank_no_longer_waits_for_does_not_wake_it():
+    """It took the second of two messages; the first one arrives while it waits for a third one."""
+    found = []
+
+    def waiter(comm, compute):
+        late, early, last = (comm.irecv(torch.zeros(4), source=rank) for rank in (1, 2, 3))
+        early.wait()
+        compute(0.5)
+        found.append(comm.wait_any([late, early]))
+        last.wait()
+
+    def sender(delay_s):
+        def send(comm, compute):
+            compute(delay_s)
+            comm.send(torch.zeros(4), dest=0)
+
+        return send
+
+    clock = play(waiter, sender(3.0), sender(0.0), sender(6.0))
+    assert ([1], 7.25) == (found, clock.now_s(0))
+
+
 def test_a_rank_that_looks_without_waiting_sees_what_has_arrived_by_its_own_time():
     found = []
 
@@ -142,10 +164,14 @@ def test_a_rank_that_looks_without_waiting_sees_what_has_arrived_by_its_own_time
     assert [(False, None), (False, None), (True, 0)] == found  # it arrives at 1.25
 
 
+KNOWN = {}
+"""What operations return, which all simulations here share: the same models with the same micro-batches."""
+
+
 def workers(count, *, micro_batches, fold=True, **changed):
     """Workers of data_parallel on a clock."""
     world = tiny_world("data_parallel", ["worker"] * count, training_config={"batch_size": 2 * micro_batches})
-    return world, run_virtually(world, order(fold=fold, **changed))
+    return world, run_virtually(world, order(fold=fold, **changed), known=KNOWN)
 
 
 def order(**changed):
@@ -159,9 +185,6 @@ def order(**changed):
         "slow_links": {},
     }
     return VirtualOrder(**{**given, **changed})
-
-
-KNOWN = {}
 
 
 def simulated(name, roles, *, micro_batches, sections=(), **changed):
@@ -215,7 +238,7 @@ def test_the_bytes_of_each_pair_are_those_of_the_recipes_formula(two_workers):
 def test_folded_ranks_have_exactly_the_times_of_ranks_that_all_run():
     """With blocks of one and two micro-batches, shards of two sizes, a slow rank in the middle, and a slow link."""
     different = {"slow": {"3": 1.5}, "slow_links": {"6": 2.0}}
-    alike, every = (workers(8, micro_batches=12, fold=fold, **different)[1] for fold in (True, False))
+    alike, every = (workers(8, micro_batches=12, fold=fold, steps=1, **different)[1] for fold in (True, False))
     assert (8, None) == (len(every["classes"]), alike["not_folded"])
     assert len(alike["classes"]) < 8
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(alike, rank) for rank in range(8)]
@@ -224,8 +247,10 @@ def test_folded_ranks_have_exactly_the_times_of_ranks_that_all_run():
 @pytest.mark.parametrize(
     ("name", "roles"),
     [
-        ("hierarchical_parallel", ["worker"] * 6 + ["aggregator", "optimizer"]),
-        ("sync_ps", ["worker"] * 6 + ["server"]),
+        pytest.param(
+            "hierarchical_parallel", ["worker"] * 6 + ["aggregator", "optimizer"], marks=pytest.mark.slow, id="tiers"
+        ),
+        pytest.param("sync_ps", ["worker"] * 6 + ["server"], id="server"),
     ],
 )
 def test_workers_that_a_server_serves_in_turn_repeat_code_at_exactly_their_own_times(name, roles):
@@ -238,6 +263,7 @@ def test_workers_that_a_server_serves_in_turn_repeat_code_at_exactly_their_own_t
     assert every["edges"] == repeated["edges"]
 
 
+@pytest.mark.slow
 def test_the_stages_of_pipelines_fold_to_those_of_two_pipelines():
     pipelines = {"schedule": "1f1b", "replicas": 4, "blocks_per_rank": [1, 1]}
     folded, every = (
@@ -256,6 +282,7 @@ def test_the_stages_of_pipelines_fold_to_those_of_two_pipelines():
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(folded, rank) for rank in range(8)]
 
 
+@pytest.mark.slow
 def test_ranks_with_jitter_repeat_code_too():
     roles = ["worker"] * 6 + ["server"]
     repeated, every = (simulated("sync_ps", roles, micro_batches=6, jitter=0.3, fold=fold) for fold in (True, False))
