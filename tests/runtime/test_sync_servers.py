@@ -10,6 +10,7 @@ from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import config
 from ttlaunch import contract
 from ttlaunch.runtime.comm.protocol import CommunicationError
+from ttlaunch.runtime.parallel.servers import parameter_server
 from ttlaunch.runtime.parallel.servers.messages import check_counts
 from ttlaunch.runtime.parallel.servers.shard import cut_layers, cut_values
 from ttlaunch.runtime.simulate import simulate
@@ -47,6 +48,7 @@ def test_any_workers_and_servers_equal_one_process(reference, tmp_path, monkeypa
     monkeypatch.setattr(
         ParameterServerClient, "receive_first_weights", lambda self: (self._model.weights_N.zero_(), receive(self))
     )
+    monkeypatch.setattr(parameter_server, "_MOST_AT_ONCE", 2)  # so that it does not wait for all of them at a time
     found = train(*layout_and(tmp_path, *ps(workers, servers)), data=None)
     assert reference.sha256 == found.sha256
     for kind, key in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):

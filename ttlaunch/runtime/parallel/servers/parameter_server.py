@@ -33,6 +33,9 @@ from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CompressionConfig
 
+_MOST_AT_ONCE = 64
+"""For so many workers at a time a server waits that needs all of them."""
+
 
 class StragglerError(TtlaunchError):
     """A worker's gradient did not come in time, and the configuration ends the run in this case."""
@@ -270,7 +273,10 @@ class ParameterServer:
     def _next_worker(self, timeout_s: float | None) -> Rank | None:
         """Sleep until the counts of any worker arrive; return None after `timeout_s`."""
         with operation(self._ctx, "counts"):
-            place = self._ctx.wait_any([message for _, message in self._receiving.values()], timeout_s=timeout_s)
+            # Where all have to come anyway, a few of them will do: a list of thousands, thousands of times, takes minutes.
+            most = _MOST_AT_ONCE if self._patience.policy == "wait" else None
+            waiting = [message for _, message in itertools.islice(self._receiving.values(), most)]
+            place = self._ctx.wait_any(waiting, timeout_s=timeout_s)
         return None if place is None else next(itertools.islice(self._receiving, place, None))
 
     def _take_counts(self, worker: Rank, *, newest: int) -> tuple[Tensor, int]:
