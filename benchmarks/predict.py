@@ -9,11 +9,10 @@ A trial takes one of four recipes, 1 or 2 ranks, and one of ten models. It makes
 time is the mean of the two runs' medians. A trial of time counts if the two are within 4 % of each other: else the machine was
 too restless to say what was true. The first run measures its tensors, the second one its processes, which torch's profiler would make larger.
 
-A trial of memory takes the same models, and makes only a run of three steps that measures its tensors.
+A trial of memory takes the same models, and makes only two runs of three steps: one measures its tensors, and one its processes.
 
 A trial of `--fits` takes a random model, small enough to be done in a minute, and a limit within `NEAR` of what the prediction needs, and runs each rank in a control group with this limit: the
-run fits if the kernel kills no rank. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second. The processes of
-the ranks are compared with the prediction, too, if the run fits.
+run fits if the kernel kills no rank. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second.
 
 A trial of a schedule calibrates each schedule of a random pipeline with two stages, and runs each `ROUNDS` times in turns. The smallest of its medians
 counts, because noise only adds. A prediction is right if the schedule whose predicted step is the shortest is the quickest, or nearly. A trial counts
@@ -44,7 +43,7 @@ import ttlaunch
 from benchmarks.memory_groups import Groups
 from ttlaunch.app.calibrate import predict_time
 from ttlaunch.app.fits import needed_bytes, unreclaimable_bytes
-from ttlaunch.app.predict import NotPredicted, predict
+from ttlaunch.app.predict import NotPredicted, peaks_of, predict
 from ttlaunch.diagnostics import LaunchError
 from ttlaunch.running.metrics.prediction import judge, judge_time
 from ttlaunch.running.metrics.telemetry import memory_of_ranks
@@ -150,7 +149,7 @@ def time_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
     if isinstance(said, NotPredicted) or isinstance(held, NotPredicted):
         return {"kind": "time", "refused": "not predicted"}
     times = [judge_time(said, run.telemetry or ()) for run in (first, second)]
-    peaks = {row["rank"]: row["peak_memory_bytes"] for row in (second.report or {})["ranks"]}
+    peaks = peaks_of(second)
     tensors = judge(None, held, memory_of_ranks(first.telemetry or ())).memory
     processes = judge(None, held, [], processes=peaks).memory
     return {
@@ -167,17 +166,21 @@ def time_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
 
 
 def memory_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
-    """Run a few steps, and return the memory of tensors that was predicted and that was measured."""
+    """Run a few steps twice, and return the memory of tensors and of processes that was predicted and that was measured."""
     values = settings(recipe, MODELS[model], steps=3)
     held = predict(ttlaunch.plan(recipe, ranks=ranks, set=values))
     if isinstance(held, NotPredicted):
         return {"kind": "memory", "refused": held.reason}
     with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
-        run = read_run(ttlaunch.run(recipe, ranks=ranks, set=values, runs_dir=folder, profile_steps="1").folder)
+        options = {"ranks": ranks, "set": values, "runs_dir": folder}
+        run = read_run(ttlaunch.run(recipe, profile_steps="1", **options).folder)
+        peaks = peaks_of(read_run(ttlaunch.run(recipe, **options).folder))
     tensors = judge(None, held, memory_of_ranks(run.telemetry or ())).memory
+    processes = judge(None, held, [], processes=peaks).memory
     return {
         "kind": "memory",
         "tensors": [(one.predicted, one.measured) for one in tensors],
+        "processes": [(one.predicted, one.measured) for one in processes],
         "held": [(sum(one.held.values()), sum(one.formula.values())) for one in held.ranks if one.held],
     }
 
@@ -210,17 +213,13 @@ def fits_trial(number: int) -> dict[str, Any]:
             return {**row, "measured": most, "fits": most <= limit}
         with Groups({one.rank: limit for one in found.ranks}) as groups:
             report = start(runs_dir=folder, env=groups.environment)
-        peaks = {one["rank"]: one["peak_memory_bytes"] for one in (read_run(report.folder).report or {})["ranks"]}
     row |= {
         "model": model,
         "measured": max(groups.peaks.values()),
         "each": list(groups.peaks.values()),
         "fits": not groups.killed,
     }
-    if report.status == "done":
-        whole = judge(None, found, [], processes=peaks).memory
-        return {**row, "processes": [(one.predicted, one.measured) for one in whole]}
-    return row if groups.killed else {"kind": "fits", "refused": report.status}
+    return row if groups.killed or report.status == "done" else {"kind": "fits", "refused": report.status}
 
 
 def schedule_trial(number: int) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from ttlaunch.running.metrics.prediction import PredictedRank, Prediction, held_
 
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kKMGT])(i?)B")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-_RUNNING_BYTES, _COMPUTING_BYTES = 7_000_000, 6_000_000
-"""What a rank takes beside its tensors, its data and what its libraries take after their import, without pages of files: Python, messages, and
-what the kernel keeps for the process; and what the library of matrix products keeps, if the rank makes passes. Measured with the built-in recipes over
-Open MPI."""
-_LIMITED, _UNLIMITED = (1.002, 4_000_000), (1.03, 10_000_000)
+_RUNNING_BYTES = 5_800_000
+"""What a rank takes besides, without pages of files: Python, messages, and what the kernel keeps for the process. Measured with the built-in recipes
+over Open MPI."""
+_LIMITED, _UNLIMITED = (1.002, 11_000_000), (1.03, 10_000_000)
 """How much more than that a rank may need, as a part and in bytes: the kernel's tables of pages, 8 bytes for each of 4 kB, and by how much ranks
-differed from the prediction. Where no group limits them, their tensors lie between holes."""
+differed from the prediction: 1 MB in most runs, 2 to 10 MB in one of seven. Where no group limits them, their tensors lie between holes."""
 _LAST_STAGE = 3
 
 
@@ -95,17 +94,19 @@ def unreclaimable_bytes(prediction: Prediction, one: PredictedRank) -> int:
     It can take back pages of files, such as the code of libraries: it reads them again when they are used. Where memory is scarce, it does that
     before it kills, so a rank is killed only for what remains. Whether other ranks on its host share its libraries changes nothing.
     """
+    steps = prediction.data_bytes + one.small  # small pieces lie between holes, at most as large as they are
     at_most = max(
-        prediction.data_bytes + one.extent + one.saved * one.saves_early,
-        prediction.data_bytes + one.left + one.saved,
+        steps + one.extent + one.saved * one.saves_early,
+        steps + one.left + one.saved,
         prediction.data_most_bytes + one.held.get("parameters", 0) + one.held.get("gradients", 0),
     )
     return _kept_bytes(prediction, one) + at_most
 
 
 def _kept_bytes(prediction: Prediction, one: PredictedRank) -> int:
-    own = prediction.library_bytes - prediction.shared_bytes + _RUNNING_BYTES
-    return own + one.factors + _COMPUTING_BYTES * one.makes_passes
+    libraries = prediction.library_bytes - prediction.shared_bytes
+    computing = prediction.computing_bytes - prediction.computing_shared_bytes
+    return libraries + _RUNNING_BYTES + one.factors + computing * one.makes_passes + one.workspaces
 
 
 def needed_by_host(prediction: Prediction, hosts: Sequence[str]) -> dict[str, int]:

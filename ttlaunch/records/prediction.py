@@ -21,12 +21,15 @@ class RankPrediction:
         facts: The numbers that formulas of traffic need.
         held: What it holds from step to step.
         memory: The most at any moment of a step, and of all kinds together; also the most where freed memory of pieces smaller than
-            `MAPPED_FROM` stays with the process, during a step (`extent`) and at its end (`left`).
+            `MAPPED_FROM` stays with the process, during a step (`extent`) and at its end (`left`); and the
+            most of these pieces (`small`).
+        workspace_bytes: What the library of matrix products keeps.
     """
 
     facts: dict[str, Size]
     held: dict[str, Size]
     memory: dict[str, Size]
+    workspace_bytes: Size = 0
 
 
 @record
@@ -35,6 +38,8 @@ class PredictionEnd:
 
     Attributes:
         library_shared_bytes: Those of `library_bytes` that are pages of files, of which all ranks of a host have the same.
+        computing_bytes: What torch loads for the first step that it computes.
+        computing_shared_bytes: Those of `computing_bytes` that are pages of files.
         data_bytes: What the training data takes in each rank.
         data_most_bytes: What it takes at most while it is prepared.
     """
@@ -42,5 +47,7 @@ class PredictionEnd:
     library_bytes: Size
     ranks: tuple[RankPrediction, ...]
     library_shared_bytes: Size = 0
+    computing_bytes: Size = 0
+    computing_shared_bytes: Size = 0
     data_bytes: Size = 0
     data_most_bytes: Size = 0

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ttlaunch.runtime.resident import peak_resident_bytes
 from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error
 from ttlaunch.runtime.telemetry.traffic_counter import FORWARD, TrafficCounter
+from ttlaunch.runtime.workspaces import Products, grown_by, kept_by, resident, take_small_step
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.importing import import_recipe_module
@@ -65,7 +66,7 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
     cfg = read_config(recipe, _shortened(world.config) if recipe.is_asynchronous else world.config)
     corpus = read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
-    beside = {**_import_transport(world), **_prepare_data(corpus, cfg)}
+    beside = {**_import_libraries(world), **_prepare_data(corpus, cfg)}
     in_process = InProcessWorld(world.roles, carries=has_values)
     unfinished = {Rank(rank) for rank in range(world.size)}
     facts = {"micro_batches": cfg.training_config.micro_batches} if isinstance(cfg, TrainingFile) else {}
@@ -82,7 +83,7 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
             early_stop=make_early_stop(cfg, world.start),
             traffic=measured[rank].traffic,
         )
-        with Hollow():
+        with Hollow(spend=measured[rank].products.note):
             getattr(trainer, world.roles[rank])(cfg, ctx)
 
     outcome = in_process.run({rank: partial(live, rank) for rank in measured})
@@ -90,7 +91,8 @@ def predict(world: World, run_dir: Path) -> dict[str, Any]:
         raise error
     if outcome.findings:
         raise RuntimeError(outcome.findings[0].message)
-    ranks = [one.as_json() for _, one in sorted(measured.items())]
+    kept = cache(partial(kept_by, threads=cfg.device_config.threads_per_rank))  # most ranks have the same products
+    ranks = [{**one.as_json(), "workspace_bytes": kept(tuple(one.products))} for _, one in sorted(measured.items())]
     return {**beside, "ranks": ranks}
 
 
@@ -100,8 +102,8 @@ def _shortened(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "training_config": {**training, "steps": min(training["steps"], _STEP + 1)}}
 
 
-def _import_transport(world: World) -> dict[str, int]:
-    """Import what ranks exchange messages with; return the bytes that this process has in memory then, and those of them in files."""
+def _import_libraries(world: World) -> dict[str, int]:
+    """Import what ranks exchange messages with, and do a step; return the bytes that this process has in memory then, and what the step has added."""
     if world.uses_mpi:
         import mpi4py  # noqa: PLC0415
 
@@ -109,24 +111,25 @@ def _import_transport(world: World) -> dict[str, int]:
         from mpi4py import MPI  # noqa: F401, PLC0415
     else:
         from ttlaunch.runtime.comm.grpc import communicator  # noqa: F401, PLC0415
-    resident, shared = _resident()
-    return {"library_bytes": resident, "library_shared_bytes": shared}
-
-
-def _resident() -> tuple[int, int]:
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
-    return resident * os.sysconf("SC_PAGE_SIZE"), shared * os.sysconf("SC_PAGE_SIZE")
+    found = resident()
+    step = grown_by(take_small_step)
+    return {
+        "library_bytes": found.together,
+        "library_shared_bytes": found.shared,
+        "computing_bytes": step.together,
+        "computing_shared_bytes": step.shared,
+    }
 
 
 def _prepare_data(corpus: Corpus | None, cfg: ConfigFile) -> dict[str, int]:
     """Prepare the training data once, as each rank does; return what it takes then, and at most until then."""
     if corpus is None or not isinstance(cfg, TrainingFile):
         return {}
-    before = _resident()[0]
+    before = resident().together
     with suppress(OSError):  # without it, the peak may be an earlier one
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     data = build_data(corpus, cfg)
-    after, most = _resident()[0], peak_resident_bytes()
+    after, most = resident().together, peak_resident_bytes()
     del data
     return {"data_bytes": max(0, after - before), "data_most_bytes": max(0, most - before)}
 
@@ -168,7 +171,7 @@ class _Measured:
 
     def __init__(self, rank: Rank, unfinished: set[Rank], *, end: Callable[[], Any], facts: Mapping[str, int]) -> None:
         """Measure a rank of which some facts are known, and `end` all when none is unfinished."""
-        self.owners = TensorOwners()
+        self.owners, self.products = TensorOwners(), Products()
         self.traffic = _CountedPasses(profile=self)
         self.traffic.note(**facts)
         self._rank, self._unfinished, self._end = rank, unfinished, end
@@ -199,7 +202,8 @@ class _Measured:
         facts, one = {**self.traffic.facts, "passes": self._passes}, self._memory
         if one is None:
             return {"facts": facts, "held": {}, "memory": {}}
-        return {"facts": facts, "held": one.held, "memory": {**one.peaks, "extent": one.extent, "left": one.left}}
+        pieces = {"extent": one.extent, "left": one.left, "small": one.small}
+        return {"facts": facts, "held": one.held, "memory": {**one.peaks, **pieces}}
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 NOTED_ERROR = 0.1
 """The part of a prediction by which a run may differ before the report says which term missed."""
 
-RUNNING_BYTES, COMPUTING_BYTES = 35_000_000, 17_000_000
-"""What the process of a rank takes besides tensors and what its libraries take after their import: Python and messages; and, if it makes passes,
-kernels and what they need. Measured with the built-in recipes over Open MPI."""
+RUNNING_BYTES = 13_000_000
+"""What the process of a rank takes besides tensors, data and what its libraries take after a step: Python and messages, with pages of files. Measured
+with the built-in recipes over Open MPI."""
+_KERNELS = 3
+"""A rank that makes no passes only adds up and updates, for which it needs this part of torch's code for a step."""
 
 _KEPT_BYTES = 64 * 2**20
 """The most freed memory that glibc keeps at the end of its heap: twice its largest threshold from which on a block is mapped by itself."""
@@ -46,7 +48,9 @@ class PredictedRank:
         saves_early: Whether it makes steps after its first checkpoint, so that the copy is there at the peak of a step.
         extent: The most bytes that tensors take where small pieces of memory stay with the process when they are freed.
         left: Those at the end of a step.
+        small: Those of them that small pieces take.
         factors: What is kept to compare replicas.
+        workspaces: What the library of matrix products keeps.
     """
 
     rank: int
@@ -61,7 +65,9 @@ class PredictedRank:
     saves_early: bool = True
     extent: int = 0
     left: int = 0
+    small: int = 0
     factors: int = 0
+    workspaces: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -78,6 +84,8 @@ class Prediction:
         shared_bytes: Those of `library_bytes` that are pages of files, of which the ranks of a host have only one copy together.
         data_bytes: What the training data takes in each rank.
         data_most_bytes: What it takes at most while it is prepared.
+        computing_bytes: What torch loads for the first step that it computes.
+        computing_shared_bytes: Those of `computing_bytes` that are pages of files.
     """
 
     library_bytes: int
@@ -87,6 +95,8 @@ class Prediction:
     shared_bytes: int = 0
     data_bytes: int = 0
     data_most_bytes: int = 0
+    computing_bytes: int = 0
+    computing_shared_bytes: int = 0
 
     @property
     def step_bytes(self) -> int:
@@ -97,6 +107,8 @@ class Prediction:
         return {
             "library_bytes": self.library_bytes,
             "library_shared_bytes": self.shared_bytes,
+            "computing_bytes": self.computing_bytes,
+            "computing_shared_bytes": self.computing_shared_bytes,
             "data_bytes": self.data_bytes,
             "data_most_bytes": self.data_most_bytes,
             "ranks": [one.as_json() for one in self.ranks],
@@ -140,6 +152,8 @@ def read_prediction(data: bytes, plan: Mapping[str, Any], *, runs_recipe: bool) 
         found.library_shared_bytes,
         data_bytes=found.data_bytes,
         data_most_bytes=found.data_most_bytes,
+        computing_bytes=found.computing_bytes,
+        computing_shared_bytes=found.computing_shared_bytes,
     )
 
 
@@ -156,12 +170,20 @@ def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any
         formula,
         _sums_at_most(one.facts, workers=workers),
         one.facts.get("passes") != 0,
-        one.held.get("parameters", 0) + one.held.get("optimizer", 0) if one.facts.get("saves") else 0,
+        one.held.get("parameters", 0) + one.held.get("optimizer", 0)
+        if one.facts.get("saves") and _saves(config)
+        else 0,
         _saves_early(config),
         one.memory.get("extent", 0),
         one.memory.get("left", 0),
+        one.memory.get("small", 0),
         one.facts.get("factor_bytes", 0),
+        one.workspace_bytes,
     )
+
+
+def _saves(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("checkpoint_config", {"interval": 1})["interval"])
 
 
 def _saves_early(config: Mapping[str, Any]) -> bool:
@@ -356,8 +378,10 @@ def _judge_memory(said: PredictedRank, one: RankMemory) -> MemoryVerdict:
 
 
 def process_bytes(prediction: Prediction, one: PredictedRank) -> int:
-    """Return what a rank's process has in memory at its largest: libraries, what runs beside them, and what `held_at_most` returns."""
-    return prediction.library_bytes + RUNNING_BYTES + COMPUTING_BYTES * one.makes_passes + held_at_most(one)
+    """Return what a rank's process has in memory at its largest: libraries, data, what runs beside them, and what `held_at_most` returns."""
+    computing = prediction.computing_bytes // (1 if one.makes_passes else _KERNELS) + one.workspaces
+    beside = RUNNING_BYTES + prediction.data_bytes + one.factors
+    return prediction.library_bytes + computing + beside + held_at_most(one)
 
 
 def held_at_most(one: PredictedRank) -> int:

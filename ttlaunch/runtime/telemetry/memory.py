@@ -80,12 +80,13 @@ class StepMemory:
         extent: The most bytes of all kinds together where the memory of pieces smaller than `mapped_from` stays with the process when
             they are freed: the most of large pieces at one moment and the most of small ones.
         left: The same at the end, when the large pieces of the step are gone.
+        small: The most of small pieces.
     """
 
     def __init__(self, owners: TensorOwners, *, mapped_from: int = 0) -> None:
         self._owners = owners
         self._mapped_from = mapped_from
-        self.extent = self.left = 0
+        self.extent = self.left = self.small = 0
         self._small: list[int] = []  # bytes at each moment, without those of unknown origin that are seen later
         self.peaks = dict.fromkeys((*KINDS, "peak"), 0)
         self.held = dict.fromkeys(KINDS, 0)
@@ -163,7 +164,7 @@ class StepMemory:
             small_now = seen + sum(size for size in unseen if size < self._mapped_from)
             left = now["peak"] - small_now
             large, small = max(large, left), max(small, small_now)
-        self.extent, self.left = large + small, left + small
+        self.extent, self.left, self.small = large + small, left + small, small
         self._moments.clear()
         self._small.clear()
 
