@@ -127,6 +127,14 @@ def test_the_reason_of_a_failed_run_is_two_clicks_away_in_the_words_of_the_termi
     assert render([first]) == told
 
 
+def test_a_run_that_is_not_there_is_said_so_with_the_way_to_all_runs(open_tab, expect, runs):
+    with shown(runs) as url:
+        page = open_tab(url, "#/run/2025-01-01T00-00-00-cccc/overview")
+        expect(page.get_by_role("alert")).to_contain_text("2025-01-01T00-00-00-cccc")
+        page.get_by_role("alert").get_by_role("link", name="All runs").click()
+        expect(page.get_by_label("Filter")).to_be_visible()
+
+
 def test_every_number_of_a_run_on_the_page_is_that_of_ttlaunch_metrics(open_tab, expect, runs):
     run = runs / "2026-01-01T00-00-00-aaaa"
     with shown(runs) as url:
