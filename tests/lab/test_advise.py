@@ -197,7 +197,7 @@ def test_what_does_not_fit_stands_behind_what_does_and_says_by_how_much_and_wher
 
     assert ("zero", True) == (found.ranked[0].form.recipe, found.ranked[0].fits)
     assert ("data_parallel", False) == (last.form.recipe, last.fits)
-    both = 2 * (int(1.03 * (100 + 800 + 7 + 6) * MB) + 10 * MB)
+    both = 2 * (int(1.03 * 905_800_000) + 10 * MB)
     assert f"does not fit by {both - 1600 * MB:,} bytes on rank 0 of localhost" == last.why
     assert {None} == {one.fits for one in found.ranked[1:-1]}  # nobody needs to know
     assert {"localhost": both} == last.needed
