@@ -90,7 +90,7 @@ def test_bare_hosts_without_pip_or_ensurepip_become_ready_with_one_command(lab):
         assert 0 != lab.cluster.run(host, ["python3", "-m", "venv", "/var/tmp/x"]).returncode
     answer = lab.prepare()
     assert READY == answer.status, answer.stderr
-    assert "2 hosts ready: 8 packages" == answer.stdout.splitlines()[-1]
+    assert "2 hosts ready: 9 packages" == answer.stdout.splitlines()[-1]
     for host in lab.cluster.hosts:
         assert "/root/.ttlaunch/env\n" == lab.imports(host)
 
@@ -154,7 +154,7 @@ def test_a_host_that_dies_meanwhile_is_named_and_the_others_are_prepared(lab):
     stdout, stderr = process.communicate(timeout=100)
     assert NOT_READY == process.returncode
     assert ["H037"] == re.findall(r"error\[(\w+)\]: host `node1` was lost while being prepared", stderr)
-    assert "1 host of 2 ready: 8 packages" == stdout.splitlines()[-1]
+    assert "1 host of 2 ready: 9 packages" == stdout.splitlines()[-1]
     lab.cluster.revive("node1")
     lab.cluster.delay("node1", 0)
     assert READY == lab.prepare().status
