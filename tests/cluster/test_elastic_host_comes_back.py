@@ -10,7 +10,7 @@ from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
 from ttlaunch import contract
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 STEPS = "--set training_config.steps=600 --set training_config.validation_interval=600"
 
@@ -69,7 +69,7 @@ def members(folder):
 
 
 def end(process, folder):
-    _, stderr = process.communicate(timeout=200)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     return json.loads((folder / contract.REPORT_FILE).read_text()), stderr
 
