@@ -198,29 +198,27 @@ def test_a_frame_that_no_rank_sends_is_an_error_that_names_the_sender(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"\0\0", framed(bytes(200))[:100]], ids=["nothing", "half a length", "half a frame"]
+    ("sent", "why"),
+    [
+        (b"", "its connection broke"),
+        (b"\0\0", "its connection broke"),
+        (framed(bytes(200))[:100], "its connection broke"),
+        (framed(b""), "it has ended"),
+    ],
+    ids=["nothing", "half a length", "half a frame", "a goodbye"],
 )
-def test_a_lane_that_ends_without_a_goodbye_is_a_lost_peer(tmp_path, sent):
+def test_a_lost_peer_has_ended_if_it_has_said_goodbye_and_else_its_connection_broke(tmp_path, sent, why):
     with world(tmp_path, 2) as (comm, _), lane_of_stranger(tmp_path) as (lane, call):
         waiting = comm.irecv(torch.empty(3), source=1)
         lane.sendall(sent)
         lane.close()
-        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: its connection broke$"):
-            waiting.wait()
-        call.code()
-
-
-def test_a_lane_that_ends_with_a_goodbye_is_a_peer_that_has_ended(tmp_path):
-    with world(tmp_path, 2) as (comm, _), lane_of_stranger(tmp_path) as (lane, call):
-        waiting = comm.irecv(torch.empty(3), source=1)
-        lane.sendall(framed(b""))
-        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: it has ended$"):
+        with pytest.raises(PeerLostError, match=rf"^rank 1 \(peer\) is gone: {why}$"):
             waiting.wait()
         call.code()
 
 
 def test_a_call_that_ends_takes_its_lane_with_it(tmp_path):
-    """As where a child of the peer keeps the other end of the lane open."""
+    """A child process of a dead peer may keep the other end of the lane open, so its end alone would come too late."""
     with world(tmp_path, 2) as (comm, _), lane_of_stranger(tmp_path) as (lane, call):
         waiting = comm.irecv(torch.empty(3), source=1)
         call.cancel()

@@ -352,9 +352,10 @@ class Links:
             if channel.writing is not None:
                 channel.writing.done = True
                 self.changed.notify_all()
-            parts, channel.writing = channel.fence.end.take() or (None, None)
-            channel.is_awake = parts is not None
-        return parts
+            taken = channel.fence.end.take()
+            channel.is_awake = taken is not None
+            channel.writing = taken[1] if taken is not None else None
+        return taken[0] if taken is not None else None
 
     def _feed(self, channel: "Channel[Any]", data: bytes | memoryview) -> None:
         frame = parse(data)
