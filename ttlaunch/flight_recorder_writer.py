@@ -176,6 +176,8 @@ class FlightRecorder:
 
     def begin_wait(self, offset: int) -> None:
         """Enter that the rank now waits for an operation of a group that it had begun in the background."""
+        if _VERB.unpack_from(self._map, offset + VERB_AT) == (COLLECTIVE,):
+            return  # who waits again for the same operation has not moved
         _VERB.pack_into(self._map, offset + VERB_AT, COLLECTIVE)
         self._words[WORD_MOVED] = time.monotonic_ns()
 

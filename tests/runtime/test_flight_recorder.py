@@ -134,6 +134,15 @@ def test_everything_a_rank_does_changes_the_header(path, recorder):
     assert path.read_bytes()[:HEADER_BYTES] == seen[-1]
 
 
+def test_who_waits_again_for_the_same_operation_has_not_moved(path, recorder):
+    """As a script does that waits for an operation of torch for a second at a time, for ever."""
+    at = recorder.begin(BEGUN_COLLECTIVE, ("b", None), None, peer=GROUP, tag=0, size=0, now=3)
+    recorder.begin_wait(at)
+    before = path.read_bytes()[:HEADER_BYTES]
+    recorder.begin_wait(at)
+    assert before == path.read_bytes()[:HEADER_BYTES]
+
+
 def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
     world, boxes = (
         InProcessWorld(["peer"] * 2),
