@@ -28,9 +28,9 @@ def changed_recipe(here, before, added, *, recipe="data_parallel", indent=12):
     return f"trainer.py:{1 + trainer.read_text().splitlines().index(line)}"
 
 
-def slow_recipe(here, *, recipe="data_parallel", until="quick"):
-    """Write a copy of a recipe whose steps after the sixth take half a second until there is the file `until`, so that others can come."""
-    slow = f"(step > 6 and not __import__('os').path.exists({until!r})) and __import__('time').sleep(0.5)"
+def slow_recipe(here, *, recipe="data_parallel", until="quick", pause_s=0.5):
+    """Write a copy of a recipe whose steps after the sixth pause until there is the file `until`, so that others can come."""
+    slow = f"(step > 6 and not __import__('os').path.exists({until!r})) and __import__('time').sleep({pause_s})"
     changed_recipe(
         here, "for step in loop.steps():", slow, recipe=recipe, indent=12 if recipe == "data_parallel" else 8
     )

@@ -8,8 +8,9 @@ import pytest
 
 from ttlaunch.runtime.comm.grpc.frames import Frame, Kind, Layout, pack
 from ttlaunch.runtime.comm.grpc.peers import SERVICE
-from ttlaunch.runtime.comm.grpc.pieces import Key, Piece, PieceKind, pack_piece
+from ttlaunch.runtime.comm.grpc.pieces import Piece, PieceKind, pack_piece
 from ttlaunch.runtime.comm.grpc.services import Services
+from ttlaunch.runtime.comm.grpc.vectors import Key
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/peer.proto").read_text(encoding="utf-8")
 FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}

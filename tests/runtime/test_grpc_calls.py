@@ -15,9 +15,10 @@ from ttlaunch.contract import peer_name
 from ttlaunch.runtime.comm.grpc.client import PeerClient
 from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 from ttlaunch.runtime.comm.grpc.directory import Peer
-from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, bytes_of
-from ttlaunch.runtime.comm.grpc.pieces import MOST_UNARY_BYTES, Key, Piece, PieceKind, pack_piece
+from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES
+from ttlaunch.runtime.comm.grpc.pieces import MOST_UNARY_BYTES, Piece, PieceKind, pack_piece
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError, Snapshots
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 

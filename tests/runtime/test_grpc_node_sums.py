@@ -7,7 +7,7 @@ import torch
 
 from ttlaunch.runtime.comm.grpc.directory import Peer
 from ttlaunch.runtime.comm.grpc.node_sums import NodeSums, StoreFullError
-from ttlaunch.runtime.comm.grpc.pieces import Key
+from ttlaunch.runtime.comm.grpc.vectors import Key
 
 N = 12
 

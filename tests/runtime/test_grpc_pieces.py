@@ -5,7 +5,8 @@ import random
 import pytest
 
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, BadFrameError, Frame, Kind, pack, parse
-from ttlaunch.runtime.comm.grpc.pieces import MOST_HEADER_BYTES, Key, Piece, PieceKind, pack_piece, parse_piece
+from ttlaunch.runtime.comm.grpc.pieces import MOST_HEADER_BYTES, Piece, PieceKind, pack_piece, parse_piece
+from ttlaunch.runtime.comm.grpc.vectors import Key
 
 KEY = Key("blocks.0.weight", 2**40, 5, 9, start=4, size=2, epoch=3)
 PIECE = Piece(PieceKind.PIECE, KEY, 7, 8, 16, memoryview(b"01234567"))

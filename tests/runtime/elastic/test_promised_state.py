@@ -8,9 +8,9 @@ import torch
 from tests.runtime.grpc_worlds import directory_of, world
 from ttlaunch.membership.messages import Begin, Member, Seat
 from ttlaunch.runtime.comm.grpc.client import PeerClient
-from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, bytes_of
-from ttlaunch.runtime.comm.grpc.pieces import Key
+from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES
 from ttlaunch.runtime.comm.grpc.shared_state import Snapshots
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.elastic.feed import Mean

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError
+from ttlaunch.runtime.comm.grpc.vectors import Key
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.elastic.state_transfer import ReplicaState, SharedParts
 from ttlaunch.runtime.training.optimizers import build_optimizer

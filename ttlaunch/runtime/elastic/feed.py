@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.grpc.frames import bytes_of
-from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError, StateSource
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.elastic.state_transfer import ReplicaState
 

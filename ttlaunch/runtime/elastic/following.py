@@ -23,8 +23,8 @@ from torch import Tensor
 from ttlaunch.contract import worker_name
 from ttlaunch.membership.messages import Follow, Seat
 from ttlaunch.runtime.comm.grpc.directory import Directory
-from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError
+from ttlaunch.runtime.comm.grpc.vectors import Key
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.elastic.feed import MEAN, NUMBERS, STATE, Mean, mean_of, numbers_of
 from ttlaunch.runtime.elastic.state_transfer import LaterState, ReplicaState

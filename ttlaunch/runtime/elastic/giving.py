@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.membership.messages import Begin
-from ttlaunch.runtime.comm.grpc.pieces import Key
+from ttlaunch.runtime.comm.grpc.vectors import Key
 from ttlaunch.runtime.elastic.feed import Feed, Mean, Sources, mean_of, numbers_of
 from ttlaunch.runtime.elastic.state_transfer import LaterState, Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.world import Rank

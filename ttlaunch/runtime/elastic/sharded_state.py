@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import Tensor
 
 from ttlaunch.membership.messages import Begin
-from ttlaunch.runtime.comm.grpc.pieces import Key
+from ttlaunch.runtime.comm.grpc.vectors import Key
 from ttlaunch.runtime.elastic.state_transfer import Puller, SharedParts
 from ttlaunch.runtime.world import Rank
 

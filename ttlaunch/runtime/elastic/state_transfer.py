@@ -19,9 +19,8 @@ from torch import Tensor
 
 from ttlaunch.runtime.checkpoint.checkpoints import HasParameters, HasState, held_tensors
 from ttlaunch.runtime.comm.grpc.directory import Directory
-from ttlaunch.runtime.comm.grpc.frames import bytes_of
-from ttlaunch.runtime.comm.grpc.pieces import Key
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.world import Rank

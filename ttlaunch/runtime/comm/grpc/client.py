@@ -12,18 +12,11 @@ import grpc
 from torch import Tensor
 
 from ttlaunch.runtime.comm.grpc.directory import Directory
-from ttlaunch.runtime.comm.grpc.frames import BadFrameError, bytes_of
+from ttlaunch.runtime.comm.grpc.frames import BadFrameError
 from ttlaunch.runtime.comm.grpc.peers import SERVICE, metadata_of, route_between, target_of
-from ttlaunch.runtime.comm.grpc.pieces import (
-    MOST_UNARY_BYTES,
-    Key,
-    Piece,
-    PieceKind,
-    pack_piece,
-    parse_piece,
-    pieces_of,
-)
+from ttlaunch.runtime.comm.grpc.pieces import MOST_UNARY_BYTES, Piece, PieceKind, pack_piece, parse_piece, pieces_of
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError, check_sendable
 from ttlaunch.runtime.world import Rank
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from ttlaunch.runtime.comm.collectives import barrier
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory
-from ttlaunch.runtime.comm.grpc.frames import Layout, bytes_of
+from ttlaunch.runtime.comm.grpc.frames import Layout
 from ttlaunch.runtime.comm.grpc.links import Links
 from ttlaunch.runtime.comm.grpc.shared_state import StateSource
+from ttlaunch.runtime.comm.grpc.vectors import bytes_of
 from ttlaunch.runtime.comm.protocol import DTYPES, ENV_SYNCHRONOUS_SENDS, Pending, check_sendable
 from ttlaunch.runtime.comm.staging import Arriving, Leaving, Staging
 from ttlaunch.runtime.world import Rank

@@ -4,7 +4,6 @@ A frame is no protobuf message: its payload would be copied twice more. `docs/re
 frames. Every frame is parsed here, before anything else looks at it.
 """
 
-import ctypes
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,7 +11,6 @@ from math import prod
 
 import torch
 from crc32c import crc32c
-from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS
 
@@ -155,12 +153,3 @@ def parse(data: bytes | memoryview) -> Frame:
     elif payload:
         raise BadFrameError("a frame with a payload where none belongs")
     return Frame(Kind(kind), tag, number, epoch, incarnation, Layout(dtype, shape, total), offset, payload)
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU; the view keeps the tensor alive."""
-    if not tensor.nbytes:
-        return memoryview(bytearray())
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    memory.tensor = tensor  # type: ignore[attr-defined]  # an attribute is the only reference that the view can hold
-    return memoryview(memory).cast("B")

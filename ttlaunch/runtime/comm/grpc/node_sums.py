@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.comm.grpc.directory import Peer
-from ttlaunch.runtime.comm.grpc.frames import BadFrameError, bytes_of
-from ttlaunch.runtime.comm.grpc.pieces import Key, Piece, PieceKind
+from ttlaunch.runtime.comm.grpc.frames import BadFrameError
+from ttlaunch.runtime.comm.grpc.pieces import Piece, PieceKind
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 from ttlaunch.runtime.comm.tree_exchange import Arriving, add_up
 
 MOST_HELD_BYTES = 2**30

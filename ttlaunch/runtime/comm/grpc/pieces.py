@@ -8,11 +8,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 from crc32c import crc32c
 
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, EMPTY, BadFrameError
+from ttlaunch.runtime.comm.grpc.vectors import Key
 
 MOST_UNARY_BYTES = 4 * 2**20
 """The most bytes of a vector that one answer holds; more come as a stream."""
@@ -44,26 +44,6 @@ class PieceKind(IntEnum):
     RECEIVED = 4
     DUPLICATE = 5
     BEAT = 6
-
-
-class Key(NamedTuple):
-    """What the values of a vector are; two vectors with equal keys have equal bits.
-
-    Attributes:
-        name: The vector, such as `parameters`.
-        epoch: The epoch in which a sum was made; 0 for what no epoch changes.
-        step: The version: how many updates came before.
-        start, size: The node of the tree of micro-batches that a sum is of, by its first leaf; 0 and 0 for other vectors.
-        first, last: The range of values, without the last.
-    """
-
-    name: str
-    step: int
-    first: int
-    last: int
-    start: int = 0
-    size: int = 0
-    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,11 @@ import grpc.aio
 from torch import Tensor
 
 from ttlaunch.runtime.comm.grpc.directory import Peer
-from ttlaunch.runtime.comm.grpc.frames import BadFrameError, bytes_of
+from ttlaunch.runtime.comm.grpc.frames import BadFrameError
 from ttlaunch.runtime.comm.grpc.node_sums import Assembly, NodeSums, StoreFullError
-from ttlaunch.runtime.comm.grpc.pieces import (
-    MOST_UNARY_BYTES,
-    Key,
-    Piece,
-    PieceKind,
-    pack_piece,
-    parse_piece,
-    pieces_of,
-)
+from ttlaunch.runtime.comm.grpc.pieces import MOST_UNARY_BYTES, Piece, PieceKind, pack_piece, parse_piece, pieces_of
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError, StateSource
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ttlaunch.runtime.comm.grpc.frames import bytes_of
-from ttlaunch.runtime.comm.grpc.pieces import Key
+from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
 from ttlaunch.runtime.comm.protocol import CommunicationError
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ttlaunch.membership.messages import Begin
 from ttlaunch.runtime.checkpoint.checkpoints import HasState
-from ttlaunch.runtime.comm.grpc.pieces import Key
+from ttlaunch.runtime.comm.grpc.vectors import Key
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.elastic.state_transfer import Puller, ReplicaState, SharedParts
 from ttlaunch.runtime.model.model import Model
