@@ -123,6 +123,14 @@ def test_a_rank_that_saves_checkpoints_keeps_a_copy_of_weights_and_state():
     assert 30 * MB == process_bytes(saving, saving.ranks[0]) - process_bytes(plain, plain.ranks[0])
 
 
+def test_a_rank_of_zero_saves_no_weight_that_another_rank_updates():
+    facts = {"values": 2_500_000, "tensors": 3, "micro_batches": 8, "saves": 1, "owned_values": 1_250_000}
+    (rank,) = read_prediction(written(facts=facts), PLAN, runs_recipe=False).ranks
+
+    assert (10 * MB, 20 * MB) == (rank.held["parameters"], rank.held["optimizer"])
+    assert (5 + 20) * MB == rank.saved
+
+
 def test_a_process_keeps_little_of_what_many_activations_took():
     many = {**SIZES, "activations": 900 * MB, "peak": 1000 * MB}
     prediction = read_prediction(written(memory=many), PLAN, runs_recipe=False)

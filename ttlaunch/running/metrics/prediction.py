@@ -170,9 +170,7 @@ def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any
         formula,
         _sums_at_most(one.facts, workers=workers),
         one.facts.get("passes") != 0,
-        one.held.get("parameters", 0) + one.held.get("optimizer", 0)
-        if one.facts.get("saves") and _saves(config)
-        else 0,
+        _saved(one, config),
         _saves_early(config),
         one.memory.get("extent", 0),
         one.memory.get("left", 0),
@@ -182,8 +180,13 @@ def _rank(rank: int, role: str, one: RankPrediction, *, config: Mapping[str, Any
     )
 
 
-def _saves(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("checkpoint_config", {"interval": 1})["interval"])
+def _saved(one: RankPrediction, config: Mapping[str, Any]) -> int:
+    """Return the bytes of a rank's shard: of values that other ranks update, ZeRO saves no weight, even where it holds them."""
+    if not one.facts.get("saves") or not config.get("checkpoint_config", {"interval": 1})["interval"]:
+        return 0
+    weights = one.held.get("parameters", 0)
+    owned = _VALUE_BYTES * one.facts.get("owned_values", weights)
+    return min(weights, owned) + one.held.get("optimizer", 0)
 
 
 def _saves_early(config: Mapping[str, Any]) -> bool:
