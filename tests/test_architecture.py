@@ -467,6 +467,16 @@ def test_only_the_console_module_of_the_command_line_writes_to_a_stream(broken):
     assert {} == broken["writes_to_a_stream"]
 
 
+@rule
+def words_the_reason_of_the_system(module):
+    return module.layer not in {"agent", "errors.py"} and ".strerror or" in module.text
+
+
+def test_the_reason_of_the_system_is_worded_in_one_place(broken):
+    """By `system_reason`; a script that is sent to a host alone has words of its own."""
+    assert {} == broken["words_the_reason_of_the_system"]
+
+
 @pytest.mark.parametrize(
     ("rule", "path", "text"),
     [
@@ -482,6 +492,7 @@ def test_only_the_console_module_of_the_command_line_writes_to_a_stream(broken):
         ("has_a_shell_read_it", "one.py", "subprocess.run('ls', shell=True)"),
         ("opens_without_an_encoding", "one.py", "path.read_text()"),
         ("writes_to_a_stream", "cli/one.py", "sys.stdout.write('')"),
+        ("words_the_reason_of_the_system", "cli/one.py", "error.strerror or error"),
     ],
 )
 def test_what_breaks_a_rule_is_seen(rule, path, text):

@@ -17,6 +17,7 @@ from ttlaunch.app.library import run
 from ttlaunch.app.predict import NotPredicted, refused
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.calibration import KeptPlan, RehearsalEnd, rehearsal_file
 from ttlaunch.records.parser import BadRecord, read
@@ -107,7 +108,7 @@ def _keep(content: Mapping[str, Any], found: KeptPlan) -> str | None:
     try:
         keep(content, found)
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return system_reason(error)
     return None
 
 

@@ -16,6 +16,7 @@ from ttlaunch.app.python_program import MOST_BYTES, PythonProgram, imported_file
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, shown, usage_mistake
 from ttlaunch.diagnostics.diagnostic import mistake_at
+from ttlaunch.errors import system_reason
 from ttlaunch.records.regular_files import open_regular
 
 _COMPILE = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
@@ -59,8 +60,7 @@ def check_python(
     except (OSError, ValueError) as error:
         if not is_here and not script.exists():
             return []
-        reason = getattr(error, "strerror", None) or str(error)
-        return [_refusal(f"the script {shown(name, longest=_LONGEST)} cannot be read: {reason.lower()}")]
+        return [_refusal(f"the script {shown(name, longest=_LONGEST)} cannot be read: {system_reason(error)}")]
     if content.startswith(_ARCHIVE) or len(content) == MOST_BYTES:
         return []
     source = Source(name, content.decode(errors="replace").removeprefix("\ufeff"))

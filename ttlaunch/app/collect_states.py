@@ -21,7 +21,7 @@ from ttlaunch.app.reach import connect_all, open_transports
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, Severity, counted, listed, shown
-from ttlaunch.errors import HostError, Trouble
+from ttlaunch.errors import HostError, Trouble, system_reason
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.local import is_this_machine
@@ -214,7 +214,7 @@ class _Collection:
         return True
 
     def _no_room(self, offer: _Offer, error: OSError) -> None:
-        reason = f"{error.filename or self._run}: {(error.strerror or str(error)).lower()}"
+        reason = f"{error.filename or self._run}: {system_reason(error)}"
         self._troubles[offer.transport.host] = f"the state of step {offer.step} has no room here: {reason}"
 
     def _has_come(self, offer: _Offer, folder: Path) -> bool:

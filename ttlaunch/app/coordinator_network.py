@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.membership.service import ListenAddress, listen_on_network, parse_listen_address
@@ -51,7 +52,7 @@ class OpenNetwork:
                 ports = [held.enter_context(hold_port()).getsockname()[1] for _ in plan.ranks]
             except OSError as error:
                 _refuse(
-                    f"this machine has too few free ports for the workers: {(error.strerror or str(error)).lower()}",
+                    f"this machine has too few free ports for the workers: {system_reason(error)}",
                     _EXAMPLE,
                 )
             own = self.authority.issue([contract.peer_name(row.rank) for row in plan.ranks])
@@ -122,7 +123,7 @@ def open_network(text: str | None) -> "Iterator[OpenNetwork | None]":
 
 
 def _cannot_use(text: str | None, error: OSError) -> NoReturn:
-    _refuse(f"`{_OPTION} {shown(text)}` cannot be used: {(error.strerror or str(error)).lower()}", _EXAMPLE)
+    _refuse(f"`{_OPTION} {shown(text)}` cannot be used: {system_reason(error)}", _EXAMPLE)
 
 
 def _is_unspecified(host: str) -> bool:

@@ -24,6 +24,7 @@ from ttlaunch import contract
 from ttlaunch.app.execute import FolderView, RunOptions
 from ttlaunch.app.held_weights import hold_weights
 from ttlaunch.diagnostics import Diagnostic, LaunchError, listed, shown, usage_mistake
+from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.serving import wire
 from ttlaunch.web.addresses import KeyRefusedError, check_key, is_loopback, listen, read_key
@@ -165,8 +166,7 @@ def _is_no_address(error: OSError | UnicodeError) -> bool:
 def _cannot_listen(option: str, port: int, error: OSError | UnicodeError, *, host: str) -> Diagnostic:
     if _is_no_address(error):
         return usage_mistake(f"`--host {shown(host)}` is no address of this machine", "`--host 127.0.0.1`")
-    reason = (getattr(error, "strerror", None) or str(error)).lower()
-    message = f"nothing can listen on port {port} of {shown(host)}: {reason}"
+    message = f"nothing can listen on port {port} of {shown(host)}: {system_reason(error)}"
     free = "0" if port == 0 else str(port + 1 if port < _HIGHEST_PORT else port - 1)
     return usage_mistake(message, f"`{option} {free}`, or `{option} 0` for any free port")
 

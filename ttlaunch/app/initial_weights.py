@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ttlaunch.app.tokenized_data import EXTRA, folder_of, tokenizer_keys
 from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
+from ttlaunch.errors import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.import_weights import Pretrained
@@ -155,8 +156,7 @@ def _from_folder(choice: "RecipeChoice", folder: Path) -> tuple[dict[str, Any] |
     except LaunchError as error:  # it was whole when the sizes were taken: somebody has changed it since
         return None, _at_the_key(error, choice.loaded)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        message = f"{shown(folder, longest=_LONGEST)} cannot be used as initial weights: {reason}"
+        message = f"{shown(folder, longest=_LONGEST)} cannot be used as initial weights: {system_reason(error)}"
         return None, [Diagnostic("C042", message, choice.loaded.label(_KEY))]
 
 
@@ -253,8 +253,7 @@ def _from_file(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | Non
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.tell()
     except (OSError, ValueError, TensorFileError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        message = f"{shown(path, longest=_LONGEST)} cannot be used as initial weights: {reason}"
+        message = f"{shown(path, longest=_LONGEST)} cannot be used as initial weights: {system_reason(error)}"
         hints = ("`ttlaunch weights export RUN FILE` writes a file that fits",)
         if is_pretrained(str(path)):
             hints = (f"`hf:{shown(path, longest=_LONGEST)}` is a folder of transformers",)

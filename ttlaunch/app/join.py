@@ -20,6 +20,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.signals import handled
 from ttlaunch.app.worker_plan import numbered, plan_worker
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown, usage_error
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.coordinator import Fingerprint, RunDescription, Welcome
@@ -182,7 +183,7 @@ def _held_port() -> Iterator[int]:
     try:
         held = hold_port()
     except OSError as error:
-        message = f"this machine has no free port for its worker: {(error.strerror or str(error)).lower()}"
+        message = f"this machine has no free port for its worker: {system_reason(error)}"
         raise LaunchError([Diagnostic("P068", message, blame=Blame.HOSTS)]) from error
     with held:
         yield held.getsockname()[1]
@@ -196,7 +197,7 @@ def _own_address(url: InvitationUrl) -> str:
             probe.connect(place)
             return str(probe.getsockname()[0])
     except OSError as error:
-        message = f"the address of this machine towards {shown(url.host)} cannot be found: {(error.strerror or str(error)).lower()}"
+        message = f"the address of this machine towards {shown(url.host)} cannot be found: {system_reason(error)}"
         raise usage_error(message, "`--address IP` names the one at which other workers reach it") from error
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, LaunchError, did_you_mean, listed, shown, usage_mistake
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.slurm_script import LOG_FILE
 
 if TYPE_CHECKING:
@@ -128,9 +129,8 @@ def read_launcher_here(path: Path, command: str) -> "Launcher | None":
 
 def unreadable_run(path: Path, error: OSError | ValueError) -> LaunchError:
     """Make the error that reports why the folder of a run cannot be read."""
-    reason = str(error)
-    if isinstance(error, OSError):
-        file = f"{shown(Path(os.fsdecode(error.filename)).name)}: " if error.filename else ""
-        reason = f"{file}{(error.strerror or str(error)).lower()}"
+    reason = system_reason(error)
+    if isinstance(error, OSError) and error.filename:
+        reason = f"{shown(Path(os.fsdecode(error.filename)).name)}: {reason}"
     hints = ("`ttlaunch ps` lists runs; a copied folder may have to be copied again",)
     return LaunchError([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}", hints=hints)])

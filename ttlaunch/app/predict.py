@@ -12,6 +12,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.diagnostics import usage_error
 from ttlaunch.engines.process import end_process, start_process
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.prediction import PREDICTION_FILE
@@ -181,9 +182,7 @@ def run_hollow(
             command = [sys.executable, "-m", module]
             process = start_process(command, folder=working_folder, environment={**os.environ, **variables, **given})
         except OSError as error:
-            return NotPredicted(
-                f"no process can be started in {working_folder}: {(error.strerror or str(error)).lower()}"
-            )
+            return NotPredicted(f"no process can be started in {working_folder}: {system_reason(error)}")
         try:
             _, errors = process.communicate()
         finally:

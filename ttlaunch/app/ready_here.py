@@ -15,6 +15,7 @@ from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.engines.base import Capability, Engine
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, is_python
 from ttlaunch.running.preflight import check_listeners, check_machine
 from ttlaunch.running.rank_controller import LocalRankController, RankController, engine_variables
@@ -107,7 +108,7 @@ def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
 
 def _no_free_port(error: OSError) -> Diagnostic:
     """Report that this machine has no port on which rank 0 could listen for the others."""
-    message = f"this machine has no free port for the store of rank 0: {(error.strerror or str(error)).lower()}"
+    message = f"this machine has no free port for the store of rank 0: {system_reason(error)}"
     hint = (
         "`ss -ltn` lists who listens; `sysctl net.ipv4.ip_local_port_range` shows the ports that connections may take"
     )

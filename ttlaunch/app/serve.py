@@ -20,6 +20,7 @@ from ttlaunch.app.serve_folder import (
     weights_of_folder,
 )
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted, shown, usage_error
+from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -422,7 +423,7 @@ def find_named_tokenizer(training: Mapping[str, Any], working_folder: Path) -> "
     try:
         return named_tokenizer(where, sha256 if isinstance(sha256, str) else None, working_folder)
     except (OSError, ValueError, PretrainedError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        reason = system_reason(error)
         message = f"the tokenizer of the training, {shown(where, longest=_LONGEST)}, cannot be used: {reason}"
         hint = EXTRA if "not installed" in reason else "put the file back as it was in the training"
         raise usage_error(message, hint) from error

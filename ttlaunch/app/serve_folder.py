@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import counted, shown, usage_error
+from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _tokenizer_of(folder: Path, model: "Pretrained") -> dict[str, dict[str, Any]
             return {"training_config": {"tokenizer_type": "byte"}, "serve_config": {}}
         found = read_tokenizer(folder)
     except (OSError, PretrainedError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        reason = system_reason(error)
         part = "chat template" if TEMPLATE in reason or "chat template" in reason else "tokenizer"
         message = f"{shown(folder, longest=_LONGEST)} has a {part} that is not taken: {reason}"
         raise usage_error(message, EXTRA if "not installed" in reason else _WITHOUT[part]) from error

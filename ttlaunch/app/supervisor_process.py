@@ -24,6 +24,7 @@ from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.diagnostics.transfer import pack_diagnostics
+from ttlaunch.errors import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
@@ -122,7 +123,7 @@ def main(descriptor: int) -> int:
         link.send(refused=pack_diagnostics(found), status=error.exit_status)
         return error.exit_status
     except OSError as error:
-        reason = f"{(error.strerror or str(error)).lower()}{f': {error.filename}' if error.filename else ''}"
+        reason = f"{system_reason(error)}{f': {error.filename}' if error.filename else ''}"
         link.send(
             refused=pack_diagnostics([Diagnostic("H008", reason, blame=Blame.HOSTS)]), status=contract.STATUS_HOST
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.diagnostics import file_error, shown, usage_error
+from ttlaunch.errors import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.running.pretrained.read_tokenizer import FoundTokenizer
@@ -45,7 +46,7 @@ def tokenizer_keys(folder: Path) -> list[str]:
             return []
         found = read_tokenizer(folder)
     except OSError as error:
-        raise PretrainedError(f"{TOKENIZER}: {(error.strerror or str(error)).lower()}") from error
+        raise PretrainedError(f"{TOKENIZER}: {system_reason(error)}") from error
     keys = {
         "tokenizer_type": "ids",
         "tokenizer_path": _quoted(str(found.path)),
@@ -106,8 +107,7 @@ def tokenize_corpus(loaded: LoadedConfig, corpus: Corpus, working_folder: Path) 
         hint = EXTRA if "not installed" in str(error) else None
         raise CorpusError(CorpusReason.NO_TOKENS, message, hint=hint) from error
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        message = f"{shown(error.filename or where, longest=_LONGEST)}: {reason}"
+        message = f"{shown(error.filename or where, longest=_LONGEST)}: {system_reason(error)}"
         raise CorpusError(CorpusReason.NO_TOKENS, message) from error
     return file
 

@@ -26,6 +26,7 @@ from ttlaunch.diagnostics import (
     usage_mistake,
 )
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
+from ttlaunch.errors import system_reason
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -178,7 +179,7 @@ def discarding_unwritable(stream: TextIO) -> Iterator[None]:
         os.dup2(nothing, stream.fileno())  # a later flush of the buffer must not fail again
         os.close(nothing)
         if error.errno != errno.EPIPE and stream is not sys.stderr:
-            reason = (error.strerror or str(error)).lower()
+            reason = system_reason(error)
             text = f"stdout cannot be written: {reason}; the run continues, and its folder keeps all output"
             print_lines([text], to=sys.stderr)
 

@@ -9,6 +9,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.cli.console import STANDARD_OUTPUT, print_lines, show_diagnostics
 from ttlaunch.diagnostics import Format, LaunchError, file_error, usage_error
+from ttlaunch.errors import TtlaunchError, system_reason
 
 
 class OutputError(Exception):
@@ -26,8 +27,6 @@ def status_of(work: Callable[[], int]) -> int:
 
 
 def _status_of(work: Callable[[], int]) -> int:
-    from ttlaunch.errors import TtlaunchError
-
     try:
         return work()
     except SystemExit as left:
@@ -43,7 +42,7 @@ def _status_of(work: Callable[[], int]) -> int:
         if _has_lost_folder():
             return _say(usage_error("the current folder is not there any more", "`cd` to one that is"))
         place = f": {error.filename}" if error.filename else ""
-        print_lines([f"error: {(error.strerror or str(error)).lower()}{place}"], to=sys.stderr)
+        print_lines([f"error: {system_reason(error)}{place}"], to=sys.stderr)
         return contract.STATUS_HOST
     except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
         code = getattr(error, "exit_code", None)  # typer ends a command by an exception with this attribute

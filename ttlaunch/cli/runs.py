@@ -10,6 +10,7 @@ import typer
 from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size, shown, usage_error, usage_mistake
+from ttlaunch.errors import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.running.runs.clean import Removable
@@ -109,7 +110,7 @@ def _remove(going: "list[Removable]") -> "tuple[list[Removable], list[Diagnostic
         except RegistryError:
             continue  # it only points at a folder that is no more, which nothing takes for a run
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = system_reason(error)
             found.append(usage_mistake(f"{shown(one.run.folder)} cannot be removed: {reason}", code="P032"))
     return removed, found
 

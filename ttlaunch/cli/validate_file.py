@@ -20,6 +20,7 @@ from ttlaunch.diagnostics import (
     usage_error,
     usage_mistake,
 )
+from ttlaunch.errors import system_reason
 from ttlaunch.spec.topology.recognise import Kind, recognise
 
 _STANDARD_INPUT = "standard input"
@@ -144,8 +145,7 @@ def _read(target: str, path: Path) -> bytes | Diagnostic:
             f"{shown(target, longest=300)} does not exist", *did_you_mean(path.name, beside), code="P005"
         )
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        return usage_mistake(f"{shown(target, longest=300)} cannot be read: {reason}", code="P005")
+        return usage_mistake(f"{shown(target, longest=300)} cannot be read: {system_reason(error)}", code="P005")
 
 
 def _kind(source: "Source", given: Kind | None) -> tuple[Kind | None, list[Diagnostic]]:

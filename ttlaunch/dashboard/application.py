@@ -24,6 +24,7 @@ from ttlaunch.dashboard.page import CONTENT_SECURITY_POLICY, page_files
 from ttlaunch.dashboard.reading import Reading, UnknownRunError
 from ttlaunch.diagnostics import LaunchError, render
 from ttlaunch.diagnostics.explain import load_page
+from ttlaunch.errors import system_reason
 from ttlaunch.web.guard import Guard, Refusal, Rules
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _act(do: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Aw
             ]
             return _Json({"error": error.diagnostics[0].message, "diagnostics": found}, 422)
         except OSError as error:
-            raise HTTPException(422, f"nothing was done: {(error.strerror or str(error)).lower()}") from None
+            raise HTTPException(422, f"nothing was done: {system_reason(error)}") from None
 
     return answer
 
@@ -212,7 +213,7 @@ def _why(error: OSError | ValueError) -> str:
     if not isinstance(error, OSError):
         return str(error)
     named = f"{Path(os.fsdecode(error.filename)).name}: " if isinstance(error.filename, str | bytes | Path) else ""
-    return f"{named}{(error.strerror or str(error)).lower()}"
+    return f"{named}{system_reason(error)}"
 
 
 def _event(number: str, kind: str, content: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ttlaunch.diagnostics import LaunchError, shown, usage_mistake
+from ttlaunch.errors import system_reason
 from ttlaunch.web.addresses import LOOPBACK, draw_key, listen
 
 HOST: Final = "127.0.0.1"
@@ -92,7 +93,7 @@ def open_dashboard(
         listening = listen(HOST, port)
     except OSError as error:
         free = "0" if port == 0 else str(port + 1 if port < _HIGHEST_PORT else port - 1)
-        message = f"nothing can listen on port {port}: {(error.strerror or str(error)).lower()}"
+        message = f"nothing can listen on port {port}: {system_reason(error)}"
         hint = f"`--port {free}`, or `--port 0` for any free port"
         raise LaunchError([usage_mistake(message, hint)]) from error
     return OpenedDashboard(folder, listening, draw_key(), may_act, recipes and Path.cwd() / recipes)

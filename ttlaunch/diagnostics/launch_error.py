@@ -7,6 +7,7 @@ from pathlib import Path
 from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, exit_status
 from ttlaunch.diagnostics.render import Format, render
 from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.errors import system_reason
 
 _LONGEST_PATH = 300
 _READ_ELSEWHERE = "name one that you may read, or ask its owner"
@@ -65,7 +66,7 @@ def file_error(path: Path | str, error: OSError, *, verb: str = "written") -> La
         error: The reason. Its own path is not shown, because it may be one that the user does not know.
         verb: The participle for what failed, such as `written` or `read`.
     """
-    reason = (error.strerror or str(error)).lower()
+    reason = system_reason(error)
     repair = _REPAIRS.get(error.errno or 0, {})
     hints = (repair["read" if verb == "read" else "written"],) if repair else ()
     return usage_error(f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", *hints, code="P032")

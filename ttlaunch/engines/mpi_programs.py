@@ -12,6 +12,7 @@ from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.engines.base import DaemonStart
 from ttlaunch.engines.process import with_home
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.engine import EngineSignature, OverHosts, dotted
 from ttlaunch.quick_dataclass import dataclass
 
@@ -83,8 +84,7 @@ def _ask_version(program: str, unusable: Callable[..., Diagnostic]) -> subproces
             env=with_home(os.environ),
         )
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        return unusable("H001", f"{program} cannot be started: {reason}")
+        return unusable("H001", f"{program} cannot be started: {system_reason(error)}")
     except subprocess.TimeoutExpired:
         return unusable("H001", f"{program} does not answer `--version` within {_VERSION_S:g} s")
 

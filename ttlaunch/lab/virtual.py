@@ -17,6 +17,7 @@ from ttlaunch.app.predict import NotPredicted, run_hollow
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.engines.process import end_process, start_process
+from ttlaunch.errors import system_reason
 from ttlaunch.lab.virtual_faults import Patience, VirtualVerdict, check_virtual_faults, judge_virtually, order_faults
 from ttlaunch.planning.faults import Fault, render_faults
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -263,9 +264,7 @@ def run_each_virtually(
         try:
             process = start_process(command, folder=Path(first.working_folder), environment=environment)
         except OSError as error:
-            raise _failed(
-                f"no process can be started in {first.working_folder}: {(error.strerror or str(error)).lower()}"
-            ) from error
+            raise _failed(f"no process can be started in {first.working_folder}: {system_reason(error)}") from error
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from ttlaunch import contract
 from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.engines.base import Engine
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.endings import RankExit, read_output_note
@@ -336,7 +337,7 @@ def _engine_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
 
 def folder_failure(error: OSError) -> Failure:
     """Return the failure of a run that was ended because its folder could no longer be written or read."""
-    reason = (error.strerror or str(error)).lower()
+    reason = system_reason(error)
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
     hint = _NO_ROOM if error.errno in {errno.ENOSPC, errno.EDQUOT} else None

@@ -10,6 +10,7 @@ import secrets
 import socket
 from pathlib import Path
 
+from ttlaunch.errors import system_reason
 from ttlaunch.records.regular_files import open_regular
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -75,7 +76,7 @@ def read_key(path: Path) -> str:
             status = os.fstat(file.fileno())
             text = file.read(1024).decode("ascii", "replace").strip()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = system_reason(error)
         raise KeyRefusedError(f"{path}: {reason}; a file with mode 0600 has one line, such as `{draw_key()}`") from None
     if status.st_mode & 0o077:
         raise KeyRefusedError(f"{path}: others can read it; `chmod 600` it and choose a new key")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, listed, shown
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.errors import system_reason
 from ttlaunch.hosts.sync.ignore import OWN_RULES, UselessLine
 from ttlaunch.hosts.sync.listing import Listing
 from ttlaunch.hosts.sync.manifest import LINK, Entry
@@ -25,7 +26,7 @@ def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:
         yield Diagnostic("S002", message, severity=Severity.WARNING, blame=Blame.CODE_SYNC)
     yield from (_explain_useless(line) for line in found.useless)
     for path, error in sorted(found.unreadable.items()):
-        reason = (error.strerror or str(error)).lower()
+        reason = system_reason(error)
         hints: tuple[str, ...]
         if os.path.basename(path) == OWN_RULES:
             hints = ("`.ttlaunchignore` is to be a file with a pattern on each line",)

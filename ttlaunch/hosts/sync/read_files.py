@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ttlaunch.diagnostics import shown
-from ttlaunch.errors import TtlaunchError
+from ttlaunch.errors import TtlaunchError, system_reason
 from ttlaunch.hosts.sync.hash_cache import FileContent, HashCache
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, LINK, Entry
 from ttlaunch.hosts.sync.secret_files import KeySearch
@@ -91,7 +91,7 @@ class FileReader:
             if error.errno in {errno.ENOENT, errno.ENOTDIR}:
                 self.vanished = True
                 return None
-            raise UnreadableError(source, (error.strerror or str(error)).lower()) from error
+            raise UnreadableError(source, system_reason(error)) from error
         self.newest_ns = max(self.newest_ns, found.st_ctime_ns)
         if content.holds_key:
             self.with_keys.add(source)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
-from ttlaunch.errors import HostError, Trouble
+from ttlaunch.errors import HostError, Trouble, system_reason
 from ttlaunch.hosts.transport.attempt import Attempt, Proxy
 from ttlaunch.hosts.transport.deadline import render_seconds, time_left
 from ttlaunch.hosts.transport.quick_paramiko import paramiko
@@ -99,7 +99,7 @@ def _over_tcp(settings: HostSettings, attempt: Attempt) -> socket.socket:
             reason = reason or f"no answer on port {settings.port} within {render_seconds(attempt.timeout_s)}"
             attempt.release(stream)
         except OSError as error:
-            why = _NO_ROUTE.get(error.errno or 0, (error.strerror or str(error)).lower())
+            why = _NO_ROUTE.get(error.errno or 0, system_reason(error))
             reason = f"{why} on port {settings.port}" if error.errno == errno.ECONNREFUSED else why
             attempt.release(stream)
         else:

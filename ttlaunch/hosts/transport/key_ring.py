@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _read(path: Path, *, passphrase: str | None) -> KeyFile:
     except FileNotFoundError:
         return KeyFile(public=_public(path))
     except OSError as error:
-        return KeyFile(problem=f"{path} cannot be read: {(error.strerror or str(error)).lower()}")
+        return KeyFile(problem=f"{path} cannot be read: {system_reason(error)}")
     except (TypeError, paramiko.PasswordRequiredException):
         return KeyFile(public=_public(path), problem=f"{path} is locked by a passphrase", locked=True)
     except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttlaunch.errors import HostError, Trouble
+from ttlaunch.errors import HostError, Trouble, system_reason
 from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings
 from ttlaunch.quick_dataclass import dataclass
@@ -52,7 +52,7 @@ def read_known_keys(settings: HostSettings) -> list[KnownKey]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = system_reason(error)
             raise settings.error(Trouble.SETTINGS, f"{path} cannot be read: {reason}", by_hand=False) from error
         found += _parse(text, path, _names(settings))
     return found

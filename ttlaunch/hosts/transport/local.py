@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ttlaunch.errors import HostError, Trouble
+from ttlaunch.errors import HostError, Trouble, system_reason
 from ttlaunch.hosts.transport.deadline import render_seconds, time_left
 from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, NO_ANSWER, NOT_READ, STILL_RUNNING, reporting_timeout
 
@@ -58,8 +58,9 @@ class LocalTransport:
                 start_new_session=True,
             )
         except (OSError, ValueError, RuntimeError) as error:  # home missing or unknown, or a NUL in the command
-            reason = (getattr(error, "strerror", None) or str(error)).lower()
-            raise HostError(self.host, Trouble.LOST, f"a command cannot be started: {reason}") from error
+            raise HostError(
+                self.host, Trouble.LOST, f"a command cannot be started: {system_reason(error).lower()}"
+            ) from error
         process = LocalProcess(self.host, child)
         with self._lock:
             self._processes = [*(one for one in self._processes if not one.has_ended), process]

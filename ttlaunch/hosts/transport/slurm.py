@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ttlaunch import contract
-from ttlaunch.errors import HostError, Trouble
+from ttlaunch.errors import HostError, Trouble, system_reason
 from ttlaunch.hosts.transport.any_shell import as_printf_text
 from ttlaunch.hosts.transport.deadline import render_seconds
 from ttlaunch.hosts.transport.local import LocalProcess
@@ -141,8 +141,7 @@ class SlurmTransport:
                 start_new_session=True,  # an interrupt typed at the terminal is not for the steps
             )
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            words, hints = f"srun cannot be started on this machine: {reason}", (WHERE_COMMANDS_ARE,)
+            words, hints = f"srun cannot be started on this machine: {system_reason(error)}", (WHERE_COMMANDS_ARE,)
             raise HostError(self.host, Trouble.STEP, words, hints=hints) from error
         process = SlurmProcess(self.host, child)
         with self._lock:

@@ -6,6 +6,7 @@ OpenSSH understands more than paramiko does. A line to which paramiko would sile
 import shlex
 from pathlib import Path
 
+from ttlaunch.errors import system_reason
 from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.quick_dataclass import dataclass
 
@@ -50,7 +51,7 @@ def _expand(path: Path, *, folder: Path, outer: str, depth: int) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UnreadableConfigError(str(path), (error.strerror or str(error)).lower()) from error
+        raise UnreadableConfigError(str(path), system_reason(error)) from error
     found: list[str] = []
     condition = outer
     for number, raw in enumerate(text.splitlines(), 1):

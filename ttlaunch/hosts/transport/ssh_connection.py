@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from ttlaunch.errors import HostError, Trouble
+from ttlaunch.errors import HostError, Trouble, system_reason
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.attempt import Attempt, Closable, close_all
 from ttlaunch.hosts.transport.deadline import call_within, render_seconds, time_left
@@ -273,7 +273,7 @@ def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostEr
 def _reason_of_loss(error: Exception) -> str:
     if isinstance(error, EOFError | ConnectionError | paramiko.ChannelException):
         return "the host hung up"
-    return str(getattr(error, "strerror", None) or error).lower()
+    return system_reason(error).lower()
 
 
 def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> HostError:

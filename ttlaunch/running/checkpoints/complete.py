@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.endings import ShardRecord
@@ -187,7 +188,7 @@ def complete_checkpoints(
         except OSError as error:
             if lose is None or not folder.exists():
                 raise
-            lose(step, f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
+            lose(step, f"{error.filename or folder}: {system_reason(error)}")
             remove_unfinished(run_folder, steps=[step])
         else:
             done.append(step)

@@ -21,6 +21,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import listed
+from ttlaunch.errors import system_reason
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.endings import ShardRecord
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, read
@@ -76,9 +77,9 @@ def take_in_last_state(run: Path) -> list[Refused]:
                 _make_checkpoint(run, plan, found)
                 break
         except (OSError, TensorFileError) as error:
-            found = str(error)
+            found = system_reason(error)
             if isinstance(error, OSError):
-                found = f"{Path(error.filename or folder).name}: {(error.strerror or str(error)).lower()}"
+                found = f"{Path(error.filename or folder).name}: {found}"
         except (ValueError, KeyError, TypeError, AttributeError):
             found = f"{contract.PLAN_FILE} of its run is no plan"
         refused.append(Refused(folder, found))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import (
     LONGEST_RECORD,
@@ -209,7 +210,7 @@ def verify(path: Path) -> Checkpoint | str:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
-        return f"{error.filename}: {(error.strerror or str(error)).lower()}"
+        return f"{error.filename}: {system_reason(error)}"
     except TensorFileError as error:
         return str(error)
     return Checkpoint(path, manifest)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from ttlaunch import contract
 from ttlaunch.agent.claims import connect
 from ttlaunch.diagnostics.suggest import shown
-from ttlaunch.errors import TtlaunchError
+from ttlaunch.errors import TtlaunchError, system_reason
 from ttlaunch.records import coordinator as answers
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.running.deadline import DeadlineReader
@@ -316,6 +316,4 @@ def _reason(error: Exception) -> str:
             return "the connection is refused"
         case http.client.HTTPException() | ssl.SSLError() | ValueError():
             return "it does not speak the protocol of a coordinator, or has closed the connection"
-        case OSError():
-            return (error.strerror or str(error) or "the connection broke").lower()
-    return str(error)
+    return system_reason(error) or "the connection broke"

@@ -9,6 +9,7 @@ from ttlaunch import contract
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.errors import system_reason
 from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -390,8 +391,8 @@ class ElasticRun:
         self._say_who_is_awaited(now)
         if self._journal.error is not None and not self._is_journal_reported:
             self._is_journal_reported = True
-            reason = self._journal.error.strerror or str(self._journal.error)
-            self._say(f"{MEMBERS_FILE} cannot be written: {reason.lower()}; nobody joins this run any more")
+            reason = system_reason(self._journal.error)
+            self._say(f"{MEMBERS_FILE} cannot be written: {reason}; nobody joins this run any more")
 
     def _say_who_is_awaited(self, now: float) -> None:
         missing = self.membership.state.missing

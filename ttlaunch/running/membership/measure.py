@@ -15,7 +15,7 @@ from typing import Any
 import ttlaunch
 from ttlaunch import contract
 from ttlaunch.diagnostics.suggest import shown
-from ttlaunch.errors import TtlaunchError
+from ttlaunch.errors import TtlaunchError, system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.coordinator import Fingerprint, TorchBuild
 from ttlaunch.records.parser import BadRecord, read
@@ -124,9 +124,7 @@ def ask_here(plan: LaunchPlan) -> AskPython:
         except subprocess.TimeoutExpired as error:
             raise MeasureError(f"torch was not imported within {MEASURE_S:.0f} s") from error
         except OSError as error:
-            raise MeasureError(
-                f"{shown(python)} cannot be started: {(error.strerror or str(error)).lower()}"
-            ) from error
+            raise MeasureError(f"{shown(python)} cannot be started: {system_reason(error)}") from error
 
     return ask
 

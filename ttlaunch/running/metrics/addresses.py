@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from ttlaunch.diagnostics import listed, shown
-from ttlaunch.errors import TtlaunchError
+from ttlaunch.errors import TtlaunchError, system_reason
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.running.deadline import DeadlineReader
@@ -173,11 +173,9 @@ def post(at: HttpAddress, body: bytes, *, headers: Mapping[str, str], within_s: 
     except TimeoutError as error:
         raise NoAnswerError(f"{at} does not answer within {within_s:.0f} s") from error
     except socket.gaierror as error:
-        raise NoAnswerError(
-            f"no host is known as {shown(at.host)}: {(error.strerror or str(error)).lower()}"
-        ) from error
+        raise NoAnswerError(f"no host is known as {shown(at.host)}: {system_reason(error)}") from error
     except OSError as error:
-        raise NoAnswerError(f"{at} cannot be reached: {(error.strerror or str(error)).lower()}") from error
+        raise NoAnswerError(f"{at} cannot be reached: {system_reason(error)}") from error
     except (http.client.HTTPException, ValueError) as error:
         raise NoAnswerError(f"{at} does not answer as a server of HTTP does: {shown(error)}") from error
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import render_size
+from ttlaunch.errors import system_reason
 from ttlaunch.hosts.sync.listing import collect
 from ttlaunch.hosts.sync.secret_files import has_private_key, looks_secret
 from ttlaunch.planning.launch_plan import CommandProgram, RecipeProgram
@@ -123,7 +124,7 @@ def open_store(runs_folder: Path, *, alone: bool = False) -> Iterator["Store"]:
             until_done.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
         except OSError as error:
-            raise KeptCodeError(f"{error.filename or store.path}: {(error.strerror or str(error)).lower()}") from error
+            raise KeptCodeError(f"{error.filename or store.path}: {system_reason(error)}") from error
         yield store
 
 
@@ -206,7 +207,7 @@ class Store:
                     made = made.rename(place)
                 return made
         except OSError as error:
-            raise KeptCodeError(f"{error.filename or self.path}: {(error.strerror or str(error)).lower()}") from error
+            raise KeptCodeError(f"{error.filename or self.path}: {system_reason(error)}") from error
         return place
 
     def collect(self, used: Iterable[str]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.errors import TtlaunchError
+from ttlaunch.errors import TtlaunchError, system_reason
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import this_process
@@ -157,8 +157,7 @@ class Registry:
             connection.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _error(self, error: Exception) -> RegistryError:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        return RegistryError(f"{self.path}: {reason.lower()}")
+        return RegistryError(f"{self.path}: {system_reason(error)}")
 
 
 def find_registry(environment: Mapping[str, str]) -> Registry:

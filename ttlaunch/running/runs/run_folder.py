@@ -19,7 +19,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.agent.claims import claim, remove_abandoned, remove_scratch
-from ttlaunch.errors import RunFolderError
+from ttlaunch.errors import RunFolderError, system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import load
@@ -131,8 +131,7 @@ def abandon(begun: Path | None, error: OSError, *, place: Path | None = None) ->
     """Remove an unfinished folder and return the error; it names `place` if the system's error names no file."""
     if begun is not None:
         shutil.rmtree(begun, ignore_errors=True)
-    reason = (error.strerror or str(error)).lower()
-    return RunFolderError(f"the run folder cannot be made: {error.filename or place or begun}: {reason}")
+    return RunFolderError(f"the run folder cannot be made: {error.filename or place or begun}: {system_reason(error)}")
 
 
 def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> list[Path]:

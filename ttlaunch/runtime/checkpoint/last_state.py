@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.errors import system_reason
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError, Shard, write_shard
 
@@ -60,8 +61,7 @@ def save_last_state(run_dir: Path, image: ShardImage, *, shard: Shard) -> bool:
                 if step < shard.step:
                     shutil.rmtree(run_dir / contract.last_state_dir(step), ignore_errors=True)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise CheckpointWriteError(shard.step, f"{error.filename or folder}: {reason}") from error
+        raise CheckpointWriteError(shard.step, f"{error.filename or folder}: {system_reason(error)}") from error
     return True
 
 
@@ -92,8 +92,7 @@ def save_last_slot(run_dir: Path, image: ShardImage, *, shard: Shard) -> bool:
                 return False
             write_shard(folder / contract.shard_file(shard.rank), image, shard=shard, copied=threading.Event())
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise CheckpointWriteError(shard.step, f"{error.filename or folder}: {reason}") from error
+        raise CheckpointWriteError(shard.step, f"{error.filename or folder}: {system_reason(error)}") from error
     return True
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.errors import TtlaunchError
+from ttlaunch.errors import TtlaunchError, system_reason
 from ttlaunch.runtime.checkpoint.image import PAGE, ShardImage
 from ttlaunch.runtime.world import Rank
 
@@ -92,8 +92,7 @@ class ShardWriter:
             contract.make_private_folder(folder)
             write_shard(path, image, shard=shard, copied=copied)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            self._error = CheckpointWriteError(shard.step, f"{path}: {reason}")
+            self._error = CheckpointWriteError(shard.step, f"{path}: {system_reason(error)}")
         except BaseException as error:  # noqa: BLE001 - a thread that dies in silence would lose the reason
             self._error = CheckpointWriteError(shard.step, f"{path}: {error!r}")
         finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from uvicorn import Server
 
+from ttlaunch.errors import system_reason
 from ttlaunch.serving import wire
 from ttlaunch.serving.door.application import Settings, make_application
 from ttlaunch.serving.door.chat_api import Ports
@@ -91,9 +92,7 @@ def _sockets(arguments: argparse.Namespace) -> list[socket.socket]:
         try:
             sockets.append(listen(arguments.host, port))
         except OSError as error:
-            raise _RefusedError(
-                f"cannot listen on port {port} of {arguments.host}: {(error.strerror or str(error)).lower()}"
-            ) from None
+            raise _RefusedError(f"cannot listen on port {port} of {arguments.host}: {system_reason(error)}") from None
     return sockets
 
 

@@ -10,6 +10,7 @@ import contextlib
 from collections import OrderedDict
 from typing import Final
 
+from ttlaunch.errors import system_reason
 from ttlaunch.serving.wire import ChatMessage, Hello
 from ttlaunch.untrusted.child import Child, UntrustedError
 
@@ -74,4 +75,4 @@ def render_chat(hello: Hello, messages: tuple[ChatMessage, ...], child: Child | 
             its.send(request, is_last=True)
             return its.answer().decode()
     except OSError as error:
-        raise UntrustedError(f"no process could be started for it: {(error.strerror or str(error)).lower()}") from error
+        raise UntrustedError(f"no process could be started for it: {system_reason(error)}") from error

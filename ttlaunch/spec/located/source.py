@@ -5,6 +5,7 @@ from pathlib import Path
 from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, Label, Severity
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.errors import system_reason
 from ttlaunch.spec.located.codes import FileCodes
 
 LARGEST_FILE_MIB = 16
@@ -48,8 +49,7 @@ def read_source(
     except FileNotFoundError:
         return unreadable(f"does not exist; {what} was expected")
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        return unreadable(f"cannot be read: {reason}")
+        return unreadable(f"cannot be read: {system_reason(error)}")
     return source_from_bytes(data, codes=codes, what=what, name=name)
 
 

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.errors import TtlaunchError
+from ttlaunch.errors import TtlaunchError, system_reason
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 TOKENS_MARK = "ttlaunch token ids, of a vocabulary of"
@@ -141,7 +141,7 @@ def _read(path: Path | None) -> Corpus:
     except OSError as error:
         where = Path(error.filename) if error.filename else path
         raise CorpusError(
-            CorpusReason.UNREADABLE, f"cannot read {where}: {(error.strerror or str(error)).lower()}", path=where
+            CorpusReason.UNREADABLE, f"cannot read {where}: {system_reason(error)}", path=where
         ) from error
     if not text:
         raise CorpusError(CorpusReason.EMPTY, f"{name} has no text", path=path)
