@@ -10,14 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.staging import Copied, Staging
-
 _PORTABLE = 1  # pinned for all devices of the process
-
-
-def cuda_staging() -> Staging:
-    """Return the staging of tensors of CUDA devices."""
-    return Staging(CudaCopier())
 
 
 class CudaCopier:
@@ -50,12 +43,12 @@ class CudaCopier:
         mark.record(torch.cuda.current_stream(tensor.device))
         return mark
 
-    def fetch(self, tensor: Tensor, host: Tensor) -> Copied:
+    def fetch(self, tensor: Tensor, host: Tensor) -> "_CudaCopied":
         stream, _ = self._streams_of(tensor)
         stream.wait_event(self.now(tensor))
         return _copy(host, tensor, stream)
 
-    def fill(self, tensor: Tensor, host: Tensor, *, since: object) -> Copied:
+    def fill(self, tensor: Tensor, host: Tensor, *, since: object) -> "_CudaCopied":
         _, stream = self._streams_of(tensor)
         assert isinstance(since, torch.cuda.Event)  # noqa: S101 - from `now`
         stream.wait_event(since)

@@ -30,7 +30,7 @@ from ttlaunch.runtime.comm.protocol import (
     check_sendable,
     described,
 )
-from ttlaunch.runtime.comm.staging import Arriving, Leaving, Staging
+from ttlaunch.runtime.comm.staging import Arriving, Leaving, Staging, staging_for
 from ttlaunch.runtime.world import Rank, World
 
 CHUNK_BYTES = 2**30
@@ -113,7 +113,7 @@ class MpiCommunicator:
         if self._staging is None and tensor.is_cpu:
             idle, sending = self._begin_send(self._layout(tensor), dest, tag)
             return _Send(self, sending, idle, kept=tensor)
-        staging = self._staging_of(tensor)
+        staging = self._staging = staging_for(tensor, self._staging)
         leaving = None if staging is None else staging.leave(tensor, dest=dest, tag=tag)
         host = tensor if leaving is None else leaving.host
         message = _QueuedSend(self, self._layout(host), dest=dest, tag=tag, leaving=leaving, kept=host)
@@ -161,11 +161,10 @@ class MpiCommunicator:
     def _arrive(self, tensor: Tensor, source: Rank, tag: int) -> Arriving | None:
         """Make room for a tensor that is received, if it is staged."""
         self.advance()
-        staging = self._staging_of(tensor)
-        if staging is None:
-            return None
-        arriving = staging.arrive(tensor, source=source, tag=tag)
-        self._held.add(arriving)
+        staging = self._staging = staging_for(tensor, self._staging)
+        arriving = None if staging is None else staging.arrive(tensor, source=source, tag=tag)
+        if arriving is not None:
+            self._held.add(arriving)
         return arriving
 
     def _begin_queued(self) -> None:
@@ -174,16 +173,6 @@ class MpiCommunicator:
             for sends in list(self.queued.values()):
                 sends[0].wait_for_copy()
             self.advance()
-
-    def _staging_of(self, tensor: Tensor) -> Staging | None:
-        """Return what stages a tensor; None for one that travels from where it is."""
-        if self._staging is None:
-            if tensor.is_cpu:
-                return None
-            from ttlaunch.runtime.comm.cuda_copier import cuda_staging  # noqa: PLC0415  only ranks with such tensors
-
-            self._staging = cuda_staging()
-        return self._staging if self._staging.takes(tensor) else None
 
     def _layout(self, host: Tensor) -> "_Layout":
         """Return the kept layout of a buffer with this address, dtype and shape, or make it."""

@@ -130,22 +130,31 @@ class Staging:
         self._copier = copier
         self.rooms = Rooms(copier, most_idle_bytes=most_idle_bytes)
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Return whether messages of this tensor are staged."""
-        return self._copier.takes(tensor)
-
-    def leave(self, tensor: Tensor, *, dest: int, tag: int) -> "Leaving":
-        """Begin to copy a tensor that is to be sent."""
+    def leave(self, tensor: Tensor, *, dest: int, tag: int) -> "Leaving | None":
+        """Begin to copy a tensor that is to be sent; None for one that travels from where it is."""
+        if not self._copier.takes(tensor):
+            return None
         check_sendable(tensor)
         room = self.rooms.take(tensor.nbytes, (dest, tag, True))
         host = _as(room, tensor)
         return Leaving(self.rooms, room, host, tensor=tensor, copied=self._copier.fetch(tensor, host))
 
-    def arrive(self, tensor: Tensor, *, source: int, tag: int) -> "Arriving":
-        """Make room for a tensor that is to be received."""
+    def arrive(self, tensor: Tensor, *, source: int, tag: int) -> "Arriving | None":
+        """Make room for a tensor that is to be received; None for one whose values arrive where it is."""
+        if not self._copier.takes(tensor):
+            return None
         check_sendable(tensor)
         room = self.rooms.take(tensor.nbytes, (source, tag, False))
         return Arriving(self.rooms, room, _as(room, tensor), tensor=tensor, copier=self._copier)
+
+
+def staging_for(tensor: Tensor, known: Staging | None) -> Staging | None:
+    """Return the staging of all messages from this tensor on: the known one, else that of CUDA devices for the first tensor of a device."""
+    if known is not None or tensor.is_cpu:
+        return known
+    from ttlaunch.runtime.comm.cuda_copier import CudaCopier  # noqa: PLC0415  only ranks with such tensors
+
+    return Staging(CudaCopier())
 
 
 class Leaving:

@@ -14,7 +14,7 @@ from ttlaunch.runtime.comm.grpc.links import Links
 from ttlaunch.runtime.comm.grpc.shared_state import StateSource
 from ttlaunch.runtime.comm.grpc.vectors import bytes_of
 from ttlaunch.runtime.comm.protocol import DTYPES, ENV_SYNCHRONOUS_SENDS, Pending, check_sendable
-from ttlaunch.runtime.comm.staging import Arriving, Leaving, Staging
+from ttlaunch.runtime.comm.staging import Arriving, Leaving, Staging, staging_for
 from ttlaunch.runtime.world import Rank
 
 _MOST_TAG = 2**32 - 1
@@ -58,7 +58,7 @@ class GrpcCommunicator:
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         self._check(tensor, dest, tag)
-        staging = self._staging_of(tensor)
+        staging = self._staging = staging_for(tensor, self._staging)
         leaving = None if staging is None else staging.leave(tensor, dest=dest, tag=tag)
         if leaving is not None:
             leaving.wait()  # the thread of the streams may send at once
@@ -68,7 +68,7 @@ class GrpcCommunicator:
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         self._check(tensor, source, tag)
-        staging = self._staging_of(tensor)
+        staging = self._staging = staging_for(tensor, self._staging)
         arriving = None if staging is None else staging.arrive(tensor, source=source, tag=tag)
         message = _Message(tensor if arriving is None else arriving.host, self._links, staged=arriving)
         self._links.receive(message.transfer, source=source, tag=tag)
@@ -137,16 +137,6 @@ class GrpcCommunicator:
             raise ValueError(f"there is no rank {peer} in a world of {len(self._among)}")
         if not 0 <= tag <= _MOST_TAG:
             raise ValueError(f"tag {tag} is not between 0 and {_MOST_TAG}")
-
-    def _staging_of(self, tensor: Tensor) -> Staging | None:
-        """Return what stages a tensor; None for one that travels from where it is."""
-        if self._staging is None:
-            if tensor.is_cpu:
-                return None
-            from ttlaunch.runtime.comm.cuda_copier import cuda_staging  # noqa: PLC0415  only ranks with such tensors
-
-            self._staging = cuda_staging()
-        return self._staging if self._staging.takes(tensor) else None
 
 
 class _Message:
