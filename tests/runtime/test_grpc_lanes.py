@@ -4,13 +4,19 @@ import asyncio
 import os
 import random
 import socket
+import threading
 from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from ttlaunch.runtime.comm.grpc import lanes
+from ttlaunch.runtime.comm.grpc.channel_state import Channel
+from ttlaunch.runtime.comm.grpc.channels import Fence, Outgoing
 from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError
-from ttlaunch.runtime.comm.grpc.lanes import Door, Lane, door_of, open_lane
+from ttlaunch.runtime.comm.grpc.lanes import LANE, Door, Lane, door_of, open_lane
+from ttlaunch.runtime.comm.grpc.links import Links
+from ttlaunch.runtime.comm.grpc.peers import WORKER
 
 SIZES = (1, 112, 5_000, 20_000, 300_000, MOST_BYTES)
 
@@ -130,7 +136,71 @@ def test_a_door_lets_in_who_shows_the_secret_once_and_nobody_else(tmp_path, monk
     within(knock())
 
 
-def test_who_shows_nothing_is_sent_away_and_too_many_at_a_time_too(tmp_path, monkeypatch):
+def test_a_connection_that_comes_as_its_call_is_cancelled_is_closed(tmp_path):
+    place = tmp_path / "rank-3.lane"
+
+    async def cancel():
+        door = Door(place)
+        with suppress(asyncio.CancelledError), door.expect() as (secret, arriving):
+            friend = await open_lane(place, secret)
+            await asyncio.wait([arriving])
+            raise asyncio.CancelledError
+        assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(friend, 1), 1) == b""
+        assert arriving.result().fileno() < 0
+        friend.close()
+        door.close()
+
+    within(cancel())
+
+
+def test_a_friend_waits_while_too_many_knock_and_is_let_in_afterwards(tmp_path, monkeypatch):
+    """It would never come again: the call that told it the secret goes on."""
+    monkeypatch.setattr(lanes, "_KNOCK_S", 0.1)
+    monkeypatch.setattr(lanes, "_MOST_KNOCKING", 2)
+    place = tmp_path / "rank-3.lane"
+
+    async def knock():
+        door = Door(place)
+        silent = [await open_lane(place, "") for _ in range(5)]
+        with door.expect() as (secret, arriving):
+            friend = await open_lane(place, secret)
+            (await asyncio.wait_for(arriving, 5)).close()
+            friend.close()
+        for one in silent:
+            one.close()
+        door.close()
+
+    within(knock())
+
+
+def test_a_call_that_ended_before_its_lane_was_opened_leaves_no_lane_to_wait_for(tmp_path):
+    """A child of the dead peer still has its listening socket, so the kernel takes the connection, and nobody ever answers."""
+
+    class EndedCall:
+        async def initial_metadata(self):
+            return ((WORKER, "3"), (LANE, "00" * 16))
+
+        def done(self):
+            return True
+
+        def add_done_callback(self, call):
+            call(self)
+
+    async def exchange():
+        path = tmp_path / "rank-3.sock"
+        with socket.socket(socket.AF_UNIX) as of_child:
+            of_child.bind(str(door_of(path)))
+            of_child.listen()
+            links = Links.__new__(Links)
+            links.changed = threading.Condition()
+            channel = Channel(Fence(lambda _: Outgoing(), epoch=0, incarnation=0))
+            route = SimpleNamespace(peer=None, address=SimpleNamespace(socket=path))
+            assert await asyncio.wait_for(links._exchange(route, EndedCall(), channel), 2)
+
+    within(exchange())
+
+
+def test_who_shows_nothing_is_sent_away(tmp_path, monkeypatch):
     monkeypatch.setattr(lanes, "_KNOCK_S", 0.2)
     monkeypatch.setattr(lanes, "_MOST_KNOCKING", 3)
     place = tmp_path / "rank-3.lane"

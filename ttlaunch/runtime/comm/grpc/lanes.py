@@ -202,6 +202,12 @@ class Door:
         arriving = self._expected[secret] = self._loop.create_future()
         try:
             yield secret.hex(), arriving
+        except (
+            BaseException
+        ):  # cancelled, perhaps in the moment in which the connection came: nobody else would close it
+            if arriving.done() and not arriving.cancelled():
+                arriving.result().close()
+            raise
         finally:
             self._expected.pop(secret, None)
             arriving.cancel()
@@ -216,12 +222,18 @@ class Door:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # whoever knocked is gone
             connection, _ = self._listener.accept()
-            if len(self._knocking) >= _MOST_KNOCKING:
-                connection.close()
-                return
             task = self._loop.create_task(self._let_in(connection))
             self._knocking.add(task)
-            task.add_done_callback(self._knocking.discard)
+            task.add_done_callback(self._has_answered)
+        if (
+            len(self._knocking) >= _MOST_KNOCKING
+        ):  # the next wait with the kernel: a peer that is sent away would not come again
+            self._loop.remove_reader(self._listener)
+
+    def _has_answered(self, task: "asyncio.Task[None]") -> None:
+        self._knocking.discard(task)
+        if self._listener.fileno() >= 0:  # not closed
+            self._loop.add_reader(self._listener, self._accept)
 
     async def _let_in(self, connection: socket.socket) -> None:
         arriving = None

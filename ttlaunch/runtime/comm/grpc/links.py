@@ -276,6 +276,9 @@ class Links:
         except (OSError, ValueError) as error:
             self._lose(route.peer, channel, f"its lane cannot be opened: {error}")
             return False
+        if call.done():  # the callback below would be called now, before there is a lane
+            connection.close()
+            return True
         call.add_done_callback(lambda _: channel.close_lane())  # a child of a dead peer may keep the other end open
         return not isinstance(await self._use_lane(route.peer, channel, connection), BadFrameError)
 
