@@ -1,11 +1,13 @@
 """What libraries take beside tensors is measured in the process that predicts, by computing (E9)."""
 
 import mmap
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from ttlaunch.runtime import workspaces
 from ttlaunch.runtime.hollow import Hollow
 from ttlaunch.runtime.workspaces import Product, Products, grown_by, kept_by, take_small_step
 
@@ -44,6 +46,15 @@ def test_a_large_product_is_shortened_and_a_small_one_is_not():
     assert huge.rows * huge.columns <= 4 * 2**20
     assert huge == huge.shortened()
     assert LAYER == LAYER.shortened()
+
+
+def test_a_fork_that_does_not_answer_is_ended(monkeypatch):
+    monkeypatch.setattr(Product, "compute", lambda _: time.sleep(5))
+    monkeypatch.setattr(workspaces, "_LONGEST_S", 0.1)
+    began = time.monotonic()
+
+    assert 0 == kept_by([LAYER], threads=1)
+    assert time.monotonic() - began < 4
 
 
 def test_what_is_kept_is_measured_in_another_process(monkeypatch):

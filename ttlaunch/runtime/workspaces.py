@@ -5,6 +5,8 @@ is follows from the shapes, above all from the number of columns of the result, 
 """
 
 import os
+import select
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +29,7 @@ _MATRICES_AT = {
 }
 _INNER, _ROWS, _COLUMNS, _RESULT = 256, 512, 2**16, 4 * 2**20
 """The largest product that is computed, and the most values of its result: libraries divide longer sums and columns into pieces of at most so many."""
+_LONGEST_S = 60.0
 _TINY = {"embedding_dim": 32, "num_heads": 2, "num_blocks": 1, "max_sequence_length": 16}
 
 
@@ -124,6 +127,9 @@ def _by_columns(matrix: Tensor) -> bool:
 def kept_by(products: Sequence[Product], *, threads: int) -> int:
     """Return how many bytes the library of matrix products keeps once it has computed these; in a fork, because it keeps them.
 
+    It is 0 if the fork does not answer in time: where a trainer has computed with several threads as it was imported, those do not
+    exist in the fork, and a library may wait for them for ever.
+
     Args:
         products: In the order in which they are computed.
         threads: With how many threads a rank computes.
@@ -140,7 +146,8 @@ def kept_by(products: Sequence[Product], *, threads: int) -> int:
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as answer:
-        said = answer.read()
+        said = answer.read() if select.select([answer], [], [], _LONGEST_S)[0] else b""
+    os.kill(child, signal.SIGKILL)  # it has ended, unless it does not answer
     os.waitpid(child, 0)
     return int(said or 0)
 
