@@ -62,6 +62,19 @@ def test_a_stopped_daemon_is_named_with_its_host(where, host, said):
     assert found.evidence == (("it started rank 2",) if host else ())
 
 
+@pytest.mark.parametrize(
+    ("helper", "said"),
+    [
+        (stopped(7, 6, is_shim=True), "the shim of rank 7 (process 6) on c, "),
+        (stopped(7, 6, "loader"), "`loader` (process 6) on c, "),
+    ],
+)
+def test_a_stopped_process_of_a_worker_that_has_not_come_is_named_with_its_host(helper, said):
+    found = obstacle(c=report(helpers=(helper,)))
+    assert ("R064", None, "c") == (found.code, found.rank, found.host)
+    assert found.cause.startswith(said)
+
+
 def test_a_cut_between_two_hosts_names_both_and_the_one_that_does_not_answer():
     found = obstacle(
         a=report(unacknowledged=((0, "10.0.0.2", 5),), address="10.0.0.1"),

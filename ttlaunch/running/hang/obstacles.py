@@ -29,9 +29,10 @@ def find_obstacle(snapshot: ProcessSnapshot, ranks: Sequence[RankState], *, quie
 def _stopped(host: str, helper: StoppedHelper, ranks: Sequence[RankState], *, quiet_s: float) -> Failure:
     since = f"was stopped by a signal, and nobody resumed it within {render_duration(quiet_s)}"
     hint = f"`kill -CONT {helper.pid}` {f'on {host} ' if host else ''}continues a stopped process"
-    if helper.rank is not None:
+    # None also for a worker that may come to an elastic run, and that has not come as far as the launcher knows.
+    row = next((state.row for state in ranks if state.row.rank == helper.rank), None)
+    if row is not None:
         what = f"its shim (process {helper.pid})" if helper.is_shim else f"its child {_named(helper)}"
-        row = next(state.row for state in ranks if state.row.rank == helper.rank)
         cause = f"cannot go on: {what} {since}"
         return rank_failure(row, code="R013", kind=Cause.HUNG, cause=cause, time=time.time(), next_step=hint)
     hosts = {state.row.host for state in ranks}
@@ -74,7 +75,8 @@ def _cut(cuts: Mapping[tuple[str, str], int], ranks: Sequence[RankState]) -> Fai
 
 
 def _named(helper: StoppedHelper) -> str:
-    return f"`{helper.name}` (process {helper.pid})"
+    name = f"`{helper.name}`" if helper.name else f"the shim of rank {helper.rank}"
+    return f"{name} (process {helper.pid})"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
