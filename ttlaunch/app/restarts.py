@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,18 +61,14 @@ def run_with_restarts(
     Raises:
         LaunchError: A host is not ready, or there are no hosts for another start.
     """
-    slurm = prepared.description.slurm
+    options, slurm = replace(options, most_restarts=most), prepared.description.slurm
+    on_hosts: AbstractContextManager[PreparedRun] = nullcontext(prepared)
     if slurm is not None and slurm.request is not None:
-        options = replace(options, marks=(*options.marks, ("slurm", time.time())))
-    options = replace(options, most_restarts=most)
-    slurm = prepared.description.slurm
-    if slurm is None or slurm.request is None:
-        return _run_with_restarts(
-            prepared, options, dialogue, most=most, ready=ready, begun=begun, ended=ended, onward=onward
-        )
-    from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
+        from ttlaunch.app.slurm_allocation import on_hosts_of_slurm
 
-    with on_hosts_of_slurm(prepared, slurm.request, dialogue) as placed:
+        options = replace(options, marks=(*options.marks, ("slurm", time.time())))
+        on_hosts = on_hosts_of_slurm(prepared, slurm.request, dialogue)
+    with on_hosts as placed:
         return _run_with_restarts(
             placed, options, dialogue, most=most, ready=ready, begun=begun, ended=ended, onward=onward
         )
