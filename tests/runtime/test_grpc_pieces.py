@@ -1,9 +1,8 @@
 """The messages of calls: what is packed is parsed again, and nothing else is."""
 
-import random
-
 import pytest
 
+from tests.runtime.damaged import refuses_any_other_bytes, refuses_each_flipped_bit
 from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, BadFrameError, Frame, Kind, pack, parse
 from ttlaunch.runtime.comm.grpc.pieces import MOST_HEADER_BYTES, Piece, PieceKind, pack_piece, parse_piece
 from ttlaunch.runtime.comm.grpc.vectors import Key
@@ -37,27 +36,11 @@ def test_a_message_that_contradicts_itself_is_refused(piece):
 
 
 def test_no_damaged_message_is_taken_for_a_whole_one():
-    data = pack_piece(PIECE)
-    for place in range(8 * len(data)):
-        damaged = bytearray(data)
-        damaged[place // 8] ^= 1 << place % 8
-        with pytest.raises(BadFrameError):
-            parse_piece(bytes(damaged))
+    refuses_each_flipped_bit(parse_piece, pack_piece(PIECE))
 
 
 def test_no_bytes_make_the_parser_raise_anything_else():
-    rng, whole = random.Random(1), pack_piece(PIECE)  # noqa: S311 - no secret
-    for _ in range(20_000):
-        data = bytearray(whole if rng.random() < 0.7 else rng.randbytes(rng.randrange(300)))
-        for _ in range(rng.randrange(1, 5)):
-            if data:
-                data[rng.randrange(len(data))] = rng.randrange(256)
-        cut = bytes(data[: rng.randrange(len(data) + 1)]) if rng.random() < 0.3 else bytes(data)
-        if cut != whole:
-            with pytest.raises(BadFrameError):
-                parse_piece(cut)
-    with pytest.raises(BadFrameError):
-        parse_piece(bytes(CHUNK_BYTES + MOST_HEADER_BYTES + 1))
+    refuses_any_other_bytes(parse_piece, pack_piece(PIECE), longest=CHUNK_BYTES + MOST_HEADER_BYTES)
 
 
 def test_a_frame_is_no_message_and_a_message_no_frame():
