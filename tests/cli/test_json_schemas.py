@@ -24,6 +24,7 @@ WITHOUT_A_RUN = {
     "place data_parallel --on 2loudboxes": "place",
     "simulate data_parallel --set training_config.steps=1": "simulate",
     "simulate data_parallel --virtual --steps 1": "simulate-virtual",
+    "simulate data_parallel --virtual --elastic 1:2 --steps 1": "simulate-virtual-elastic",
     "advise zero --ranks 1": "advise",
     "configs list": "configs",
     "recipes list": "recipes",

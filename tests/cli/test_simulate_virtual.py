@@ -12,6 +12,18 @@ import pytest
         ("--virtual --slow 1=2 --slow 1=3", "error[P009]: `--slow` names rank 1 twice"),
         ("--virtual --slow 7=2", "error[P009]: `--slow 7=2` names rank 7, but there are only 2"),
         ("--virtual --what-if --out x.png", "error[P009]: `--out x.png`: pictures are SVG, not PNG"),
+        ("--elastic 1:2", "error[P009]: `--elastic` was given without `--virtual`"),
+        ("--virtual --start-s 1", "error[P009]: `--start-s` was given without `--elastic`"),
+        (
+            "--virtual --elastic 1:2 --what-if",
+            "error[P009]: `--elastic` was given with `--what-if`, whose runs have ranks that stay",
+        ),
+        (
+            "--virtual --elastic 1:2 --plan 'join at step=1' --lease 5",
+            "error[P009]: `--lease` was given with `--elastic`, with which no hang of a run and no lost host is simulated",
+        ),
+        ("--virtual --elastic 2:1", "error[P009]: `--elastic 2:1`: MIN is at most MAX"),
+        ("--virtual --plan 'join at step=1'", "error[P037]: `join` needs a run whose workers come and go"),
         ("--virtual --out kept", "error[P009]: `--out` was given with `--virtual`, which has no values to keep"),
     ],
 )

@@ -117,13 +117,13 @@ def test_ctrl_c_is_no_failure(plan):
     assert found.is_right
 
 
-def test_faults_that_need_values_or_other_members_are_refused(plan):
+def test_faults_that_need_values_or_an_elastic_run_are_refused(plan):
     with pytest.raises(LaunchError) as refused:
         check_virtual_faults(faults("flip rank=1 at step=5; join at step=3; kill rank=9 at step=1"), plan)
     assert [
+        "`join` needs a run whose workers come and go",
         "`rank=9` is not in this run",
         "`flip rank=1 at step=5` cannot be simulated",
-        "`join at step=3` cannot be simulated",
     ] == [one.message for one in refused.value.diagnostics]
 
 

@@ -71,6 +71,7 @@ JSON_SCHEMAS = {
     "show": 1,
     "simulate": 1,
     "simulate-virtual": 1,
+    "simulate-virtual-elastic": 1,
     "simulate-what-if": 1,
     "stop": 1,
     "submit": 1,

@@ -17,7 +17,9 @@ from ttlaunch.cli.virtual_options import ComputeMs, LinkGbps, LinkUs, Slow, Slow
 from ttlaunch.diagnostics import Format, counted, usage_error
 
 if TYPE_CHECKING:
+    from ttlaunch.app.dialogue import Dialogue
     from ttlaunch.lab.simulate import Simulation
+    from ttlaunch.lab.virtual import Conditions
     from ttlaunch.planning.launch_plan import LaunchPlan
 
 EXAMPLES = """\
@@ -31,6 +33,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch simulate hierarchical_parallel --virtual --plan "kill rank=2 at step=2"[/bold]   what the report of such a run would name
 
+[bold]ttlaunch simulate data_parallel --virtual -n 4 --elastic 1:6 --steps 60 --plan "kill rank=1 at step=5; join at step=9"[/bold]   workers come and go
+
 [bold]ttlaunch simulate my_recipe/ --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
 """
 
@@ -38,7 +42,7 @@ EXAMPLES = """\
 _USUAL_STEPS, _MOST_STEPS = 3, 1000
 
 
-@asks_for("on", "config_file", "overrides", "ranks", "naive", "env")
+@asks_for("on", "config_file", "overrides", "ranks", "elastic", "naive", "env")
 def simulate(
     target: Annotated[
         str,
@@ -66,7 +70,13 @@ def simulate(
     ] = False,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=1, max=_MOST_STEPS, help="With --virtual: how many steps.", show_default="3"),
+        typer.Option(
+            "--steps",
+            min=1,
+            max=_MOST_STEPS,
+            help="With --virtual: how many steps.",
+            show_default="3; with --elastic as in the training file",
+        ),
     ] = None,
     compute_ms: ComputeMs = None,
     link_us: LinkUs = None,
@@ -106,6 +116,17 @@ def simulate(
             show_default=f"{contract.LEASE_S:g}",
         ),
     ] = None,
+    start_s: Annotated[
+        float | None,
+        typer.Option(
+            "--start-s",
+            min=0,
+            max=1e6,
+            metavar="SECONDS",
+            help="With --elastic: how long a worker takes from its start until it can get the state.",
+            show_default="5",
+        ),
+    ] = None,
     what_if: Annotated[
         bool,
         typer.Option("--what-if", help="With --virtual: also with slower links, and with fewer and more ranks."),
@@ -125,6 +146,7 @@ def simulate(
     given: dict[str, Any] = {"steps": steps, "compute_ms": compute_ms, "link_us": link_us, "link_gbps": link_gbps}
     given |= {"slow": slow, "slow_link": slow_link, "fold": fold, "jitter": jitter, "seed": seed, "plan": faults}
     given |= {"hang_timeout": hang_timeout, "lease": lease, "what_if": what_if or None}
+    given |= {"elastic": spec.elastic, "start_s": start_s}
     conditions = {name: value for name, value in given.items() if value not in (None, [])}
     if virtual:
         kept = replace(spec, target=target)
@@ -163,13 +185,13 @@ def _simulate_virtually(
     spec: RunSpec, given: dict[str, Any], *, keep: Path | None, form: Format, verbose: bool
 ) -> None:
     from ttlaunch.cli.dialogue import TerminalDialogue
-    from ttlaunch.cli.virtual_view import draw_variants, parse_slow, render_variants, render_virtual
-    from ttlaunch.lab.simulate import plan_simulation
-    from ttlaunch.lab.virtual import Conditions, run_virtually
+    from ttlaunch.cli.virtual_view import draw_variants, parse_slow, render_variants
+    from ttlaunch.lab.virtual import Conditions
     from ttlaunch.lab.what_if import what_if
 
     asks = given.pop("what_if", False)
-    given |= _events(given, asks=asks)
+    of_elastic = _of_elastic(given, asks=asks)
+    given |= _events(given, asks=asks, is_elastic=of_elastic is not None)
     if keep is not None and not asks:
         hint = "leave it out, or draw what would change with `--what-if`"
         raise usage_error("`--out` was given with `--virtual`, which has no values to keep", hint)
@@ -177,15 +199,14 @@ def _simulate_virtually(
         check_picture(keep)
     for name in ("slow", "slow_link"):
         given[name] = parse_slow(given.get(name, ()), option="--" + name.replace("_", "-"))
+    if of_elastic is not None:
+        of_elastic["steps"] = given.pop("steps", None)
     conditions, dialogue = Conditions(**given), TerminalDialogue(form, verbose=verbose)
+    if of_elastic is not None:
+        _simulate_elastic(spec, conditions, dialogue, form=form, **of_elastic)
+        return
     if not asks:
-        found = run_virtually(plan_simulation(spec, dialogue, has_room=True), conditions)
-        if form is Format.JSON:
-            print_json(found.as_json(), schema="simulate-virtual")
-        else:
-            print_lines(render_virtual(found))
-        if found.verdict is not None and not found.verdict.is_right:
-            exit_with(contract.STATUS_RANK_FAILED)
+        _simulate_once(spec, conditions, dialogue, form=form)
         return
     variants = what_if(spec, conditions, dialogue)
     if form is Format.JSON:
@@ -196,7 +217,54 @@ def _simulate_virtually(
         write_picture(keep, draw_variants(variants))
 
 
-def _events(given: dict[str, Any], *, asks: bool) -> dict[str, Any]:
+def _of_elastic(given: dict[str, Any], *, asks: bool) -> dict[str, Any] | None:
+    """Take what only an elastic run has out of what was given; None if it is none."""
+    found: dict[str, Any] = {name: given.pop(name) for name in ("elastic", "start_s") if name in given}
+    if "elastic" not in found:
+        if found:
+            raise usage_error("`--start-s` was given without `--elastic`", "add `--elastic MIN:MAX`, or leave it out")
+        return None
+    if asks:
+        raise usage_error("`--elastic` was given with `--what-if`, whose runs have ranks that stay")
+    for name in ("hang_timeout", "lease"):
+        if name in given:
+            option = "--" + name.replace("_", "-")
+            reason = "with which no hang of a run and no lost host is simulated"
+            raise usage_error(f"`{option}` was given with `--elastic`, {reason}", "leave it out")
+    del found["elastic"]  # it is a part of the specification
+    return found
+
+
+def _simulate_once(spec: RunSpec, conditions: "Conditions", dialogue: "Dialogue", *, form: Format) -> None:
+    from ttlaunch.cli.virtual_view import render_virtual
+    from ttlaunch.lab.simulate import plan_simulation
+    from ttlaunch.lab.virtual import run_virtually
+
+    found = run_virtually(plan_simulation(spec, dialogue, has_room=True), conditions)
+    if form is Format.JSON:
+        print_json(found.as_json(), schema="simulate-virtual")
+    else:
+        print_lines(render_virtual(found))
+    if found.verdict is not None and not found.verdict.is_right:
+        exit_with(contract.STATUS_RANK_FAILED)
+
+
+def _simulate_elastic(
+    spec: RunSpec, conditions: "Conditions", dialogue: "Dialogue", *, form: Format, **given: Any
+) -> None:
+    from ttlaunch.cli.virtual_elastic_view import render_elastic
+    from ttlaunch.lab.virtual_elastic import run_elastic_virtually
+
+    found = run_elastic_virtually(spec, conditions, dialogue, **given)
+    if form is Format.JSON:
+        print_json(found.as_json(), schema="simulate-virtual-elastic")
+    else:
+        print_lines(render_elastic(found))
+    if not found.verdict.is_right:
+        exit_with(contract.STATUS_RANK_FAILED)
+
+
+def _events(given: dict[str, Any], *, asks: bool, is_elastic: bool) -> dict[str, Any]:
     """Take jitter, faults and how long a run waits out of what was given, and return them as `Conditions` has them."""
     from ttlaunch.diagnostics import LaunchError, has_errors
     from ttlaunch.lab.chaos.experiment import fault_source
@@ -220,7 +288,7 @@ def _events(given: dict[str, Any], *, asks: bool) -> dict[str, Any]:
     faults, mistakes = parse_faults(source)
     if has_errors(mistakes):
         raise LaunchError(mistakes)
-    if "steps" not in given:  # so many that the moments come
+    if "steps" not in given and not is_elastic:  # so many that the moments come
         steps = [one.moment.step + 1 for one in faults if isinstance(one.moment, AtStep)]
         found["steps"] = min(_MOST_STEPS, max([_USUAL_STEPS, *steps]))
     lease_s = waits["lease"] or contract.LEASE_S

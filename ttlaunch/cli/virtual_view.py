@@ -7,8 +7,10 @@ from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import counted, usage_error
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.draw.bars import Measurement, Panel, render_bars
-from ttlaunch.lab.virtual import GFLOPS, StepTime, VirtualRun
+from ttlaunch.lab.virtual import GFLOPS, Conditions, StepTime, VirtualRun
+from ttlaunch.lab.virtual_faults import VirtualVerdict
 from ttlaunch.lab.what_if import Variant
+from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.routes import network_of
 
 _SLOW = re.compile(r"([0-9]{1,7})=([0-9]{1,6}(?:\.[0-9]{1,6})?)")
@@ -48,14 +50,10 @@ def render_virtual(found: VirtualRun) -> list[str]:
     if (runs := len(found.groups)) < found.plan.world_size:
         folded = f"{counted(runs, 'group')} of ranks that do the same, of which one stands for all"
     conditions = found.conditions
-    speed = f"{GFLOPS:g} GFLOP/s" if conditions.compute_ms is None else f"{conditions.compute_ms:g} ms a micro-batch"
     step = "no rank counts steps" if found.step_ms is None else f"{found.step_ms:.3f} ms"
-    network = network_of(found.plan, over_links=conditions.over_links)
-    where = "out of and into each rank" if network is None else network.speed
     return [
         f"{counted(found.plan.world_size, 'rank')} on a virtual clock, {counted(conditions.steps, 'step')}",
-        f"  computing        {speed}",
-        f"  messages         {conditions.link_us:g} µs, and {conditions.link_gbps:g} Gbit/s {where}",
+        *render_machines(conditions, found.plan),
         f"  ranks            {folded}",
         f"  step             {step}",
         "",
@@ -63,15 +61,23 @@ def render_virtual(found: VirtualRun) -> list[str]:
         *render_table([_HEADING, *rows], right=range(2, len(_HEADING)), indent="    "),
         "",
         f"  sent in steps    {found.step_bytes:,} bytes over {counted(found.pairs, 'pair')} of ranks{_bytes_verdict(found)}",
-        *_render_verdict(found),
+        *([] if found.verdict is None else render_verdict(found.verdict)),
     ]
 
 
-def _render_verdict(found: VirtualRun) -> list[str]:
+def render_machines(conditions: Conditions, plan: LaunchPlan) -> list[str]:
+    """Render how fast ranks compute and messages travel."""
+    speed = f"{GFLOPS:g} GFLOP/s" if conditions.compute_ms is None else f"{conditions.compute_ms:g} ms a micro-batch"
+    network = network_of(plan, over_links=conditions.over_links)
+    where = "out of and into each rank" if network is None else network.speed
+    return [
+        f"  computing        {speed}",
+        f"  messages         {conditions.link_us:g} µs, and {conditions.link_gbps:g} Gbit/s {where}",
+    ]
+
+
+def render_verdict(verdict: VirtualVerdict) -> list[str]:
     """Render what a run with these faults would end with."""
-    verdict = found.verdict
-    if verdict is None:
-        return []
     rows = [
         (one.fault, f"not made: {one.reason}", "", "")
         if one.at_s is None

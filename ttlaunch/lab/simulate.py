@@ -15,16 +15,17 @@ from ttlaunch.agent import SHIM
 from ttlaunch.app.dialogue import Dialogue, Unattended, stop_on_errors
 from ttlaunch.app.library import ClusterOptions
 from ttlaunch.app.order import checked_options, no_target, refuse_strangers, spec_of
-from ttlaunch.app.resolve import is_script, resolve
+from ttlaunch.app.resolve import ResolvedSpec, is_script, resolve
 from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, line_label, traffic_diagnostics
 from ttlaunch.app.run_spec import LOCAL, RunSpec
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Source, file_error, render, usage_error
 from ttlaunch.diagnostics.html import facts_html, text_html
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.lab.play import Played, play_ranks
+from ttlaunch.planning.elastic import plan_replacements
 from ttlaunch.planning.launch_plan import GRPC_PACKAGES, LaunchPlan, RecipeProgram
 from ttlaunch.planning.make import Surroundings
-from ttlaunch.planning.recipe_plan import plan_recipe
+from ttlaunch.planning.recipe_plan import RecipeChoice, plan_recipe
 from ttlaunch.records.simulation import SimulatedFinding, as_json
 from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.preflight import check_packages
@@ -147,7 +148,16 @@ def plan_simulation(
     assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
     missing = check_packages(plan.program, without=["mpi4py", *GRPC_PACKAGES])
     stop_on_errors([*resolved.diagnostics, *missing], dialogue)
-    return plan
+    return _with_replacements(plan, resolved, choice)
+
+
+def _with_replacements(plan: LaunchPlan, resolved: ResolvedSpec, choice: RecipeChoice) -> LaunchPlan:
+    if resolved.elastic is None:
+        return plan
+    elastic = plan_replacements(plan, resolved.elastic, choice)
+    if isinstance(elastic, Diagnostic):
+        raise LaunchError([elastic])
+    return elastic
 
 
 def _room(spec: RunSpec) -> Source:

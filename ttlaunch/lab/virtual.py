@@ -7,10 +7,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
 from ttlaunch.app.predict import NotPredicted, run_hollow
@@ -27,6 +27,9 @@ from ttlaunch.records.virtual import VIRTUAL_ERROR_FILE, VIRTUAL_FILE, VIRTUAL_O
 from ttlaunch.running.metrics.traffic import expected_traffic
 from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import write_plan
+
+if TYPE_CHECKING:
+    from ttlaunch.spec.recipe.traffic import Traffic
 
 GFLOPS = 50.0
 """How many 10^9 floating-point operations a rank computes in a second, unless the time of a micro-batch is given: a few cores of a CPU."""
@@ -56,6 +59,7 @@ class Conditions:
         jitter, seed: In each step each rank computes faster or slower by up to this part, drawn with the seed.
         faults: What happens to ranks and hosts.
         patience: How long the run waits before it counts a host as lost, or itself as hanging.
+        times_micro_batch: Whether to find out how long a micro-batch takes.
     """
 
     steps: int = 3
@@ -71,13 +75,15 @@ class Conditions:
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     patience: Patience = field(default_factory=Patience)
+    times_micro_batch: bool = False
 
     def as_json(self) -> dict[str, Any]:
         by_text = {
             name: {str(rank): one for rank, one in getattr(self, name).items()} for name in ("slow", "slow_link")
         }
         own = {"faults": render_faults(self.faults), "gflops": GFLOPS if self.compute_ms is None else None}
-        return {**vars(self), **by_text, **own, "patience": vars(self.patience)}
+        known = {name: one for name, one in vars(self).items() if name != "times_micro_batch"}  # it changes no result
+        return {**known, **by_text, **own, "patience": vars(self.patience)}
 
     def order(self, plan: LaunchPlan) -> bytes:
         """Return them as the process of a plan's ranks reads them."""
@@ -95,6 +101,7 @@ class Conditions:
             "jitter": self.jitter,
             "seed": self.seed,
             "faults": order_faults(self.faults, plan),
+            "times_micro_batch": self.times_micro_batch,
         }
         return json.dumps(content).encode()
 
@@ -156,6 +163,10 @@ class VirtualRun:
         not_folded: Why every rank has times of its own although equal ones were to run once, as a clause; None if that is not so.
         verdict: How the run would end; None if no fault was ordered.
         repeats: How many ranks have times of their own and repeat what the code of a few of them does.
+        formula_step_bytes: What all ranks together send in each step by the formula, without what they send in some steps only; None
+            without a formula.
+        micro_batch_s: The time of a micro-batch on a rank that is not slow; 0 if it was not asked for.
+        facts: The numbers of rank 0 for the formula.
     """
 
     plan: LaunchPlan
@@ -170,6 +181,9 @@ class VirtualRun:
     not_folded: str | None
     verdict: VirtualVerdict | None = None
     repeats: int = 0
+    formula_step_bytes: int | None = None
+    micro_batch_s: float = 0.0
+    facts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def slowest(self) -> StepTime | None:
@@ -302,7 +316,8 @@ def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> Virtu
         raise _failed(verdict.failure.message, *verdict.failure.evidence[:1], code=verdict.failure.code)
     roles = [row.role for row in plan.ranks]
     groups = tuple(_step_time(one, roles[one.members[0].first]) for one in end.classes)
-    formula, reason = _formula(plan.as_json(), roles, end, steps=conditions.steps, is_broken=is_broken)
+    flows, reason = _flows(plan.as_json(), roles, end, steps=conditions.steps, is_broken=is_broken)
+    formula = None if flows is None else _bytes_of_pairs(flows, steps=conditions.steps)
     counts = [sum(1 for _ in one.members) for one in groups]
     return VirtualRun(
         plan,
@@ -317,6 +332,9 @@ def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> Virtu
         not_folded=end.not_folded,
         repeats=sum(1 + span.last - span.first for span in end.repeats),
         verdict=verdict,
+        formula_step_bytes=None if flows is None else sum(one.per_step for one in flows if one.every == 1),
+        micro_batch_s=end.micro_batch_s,
+        facts=next(one.facts for one in end.classes if any(span.first == 0 for span in one.members)),
     )
 
 
@@ -378,10 +396,10 @@ def _step_time(one: VirtualClass, role: str) -> StepTime:
     )
 
 
-def _formula(
+def _flows(
     content: dict[str, Any], roles: list[str], end: VirtualEnd, *, steps: int, is_broken: bool
-) -> tuple[Counter[tuple[int, int]] | None, str | None]:
-    """Return the bytes within the steps of each pair of ranks by the recipe's formula; or None, and why there is none."""
+) -> tuple[Sequence["Traffic"] | None, str | None]:
+    """Return what the recipe's formula says of each pair of ranks; or None, and why there is none."""
     if is_broken:
         return None, "the run was broken"
     config = {**content["config"]}
@@ -393,11 +411,13 @@ def _formula(
         rank: one.facts for one in end.classes for span in one.members for rank in range(span.first, span.last + 1)
     }
     facts = [facts_of[rank] for rank in range(len(roles))]
-    flows, reason = expected_traffic({**content, "config": config}, roles=roles, facts=facts, runs_recipe=True)
-    if flows is None:
-        return None, reason
+    return expected_traffic({**content, "config": config}, roles=roles, facts=facts, runs_recipe=True)
+
+
+def _bytes_of_pairs(flows: Iterable["Traffic"], *, steps: int) -> Counter[tuple[int, int]]:
+    """Return the bytes within so many steps of each pair of ranks."""
     found: Counter[tuple[int, int]] = Counter()
     for one in flows:
         times = sum(step % one.every == 0 or step == steps for step in range(1, steps + 1))
         found[one.source, one.dest] += one.per_step * times + one.in_first_step
-    return found, None
+    return found

@@ -19,7 +19,7 @@ from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.lab.chaos.inject import FAULT
 from ttlaunch.lab.chaos.verdict import Verdict, judge_faults
 from ttlaunch.planning.fault_checks import check_faults, scope_of, targets_of
-from ttlaunch.planning.faults import ELASTIC, FLIPS, AtStep, Fault, Kind, Verb
+from ttlaunch.planning.faults import FLIPS, AtStep, Fault, Kind, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.endings import RankError, RankExit
 from ttlaunch.records.ranks import Started
@@ -85,27 +85,23 @@ class Patience:
 
 
 def check_virtual_faults(faults: Sequence[Fault], plan: LaunchPlan) -> None:
-    """Refuse faults that the plan's run cannot have, or that need values or another number of ranks.
+    """Refuse faults that the plan's run cannot have, or that need values.
 
     Raises:
         LaunchError: There is one.
     """
     scope = scope_of(plan, is_here=all(map(is_this_machine, plan.hosts)))
-    found = list(check_faults([one for one in faults if one.verb not in FLIPS | ELASTIC], scope))
-    for fault in faults:
-        reason = (
-            "no tensor has values on a virtual clock"
-            if fault.verb in FLIPS
-            else "the ranks of a simulation stay the same"
-        )
-        if fault.verb in FLIPS | ELASTIC:
-            message = f"`{shown(str(fault))}` cannot be simulated"
-            place = Label(fault.target_span, reason) if fault.target_span else None
-            found.append(
-                Diagnostic("P037", message, place, hints=("`ttlaunch chaos` takes it",), blame=Blame.COMMAND_LINE)
-            )
+    found = list(check_faults([one for one in faults if one.verb not in FLIPS], scope))
+    found += [not_simulated(one, "no tensor has values on a virtual clock") for one in faults if one.verb in FLIPS]
     if has_errors(found):
         raise LaunchError(found)
+
+
+def not_simulated(fault: Fault, reason: str) -> Diagnostic:
+    """Return the refusal of a fault that only a run can have."""
+    place = Label(fault.target_span, reason) if fault.target_span else None
+    message = f"`{shown(str(fault))}` cannot be simulated"
+    return Diagnostic("P037", message, place, hints=("`ttlaunch chaos` takes it",), blame=Blame.COMMAND_LINE)
 
 
 def order_faults(faults: Sequence[Fault], plan: LaunchPlan) -> list[dict[str, Any]]:

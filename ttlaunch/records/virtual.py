@@ -79,6 +79,7 @@ class VirtualOrder:
         network: The links that they share; None: each has a port of its own.
         jitter, seed: In each step each rank computes faster or slower by up to this part, drawn with the seed.
         faults: What happens to ranks.
+        times_micro_batch: Whether to say how long a micro-batch takes.
     """
 
     steps: Count
@@ -94,6 +95,7 @@ class VirtualOrder:
     seed: Count = 0
     warm_up: Count = 0
     faults: tuple[VirtualFault, ...] = _NO_FAULTS
+    times_micro_batch: Flag = False
 
 
 @record
@@ -177,6 +179,7 @@ class VirtualEnd:
         made: The faults that have happened, in order.
         errors: Of ranks that raised one.
         repeats: The ranks that have times of their own and repeat what the code of a few of them does.
+        micro_batch_s: How long the forward and backward pass of a micro-batch takes on a rank that is not slow; 0: not asked for.
     """
 
     classes: tuple[VirtualClass, ...]
@@ -187,3 +190,4 @@ class VirtualEnd:
     made: tuple[VirtualMade, ...]
     errors: tuple[VirtualError, ...]
     repeats: tuple[Span, ...] = _NO_SPANS
+    micro_batch_s: Amount = 0.0

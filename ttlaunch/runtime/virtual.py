@@ -114,8 +114,10 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
     corpus = read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
     flops_per_s = order.gflops * 1e9
+    needs_flops = order.compute_s or order.times_micro_batch
+    flops = _flops_of_micro_batch(cfg, world, corpus) if needs_flops else 0
     if order.compute_s:
-        flops_per_s = _flops_of_micro_batch(cfg, world, corpus) / order.compute_s
+        flops_per_s = flops / order.compute_s
     slowness = {Rank(int(rank)): factor for rank, factor in order.slow.items()}
     slow_links = {Rank(int(rank)): factor for rank, factor in order.slow_links.items()}
     link = Link(order.latency_s, order.bytes_per_s, slow_links, _routes(order, world))
@@ -129,7 +131,7 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
         found = _run_same_code(play, None)
     else:
         found = _run_folded(play)
-    return found | {"flops_per_s": flops_per_s}
+    return found | {"flops_per_s": flops_per_s, "micro_batch_s": flops / flops_per_s}
 
 
 def _differences(play: "_Play", *, period: int = 1) -> list[Hashable]:

@@ -360,10 +360,7 @@ class ElasticRun:
             who = "the worker that is left" if count == 1 else f"the {count} workers that are left"
             cause = f"{who} cannot go on: the weights are gone with those that ended"
             return Failure(code="R075", cause=cause, time=time.time(), evidence=why, next_step=resume)
-        cause = (
-            f"{counted(count, 'worker')} {'is' if count == 1 else 'are'} left, and a step needs {self._limits.minimum}"
-        )
-        return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=time.time(), evidence=why)
+        return few_are_left(count, needed=self._limits.minimum, at=time.time(), why=why)
 
     def _how_to_go_on(self) -> str:
         step = self._newest_checkpoint()
@@ -415,6 +412,12 @@ class ElasticRun:
 
     def _say(self, text: str) -> None:
         self._view.output("stderr", clean(text).encode())
+
+
+def few_are_left(count: int, *, needed: int, at: float, why: Sequence[str]) -> Failure:
+    """Return the failure of a run that has too few workers for a step, and none is starting; `why` says how others ended."""
+    cause = f"{counted(count, 'worker')} {'is' if count == 1 else 'are'} left, and a step needs {needed}"
+    return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=at, evidence=tuple(why))
 
 
 def _present(ranks: Sequence[RankState]) -> list[RankState]:

@@ -201,7 +201,7 @@ class Membership:
         """
         with self._lock:
             if number in self._state.staying:
-                self._check_can_leave(number)
+                check_can_leave(self._state, number)
                 self._leave(number, now)
 
     def let_go(self, number: int, now: float) -> None:
@@ -220,17 +220,6 @@ class Membership:
         with self._lock:
             self._has_lost = False
             self._handle(EndOrdered(), now)
-
-    def _check_can_leave(self, number: int) -> None:
-        terms, others = self._state.terms, len(self._state.staying) - 1
-        if others < terms.minimum:
-            left = f"{others} {'is' if others == 1 else 'are'} left"
-            raise NotAdmittedError(
-                f"{worker_name(number)} cannot leave: a step needs {counted(terms.minimum, 'worker')}, and without it {left}"
-            )
-        has_alone = terms.servers > 0 and terms.slots is None
-        if has_alone and number in self._state.places[: terms.servers]:
-            raise NotAdmittedError(f"{worker_name(number)} cannot leave: it is the server, which alone has the weights")
 
     def tick(self, now: float) -> None:
         """Repeat orders that may have been lost; call it a few times a second."""
@@ -323,3 +312,20 @@ class Membership:
             self._tell(order.to, order_to_json(order).encode())
         if any(isinstance(order.message, Finish) for order in orders):
             self._pulse.restart((), 0.0)
+
+
+def check_can_leave(state: Coordinator, number: int) -> None:
+    """Refuse that a worker leaves without which the others could not go on.
+
+    Raises:
+        NotAdmittedError: They could not.
+    """
+    terms, others = state.terms, len(state.staying) - 1
+    if others < terms.minimum:
+        left = f"{others} {'is' if others == 1 else 'are'} left"
+        raise NotAdmittedError(
+            f"{worker_name(number)} cannot leave: a step needs {counted(terms.minimum, 'worker')}, and without it {left}"
+        )
+    has_alone = terms.servers > 0 and terms.slots is None
+    if has_alone and number in state.places[: terms.servers]:
+        raise NotAdmittedError(f"{worker_name(number)} cannot leave: it is the server, which alone has the weights")

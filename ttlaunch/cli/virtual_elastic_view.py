@@ -1,0 +1,81 @@
+"""What `ttlaunch simulate --virtual --elastic` prints: the epochs, what each change of the members cost, and the verdict."""
+
+from ttlaunch.cli.table import render_table
+from ttlaunch.cli.virtual_view import render_machines, render_verdict
+from ttlaunch.contract import worker_name
+from ttlaunch.diagnostics import counted
+from ttlaunch.lab.virtual_elastic import EpochTime, VirtualElasticRun
+from ttlaunch.running.logs.fold import render_ranks
+
+_EPOCHS = (
+    "epoch",
+    "after step",
+    "at, s",
+    "workers",
+    "steps",
+    "a step, ms",
+    "bytes in it",
+    "lost, ms",
+    "anew",
+    "because",
+)
+_WORKERS = ("worker", "started, s", "can take part, s", "got, bytes", "ended, s", "how")
+
+
+def render_elastic(found: VirtualElasticRun) -> list[str]:
+    """Render an elastic run: a line for each epoch, one for each worker that came or ended, and how the run would end."""
+    limits = found.plan.elastic
+    assert limits is not None  # noqa: S101 - the run is elastic
+    number = str(limits.minimum) if limits.minimum == limits.maximum else f"{limits.minimum} to {limits.maximum}"
+    workers = [
+        (
+            worker_name(number),
+            f"{one.started_s:.3f}",
+            "–" if one.ready_s is None else f"{one.ready_s:.3f}",
+            f"{found.bytes_taken(one):,}" if one.taken != [0, 0] else "–",
+            "–" if one.gone_s is None else f"{one.gone_s:.3f}",
+            one.why or ("was still starting when the run was over" if one.ready_s is None else ""),
+        )
+        for number, one in sorted(found.workers.items())
+        if one.started_s or one.why
+    ]
+    come_and_go = ["", *render_table([_WORKERS, *workers], right=range(1, 5), indent="  ")] if workers else []
+    return [
+        f"{counted(limits.first, 'worker')} {'starts' if limits.first == 1 else 'start'} on a virtual clock, {number} make each of {counted(found.steps, 'step')}",
+        *render_machines(found.conditions, found.plan),
+        f"  a worker starts  in {found.start_s:g} s",
+        "",
+        *render_table([_EPOCHS, *map(_cells, found.epochs)], right={0, 1, 2, 4, 5, 6, 7, 8}, indent="  "),
+        "",
+        f"  bytes            {_bytes_verdict(found)}",
+        *come_and_go,
+        *(
+            render_verdict(found.verdict)
+            if found.verdict.faults
+            else ["", f"  the run          done after {found.over_s:.3f} s"]
+        ),
+    ]
+
+
+def _bytes_verdict(found: VirtualElasticRun) -> str:
+    reasons = dict.fromkeys(one.run.no_formula for one in found.epochs if one.run.no_formula is not None)
+    if reasons:
+        return f"no formula, because {next(iter(reasons))}"
+    if differing := sum(one.run.differing for one in found.epochs):
+        return f"{counted(differing, 'pair')} sent other bytes than the formula says"
+    return "of each step, exactly as the formula says"
+
+
+def _cells(one: EpochTime) -> tuple[str, ...]:
+    epoch, run = one.epoch, one.run
+    sent = "–" if run.formula_step_bytes is None or run.differing else f"{run.formula_step_bytes:,}"
+    lost = "–" if epoch.lost_s is None or not epoch.reasons else f"{epoch.lost_s * 1e3:.3f}"
+    numbers = (
+        str(epoch.epoch),
+        str(epoch.step),
+        f"{epoch.at_s:.3f}",
+        render_ranks(list(epoch.members)),
+        str(epoch.steps),
+    )
+    because = "; ".join(epoch.reasons) or "the run began"
+    return (*numbers, f"{one.step_ms:.3f}", sent, lost, str(epoch.computed_anew), because)
