@@ -11,6 +11,7 @@ from ttlaunch.cli.virtual_elastic_view import render_elastic
 from ttlaunch.diagnostics import LaunchError, Source
 from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.lab.virtual import Conditions, run_virtually
+from ttlaunch.lab.virtual_costs import WorkerCosts
 from ttlaunch.lab.virtual_elastic import run_elastic_virtually
 from ttlaunch.planning.fault_parser import parse_faults
 
@@ -151,3 +152,19 @@ def test_faults_of_a_run_that_are_not_simulated_are_refused(text):
 def test_a_moment_after_the_last_step_never_comes():
     with pytest.raises(LaunchError, match="`step=31` never comes"):
         simulate("join at step=31")
+
+
+def test_a_state_crosses_the_ports_of_hosts_and_a_slow_port_slows_it(tmp_path):
+    """Two hosts with two workers each; 1 Gbit/s is 125 MB/s."""
+    hostfile = tmp_path / "hosts.txt"
+    hostfile.write_text("a slots=2\nb slots=2\n")
+    spec = replace(ELASTIC, ranks=4, elastic="1:8", hostfile=hostfile)
+    plan = plan_simulation(spec, Unattended(), has_room=True)
+    hosts = [row.host for row in plan.ranks]
+    costs = WorkerCosts(spec, plan, Conditions(link_gbps=1.0, link_us=100.0, slow_link={2: 2.0}), steps=3)
+    costs.mean_bytes = 125_000_000
+    assert (["a", "a", "b", "b"], "a") == (hosts[:4], hosts[4])
+    # Worker 4 of host a: a half from host a itself, the other one from worker 3 over both ports.
+    assert 0.5 + 100e-6 == pytest.approx(costs.mean_s(4, (0, 3)))
+    assert 1.5 + 100e-6 == pytest.approx(costs.mean_s(4, (2, 3)))  # one of both halves is twice as slow
+    assert 125e6 / 8e9 + 50e-6 == pytest.approx(costs.mean_s(4, (0, 1)))
