@@ -1,5 +1,7 @@
 """The transport over gRPC keeps the promises of every transport, and names what a peer does wrong."""
 
+import errno
+import os
 import queue
 import socket
 import struct
@@ -226,6 +228,25 @@ def test_a_call_that_ends_takes_its_lane_with_it(tmp_path):
             waiting.wait()
         lane.settimeout(10)
         assert lane.recv(1) == b""
+
+
+def test_a_lane_that_breaks_between_two_ranks_that_live_is_a_loss_for_both(tmp_path):
+    with world(tmp_path, 2) as (first, second):
+        second.send(torch.ones(4), dest=0)
+        first.recv(torch.empty(4), source=1)
+        waiting = first.irecv(torch.empty(4), source=1)
+        [channel] = second._links._outgoing.values()
+        reason = OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        second._links._loop.call_soon_threadsafe(channel.lane._end, reason)
+        assert first.wait_any([waiting], timeout_s=10) == 0
+        sending = second.isend(torch.empty(100_000), dest=0)
+        assert second.wait_any([sending], timeout_s=10) == 0
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: its connection broke$"):
+            waiting.wait()
+        with pytest.raises(
+            PeerLostError, match=r"^rank 0 \(peer\) is gone: its lane broke: no buffer space available$"
+        ):
+            sending.wait()
 
 
 def test_a_message_between_hosts_that_is_larger_than_a_frame_may_be_ends_the_stream(hosts):

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ttlaunch.errors import system_reason
 from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer
@@ -280,7 +281,11 @@ class Links:
             connection.close()
             return True
         call.add_done_callback(lambda _: channel.close_lane())  # a child of a dead peer may keep the other end open
-        return not isinstance(await self._use_lane(route.peer, channel, connection), BadFrameError)
+        broken = await self._use_lane(route.peer, channel, connection)
+        status = await call.code() if isinstance(broken, OSError) else None
+        if broken is not None and status == grpc.StatusCode.OK:  # both live: only the lane between them broke
+            self._lose(route.peer, channel, f"its lane broke: {system_reason(broken)}")
+        return not isinstance(broken, BadFrameError)
 
     async def _use_stream(self, peer: Peer, channel: "Channel[Any]", stream: Any) -> bool:
         """Exchange frames on a gRPC stream; return whether it ended, and not because of a frame that no rank sends."""
