@@ -58,14 +58,18 @@ def hanging(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
 
     def start(body):
         (tmp_path / "mine/trainer.py").write_text(TRAINER + body)
-        process = ttlaunch_on(cluster).start(f"run mine --on lab --ranks 3 --hang-timeout {TIMEOUT_S}")
-        lines = []
-        while sum(line.rstrip().endswith("| up") for line in lines) < 3 and "×3" not in "".join(lines):
-            lines.append(process.stdout.readline())
-            assert lines[-1], (lines, process.stderr.read())
-        return process
+        return whose_ranks_are_up(ttlaunch_on(cluster).start(f"run mine --on lab --ranks 3 --hang-timeout {TIMEOUT_S}"))
 
     return start
+
+
+def whose_ranks_are_up(process):
+    """A launcher, once it has said so of its three ranks."""
+    lines = []
+    while sum(line.rstrip().endswith("| up") for line in lines) < 3 and "×3" not in "".join(lines):
+        lines.append(process.stdout.readline())
+        assert lines[-1], (lines, process.stderr.read())
+    return process
 
 
 def told(process, tmp_path, *, began):
@@ -131,12 +135,7 @@ def ring(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
 
     def start(steps):
         words = f"run ring.py --on lab --ranks 3 --hang-timeout {TIMEOUT_S} -- {steps}"
-        process = ttlaunch_on(cluster).start(words)
-        lines = []
-        while sum(line.rstrip().endswith("| up") for line in lines) < 3 and "×3" not in "".join(lines):
-            lines.append(process.stdout.readline())
-            assert lines[-1], (lines, process.stderr.read())
-        return process
+        return whose_ranks_are_up(ttlaunch_on(cluster).start(words))
 
     return start
 

@@ -82,7 +82,7 @@ def losses(run, kind="step", key="loss"):
     return {record["step"]: record[key] for record in records if key in record}
 
 
-@pytest.mark.parametrize(
+LAYOUTS = pytest.mark.parametrize(
     ("workers", "options"),
     [
         (2, {"shard": "all", "activation_checkpointing": True, "tied": True}),
@@ -91,6 +91,9 @@ def losses(run, kind="step", key="loss"):
     ],
     ids=str,
 )
+
+
+@LAYOUTS
 def test_the_losses_are_those_of_one_process(sharded, alone, workers, options):
     """E1, E2, E3, E13: with dropout, clipping, accumulation and blocks of unequal length; norms as in other recipes (D24)."""
     found, (expected, _) = sharded(workers, **options), alone(tied=options.get("tied", False))
@@ -110,15 +113,7 @@ def test_the_naive_form_has_the_same_losses_up_to_rounding(sharded, tmp_path):
         assert losses(fast, "step", key) == pytest.approx(losses(naive, "step", key), rel=ROUNDING)
 
 
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [
-        (2, {"shard": "all", "activation_checkpointing": True, "tied": True}),
-        (3, {"shard": "optimizer+gradients"}),
-        (4, {"shard": "all", "replicas": 2}),
-    ],
-    ids=str,
-)
+@LAYOUTS
 def test_it_moves_and_keeps_what_the_formulas_say(sharded, workers, options):
     """D1, E1: 16/n bytes a parameter as measured; every collective of torch's that was made, and no other."""
     found = sharded(workers, **options)

@@ -387,3 +387,16 @@ def losses_of(records):
 
 def validations_of(records):
     return {record["step"]: record["loss"] for record in records if record["kind"] == contract.KIND_VALIDATION}
+
+
+def check(run, expected, *, finished, digest_of=ElasticRun.digest):
+    """All that finished have the parameters of one process, and what was reported is what that process has reported."""
+    digest, losses, validations = expected
+    assert dict.fromkeys(finished, 0) == {number: run.statuses[number] for number in finished}
+    assert {digest} == {digest_of(run, number) for number in finished}
+    found, validated = {}, {}
+    for records in run.records.values():
+        found |= losses_of(records)
+        validated |= validations_of(records)
+    assert losses == losses | found
+    assert validations == validated

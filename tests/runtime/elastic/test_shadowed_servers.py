@@ -6,7 +6,7 @@ import pytest
 
 from ttlaunch.membership.coordinator_state import Phase
 
-from .elastic_runs import KILL, ElasticRun, Kind, gate, in_one_process, losses_of, validations_of
+from .elastic_runs import KILL, ElasticRun, Kind, check, gate, in_one_process, losses_of
 
 pytestmark = pytest.mark.slow
 
@@ -97,19 +97,6 @@ def begin(tmp_path):
     yield make
     for run in runs:
         run.close()
-
-
-def check(run, expected, *, finished):
-    """All that finished have the parameters of one process, and what was reported is what that process has reported."""
-    digest, losses, validations = expected
-    assert dict.fromkeys(finished, 0) == {number: run.statuses[number] for number in finished}
-    assert {digest} == {run.digest(number) for number in finished}
-    found, validated = {}, {}
-    for records in run.records.values():
-        found |= losses_of(records)
-        validated |= validations_of(records)
-    assert losses == losses | found
-    assert validations == validated
 
 
 def test_optimizer_aggregator_and_workers_train_to_the_bits_of_one_process(begin, expected):

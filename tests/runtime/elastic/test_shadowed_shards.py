@@ -9,7 +9,7 @@ from ttlaunch.membership.coordinator_state import Phase
 from ttlaunch.membership.slots import divide_slots
 from ttlaunch.running.report import combine_digests
 
-from .elastic_runs import HAPPENING, KILL, ElasticRun, Kind, gate, in_one_process, losses_of, validations_of
+from .elastic_runs import HAPPENING, KILL, ElasticRun, Kind, check, gate, in_one_process, losses_of
 
 pytestmark = pytest.mark.slow
 
@@ -87,23 +87,10 @@ def digest_of(run, number):
     return combine_digests([found])[0]
 
 
-def check(run, expected, *, finished):
-    """All that finished have the parameters of one process, and what was reported is what that process has reported."""
-    digest, losses, validations = expected
-    assert dict.fromkeys(finished, 0) == {number: run.statuses[number] for number in finished}
-    assert {digest} == {digest_of(run, number) for number in finished}
-    found, validated = {}, {}
-    for records in run.records.values():
-        found |= losses_of(records)
-        validated |= validations_of(records)
-    assert losses == losses | found
-    assert validations == validated
-
-
 @pytest.mark.parametrize("stage", [0, 3])
 def test_members_that_nothing_happens_to_train_to_the_bits_of_one_process(begin, expected, stage):
     run = begin(first=3, stage=stage).finish()
-    check(run, expected, finished=[0, 1, 2])
+    check(run, expected, finished=[0, 1, 2], digest_of=digest_of)
     assert [expected[1]] * 3 == [losses_of(run.records[number]) for number in range(3)]
 
 
@@ -119,20 +106,20 @@ def test_members_that_nothing_happens_to_train_to_the_bits_of_one_process(begin,
 def test_at_every_stage_the_shadow_of_a_killed_owner_goes_on_with_the_same_bits(begin, expected, stage, place):
     run = begin(first=3, stage=stage, faults={(1, place, 5): KILL}).finish()
     assert -9 == run.statuses[1]
-    check(run, expected, finished=[0, 2])
+    check(run, expected, finished=[0, 2], digest_of=digest_of)
 
 
 @pytest.mark.parametrize("place", ["before a mean", "when a mean is made", "before the norms"])
 def test_whenever_an_owner_is_killed_the_others_go_on_with_the_same_bits(begin, expected, place):
     run = begin(first=3, faults={(1, place, 5): KILL}).finish()
     assert -9 == run.statuses[1]
-    check(run, expected, finished=[0, 2])
+    check(run, expected, finished=[0, 2], digest_of=digest_of)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_step_that_one_member_has_made_is_made_up_by_the_others_from_its_norm(begin, expected, stage):
     run = begin(first=3, stage=stage, faults={(2, "before the norms", 5): TELL_ONLY_THE_FIRST}).finish()
-    check(run, expected, finished=[0, 1])
+    check(run, expected, finished=[0, 1], digest_of=digest_of)
     [after] = [epoch for epoch in run.epochs if epoch.behind]
     assert (5, ((1, 4),), (0,)) == (after.applied, after.behind, after.holders)
 
@@ -151,7 +138,7 @@ def test_a_worker_that_comes_gets_its_slots_and_gives_them_on(begin, expected):
     run.until(lambda run: run.applied(2) >= 5)  # after the validation of step 4, which member 0 reports
     run.kill(0)
     run.finish()
-    check(run, expected, finished=[1, 2, 3])
+    check(run, expected, finished=[1, 2, 3], digest_of=digest_of)
 
 
 def test_members_leave_and_come_and_the_bits_stay(begin, expected):
@@ -166,7 +153,7 @@ def test_members_leave_and_come_and_the_bits_stay(begin, expected):
     run.open("step-6")
     run.until_members(0, 3, 4)
     run.finish()
-    check(run, expected, finished=[0, 3, 4])
+    check(run, expected, finished=[0, 3, 4], digest_of=digest_of)
 
 
 def test_a_member_that_dies_while_slots_are_cut_anew_is_replaced_by_its_shadow(begin, expected):
@@ -175,9 +162,9 @@ def test_a_member_that_dies_while_slots_are_cut_anew_is_replaced_by_its_shadow(b
     run = begin(first=4, faults=faults).finish()
     alive = [number for number, status in run.statuses.items() if status == 0]
     assert len(alive) >= 2
-    check(run, expected, finished=alive)
+    check(run, expected, finished=alive, digest_of=digest_of)
 
 
 def test_a_run_without_micro_batches_to_share_goes_on_with_one_member(begin, expected):
     run = begin(first=2, stage=2, faults={(0, "after the update", 4): KILL}).finish()
-    check(run, expected, finished=[1])
+    check(run, expected, finished=[1], digest_of=digest_of)

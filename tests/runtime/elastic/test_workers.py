@@ -13,10 +13,10 @@ from .elastic_runs import (
     SLOW,
     ElasticRun,
     calm,
+    check,
     gate,
     in_one_process,
     losses_of,
-    validations_of,
 )
 
 pytestmark = pytest.mark.slow
@@ -53,19 +53,6 @@ def begin(tmp_path):
     yield make
     for run in runs:
         run.close()
-
-
-def check(run, expected, *, finished):
-    """All that finished have the parameters of one process, and every step was reported with its loss."""
-    digest, losses, validations = expected
-    assert dict.fromkeys(finished, 0) == {number: run.statuses[number] for number in finished}
-    assert {digest} == {run.digest(number) for number in finished}
-    found, validated = {}, {}
-    for records in run.records.values():
-        found |= losses_of(records)
-        validated |= validations_of(records)
-    assert losses == losses | found
-    assert validations == validated
 
 
 def test_workers_that_nothing_happens_to_train_to_the_bits_of_one_process(begin, expected):
