@@ -469,7 +469,7 @@ def test_only_the_console_module_of_the_command_line_writes_to_a_stream(broken):
 
 @rule
 def words_the_reason_of_the_system(module):
-    return module.layer not in {"agent", "errors.py"} and ".strerror or" in module.text
+    return module.layer not in {"agent", "system_reason.py"} and ".strerror or" in module.text
 
 
 def test_the_reason_of_the_system_is_worded_in_one_place(broken):

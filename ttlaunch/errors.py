@@ -1,4 +1,4 @@
-"""Exceptions for what can go wrong outside of the program, and its words for them; mistakes in files are diagnostics, not exceptions."""
+"""Exceptions for what can go wrong outside of the program; mistakes in files are diagnostics, not exceptions."""
 
 from enum import StrEnum
 
@@ -88,14 +88,3 @@ class SyncError(HostError):
     ) -> None:
         super().__init__(host, Trouble.SCRIPT, evidence, notes=notes, hints=hints)
         self.code = code
-
-
-def system_reason(error: Exception) -> str:
-    """Return why the system refused something, in lower case, as it stands within a sentence.
-
-    An exception that is not the system's has words of its own, which are kept as they are.
-
-    >>> system_reason(FileNotFoundError(2, "No such file or directory", "hosts.txt"))
-    'no such file or directory'
-    """
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

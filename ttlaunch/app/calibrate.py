@@ -17,13 +17,13 @@ from ttlaunch.app.library import run
 from ttlaunch.app.predict import NotPredicted, refused
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.calibration import KeptPlan, RehearsalEnd, rehearsal_file
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.running.metrics.time_prediction import TimePrediction, keep, predicted_time, settle_rehearsal, time_of
 from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import write_plan
+from ttlaunch.system_reason import system_reason
 
 _RECIPE = Path(contract.__file__).parent / "runtime" / "calibration"
 _SECONDS = 4.0

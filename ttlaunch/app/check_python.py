@@ -16,8 +16,8 @@ from ttlaunch.app.python_program import MOST_BYTES, PythonProgram, imported_file
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, shown, usage_mistake
 from ttlaunch.diagnostics.diagnostic import mistake_at
-from ttlaunch.errors import system_reason
 from ttlaunch.records.regular_files import open_regular
+from ttlaunch.system_reason import system_reason
 
 _COMPILE = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
 _FIND = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"

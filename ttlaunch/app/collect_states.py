@@ -21,7 +21,7 @@ from ttlaunch.app.reach import connect_all, open_transports
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, Severity, counted, listed, shown
-from ttlaunch.errors import HostError, Trouble, system_reason
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.local import is_this_machine
@@ -37,6 +37,7 @@ from ttlaunch.running.runs.facts import LATEST, find_run, run_folders
 from ttlaunch.running.runs.files import read_object, read_object_if_any
 from ttlaunch.running.runs.launcher import read_launcher
 from ttlaunch.spec.topology.model import Topology
+from ttlaunch.system_reason import system_reason
 
 _WAIT_S = contract.LEASE_S + contract.AFTER_LEASE_S + contract.SAVE_S  # until workers that nobody supervises have ended
 _ANSWER_S = 10.0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.membership.service import ListenAddress, listen_on_network, parse_listen_address
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun

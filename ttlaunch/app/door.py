@@ -24,9 +24,9 @@ from ttlaunch import contract
 from ttlaunch.app.execute import FolderView, RunOptions
 from ttlaunch.app.held_weights import hold_weights
 from ttlaunch.diagnostics import Diagnostic, LaunchError, listed, shown, usage_mistake
-from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.serving import wire
+from ttlaunch.system_reason import system_reason
 from ttlaunch.web.addresses import KeyRefusedError, check_key, is_loopback, listen, read_key
 
 if TYPE_CHECKING:

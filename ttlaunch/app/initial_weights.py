@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ttlaunch.app.tokenized_data import EXTRA, folder_of, tokenizer_keys
 from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, shown
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.import_weights import Pretrained

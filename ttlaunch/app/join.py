@@ -20,7 +20,6 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.signals import handled
 from ttlaunch.app.worker_plan import numbered, plan_worker
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, shown, usage_error
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.coordinator import Fingerprint, RunDescription, Welcome
@@ -39,6 +38,7 @@ from ttlaunch.running.membership.fingerprints import differences
 from ttlaunch.running.membership.link import CoordinatorLink
 from ttlaunch.running.membership.measure import MeasureError, measure_fingerprint
 from ttlaunch.running.membership.taking_part import Participation, Wish
+from ttlaunch.system_reason import system_reason
 
 _LONGEST_NAME = 100
 _LONGEST_TOKEN = 200

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, LaunchError, did_you_mean, listed, shown, usage_mistake
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.slurm_script import LOG_FILE
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.slurm_job import Job

@@ -12,7 +12,6 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.diagnostics import usage_error
 from ttlaunch.engines.process import end_process, start_process
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.prediction import PREDICTION_FILE
@@ -32,6 +31,7 @@ from ttlaunch.running.runs.files import read_file, write_whole
 from ttlaunch.running.runs.registry import was_started_here
 from ttlaunch.running.runs.run_folder import write_plan
 from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.system_reason import system_reason
 
 _MODULE = "ttlaunch.runtime.predict"
 _MAP_FROM = str(64 * 1024)

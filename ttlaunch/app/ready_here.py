@@ -15,13 +15,13 @@ from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.engines.base import Capability, Engine
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, is_python
 from ttlaunch.running.preflight import check_listeners, check_machine
 from ttlaunch.running.rank_controller import LocalRankController, RankController, engine_variables
 from ttlaunch.running.runs.record_inputs import installed_version
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.coordinator_network import OpenNetwork

@@ -20,8 +20,8 @@ from ttlaunch.app.serve_folder import (
     weights_of_folder,
 )
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted, shown, usage_error
-from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.running.checkpoints.resume import Checkpoint

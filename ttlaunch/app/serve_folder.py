@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import counted, shown, usage_error
-from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.import_weights import Pretrained

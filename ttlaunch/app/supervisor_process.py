@@ -24,7 +24,7 @@ from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.diagnostics.transfer import pack_diagnostics
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome

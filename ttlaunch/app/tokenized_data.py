@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.diagnostics import file_error, shown, usage_error
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.running.pretrained.read_tokenizer import FoundTokenizer

@@ -26,7 +26,7 @@ from ttlaunch.diagnostics import (
     usage_mistake,
 )
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,8 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.cli.console import STANDARD_OUTPUT, print_lines, show_diagnostics
 from ttlaunch.diagnostics import Format, LaunchError, file_error, usage_error
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.system_reason import system_reason
 
 
 class OutputError(Exception):

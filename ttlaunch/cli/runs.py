@@ -10,7 +10,7 @@ import typer
 from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size, shown, usage_error, usage_mistake
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.running.runs.clean import Removable

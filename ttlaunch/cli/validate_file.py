@@ -20,8 +20,8 @@ from ttlaunch.diagnostics import (
     usage_error,
     usage_mistake,
 )
-from ttlaunch.errors import system_reason
 from ttlaunch.spec.topology.recognise import Kind, recognise
+from ttlaunch.system_reason import system_reason
 
 _STANDARD_INPUT = "standard input"
 _HOW_TO_SAY = "choose with `--kind hosts`, `mgd`, `bindings`, `cluster`, `train` or `mapping`"

@@ -24,7 +24,7 @@ from ttlaunch.dashboard.page import CONTENT_SECURITY_POLICY, page_files
 from ttlaunch.dashboard.reading import Reading, UnknownRunError
 from ttlaunch.diagnostics import LaunchError, render
 from ttlaunch.diagnostics.explain import load_page
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 from ttlaunch.web.guard import Guard, Refusal, Rules
 
 if TYPE_CHECKING:

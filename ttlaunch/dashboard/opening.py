@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ttlaunch.diagnostics import LaunchError, shown, usage_mistake
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 from ttlaunch.web.addresses import LOOPBACK, draw_key, listen
 
 HOST: Final = "127.0.0.1"

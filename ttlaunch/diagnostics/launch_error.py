@@ -7,7 +7,7 @@ from pathlib import Path
 from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, exit_status
 from ttlaunch.diagnostics.render import Format, render
 from ttlaunch.diagnostics.suggest import shown
-from ttlaunch.errors import system_reason
+from ttlaunch.system_reason import system_reason
 
 _LONGEST_PATH = 300
 _READ_ELSEWHERE = "name one that you may read, or ask its owner"

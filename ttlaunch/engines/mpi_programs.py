@@ -12,9 +12,9 @@ from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.engines.base import DaemonStart
 from ttlaunch.engines.process import with_home
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.engine import EngineSignature, OverHosts, dotted
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.system_reason import system_reason
 
 PLACE_IN_MPI = (
     *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_"),

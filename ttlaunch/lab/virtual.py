@@ -17,7 +17,6 @@ from ttlaunch.app.predict import NotPredicted, run_hollow
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.engines.process import end_process, start_process
-from ttlaunch.errors import system_reason
 from ttlaunch.lab.virtual_faults import Patience, VirtualVerdict, check_virtual_faults, judge_virtually, order_faults
 from ttlaunch.planning.faults import Fault, render_faults
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -27,6 +26,7 @@ from ttlaunch.records.virtual import VIRTUAL_ERROR_FILE, VIRTUAL_FILE, VIRTUAL_O
 from ttlaunch.running.metrics.traffic import expected_traffic
 from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import write_plan
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.spec.recipe.traffic import Traffic

@@ -11,7 +11,6 @@ from dataclasses import field, replace
 from ttlaunch import contract
 from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.engines.base import Engine
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.endings import RankExit, read_output_note
@@ -37,6 +36,7 @@ from ttlaunch.running.runs.launcher import TIME_LIMIT_SIGNAL
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.single_trainings import single_trainings
 from ttlaunch.running.watch import Phase, RankState, Watch
+from ttlaunch.system_reason import system_reason
 
 _NO_ROOM = "make room on that disk, or keep run folders on another with `--runs-dir DIR`"
 _TAIL_LINES, _NOTE_BYTES = 12, 1 << 20

@@ -10,8 +10,8 @@ import secrets
 import socket
 from pathlib import Path
 
-from ttlaunch.errors import system_reason
 from ttlaunch.records.regular_files import open_regular
+from ttlaunch.system_reason import system_reason
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """What a browser or client calls a server on its own machine."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, listed, shown
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.errors import system_reason
 from ttlaunch.hosts.sync.ignore import OWN_RULES, UselessLine
 from ttlaunch.hosts.sync.listing import Listing
 from ttlaunch.hosts.sync.manifest import LINK, Entry
 from ttlaunch.hosts.sync.read_files import UnreadableError, name_of
+from ttlaunch.system_reason import system_reason
 
 
 def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ttlaunch.diagnostics import shown
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.hosts.sync.hash_cache import FileContent, HashCache
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, LINK, Entry
 from ttlaunch.hosts.sync.secret_files import KeySearch
 from ttlaunch.records.regular_files import open_regular
+from ttlaunch.system_reason import system_reason
 
 CHUNK = 1024 * 1024
 _ATTEMPTS = 3

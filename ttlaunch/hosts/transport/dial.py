@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
-from ttlaunch.errors import HostError, Trouble, system_reason
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.attempt import Attempt, Proxy
 from ttlaunch.hosts.transport.deadline import render_seconds, time_left
 from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import HostSettings
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.errors import system_reason
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.system_reason import system_reason
 
 if TYPE_CHECKING:
     from ttlaunch.hosts.transport.quick_paramiko import paramiko

@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttlaunch.errors import HostError, Trouble, system_reason
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.system_reason import system_reason
 
 _FIELDS = 3
 _REVOKED = "@revoked"

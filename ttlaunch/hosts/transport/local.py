@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ttlaunch.errors import HostError, Trouble, system_reason
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import render_seconds, time_left
 from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, NO_ANSWER, NOT_READ, STILL_RUNNING, reporting_timeout
+from ttlaunch.system_reason import system_reason
 
 _STDERR_TAIL_BYTES = 64 * 1024
 _POLL_S = 0.25

@@ -15,11 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ttlaunch import contract
-from ttlaunch.errors import HostError, Trouble, system_reason
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.any_shell import as_printf_text
 from ttlaunch.hosts.transport.deadline import render_seconds
 from ttlaunch.hosts.transport.local import LocalProcess
 from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, run
+from ttlaunch.system_reason import system_reason
 
 _ASK_S = 5.0
 _LAST_INPUT_S = 0.3

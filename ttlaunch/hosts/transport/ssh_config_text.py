@@ -6,9 +6,9 @@ OpenSSH understands more than paramiko does. A line to which paramiko would sile
 import shlex
 from pathlib import Path
 
-from ttlaunch.errors import system_reason
 from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.quick_dataclass import dataclass
+from ttlaunch.system_reason import system_reason
 
 _MAX_INCLUDE_DEPTH = 16
 _CRITERIA = {"all", "canonical", "final", "exec", "host", "originalhost", "user", "localuser"}

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from ttlaunch.errors import HostError, Trouble, system_reason
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.attempt import Attempt, Closable, close_all
 from ttlaunch.hosts.transport.deadline import call_within, render_seconds, time_left
@@ -18,6 +18,7 @@ from ttlaunch.hosts.transport.known_hosts import check_host_key, prefer_known, r
 from ttlaunch.hosts.transport.login import log_in
 from ttlaunch.hosts.transport.quick_paramiko import paramiko
 from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings, SshFolders, resolve_settings
+from ttlaunch.system_reason import system_reason
 
 WINDOW_BYTES = 4 * 1024 * 1024
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")

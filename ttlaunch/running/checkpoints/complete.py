@@ -18,7 +18,6 @@ from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.terminal_text import clean
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.endings import ShardRecord
@@ -32,6 +31,7 @@ from ttlaunch.running.runs.files import open_unlinked, read_file
 from ttlaunch.running.runs.provenance import provenance_of_next
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
+from ttlaunch.system_reason import system_reason
 
 _TICK_S = 0.2
 _STEP = quick_pattern(r"step-([0-9]+)\Z")

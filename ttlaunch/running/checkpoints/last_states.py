@@ -21,7 +21,6 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import listed
-from ttlaunch.errors import system_reason
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.records.endings import ShardRecord
 from ttlaunch.records.parser import LONGEST_RECORD, BadRecord, read
@@ -29,6 +28,7 @@ from ttlaunch.records.regular_files import open_regular, read_regular
 from ttlaunch.running.checkpoints.complete import complete_saved, newest_step
 from ttlaunch.running.checkpoints.tensor_file import TensorFileError, parse_header
 from ttlaunch.running.runs.files import read_object
+from ttlaunch.system_reason import system_reason
 
 _STEP = quick_pattern(r"step-([1-9][0-9]{0,17})")
 _RECORD = quick_pattern(r"rank-(0|[1-9][0-9]{0,8})\.json")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.errors import system_reason
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import (
     LONGEST_RECORD,
@@ -48,6 +47,7 @@ from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
+from ttlaunch.system_reason import system_reason
 
 LATEST = "latest"
 _SHARD = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.safetensors")

@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 from ttlaunch import contract
 from ttlaunch.agent.claims import connect
 from ttlaunch.diagnostics.suggest import shown
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.records import coordinator as answers
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.running.deadline import DeadlineReader
+from ttlaunch.system_reason import system_reason
 
 T = TypeVar("T")
 ANSWER_S = 15.0

@@ -9,7 +9,6 @@ from ttlaunch import contract
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.diagnostics.terminal_text import clean
-from ttlaunch.errors import system_reason
 from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -26,6 +25,7 @@ from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.facts import MEMBERS_FILE
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Phase, RankState
+from ttlaunch.system_reason import system_reason
 
 _FUTILE = 3  # replacements in a row at one place that end before they have taken part
 _SAVE_AGAIN_S = 0.5

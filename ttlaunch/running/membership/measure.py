@@ -15,10 +15,11 @@ from typing import Any
 import ttlaunch
 from ttlaunch import contract
 from ttlaunch.diagnostics.suggest import shown
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.coordinator import Fingerprint, TorchBuild
 from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.system_reason import system_reason
 
 MEASURE_S = 180.0
 """How long the ranks' interpreter may take to import torch."""

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from ttlaunch.diagnostics import listed, shown
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.quick_pattern import quick_pattern
 from ttlaunch.running.deadline import DeadlineReader
+from ttlaunch.system_reason import system_reason
 
 LOKI_PUSH = "/loki/api/v1/push"
 _JOB = quick_pattern(r"[A-Za-z0-9_.:-]{1,100}\Z")

@@ -21,13 +21,13 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import render_size
-from ttlaunch.errors import system_reason
 from ttlaunch.hosts.sync.listing import collect
 from ttlaunch.hosts.sync.secret_files import has_private_key, looks_secret
 from ttlaunch.planning.launch_plan import CommandProgram, RecipeProgram
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.regular_files import read_regular
 from ttlaunch.running.runs.files import read_object
+from ttlaunch.system_reason import system_reason
 
 LARGE_BYTES = 5_000_000
 """A larger tree is kept with a warning: it is data rather than code."""

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import this_process
+from ttlaunch.system_reason import system_reason
 
 _PATIENCE_S = 5.0
 _VERSION = 1

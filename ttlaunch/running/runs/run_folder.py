@@ -19,12 +19,13 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.agent.claims import claim, remove_abandoned, remove_scratch
-from ttlaunch.errors import RunFolderError, system_reason
+from ttlaunch.errors import RunFolderError
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.parser import load
 from ttlaunch.running.runs.files import Tail, open_unlinked
 from ttlaunch.running.runs.launcher import write_launcher
+from ttlaunch.system_reason import system_reason
 
 _SCRATCH = "ttl-"
 _STAMP = len("2026-08-23T10-14-07")

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.errors import system_reason
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError, Shard, write_shard
+from ttlaunch.system_reason import system_reason
 
 _STEP = re.compile(r"step-([0-9]{1,18})")
 

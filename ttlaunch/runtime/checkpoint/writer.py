@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.runtime.checkpoint.image import PAGE, ShardImage
 from ttlaunch.runtime.world import Rank
+from ttlaunch.system_reason import system_reason
 
 _PIECE = 16 * 1024 * 1024
 _LEFT_FOR_RECORDS = 1024 * 1024

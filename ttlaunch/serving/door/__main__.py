@@ -15,13 +15,13 @@ from pathlib import Path
 
 from uvicorn import Server
 
-from ttlaunch.errors import system_reason
 from ttlaunch.serving import wire
 from ttlaunch.serving.door.application import Settings, make_application
 from ttlaunch.serving.door.chat_api import Ports
 from ttlaunch.serving.door.link import Link
 from ttlaunch.serving.door.metrics import Meters
 from ttlaunch.serving.page import page_routes
+from ttlaunch.system_reason import system_reason
 from ttlaunch.web.addresses import KeyRefusedError, allowed_names, check_key, is_loopback, listen, read_key
 from ttlaunch.web.server import make_server
 

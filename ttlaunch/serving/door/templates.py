@@ -10,8 +10,8 @@ import contextlib
 from collections import OrderedDict
 from typing import Final
 
-from ttlaunch.errors import system_reason
 from ttlaunch.serving.wire import ChatMessage, Hello
+from ttlaunch.system_reason import system_reason
 from ttlaunch.untrusted.child import Child, UntrustedError
 
 _AT_ONCE: Final = 2

@@ -5,8 +5,8 @@ from pathlib import Path
 from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, Label, Severity
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
-from ttlaunch.errors import system_reason
 from ttlaunch.spec.located.codes import FileCodes
+from ttlaunch.system_reason import system_reason
 
 LARGEST_FILE_MIB = 16
 """The largest description that is read: far more than a cluster of thousands of hosts needs."""

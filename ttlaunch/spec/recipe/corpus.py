@@ -13,8 +13,9 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.errors import TtlaunchError, system_reason
+from ttlaunch.errors import TtlaunchError
 from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.system_reason import system_reason
 
 TOKENS_MARK = "ttlaunch token ids, of a vocabulary of"
 """The beginning of the first line of a file of token ids; the size of the vocabulary follows it."""

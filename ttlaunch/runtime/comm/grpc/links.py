@@ -16,7 +16,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ttlaunch.errors import system_reason
 from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer
@@ -37,6 +36,7 @@ from ttlaunch.runtime.comm.grpc.peers import (
 from ttlaunch.runtime.comm.grpc.services import Context, Position, Services
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.world import Rank
+from ttlaunch.system_reason import system_reason
 
 _LINK = f"/{SERVICE}/Link"
 _REACH_S = 300.0  # from the opening of the transport on; other ranks may take as long to import torch

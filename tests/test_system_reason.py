@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from ttlaunch.errors import RunFolderError, system_reason
+from ttlaunch.errors import RunFolderError
+from ttlaunch.system_reason import system_reason
 
 
 @pytest.mark.parametrize(
