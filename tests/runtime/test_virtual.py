@@ -1,6 +1,7 @@
 """Ranks on a virtual clock: times that are counted by hand, bytes of the recipe's own formula (S1)."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from ttlaunch.records.virtual import VirtualOrder
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
 from ttlaunch.runtime.timed_steps import Jitter
-from ttlaunch.runtime.virtual import run_virtually
+from ttlaunch.runtime.virtual import _edges, run_virtually
 from ttlaunch.runtime.work import UPDATE_S
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.traffic import Ranks
@@ -280,6 +281,16 @@ def test_the_stages_of_pipelines_fold_to_those_of_two_pipelines():
         [span["first"] for span in one["members"]] for one in folded["classes"]
     ]  # the last pipeline looks at the shortest micro-batch of a validation
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(folded, rank) for rank in range(8)]
+
+
+def test_ranks_with_equal_times_whose_partners_are_not_alike_are_not_folded():
+    """Ranks 0 and 2 take as long, but the ranks to which they send, 1 and 3, do not."""
+    sent = {(0, 1): 1, (1, 0): 1, (2, 3): 1, (3, 2): 1}
+    outcome = SimpleNamespace(messages=sent, message_bytes=sent, step_bytes=sent)
+    with pytest.raises(NotAlikeError) as found:
+        _edges(outcome, ((0, 2), (1,), (3,)))
+    assert (2,) == found.value.classes  # ranks 0, 1, 2 and 3 ran, each as a class of its own
+    assert [1, 1] == [one["peers"] for one in _edges(outcome, ((0, 2), (1, 3)))]
 
 
 @pytest.mark.slow

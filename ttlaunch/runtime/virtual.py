@@ -282,8 +282,9 @@ class _Play:
                 program.close()
         if same_code or len(first) < self.world.size:
             _refuse_mistakes(outcome)
+        times = _checked(classes, timed)
         return {
-            "classes": _checked(classes, timed),
+            "classes": times,
             "edges": _edges(outcome, classes),
             "repeats": spans(sorted(programs)) if programs else [],
             "findings": [finding.message for finding in outcome.findings],
@@ -347,7 +348,8 @@ def _checked(classes: Classes, timed: Mapping[Rank, TimedSteps]) -> list[dict[st
     found = [timed[members[0]].as_json() for members in classes]
     for place, members in enumerate(classes):
         if len(members) > 1 and timed[members[-1]].as_json() != found[place]:
-            raise NotAlikeError(f"rank {members[0]} and rank {members[-1]} take different times", place)
+            reason = f"rank {members[0]} and rank {members[-1]} take different times"
+            raise NotAlikeError(reason, _place_of_witness(classes, members))
     return [{"members": spans(members), **one} for members, one in zip(classes, found, strict=True)]
 
 
@@ -380,16 +382,31 @@ def _errors(outcome: VirtualOutcome, clock: VirtualClock, *, folder: Path) -> li
 
 
 def _edges(outcome: VirtualOutcome, classes: Classes) -> list[dict[str, int]]:
-    """Count, for the first rank of each class, to how many ranks of each class it has sent the same."""
+    """Count, for the first rank of each class, to how many ranks of each class it has sent the same.
+
+    Raises:
+        NotAlikeError: The last rank of a class has sent something else, or to ranks of other classes.
+    """
     place_of = {rank: place for place, ranks in enumerate(classes) for rank in ranks}
-    first = {ranks[0]: place for place, ranks in enumerate(classes)}
-    rows: Counter[tuple[int, int, int, int, int]] = Counter()
+    sent: dict[int, Counter[tuple[int, int, int, int]]] = {
+        rank: Counter() for ranks in classes for rank in (ranks[0], ranks[-1])
+    }
     for (source, dest), count in outcome.messages.items():
-        if source in first:
-            sent = count, outcome.message_bytes[source, dest], outcome.step_bytes[source, dest]
-            rows[first[source], place_of[dest], *sent] += 1
+        if source in sent:
+            size, in_step = outcome.message_bytes[source, dest], outcome.step_bytes[source, dest]
+            sent[source][place_of[dest], count, size, in_step] += 1
+    for ranks in classes:
+        if sent[ranks[0]] != sent[ranks[-1]]:
+            reason = f"rank {ranks[0]} and rank {ranks[-1]} send to ranks that are not alike"
+            raise NotAlikeError(reason, _place_of_witness(classes, ranks))
     names = ("source", "dest", "messages", "bytes", "step_bytes")
+    rows = {(place, *row): peers for place, ranks in enumerate(classes) for row, peers in sent[ranks[0]].items()}
     return [{**dict(zip(names, row, strict=True)), "peers": peers} for row, peers in sorted(rows.items())]
+
+
+def _place_of_witness(classes: Classes, ranks: Sequence[Rank]) -> int:
+    """Return the place of the last rank of a class among classes and their witnesses, as `NotAlikeError` names those."""
+    return with_witnesses(classes).index((ranks[-1],))
 
 
 def _blocks(cfg: ConfigFile, corpus: Corpus | None, roles: Sequence[str], *, period: int = 1) -> list[Hashable]:
