@@ -16,15 +16,21 @@ pytestmark = pytest.mark.mpi
 
 AT_START = Path(ttlaunch.__file__).parent / "at_start"
 SCRIPT = """\
-import os, sys, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 for again in range(2):
     dist.init_process_group("gloo")
-    if again and dist.get_rank() == 0:
+    rank = dist.get_rank()
+    if again and rank == 0:
         print("ready", flush=True)
         sys.stdin.readline()
     dist.barrier()
     dist.destroy_process_group()
+    if rank == 0:
+        open(os.environ["ENDED"], "w").close()
+    while not os.path.exists(os.environ["ENDED"]):
+        time.sleep(0.01)
 """
+"""Rank 1 waits until rank 0 has ended the first store: it could join that one a second time, and fail with it."""
 
 
 @pytest.fixture
@@ -45,6 +51,7 @@ def rank_0(here):
             contract.ENV_WORLD_SIZE: "2",
             contract.ENV_EXCEPTIONS: str(here / contract.exceptions_file(rank)),
             contract.ENV_SCRATCH: str(here),
+            "ENDED": str(here / "ended"),
             "PYTHONPATH": str(AT_START),
         }
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
