@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from ttlaunch.records.virtual import VirtualOrder
+from ttlaunch.runtime.alike import edges_of
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
 from ttlaunch.runtime.timed_steps import Jitter
-from ttlaunch.runtime.virtual import _edges, run_virtually
+from ttlaunch.runtime.virtual import run_virtually
 from ttlaunch.runtime.work import UPDATE_S
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.traffic import Ranks
@@ -288,9 +289,9 @@ def test_ranks_with_equal_times_whose_partners_are_not_alike_are_not_folded():
     sent = {(0, 1): 1, (1, 0): 1, (2, 3): 1, (3, 2): 1}
     outcome = SimpleNamespace(messages=sent, message_bytes=sent, step_bytes=sent)
     with pytest.raises(NotAlikeError) as found:
-        _edges(outcome, ((0, 2), (1,), (3,)))
+        edges_of(outcome, ((0, 2), (1,), (3,)))
     assert (2,) == found.value.classes  # ranks 0, 1, 2 and 3 ran, each as a class of its own
-    assert [1, 1] == [one["peers"] for one in _edges(outcome, ((0, 2), (1, 3)))]
+    assert [1, 1] == [one["peers"] for one in edges_of(outcome, ((0, 2), (1, 3)))]
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ received from them, and the simulation begins anew.
 Source: refining until nothing contradicts is R. Paige, R. Tarjan, "Three partition refinement algorithms", SIAM J. Computing 16(6), 1987.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from ttlaunch.runtime.comm.virtual_world import Classes
+from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError, VirtualOutcome
 from ttlaunch.runtime.world import Rank
 
 _LONGEST = 8
@@ -139,6 +139,34 @@ def spans(ranks: Sequence[Rank]) -> list[dict[str, int]]:
     """
     cuts = [0, *(place for place, (one, other) in enumerate(pairwise(ranks), 1) if other != one + 1), len(ranks)]
     return [{"first": ranks[begin], "last": ranks[end - 1]} for begin, end in pairwise(cuts)]
+
+
+def edges_of(outcome: VirtualOutcome, classes: Classes) -> list[dict[str, int]]:
+    """Count, for the first rank of each class, to how many ranks of each class it has sent the same.
+
+    Raises:
+        NotAlikeError: The last rank of a class has sent something else, or to ranks of other classes.
+    """
+    place_of = {rank: place for place, ranks in enumerate(classes) for rank in ranks}
+    sent: dict[int, Counter[tuple[int, int, int, int]]] = {
+        rank: Counter() for ranks in classes for rank in (ranks[0], ranks[-1])
+    }
+    for (source, dest), count in outcome.messages.items():
+        if source in sent:
+            size, in_step = outcome.message_bytes[source, dest], outcome.step_bytes[source, dest]
+            sent[source][place_of[dest], count, size, in_step] += 1
+    for ranks in classes:
+        if sent[ranks[0]] != sent[ranks[-1]]:
+            reason = f"rank {ranks[0]} and rank {ranks[-1]} send to ranks that are not alike"
+            raise NotAlikeError(reason, place_of_witness(classes, ranks))
+    names = ("source", "dest", "messages", "bytes", "step_bytes")
+    rows = {(place, *row): peers for place, ranks in enumerate(classes) for row, peers in sent[ranks[0]].items()}
+    return [{**dict(zip(names, row, strict=True)), "peers": peers} for row, peers in sorted(rows.items())]
+
+
+def place_of_witness(classes: Classes, ranks: Sequence[Rank]) -> int:
+    """Return the place of the last rank of a class among classes and their witnesses, as `NotAlikeError` names those."""
+    return with_witnesses(classes).index((ranks[-1],))
 
 
 def _in_order(parts: Iterable[Sequence[Rank]]) -> Classes:

@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,9 +28,11 @@ from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualFa
 from ttlaunch.runtime.alike import (
     combed_classes,
     divided,
+    edges_of,
     exchange_within_roles,
     first_classes,
     periods,
+    place_of_witness,
     places_within_role,
     spans,
     with_witnesses,
@@ -285,7 +286,7 @@ class _Play:
         times = _checked(classes, timed)
         return {
             "classes": times,
-            "edges": _edges(outcome, classes),
+            "edges": edges_of(outcome, classes),
             "repeats": spans(sorted(programs)) if programs else [],
             "findings": [finding.message for finding in outcome.findings],
             "made": [{**vars(one), "ranks": _members(one.ranks, divided_ones)} for one in fates.made],
@@ -349,7 +350,7 @@ def _checked(classes: Classes, timed: Mapping[Rank, TimedSteps]) -> list[dict[st
     for place, members in enumerate(classes):
         if len(members) > 1 and timed[members[-1]].as_json() != found[place]:
             reason = f"rank {members[0]} and rank {members[-1]} take different times"
-            raise NotAlikeError(reason, _place_of_witness(classes, members))
+            raise NotAlikeError(reason, place_of_witness(classes, members))
     return [{"members": spans(members), **one} for members, one in zip(classes, found, strict=True)]
 
 
@@ -379,34 +380,6 @@ def _errors(outcome: VirtualOutcome, clock: VirtualClock, *, folder: Path) -> li
         {"rank": rank, "at_s": clock.now_s(rank), **{name: found[name] for name in names}}
         for rank, found in described.items()
     ]
-
-
-def _edges(outcome: VirtualOutcome, classes: Classes) -> list[dict[str, int]]:
-    """Count, for the first rank of each class, to how many ranks of each class it has sent the same.
-
-    Raises:
-        NotAlikeError: The last rank of a class has sent something else, or to ranks of other classes.
-    """
-    place_of = {rank: place for place, ranks in enumerate(classes) for rank in ranks}
-    sent: dict[int, Counter[tuple[int, int, int, int]]] = {
-        rank: Counter() for ranks in classes for rank in (ranks[0], ranks[-1])
-    }
-    for (source, dest), count in outcome.messages.items():
-        if source in sent:
-            size, in_step = outcome.message_bytes[source, dest], outcome.step_bytes[source, dest]
-            sent[source][place_of[dest], count, size, in_step] += 1
-    for ranks in classes:
-        if sent[ranks[0]] != sent[ranks[-1]]:
-            reason = f"rank {ranks[0]} and rank {ranks[-1]} send to ranks that are not alike"
-            raise NotAlikeError(reason, _place_of_witness(classes, ranks))
-    names = ("source", "dest", "messages", "bytes", "step_bytes")
-    rows = {(place, *row): peers for place, ranks in enumerate(classes) for row, peers in sent[ranks[0]].items()}
-    return [{**dict(zip(names, row, strict=True)), "peers": peers} for row, peers in sorted(rows.items())]
-
-
-def _place_of_witness(classes: Classes, ranks: Sequence[Rank]) -> int:
-    """Return the place of the last rank of a class among classes and their witnesses, as `NotAlikeError` names those."""
-    return with_witnesses(classes).index((ranks[-1],))
 
 
 def _blocks(cfg: ConfigFile, corpus: Corpus | None, roles: Sequence[str], *, period: int = 1) -> list[Hashable]:
