@@ -38,15 +38,14 @@ from ttlaunch.membership.messages import (
     Seat,
 )
 from ttlaunch.membership.numbered import changed
-from ttlaunch.membership.pulse import limit_for
+from ttlaunch.membership.pulse import SILENT_S, limit_for
 from ttlaunch.membership.worker import Leaves, WorkerState
 from ttlaunch.planning.launch_plan import ElasticLimits
+from ttlaunch.running.membership.elastic_run import FUTILE
 from ttlaunch.spec.recipe.blocks import aligned_subtrees
 
 _OVER = {Phase.FINISHED, Phase.STRANDED}
-_FUTILE = 3  # replacements in a row at one place that end before they have taken part, as in a run
 _ATTEMPTS = 5  # to get a state that is not too old, as in a run
-_SILENT_S = 15.0  # after which a stopped worker that makes no steps counts as lost, as in a run
 
 
 class Costs(Protocol):
@@ -220,7 +219,7 @@ class VirtualMembers:
         process = self.processes[number]
         process.is_stopped = True
         quiet_s = limit_for(median(self._step_times[-64:]) if self._step_times else 0.0)
-        quiet_s = quiet_s if self.coordinator.has_member(number) else max(quiet_s, _SILENT_S)
+        quiet_s = quiet_s if self.coordinator.has_member(number) else max(quiet_s, SILENT_S)
 
         def kill() -> None:
             if process.gone_s is None:
@@ -276,7 +275,7 @@ class VirtualMembers:
             return
         rows = range(place, len(self._hosts), self._limits.first)
         free = [one for one in rows if one not in self.processes]
-        if free and self._futile[place] < _FUTILE:
+        if free and self._futile[place] < FUTILE:
             self._start(free[0])
         there = [one for one in self.processes.values() if one.lost_s is None and not one.has_left]
         if len(there) < self._limits.minimum and self.coordinator.phase is not Phase.RUNNING:

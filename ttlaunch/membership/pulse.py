@@ -6,7 +6,8 @@ from statistics import median
 
 LEAST_S = 5.0
 """A member counts as hung after this many seconds without progress at the least."""
-_SILENT_S = 15.0  # a process that may take long reports twice a second all the same, unless it is stopped
+SILENT_S = 15.0
+"""After so long without a report a process that may take long counts as lost: unless it is stopped, it reports twice a second all the same."""
 _MEDIANS = 4.0  # and after this many times the median step
 _STEPS = 64  # of which the median is taken
 
@@ -84,6 +85,6 @@ class Pulse:
             since = heard if beat is not None and beat.waits else changed
             if now - since > limit_s:
                 found[number] = now - since
-            elif now - heard > max(_SILENT_S, self.hang_s):
+            elif now - heard > max(SILENT_S, self.hang_s):
                 found[number] = now - heard
         return found

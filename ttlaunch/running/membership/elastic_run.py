@@ -27,7 +27,8 @@ from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Phase, RankState
 from ttlaunch.system_reason import system_reason
 
-_FUTILE = 3  # replacements in a row at one place that end before they have taken part
+FUTILE = 3
+"""After so many replacements in a row at one place that end before they have taken part, no other one is started there."""
 _SAVE_AGAIN_S = 0.5
 _MEASURED_S = (
     2.0  # a first step that takes longer is measured less exactly: looking for its end costs a sixth of a processor
@@ -316,8 +317,8 @@ class ElasticRun:
             free = [state for state in ranks[place :: self._limits.first] if state.phase is Phase.ABSENT]
             if not free or why_lost(free[0]):
                 continue
-            if self._futile.get(place, 0) >= _FUTILE:
-                self._say(f"no worker starts in place of {worker_name(number)}: the last {_FUTILE} there ended at once")
+            if self._futile.get(place, 0) >= FUTILE:
+                self._say(f"no worker starts in place of {worker_name(number)}: the last {FUTILE} there ended at once")
                 continue
             self._controller.add(free[:1])
             started = worker_name(free[0].row.rank)

@@ -202,9 +202,8 @@ class Door:
         arriving = self._expected[secret] = self._loop.create_future()
         try:
             yield secret.hex(), arriving
-        except (
-            BaseException
-        ):  # cancelled, perhaps in the moment in which the connection came: nobody else would close it
+        except BaseException:
+            # Cancelled, perhaps in the moment in which the connection came: nobody else would close it.
             if arriving.done() and not arriving.cancelled():
                 arriving.result().close()
             raise
@@ -225,9 +224,8 @@ class Door:
             task = self._loop.create_task(self._let_in(connection))
             self._knocking.add(task)
             task.add_done_callback(self._has_answered)
-        if (
-            len(self._knocking) >= _MOST_KNOCKING
-        ):  # the next wait with the kernel: a peer that is sent away would not come again
+        if len(self._knocking) >= _MOST_KNOCKING:
+            # The next ones wait with the kernel: a peer that is sent away would not come again.
             self._loop.remove_reader(self._listener)
 
     def _has_answered(self, task: "asyncio.Task[None]") -> None:
